@@ -1,0 +1,198 @@
+"""The annotations users write and we write: their keys, what they mean, how they are spelled.
+
+Every parser takes the text and the key it stood under, and raises ``BadAnnotation`` with that
+key, the value and a right example. Amounts are int64 bytes or parts per million, never floats.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from contract.errors import BadAnnotation, BadQuantity
+from contract.quantity import parse_bytes
+
+PREFIX = "headroom.gpu/"
+
+#: Pod: VRAM on each device of each GPU container.
+VRAM = PREFIX + "vram"
+#: Pod: scoring for this pod.
+POLICY = PREFIX + "policy"
+#: Pod: only devices whose SM activity is known and below this.
+MAX_SM = PREFIX + "max-sm"
+#: Pod: processes per container, for MPS, whose cap is per process.
+PROCESSES = PREFIX + "processes"
+#: Namespace: VRAM of pods that annotate nothing.
+DEFAULT_VRAM = PREFIX + "default-vram"
+#: Node: who chooses the device (DESIGN section 5).
+DEVICE_CHOICE = PREFIX + "device-choice"
+#: Node: bytes kept free on every device.
+RESERVE = PREFIX + "reserve"
+#: Written by us on the Binding: where the pod was placed, as JSON.
+PLACEMENT = PREFIX + "placement"
+#: Written by us on a refused pod to make kube-scheduler try it again.
+RETRY = PREFIX + "retry"
+#: Written by us on an unbound pod so that Bindings in flight for its old version fail.
+TOUCHED = PREFIX + "touched"
+#: Finalizer that keeps a GPUNode, and so the promises in it, until its node is really gone.
+FINALIZER = PREFIX + "ledger"
+
+PPM = 1_000_000
+MAX_PROCESSES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A fixed amount of VRAM on each device."""
+
+    count_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of the device's allocatable memory, in parts per million of it."""
+
+    ppm: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaShare:
+    """What one replica of the device is worth: allocatable / replicas. On an unshared device
+    that is all of it, which makes the pod exclusive."""
+
+
+Amount = Bytes | Share | ReplicaShare
+
+
+class ScoringPolicy(Enum):
+    PACK = "pack"
+    SPREAD = "spread"
+    FRAGMENTATION = "fragmentation"
+
+
+class DeviceChoice(Enum):
+    PREDICTED = "predicted"
+    ANY = "any"
+    GATED = "gated"
+    STEERED = "steered"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class VramAnnotation:
+    """``everywhere`` for each GPU container, or ``by_container`` (name -> amount), never both."""
+
+    everywhere: Bytes | Share | None = None
+    by_container: Mapping[str, Bytes | Share] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, container: str) -> Bytes | Share | None:
+        """The amount for one container; None when the annotation does not name it."""
+        return self.everywhere if self.everywhere is not None else self.by_container.get(container)
+
+
+_PERCENT = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%", re.ASCII)
+_CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+
+
+def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
+    """Read ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``."""
+    if "=" not in text:
+        return VramAnnotation(everywhere=_amount(text, text, key))
+    by_container: dict[str, Bytes | Share] = {}
+    for part in text.split(","):
+        name, _, amount = (piece.strip() for piece in part.partition("="))
+        if not _CONTAINER.fullmatch(name):
+            raise BadAnnotation(key, text, f"names no container in {part.strip()!r:.80}", _BY_NAME)
+        if name in by_container:
+            raise BadAnnotation(key, text, f"names container {name!r} twice", _BY_NAME)
+        by_container[name] = _amount(amount, text, key)
+    return VramAnnotation(by_container=MappingProxyType(by_container))
+
+
+_BY_NAME = "main=8Gi,cache=2Gi"
+
+
+def _amount(text: str, whole: str, key: str) -> Bytes | Share:
+    text = text.strip()
+    if text.endswith("%"):
+        ppm = _ppm(text)
+        if ppm is None or ppm == 0:
+            raise BadAnnotation(key, whole, "is not a share above 0% and up to 100%", "25%")
+        return Share(ppm)
+    try:
+        count_bytes = parse_bytes(text)
+    except BadQuantity as err:
+        raise BadAnnotation(key, whole, f"is not valid: {err.why}", "8Gi") from err
+    if count_bytes <= 0:
+        raise BadAnnotation(key, whole, "is not more than zero bytes", "8Gi")
+    return Bytes(count_bytes)
+
+
+def _ppm(text: str) -> int | None:
+    """``12.5%`` -> 125000; None when it is no percentage of 0..100."""
+    match = _PERCENT.fullmatch(text)
+    if match is None:
+        return None
+    ppm = int(match[1]) * 10_000 + int((match[2] or "").ljust(4, "0"))
+    return ppm if ppm <= PPM else None
+
+
+def render_vram(vram: VramAnnotation) -> str:
+    """The shortest exact spelling; ``parse_vram`` of it gives ``vram`` back."""
+    if vram.everywhere is not None:
+        return render_amount(vram.everywhere)
+    return ",".join(f"{name}={render_amount(a)}" for name, a in vram.by_container.items())
+
+
+def render_amount(amount: Bytes | Share) -> str:
+    """``8Gi``, ``12.5%``, or plain bytes where no binary suffix is exact."""
+    if isinstance(amount, Share):
+        whole, rest = divmod(amount.ppm, 10_000)
+        return f"{whole}.{rest:04d}".rstrip("0").rstrip(".") + "%"
+    count = amount.count_bytes
+    for shift, suffix in ((60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if count and count % (1 << shift) == 0:
+            return f"{count >> shift}{suffix}"
+    return str(count)
+
+
+def parse_policy(text: str) -> ScoringPolicy:
+    try:
+        return ScoringPolicy(text.strip())
+    except ValueError:
+        raise BadAnnotation(POLICY, text, "is not pack, spread or fragmentation", "pack") from None
+
+
+def parse_max_sm(text: str) -> int:
+    """``70%`` -> 700000 parts per million of SM activity."""
+    ppm = _ppm(text.strip())
+    if ppm is None or ppm == 0:
+        raise BadAnnotation(MAX_SM, text, "is not a share above 0% and up to 100%", "70%")
+    return ppm
+
+
+def parse_processes(text: str) -> int:
+    stripped = text.strip()
+    if not re.fullmatch(r"[0-9]{1,4}", stripped) or not 1 <= int(stripped) <= MAX_PROCESSES:
+        raise BadAnnotation(PROCESSES, text, f"is not a number from 1 to {MAX_PROCESSES}", "2")
+    return int(stripped)
+
+
+def parse_device_choice(text: str) -> DeviceChoice:
+    try:
+        return DeviceChoice(text.strip())
+    except ValueError:
+        choices = ", ".join(choice.value for choice in DeviceChoice)
+        raise BadAnnotation(DEVICE_CHOICE, text, f"is not one of {choices}", "predicted") from None
+
+
+def parse_reserve(text: str) -> int:
+    """Bytes kept free on every device of a node; zero is allowed."""
+    try:
+        reserve_bytes = parse_bytes(text.strip())
+    except BadQuantity as err:
+        raise BadAnnotation(RESERVE, text, f"is not valid: {err.why}", "512Mi") from err
+    if reserve_bytes < 0:
+        raise BadAnnotation(RESERVE, text, "is negative", "512Mi")
+    return reserve_bytes

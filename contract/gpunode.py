@@ -1,0 +1,185 @@
+"""GPUNode: one object per node, two authors.
+
+Extenders create it and write ``spec`` (the ledger); the agent writes ``status`` (the report).
+Every memory figure is int64 bytes; in JSON the names are those of the CRD, without a suffix.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from contract.errors import BadReport
+from contract.kube import KubeStruct, ObjectMeta
+
+API_VERSION = "headroom.gpu/v1alpha1"
+GROUP = "headroom.gpu"
+VERSION = "v1alpha1"
+PLURAL = "gpunodes"
+KIND = "GPUNode"
+
+#: More than any device has had; a figure above it is a mistake, and sums of many stay in int64.
+MAX_DEVICE_BYTES = 1 << 44
+MAX_DEVICES = 256
+MAX_REPLICAS = 1024
+
+Sharing = Literal["none", "time-slicing", "mps"]
+
+
+def memory_field(name: str) -> int:
+    """A byte count that may be absent on the wire; absent is -1, which every check refuses."""
+    return msgspec.field(default=-1, name=name)  # type: ignore[no-any-return]
+
+
+class Replicas(KubeStruct, forbid_unknown_fields=False):
+    """The shares of one device as the plugin advertises them; an unshared device has one."""
+
+    free: int = 0
+    allocated: int = 0
+    unhealthy: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.free + self.allocated + self.unhealthy
+
+
+class SmActivity(KubeStruct):
+    """Share of SM cycles with a warp assigned, 0..1, and who measured it."""
+
+    ratio: float
+    source: str = ""
+
+
+class Device(KubeStruct):
+    """A physical GPU, or one MIG device, as its node's agent saw it."""
+
+    uuid: str
+    index: int = -1
+    model: str = ""
+    kind: Literal["gpu", "mig"] = "gpu"
+    #: MIG only: the physical GPU, and the GPU instance whose memory compute instances share.
+    parent: str | None = None
+    gpu_instance: int | None = None
+    numa_node: int | None = None
+    #: Physical memory, driver reserve included.
+    memory_bytes: int = memory_field("memory")
+    #: Kept by the driver.
+    reserved_bytes: int = memory_field("reserved")
+    #: memory - free - reserved.
+    used_bytes: int = memory_field("used")
+    #: Used by processes of no known pod; None where the agent cannot attribute processes.
+    unowned_bytes: int | None = msgspec.field(default=None, name="unowned")
+    sm_activity: SmActivity | None = None
+    sharing: Sharing = "none"
+    #: The extended resource the plugin advertises it under, as in nvidia.com/gpu.
+    resource: str = ""
+    replicas: Replicas = Replicas()
+    healthy: bool = True
+    health_reason: str = ""
+
+
+class PodUse(KubeStruct):
+    """One container on one device: observed, not promised."""
+
+    uid: str
+    device: str
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+    replica: str = ""
+    #: None where the driver does not tell.
+    used_bytes: int | None = msgspec.field(default=None, name="used")
+    source: str = ""
+
+
+class Plugin(KubeStruct):
+    allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
+    device_list_strategy: str = ""
+    topology_manager_policy: str = ""
+
+
+class Summary(KubeStruct):
+    """For the printer columns of kubectl; nothing is decided from it."""
+
+    devices: int = 0
+    memory: str = ""
+    sharing: str = ""
+
+
+class Condition(KubeStruct):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class GPUNodeStatus(KubeStruct):
+    #: RFC 3339, when the sample was taken, not when it was written.
+    observed_at: str = ""
+    devices: list[Device] = []
+    pods: list[PodUse] = []
+    plugin: Plugin = Plugin()
+    summary: Summary = Summary()
+    conditions: list[Condition] = []
+    agent_version: str = ""
+    driver_version: str = ""
+
+
+class Charge(KubeStruct):
+    """What a pod may take of one extended resource of the node."""
+
+    resource: str
+    #: Replicas (whole devices where unshared) of the resource that the pod takes.
+    count: int
+    #: Device uuid -> the most bytes of the pod that can land on it.
+    candidates: dict[str, int] = {}
+
+
+class Reservation(KubeStruct):
+    """A promise of the ledger to one pod; its key in the map is the pod's uid."""
+
+    namespace: str
+    name: str
+    charges: list[Charge] = []
+    #: The attempt that wrote it last; changes with every bind, so that a late one is recognised.
+    attempt: str = ""
+    #: RFC 3339, when that attempt began.
+    since: str = ""
+    #: "adopted" for a pod bound by somebody else.
+    flags: list[str] = []
+
+
+class GPUNodeSpec(KubeStruct):
+    #: Set once the pods already on the node have been charged; before that it takes none.
+    initialised: bool = False
+    reservations: dict[str, Reservation] = {}
+    #: For the printer column: all that is promised, as a quantity.
+    promised: str = ""
+
+
+class GPUNode(KubeStruct, omit_defaults=True):
+    metadata: ObjectMeta
+    api_version: str = API_VERSION
+    kind: str = KIND
+    spec: GPUNodeSpec = GPUNodeSpec()
+    status: GPUNodeStatus | None = None
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+
+_decoder = msgspec.json.Decoder(GPUNode)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
+    """Read a GPUNode; raises ``BadReport`` naming the field that cannot be read."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise BadReport(f"GPUNode cannot be read: {err}") from err
+
+
+def encode_gpunode(node: GPUNode) -> bytes:
+    return _encoder.encode(node)

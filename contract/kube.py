@@ -1,0 +1,96 @@
+"""The few fields of Kubernetes' own objects that we read, decoded straight into them.
+
+Absent and null mean the same on this wire, so every field has a default and lists may be null.
+Unknown fields are passed over without being built.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class KubeStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+    """Base of everything decoded from Kubernetes."""
+
+
+class OwnerReference(KubeStruct):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class ObjectMeta(KubeStruct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: Mapping[str, str] | None = None
+    labels: Mapping[str, str] | None = None
+    owner_references: list[OwnerReference] | None = None
+    finalizers: list[str] | None = None
+    deletion_timestamp: str | None = None
+    creation_timestamp: str | None = None
+
+
+class ResourceRequirements(KubeStruct):
+    #: Resource name -> quantity. Extended resources may not be overcommitted: limits equal requests.
+    limits: Mapping[str, str | int] | None = None
+    requests: Mapping[str, str | int] | None = None
+
+
+class Container(KubeStruct):
+    name: str = ""
+    resources: ResourceRequirements | None = None
+    #: "Always" on an init container makes it a native sidecar.
+    restart_policy: str | None = None
+
+
+class PodSpec(KubeStruct):
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    node_name: str | None = None
+    priority: int | None = None
+    scheduler_name: str | None = None
+
+
+class PodStatus(KubeStruct):
+    phase: str | None = None
+    nominated_node_name: str | None = None
+
+
+class Pod(KubeStruct):
+    metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
+    status: PodStatus | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its containers are over for good, by its phase."""
+        return self.status is not None and self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def node(self) -> str:
+        """The node it is bound to; empty while it is not."""
+        return self.spec.node_name or ""
+
+    def annotation(self, key: str) -> str | None:
+        return (self.metadata.annotations or {}).get(key)
+
+
+class Node(KubeStruct):
+    metadata: ObjectMeta
+
+
+class Namespace(KubeStruct):
+    metadata: ObjectMeta
+
+
+class LeaseSpec(KubeStruct):
+    holder_identity: str | None = None
+    renew_time: str | None = None
+
+
+class Lease(KubeStruct):
+    metadata: ObjectMeta
+    spec: LeaseSpec = LeaseSpec()

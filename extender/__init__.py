@@ -1,0 +1,1 @@
+"""The scheduler extender: what kube-scheduler calls, and the ledger behind it."""

@@ -1,0 +1,1 @@
+"""Deterministic state in memory: events in, immutable snapshots out, one place that mutates."""

@@ -1,0 +1,87 @@
+"""What can happen to the cluster as far as we are concerned, as values.
+
+``at_s`` is the receiver's own monotonic clock, in seconds: nobody else's clock decides freshness.
+"""
+
+from dataclasses import dataclass
+
+from contract.gpunode import GPUNode
+from contract.kube import Lease, Namespace, Node, Pod
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class PodGone:
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSeen:
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceGone:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GPUNodeSeen:
+    gpunode: GPUNode
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GPUNodeGone:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSeen:
+    """The Lease of the agent on the node ``lease.metadata.name``."""
+
+    lease: Lease
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatGone:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Relisted:
+    """A complete list of one kind: what it does not name is gone."""
+
+    kind: type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease]
+    objects: tuple[Pod | Node | Namespace | GPUNode | Lease, ...]
+    at_s: float
+
+
+Event = (
+    PodSeen
+    | PodGone
+    | NodeSeen
+    | NodeGone
+    | NamespaceSeen
+    | NamespaceGone
+    | GPUNodeSeen
+    | GPUNodeGone
+    | HeartbeatSeen
+    | HeartbeatGone
+    | Relisted
+)

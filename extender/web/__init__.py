@@ -1,0 +1,1 @@
+"""HTTP: the wire of kube-scheduler, its verbs, and the debug API."""
