@@ -1,9 +1,9 @@
 """What others got wrong, said so that they can mend it.
 
-    ContractError
-    ├── BadQuantity     a text that is no Kubernetes quantity, or one that no device could hold
-    ├── BadAnnotation   one of our annotations, with its key, its value and a right example
-    └── BadReport       a GPUNode whose status cannot be read at all
+ContractError
+├── BadQuantity     a text that is no Kubernetes quantity, or one that no device could hold
+├── BadAnnotation   one of our annotations, with its key, its value and a right example
+└── BadReport       a GPUNode whose status cannot be read at all
 """
 
 
@@ -24,7 +24,9 @@ class BadAnnotation(ContractError):
     """An annotation of ours that cannot be used."""
 
     def __init__(self, key: str, value: str, why: str, example: str) -> None:
-        super().__init__(f"annotation {key}: {shortened(value)} {why}; right is, for example, {example!r}")
+        super().__init__(
+            f"annotation {key}: {shortened(value)} {why}; right is, for example, {example!r}"
+        )
         self.key = key
         self.value = value
         self.why = why

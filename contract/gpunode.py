@@ -27,10 +27,10 @@ Sharing = Literal["none", "time-slicing", "mps"]
 
 def memory_field(name: str) -> int:
     """A byte count that may be absent on the wire; absent is -1, which every check refuses."""
-    return msgspec.field(default=-1, name=name)  # type: ignore[no-any-return]
+    return msgspec.field(default=-1, name=name)
 
 
-class Replicas(KubeStruct, forbid_unknown_fields=False):
+class Replicas(KubeStruct, frozen=True):
     """The shares of one device as the plugin advertises them; an unshared device has one."""
 
     free: int = 0
@@ -42,14 +42,14 @@ class Replicas(KubeStruct, forbid_unknown_fields=False):
         return self.free + self.allocated + self.unhealthy
 
 
-class SmActivity(KubeStruct):
+class SmActivity(KubeStruct, frozen=True):
     """Share of SM cycles with a warp assigned, 0..1, and who measured it."""
 
     ratio: float
     source: str = ""
 
 
-class Device(KubeStruct):
+class Device(KubeStruct, frozen=True):
     """A physical GPU, or one MIG device, as its node's agent saw it."""
 
     uuid: str
@@ -77,7 +77,7 @@ class Device(KubeStruct):
     health_reason: str = ""
 
 
-class PodUse(KubeStruct):
+class PodUse(KubeStruct, frozen=True):
     """One container on one device: observed, not promised."""
 
     uid: str
@@ -91,13 +91,13 @@ class PodUse(KubeStruct):
     source: str = ""
 
 
-class Plugin(KubeStruct):
+class Plugin(KubeStruct, frozen=True):
     allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
     device_list_strategy: str = ""
     topology_manager_policy: str = ""
 
 
-class Summary(KubeStruct):
+class Summary(KubeStruct, frozen=True):
     """For the printer columns of kubectl; nothing is decided from it."""
 
     devices: int = 0
@@ -105,7 +105,7 @@ class Summary(KubeStruct):
     sharing: str = ""
 
 
-class Condition(KubeStruct):
+class Condition(KubeStruct, frozen=True):
     type: str
     status: str
     reason: str = ""
@@ -113,51 +113,51 @@ class Condition(KubeStruct):
     last_transition_time: str = ""
 
 
-class GPUNodeStatus(KubeStruct):
+class GPUNodeStatus(KubeStruct, frozen=True):
     #: RFC 3339, when the sample was taken, not when it was written.
     observed_at: str = ""
-    devices: list[Device] = []
-    pods: list[PodUse] = []
+    devices: list[Device] = msgspec.field(default_factory=list)
+    pods: list[PodUse] = msgspec.field(default_factory=list)
     plugin: Plugin = Plugin()
     summary: Summary = Summary()
-    conditions: list[Condition] = []
+    conditions: list[Condition] = msgspec.field(default_factory=list)
     agent_version: str = ""
     driver_version: str = ""
 
 
-class Charge(KubeStruct):
+class Charge(KubeStruct, frozen=True):
     """What a pod may take of one extended resource of the node."""
 
     resource: str
     #: Replicas (whole devices where unshared) of the resource that the pod takes.
     count: int
     #: Device uuid -> the most bytes of the pod that can land on it.
-    candidates: dict[str, int] = {}
+    candidates: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Reservation(KubeStruct):
+class Reservation(KubeStruct, frozen=True):
     """A promise of the ledger to one pod; its key in the map is the pod's uid."""
 
     namespace: str
     name: str
-    charges: list[Charge] = []
+    charges: list[Charge] = msgspec.field(default_factory=list)
     #: The attempt that wrote it last; changes with every bind, so that a late one is recognised.
     attempt: str = ""
     #: RFC 3339, when that attempt began.
     since: str = ""
     #: "adopted" for a pod bound by somebody else.
-    flags: list[str] = []
+    flags: list[str] = msgspec.field(default_factory=list)
 
 
-class GPUNodeSpec(KubeStruct):
+class GPUNodeSpec(KubeStruct, frozen=True):
     #: Set once the pods already on the node have been charged; before that it takes none.
     initialised: bool = False
-    reservations: dict[str, Reservation] = {}
+    reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
     #: For the printer column: all that is promised, as a quantity.
     promised: str = ""
 
 
-class GPUNode(KubeStruct, omit_defaults=True):
+class GPUNode(KubeStruct, frozen=True):
     metadata: ObjectMeta
     api_version: str = API_VERSION
     kind: str = KIND

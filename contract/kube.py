@@ -13,14 +13,14 @@ class KubeStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit
     """Base of everything decoded from Kubernetes."""
 
 
-class OwnerReference(KubeStruct):
+class OwnerReference(KubeStruct, frozen=True):
     kind: str = ""
     name: str = ""
     uid: str = ""
     controller: bool | None = None
 
 
-class ObjectMeta(KubeStruct):
+class ObjectMeta(KubeStruct, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -33,20 +33,20 @@ class ObjectMeta(KubeStruct):
     creation_timestamp: str | None = None
 
 
-class ResourceRequirements(KubeStruct):
-    #: Resource name -> quantity. Extended resources may not be overcommitted: limits equal requests.
+class ResourceRequirements(KubeStruct, frozen=True):
+    #: Resource name -> quantity. Of an extended resource, limits equal requests.
     limits: Mapping[str, str | int] | None = None
     requests: Mapping[str, str | int] | None = None
 
 
-class Container(KubeStruct):
+class Container(KubeStruct, frozen=True):
     name: str = ""
     resources: ResourceRequirements | None = None
     #: "Always" on an init container makes it a native sidecar.
     restart_policy: str | None = None
 
 
-class PodSpec(KubeStruct):
+class PodSpec(KubeStruct, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     node_name: str | None = None
@@ -54,12 +54,12 @@ class PodSpec(KubeStruct):
     scheduler_name: str | None = None
 
 
-class PodStatus(KubeStruct):
+class PodStatus(KubeStruct, frozen=True):
     phase: str | None = None
     nominated_node_name: str | None = None
 
 
-class Pod(KubeStruct):
+class Pod(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
@@ -78,19 +78,24 @@ class Pod(KubeStruct):
         return (self.metadata.annotations or {}).get(key)
 
 
-class Node(KubeStruct):
+class NodeStatus(KubeStruct, frozen=True):
+    allocatable: Mapping[str, str | int] | None = None
+
+
+class Node(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    status: NodeStatus | None = None
+
+
+class Namespace(KubeStruct, frozen=True):
     metadata: ObjectMeta
 
 
-class Namespace(KubeStruct):
-    metadata: ObjectMeta
-
-
-class LeaseSpec(KubeStruct):
+class LeaseSpec(KubeStruct, frozen=True):
     holder_identity: str | None = None
     renew_time: str | None = None
 
 
-class Lease(KubeStruct):
+class Lease(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: LeaseSpec = LeaseSpec()

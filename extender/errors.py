@@ -1,13 +1,13 @@
 """What went wrong on our side.
 
-    HeadroomError
-    ├── NotSynced            we have not seen the cluster yet, so nothing can be promised
-    ├── BadSettings          a setting that cannot be used
-    └── StoreError           the store of truth (the API server) did not do what was asked
-        ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds: read again
-        ├── StoreNotFound    the object is not there
-        ├── StoreRefused     it will never accept this; nothing was written
-        └── OutcomeUnknown   no answer: it may or may not have been done
+HeadroomError
+├── NotSynced            we have not seen the cluster yet, so nothing can be promised
+├── BadSettings          a setting that cannot be used
+└── StoreError           the store of truth (the API server) did not do what was asked
+    ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds: read again
+    ├── StoreNotFound    the object is not there
+    ├── StoreRefused     it will never accept this; nothing was written
+    └── OutcomeUnknown   no answer: it may or may not have been done
 """
 
 

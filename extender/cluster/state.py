@@ -1,0 +1,280 @@
+"""All we know of the cluster: events change it, snapshots are read from it.
+
+One thread owns a ``ClusterState`` and is the only one to call ``apply``. Whatever it hands out is
+immutable, so other threads may keep and read it; ``judge`` may be called from any thread, because
+what it reads is replaced and never changed in place.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from contract.annotations import DEFAULT_VRAM, RESERVE, parse_reserve
+from contract.errors import BadAnnotation
+from contract.gpunode import GPUNode, Reservation
+from contract.kube import Lease, Namespace, Node, Pod
+from contract.reasons import Reason
+from extender.cluster.bystanders import adopt
+from extender.cluster.events import (
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceGone,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+)
+from extender.cluster.freshness import NEVER_S, Pulse
+from extender.placement.equation import weigh
+from extender.placement.fit import fit
+from extender.placement.placed import Placement, place
+from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
+from extender.placement.rules import Rules
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import Table, build
+
+_NO_BYSTANDERS: Mapping[str, Reservation] = MappingProxyType({})
+
+
+class ClusterState:
+    """``epoch_s`` is the wall time, in Unix seconds, at which the monotonic clock was 0."""
+
+    def __init__(self, rules: Rules, stale_after_s: float, epoch_s: float) -> None:
+        self.rules = rules
+        self._stale_after_s = stale_after_s
+        self._epoch_s = epoch_s
+        self._table = Table()
+        self._dirty: set[str] = set()
+        self._nodes: dict[str, Node] = {}
+        self._gpunodes: dict[str, GPUNode] = {}
+        self._reports: dict[str, Pulse] = {}
+        self._leases: dict[str, Pulse] = {}
+        self._default_vram: dict[str, str] = {}
+        #: Pods that ask for GPUs of ours, by uid.
+        self._pods: dict[str, Pod] = {}
+        self._uids_on: dict[str, set[str]] = {}
+        self._uid_of: dict[tuple[str, str], str] = {}
+        self._bystanders: dict[str, Mapping[str, Reservation]] = {}
+
+    # Reading.
+
+    def snapshot(self) -> Snapshot:
+        """Everything applied so far, weighed."""
+        return self._table.snapshot()
+
+    def gpunode(self, name: str) -> GPUNode | None:
+        return self._gpunodes.get(name)
+
+    def gpunodes(self) -> list[GPUNode]:
+        return list(self._gpunodes.values())
+
+    def nodes(self) -> list[Node]:
+        return list(self._nodes.values())
+
+    def pod(self, uid: str) -> Pod | None:
+        return self._pods.get(uid)
+
+    def pods(self) -> list[Pod]:
+        return list(self._pods.values())
+
+    def pod_named(self, namespace: str, name: str) -> Pod | None:
+        return self._pods.get(self._uid_of.get((namespace, name), ""))
+
+    def understand(self, pod: Pod) -> VramRequest | Unreadable:
+        """What the pod asks for, with the default of its namespace."""
+        return understand(pod, self._default_vram.get(pod.metadata.namespace), self.rules)
+
+    def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:
+        """Fit the pod on this very object of the node, as if it held no promise to it yet."""
+        request = self.understand(pod)
+        if isinstance(request, Unreadable):
+            return request.reason
+        snap = build([self._weigh(gpunode.name, gpunode, besides=pod.metadata.uid)])
+        verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
+        return verdicts.reason(0) or place(request, snap, verdicts, 0)
+
+    # Writing.
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take events in the order in which they happened."""
+        for event in events:
+            self._apply(event)
+        for name in self._dirty:
+            if name in self._nodes or name in self._gpunodes:
+                self._bystanders[name] = self._bystanders_of(name)
+                self._table.put(self._weigh(name, self._gpunodes.get(name)))
+            else:
+                self._table.drop(name)
+                self._bystanders.pop(name, None)
+        self._dirty.clear()
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case PodSeen(pod):
+                self._put_pod(pod)
+            case PodGone(uid):
+                self._drop_pod(uid)
+            case NodeSeen(node):
+                self._nodes[node.metadata.name] = node
+                self._dirty.add(node.metadata.name)
+            case NodeGone(name):
+                self._nodes.pop(name, None)
+                self._dirty.add(name)
+            case NamespaceSeen(namespace):
+                self._put_namespace(namespace)
+            case NamespaceGone(name):
+                self._default_vram.pop(name, None)
+            case GPUNodeSeen(gpunode, at_s):
+                self._put_gpunode(gpunode, at_s)
+            case GPUNodeGone(name):
+                self._gpunodes.pop(name, None)
+                self._reports.pop(name, None)
+                self._dirty.add(name)
+            case HeartbeatSeen(lease, at_s):
+                self._beat(self._leases, lease.metadata.name, lease.spec.renew_time or "", at_s)
+            case HeartbeatGone(name):
+                self._leases.pop(name, None)
+                self._dirty.add(name)
+            case Relisted():
+                self._relist(event)
+
+    def _relist(self, event: Relisted) -> None:
+        """Forget what the list does not name, then take what it does."""
+        kind, objects, at_s = event.kind, event.objects, event.at_s
+        names = {o.metadata.uid if isinstance(o, Pod) else o.metadata.name for o in objects}
+        gone: list[Event] = []
+        if kind is Pod:
+            gone = [PodGone(uid) for uid in self._pods.keys() - names]
+        elif kind is Node:
+            gone = [NodeGone(name) for name in self._nodes.keys() - names]
+        elif kind is Namespace:
+            gone = [NamespaceGone(name) for name in self._default_vram.keys() - names]
+        elif kind is GPUNode:
+            gone = [GPUNodeGone(name) for name in self._gpunodes.keys() - names]
+        else:
+            gone = [HeartbeatGone(name) for name in self._leases.keys() - names]
+        for event_of_absence in gone:
+            self._apply(event_of_absence)
+        for o in objects:
+            match o:
+                case Pod():
+                    self._put_pod(o)
+                case Node():
+                    self._apply(NodeSeen(o))
+                case Namespace():
+                    self._put_namespace(o)
+                case GPUNode():
+                    self._put_gpunode(o, at_s)
+                case Lease():
+                    self._apply(HeartbeatSeen(o, at_s))
+
+    def _put_pod(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        self._drop_pod(uid)
+        if not asks_for_gpu(pod, self.rules):
+            return
+        self._pods[uid] = pod
+        self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
+        if pod.node:
+            self._uids_on.setdefault(pod.node, set()).add(uid)
+            self._dirty.add(pod.node)
+
+    def _drop_pod(self, uid: str) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        key = (pod.metadata.namespace, pod.metadata.name)
+        if self._uid_of.get(key) == uid:
+            del self._uid_of[key]
+        if pod.node:
+            self._uids_on[pod.node].discard(uid)
+            self._dirty.add(pod.node)
+
+    def _put_namespace(self, namespace: Namespace) -> None:
+        default = (namespace.metadata.annotations or {}).get(DEFAULT_VRAM)
+        if default is None:
+            self._default_vram.pop(namespace.metadata.name, None)
+        else:
+            self._default_vram[namespace.metadata.name] = default
+
+    def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
+        held = self._gpunodes.get(gpunode.name)
+        if held is not None and _older(gpunode, held):
+            return
+        self._gpunodes[gpunode.name] = gpunode
+        self._dirty.add(gpunode.name)
+        stamp = gpunode.status.observed_at if gpunode.status else ""
+        self._beat(self._reports, gpunode.name, stamp, at_s)
+
+    def _beat(self, pulses: dict[str, Pulse], name: str, stamp: str, at_s: float) -> None:
+        pulse = pulses.setdefault(name, Pulse())
+        pulse.beat(stamp, at_s, self._epoch_s, self._stale_after_s)
+        self._dirty.add(name)
+
+    # Weighing.
+
+    def _weigh(self, name: str, gpunode: GPUNode | None, besides: str = "") -> NodeTerms:
+        """One node's terms; ``besides`` is the uid of a pod that is not counted."""
+        reserve_bytes, reason = self._reserve(name)
+        if name not in self._nodes:
+            reason = Reason.UNKNOWN_NODE
+        elif reason is None and (gpunode is None or gpunode.status is None):
+            reason = Reason.NO_REPORT
+        elif reason is None and gpunode is not None and not gpunode.spec.initialised:
+            reason = Reason.NOT_INITIALISED
+        if gpunode is None or gpunode.status is None:
+            return NodeTerms(name, reason, NEVER_S)
+        promises = {**self._bystanders.get(name, _NO_BYSTANDERS), **gpunode.spec.reservations}
+        promises.pop(besides, None)
+        devices = weigh(gpunode.status, promises, reserve_bytes, self.rules.unowned_tolerance_bytes)
+        return NodeTerms(name, reason, self._fresh_until_s(name), devices)
+
+    def _fresh_until_s(self, name: str) -> float:
+        moved_at_s = [
+            pulses[name].moved_at_s for pulses in (self._reports, self._leases) if name in pulses
+        ]
+        return max(moved_at_s, default=NEVER_S) + self._stale_after_s
+
+    def _reserve(self, name: str) -> tuple[int, Reason | None]:
+        node = self._nodes.get(name)
+        text = (node.metadata.annotations or {}).get(RESERVE) if node else None
+        if text is None:
+            return 0, None
+        try:
+            return parse_reserve(text), None
+        except BadAnnotation:
+            return 0, Reason.BAD_NODE_ANNOTATION
+
+    def _bystanders_of(self, name: str) -> Mapping[str, Reservation]:
+        gpunode = self._gpunodes.get(name)
+        if gpunode is None or gpunode.status is None:
+            return _NO_BYSTANDERS
+        pods = [self._pods[uid] for uid in self._uids_on.get(name, ())]
+        return {
+            pod.metadata.uid: adopt(
+                pod,
+                self._default_vram.get(pod.metadata.namespace),
+                gpunode.status.devices,
+                self._reserve(name)[0],
+                self.rules,
+            )
+            for pod in pods
+            if not pod.ended and pod.metadata.uid not in gpunode.spec.reservations
+        }
+
+
+def _older(new: GPUNode, held: GPUNode) -> bool:
+    """Whether ``new`` is an earlier version of the same object than the one held.
+
+    What our own write returned can arrive before the watch tells of the writes before it.
+    """
+    if new.metadata.uid != held.metadata.uid:
+        return False
+    try:
+        return int(new.metadata.resource_version) < int(held.metadata.resource_version)
+    except ValueError:
+        return False

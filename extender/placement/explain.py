@@ -1,0 +1,108 @@
+"""Why: the verdicts of a decision turned into something to read, from the very same arrays."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.reasons import Reason
+from extender.placement.equation import DeviceTerms
+from extender.placement.fit import Verdicts
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import CODE_OF, Snapshot
+
+INT64_MAX = int(np.iinfo(np.int64).max)
+#: Verdicts in which memory, and nothing else, decided.
+_MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceExplanation:
+    """One device that the pod could end on, with what it needs there and what it lacks."""
+
+    terms: DeviceTerms
+    need_bytes: int
+    #: What the newcomer may count on here.
+    room_bytes: int
+
+    @property
+    def short_bytes(self) -> int:
+        return max(0, self.need_bytes - self.room_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExplanation:
+    node: str
+    #: None when the pod fits.
+    reason: Reason | None
+    #: The most that any candidate lacks; None when not memory decides.
+    short_bytes: int | None
+    candidates: tuple[DeviceExplanation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    fits: int
+    #: Reason -> number of nodes, most frequent first.
+    reasons: tuple[tuple[Reason, int], ...]
+    #: Nodes that fit first, then those that lack least.
+    nearest: tuple[NodeExplanation, ...]
+    #: The largest request per device that would fit on some node now, everything else equal;
+    #: None where more than memory is in the way everywhere.
+    largest_fitting_bytes: int | None
+
+
+def explain(
+    request: VramRequest, snap: Snapshot, verdicts: Verdicts, nearest: int = 5
+) -> Explanation:
+    """Explain one request against the rows of ``verdicts``; at most ``nearest`` nodes in detail."""
+    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
+    lacking = _lacking(verdicts)
+    order = np.lexsort((snap.name_rank[verdicts.rows], lacking, ~verdicts.fits))
+    largest = _largest_fitting(verdicts)
+    return Explanation(
+        fits=counts.pop(None, 0),
+        reasons=tuple((reason, n) for reason, n in counts.most_common() if reason is not None),
+        nearest=tuple(explain_node(snap, verdicts, int(i)) for i in order[:nearest]),
+        largest_fitting_bytes=largest if request.asks else None,
+    )
+
+
+def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
+    """The i-th node of ``verdicts``, device by device."""
+    node = snap.nodes[int(verdicts.rows[i])]
+    devices = tuple(
+        DeviceExplanation(
+            node.devices[slot],
+            int(verdict.need_bytes[i, slot]),
+            int(verdict.room_bytes[i, slot]),
+        )
+        for verdict in verdicts.asks
+        for slot in np.flatnonzero(verdict.candidates[i]).tolist()
+    )
+    reason = verdicts.reason(i)
+    by_memory = reason in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)
+    short = max((device.short_bytes for device in devices), default=0)
+    return NodeExplanation(node.name, reason, short if by_memory else None, devices)
+
+
+def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """(n,) bytes that the worst candidate lacks; the largest int64 where memory does not decide."""
+    lacking = np.zeros(len(verdicts.rows), np.int64)
+    for verdict in verdicts.asks:
+        short = np.where(verdict.candidates, verdict.need_bytes - verdict.room_bytes, 0)
+        lacking = np.maximum(lacking, short.max(axis=1, initial=0))
+    by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
+    return np.where(by_memory, lacking, INT64_MAX)
+
+
+def _largest_fitting(verdicts: Verdicts) -> int | None:
+    """The most bytes that fit on every candidate of some node where only memory is in the way."""
+    by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
+    if not verdicts.asks or not by_memory.any():
+        return None
+    least = np.full(len(verdicts.rows), INT64_MAX)
+    for verdict in verdicts.asks:
+        room = np.where(verdict.candidates, verdict.room_bytes, INT64_MAX)
+        least = np.minimum(least, room.min(axis=1, initial=INT64_MAX))
+    return max(0, int(least[by_memory].max()))

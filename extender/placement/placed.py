@@ -1,0 +1,86 @@
+"""What is written down about a pod that fits: its charges for the ledger, its annotations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from contract.annotations import PLACEMENT, PREFIX
+from contract.gpunode import Charge
+from extender.placement.amounts import bytes_of
+from extender.placement.equation import DeviceTerms
+from extender.placement.fit import Verdicts
+from extender.placement.request import ContainerAsk, VramRequest
+from extender.placement.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A promise about to be made: what the ledger charges and what the Binding carries."""
+
+    charges: tuple[Charge, ...]
+    annotations: Mapping[str, str]
+
+
+def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
+    """Write down the i-th node of ``verdicts``, on which the request fits."""
+    node = snap.nodes[int(verdicts.rows[i])]
+    charges = tuple(
+        Charge(
+            resource=verdict.ask.resource,
+            count=verdict.ask.count,
+            candidates={
+                node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot])
+                for slot in np.flatnonzero(verdict.candidates[i]).tolist()
+            },
+        )
+        for verdict in verdicts.asks
+    )
+    by_uuid = {term.device.uuid: term for term in node.devices}
+    possible = {
+        charge.resource: [by_uuid[uuid] for uuid in charge.candidates] for charge in charges
+    }
+    return Placement(charges, _annotations(request, node.name, possible))
+
+
+def _annotations(
+    request: VramRequest, node: str, possible: Mapping[str, Sequence[DeviceTerms]]
+) -> dict[str, str]:
+    """The placement as JSON, and per container what the downward API can hand to it whole."""
+    if not request.asks:
+        return {}
+    containers: dict[str, object] = {}
+    written: dict[str, str] = {}
+    for ask in request.containers:
+        devices = possible[ask.resource]
+        sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
+        certain = len(devices) == ask.count and len(request.containers) == 1
+        containers[ask.name] = {
+            "resource": ask.resource,
+            "count": ask.count,
+            "bytes": sizes,
+            "devices" if certain else "candidates": list(sizes),
+        }
+        if ask.index is None:
+            continue
+        if certain:
+            written[f"{PREFIX}devices.{ask.index}"] = ",".join(sizes)
+        if len(set(sizes.values())) == 1:
+            written[f"{PREFIX}bytes.{ask.index}"] = str(next(iter(sizes.values())))
+        fractions = {_fraction(_bytes_on(ask, t), t.device.memory_bytes) for t in devices}
+        if len(fractions) == 1:
+            written[f"{PREFIX}fraction.{ask.index}"] = fractions.pop()
+    body = {"node": node, "decision": request.decision_id, "containers": containers}
+    return {PLACEMENT: msgspec.json.encode(body).decode(), **written}
+
+
+def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
+    allocatable = np.array([term.allocatable_bytes], np.int64)
+    replicas = np.array([term.device.replicas.total], np.int64)
+    return int(bytes_of(ask.amount, allocatable, replicas)[0])
+
+
+def _fraction(part_bytes: int, whole_bytes: int) -> str:
+    """Rounded down to four decimals: what a program may safely claim of the device."""
+    return f"0.{part_bytes * 10_000 // whole_bytes:04d}" if part_bytes < whole_bytes else "1.0000"

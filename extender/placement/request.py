@@ -1,0 +1,261 @@
+"""What a pod asks for: bytes per device and replicas per resource, or the reason it cannot be read.
+
+A pod's containers do not all run at once. Native sidecars run beside the app containers; an
+ordinary init container runs beside the sidecars started before it, and its devices are then
+reused. So a request is a list of *phases*, each the containers that hold GPUs together, and the
+most a pod can put on one device is its largest phase.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from contract.annotations import (
+    DEFAULT_VRAM,
+    MAX_SM,
+    POLICY,
+    PROCESSES,
+    VRAM,
+    Amount,
+    ReplicaShare,
+    ScoringPolicy,
+    VramAnnotation,
+    parse_max_sm,
+    parse_policy,
+    parse_processes,
+    parse_vram,
+)
+from contract.errors import BadAnnotation, BadQuantity, shortened
+from contract.kube import Container, Pod
+from contract.quantity import parse_bytes
+from contract.reasons import Reason
+from extender.placement.rules import Rules
+
+#: More replicas than any node could have; above it a count is a mistake.
+MAX_COUNT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAsk:
+    """One GPU container: ``count`` replicas of ``resource``, ``amount`` of VRAM on each device."""
+
+    #: Index among the pod's app containers, or None for an init container.
+    index: int | None
+    name: str
+    resource: str
+    count: int
+    amount: Amount
+    #: Where the amount was learned: "annotation", "namespace" or "replica".
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """All that a pod asks of one resource."""
+
+    resource: str
+    #: The most replicas that it holds at once.
+    count: int
+    #: The most replicas that one of its containers holds.
+    widest: int
+    #: Amounts that one shared device may have to hold together, one tuple for each phase.
+    phases: tuple[tuple[Amount, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VramRequest:
+    """A pod as understood; ``asks`` is empty when it asks for no GPU that we manage."""
+
+    uid: str
+    resource_version: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerAsk, ...]
+    asks: tuple[Ask, ...]
+    policy: ScoringPolicy
+    #: Parts per million of SM activity that a device must stay below; None: any.
+    max_sm_ppm: int | None
+    #: Processes per container, for MPS.
+    processes: int
+
+    @property
+    def decision_id(self) -> str:
+        """The same on every replica and in every verb."""
+        return f"{self.uid}.{self.resource_version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A pod that fits nowhere until it is changed: a reason, and a sentence for its author."""
+
+    reason: Reason
+    message: str
+
+
+_REASON_OF_KEY = {
+    VRAM: Reason.BAD_VRAM,
+    DEFAULT_VRAM: Reason.BAD_DEFAULT_VRAM,
+    POLICY: Reason.BAD_POLICY,
+    MAX_SM: Reason.BAD_MAX_SM,
+    PROCESSES: Reason.BAD_PROCESSES,
+}
+
+
+def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest | Unreadable:
+    """Read what ``pod`` asks for.
+
+    ``default_vram`` is its namespace's ``headroom.gpu/default-vram``, None where it has none.
+    A pod that asks for no GPU of ours is never unreadable, whatever its annotations say.
+    """
+    try:
+        counts = _counts(pod, rules)
+    except BadQuantity as err:
+        return Unreadable(Reason.BAD_POD, str(err))
+    try:
+        amounts = _Amounts.read(pod, default_vram) if counts else None
+        policy = pod.annotation(POLICY) if counts else None
+        max_sm = pod.annotation(MAX_SM) if counts else None
+        processes = pod.annotation(PROCESSES) if counts else None
+        containers = _container_asks(pod, counts, amounts)
+        if rules.refuse_unannotated and any(ask.source == "replica" for ask in containers):
+            return Unreadable(
+                Reason.UNANNOTATED,
+                f"pod asks for a GPU without annotation {VRAM}; right is, for example, '8Gi'",
+            )
+        return VramRequest(
+            uid=pod.metadata.uid,
+            resource_version=pod.metadata.resource_version,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            containers=containers,
+            asks=tuple(_asks(pod, containers)),
+            policy=rules.policy if policy is None else parse_policy(policy),
+            max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
+            processes=1 if processes is None else parse_processes(processes),
+        )
+    except BadAnnotation as err:
+        return Unreadable(_REASON_OF_KEY[err.key], str(err))
+
+
+def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
+    """Whether the pod is ours to place: an unreadable count is ours too, so that it is refused."""
+    try:
+        return bool(_counts(pod, rules))
+    except BadQuantity:
+        return True
+
+
+#: (is init container, index) -> resource -> replicas.
+_Counts = Mapping[tuple[bool, int], Mapping[str, int]]
+
+
+def _containers(pod: Pod) -> Iterator[tuple[bool, int, Container]]:
+    for index, container in enumerate(pod.spec.init_containers or ()):
+        yield True, index, container
+    for index, container in enumerate(pod.spec.containers or ()):
+        yield False, index, container
+
+
+def _counts(pod: Pod, rules: Rules) -> _Counts:
+    counts: dict[tuple[bool, int], dict[str, int]] = {}
+    for is_init, index, container in _containers(pod):
+        if container.resources is None:
+            continue
+        # Of an extended resource the request equals the limit, and may be left out.
+        asked = {**(container.resources.limits or {}), **(container.resources.requests or {})}
+        for resource, quantity in asked.items():
+            if rules.manages(resource) and (count := _count(resource, quantity)):
+                counts.setdefault((is_init, index), {})[resource] = count
+    return counts
+
+
+def _count(resource: str, quantity: str | int) -> int:
+    try:
+        count = parse_bytes(str(quantity))
+    except BadQuantity as err:
+        raise BadQuantity(f"{resource}: {quantity}", err.why) from err
+    if not 0 <= count <= MAX_COUNT:
+        raise BadQuantity(f"{resource}: {quantity}", f"a count is from 0 to {MAX_COUNT}")
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Amounts:
+    """The pod's annotation before its namespace's default before what a replica is worth."""
+
+    annotated: VramAnnotation | None
+    default: VramAnnotation | None
+
+    @classmethod
+    def read(cls, pod: Pod, default_vram: str | None) -> "_Amounts":
+        own = pod.annotation(VRAM)
+        return cls(
+            annotated=None if own is None else parse_vram(own),
+            # A namespace's mistake does not hurt pods that say what they need themselves.
+            default=(
+                None
+                if default_vram is None or own is not None
+                else parse_vram(default_vram, DEFAULT_VRAM)
+            ),
+        )
+
+    def of(self, container: str) -> tuple[Amount, str]:
+        for annotation, source in ((self.annotated, "annotation"), (self.default, "namespace")):
+            amount = None if annotation is None else annotation.of(container)
+            if amount is not None:
+                return amount, source
+        return ReplicaShare(), "replica"
+
+
+def _container_asks(
+    pod: Pod, counts: _Counts, amounts: _Amounts | None
+) -> tuple[ContainerAsk, ...]:
+    if amounts is None:
+        return ()
+    asks: list[ContainerAsk] = []
+    named: set[str] = set()
+    for is_init, index, container in _containers(pod):
+        for resource, count in counts.get((is_init, index), {}).items():
+            amount, source = amounts.of(container.name)
+            where = None if is_init else index
+            asks.append(ContainerAsk(where, container.name, resource, count, amount, source))
+            named.add(container.name)
+    if amounts.annotated is not None:
+        _check_names(pod, amounts.annotated, named)
+    return tuple(asks)
+
+
+def _check_names(pod: Pod, annotation: VramAnnotation, gpu_containers: set[str]) -> None:
+    """A name that is no GPU container is a slip of the pen, and would leave another unannotated."""
+    for name in annotation.by_container:
+        if name not in gpu_containers:
+            known = ", ".join(sorted(gpu_containers))
+            raise BadAnnotation(
+                VRAM,
+                pod.annotation(VRAM) or "",
+                f"names container {shortened(name)}, but the GPU containers are: {known}",
+                f"{min(gpu_containers)}=8Gi",
+            )
+
+
+def _asks(pod: Pod, containers: tuple[ContainerAsk, ...]) -> Iterator[Ask]:
+    sidecars = {
+        container.name
+        for container in pod.spec.init_containers or ()
+        if container.restart_policy == "Always"
+    }
+    for resource in dict.fromkeys(ask.resource for ask in containers):
+        own = [ask for ask in containers if ask.resource == resource]
+        phases: list[list[ContainerAsk]] = []
+        lasting: list[ContainerAsk] = []
+        for ask in own:  # init containers come first, in their order
+            if ask.index is None and ask.name in sidecars:
+                lasting.append(ask)
+            elif ask.index is None:
+                phases.append([*lasting, ask])
+        phases.append([*lasting, *(ask for ask in own if ask.index is not None)])
+        yield Ask(
+            resource=resource,
+            count=max(sum(ask.count for ask in phase) for phase in phases),
+            widest=max(ask.count for ask in own),
+            phases=tuple(dict.fromkeys(tuple(a.amount for a in phase) for phase in phases)),
+        )

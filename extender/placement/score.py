@@ -1,0 +1,81 @@
+"""Which of the nodes that fit is best: BestFit, decided by us down to a single winner.
+
+Scores are floats in 0..1 on a scale that does not depend on who else is offered; bytes are only
+compared as integers. Equal scores are settled by the least memory left, then by name, so that the
+same question has the same answer on every replica.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.annotations import ScoringPolicy
+from extender.placement.fit import Verdicts
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
+
+Scores = NDArray[np.float64]
+
+#: The most that kube-scheduler takes from an extender; the winner alone gets it.
+MAX_WIRE_SCORE = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Scores of the nodes asked about, in their order."""
+
+    #: (n,) 0..1; 0 where the pod does not fit.
+    scores: Scores
+    #: Named terms, each (n,) 0..1, whose mean is the score.
+    terms: Mapping[str, Scores]
+    #: Place of the best node among those asked about; None when none fits.
+    winner: int | None
+
+    def wire(self) -> list[int]:
+        """0..10 for kube-scheduler: 10 for the winner, at most 9 for everybody else.
+
+        Not stretched between the worst and the best: that makes near-equal nodes ties, and
+        kube-scheduler breaks ties at random.
+        """
+        scores = np.floor(self.scores * (MAX_WIRE_SCORE - 1)).astype(int).tolist()
+        if self.winner is not None:
+            scores[self.winner] = MAX_WIRE_SCORE
+        return scores  # type: ignore[no-any-return]
+
+
+def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
+    """Rank the nodes that fit; the others score 0."""
+    fits = verdicts.fits
+    if not request.asks or not fits.any():
+        return Ranking(np.zeros(len(fits)), {}, 0 if not request.asks and len(fits) else None)
+    rows = verdicts.rows
+    device_left, taken = _left_on_device(verdicts)
+    headroom = np.maximum(snap.columns.headroom_bytes[rows], 0)
+    node_left = np.maximum(headroom.sum(axis=1) - taken, 0)
+    allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+    terms = {
+        "device_full": 1 - device_left / max(1, int(allocatable.max(initial=0))),
+        "node_full": 1 - node_left / max(1, int(allocatable.sum(axis=1).max(initial=0))),
+    }
+    if request.policy is ScoringPolicy.SPREAD:
+        terms = {"device_empty": 1 - terms["device_full"], "node_empty": 1 - terms["node_full"]}
+        device_left, node_left = -device_left, -node_left
+    terms = {name: np.where(fits, np.clip(term, 0, 1), 0.0) for name, term in terms.items()}
+    scores = np.mean(list(terms.values()), axis=0)
+    # lexsort: the last key is the first to decide.
+    order = np.lexsort((snap.name_rank[rows], device_left, node_left, -scores, ~fits))
+    return Ranking(scores, terms, int(order[0]))
+
+
+def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(n,) bytes left on the emptiest device that each ask could end on, and (n,) bytes taken."""
+    left = np.zeros(len(verdicts.rows), np.int64)
+    taken = np.zeros(len(verdicts.rows), np.int64)
+    for verdict in verdicts.asks:
+        after = np.where(verdict.candidates, verdict.room_bytes - verdict.need_bytes, 0)
+        left = np.maximum(left, after.max(axis=1, initial=0))
+        need = np.where(verdict.candidates, verdict.need_bytes, 0).max(axis=1, initial=0)
+        taken += need * verdict.ask.count
+    return left, taken

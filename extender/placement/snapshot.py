@@ -1,0 +1,84 @@
+"""The cluster at one instant, in dense columns, never changed after it was made.
+
+Rows are nodes, columns are slots: slot j of node i is the j-th device that the node reports.
+Every array is read-only; a slot that a node does not have holds -1. Made by
+``placement.table``, which is the only place that fills them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.reasons import Reason
+from extender.placement.equation import DeviceTerms
+
+Bytes2D = NDArray[np.int64]
+Int2D = NDArray[np.int32]
+Rows = NDArray[np.int64]
+
+#: Code 0 is "fits"; every other code is an index into this tuple.
+REASONS: tuple[Reason | None, ...] = (None, *Reason)
+CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
+SHARING = ("none", "time-slicing", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTerms:
+    """One node weighed: what explanations quote and what the columns are filled from."""
+
+    name: str
+    #: Why the node as a whole takes nothing; None when its devices decide.
+    reason: Reason | None
+    #: Until when its report counts as fresh, in seconds of the receiver's monotonic clock.
+    fresh_until_s: float
+    devices: tuple[DeviceTerms, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The numbers of every (node, slot)."""
+
+    memory_bytes: Bytes2D
+    allocatable_bytes: Bytes2D
+    #: allocatable - promised - strays - unowned: what a newcomer may count on, if the pods that
+    #: are still awaited on an unshared device go elsewhere, as its having room proves they can.
+    room_bytes: Bytes2D
+    #: room less the largest awaited pod: what is left if it lands here.
+    headroom_bytes: Bytes2D
+    replicas: Int2D
+    #: Replicas that no observed pod holds.
+    replicas_free: Int2D
+    #: Replicas of the slot's resource promised to pods not observed yet, on the whole node.
+    replicas_awaited: Int2D
+    #: Index into ``Snapshot.resources``.
+    resource: Int2D
+    #: Index into ``SHARING``.
+    sharing: Int2D
+    #: Code of the reason that fences the device; 0 for none.
+    fence: Int2D
+    #: SM activity in parts per million; -1 where it is not known.
+    sm_ppm: Int2D
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    #: Grows with every snapshot of one process.
+    generation: int
+    #: Node name -> row.
+    row_of: Mapping[str, int]
+    nodes: tuple[NodeTerms, ...]
+    resources: Mapping[str, int]
+    columns: Columns
+    #: (rows,) code of the reason why a node as a whole takes nothing; 0 for none.
+    node_reason: Int2D
+    #: (rows,) seconds of the receiver's monotonic clock.
+    fresh_until_s: NDArray[np.float64]
+    #: (rows,) place of the node's name in the order of names: the last tie-break.
+    name_rank: Int2D
+
+    def rows(self, names: Sequence[str]) -> Rows:
+        """Row of each name, in the order given; -1 where it is not known."""
+        get = self.row_of.get
+        return np.fromiter((get(name, -1) for name in names), np.int64, len(names))
