@@ -136,12 +136,19 @@ def test_a_hostile_value_is_shortened() -> None:
         assert len(str(caught.value)) < 400
 
 
-PARSERS = [an.parse_policy, an.parse_max_sm, an.parse_processes, an.parse_device_choice]
+PARSERS: list[Callable[[str], object]] = [
+    an.parse_vram,
+    an.parse_policy,
+    an.parse_max_sm,
+    an.parse_processes,
+    an.parse_device_choice,
+    an.parse_reserve,
+]
 
 
 @given(st.text() | st.text("0123456789.%,=aGi -", max_size=30))
 def test_parsers_raise_nothing_but_bad_annotation(text: str) -> None:
-    for parse in (an.parse_vram, an.parse_reserve, *PARSERS):
+    for parse in PARSERS:
         try:
             parse(text)
         except BadAnnotation as err:
