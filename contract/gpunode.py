@@ -159,8 +159,9 @@ class GPUNodeSpec(KubeStruct, frozen=True):
 
 class GPUNode(KubeStruct, frozen=True):
     metadata: ObjectMeta
-    api_version: str = API_VERSION
-    kind: str = KIND
+    # By factory: a plain default would not be encoded, and the API server asks for both.
+    api_version: str = msgspec.field(default_factory=lambda: API_VERSION)
+    kind: str = msgspec.field(default_factory=lambda: KIND)
     spec: GPUNodeSpec = GPUNodeSpec()
     status: GPUNodeStatus | None = None
 
