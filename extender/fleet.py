@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from contract.annotations import DEFAULT_VRAM, Bytes, parse_vram, render_amount
+from contract.annotations import DEFAULT_VRAM, parse_vram
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
     MAX_DEVICES,
@@ -20,6 +20,7 @@ from contract.gpunode import (
     Summary,
 )
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
+from contract.quantity import format_bytes
 from extender.errors import BadSettings
 from extender.settings import QuantityBytes, read_yaml, said
 
@@ -102,7 +103,7 @@ class Fleet(_Strict):
         for nodes in self.nodes:
             summary = Summary(
                 devices=nodes.gpus,
-                memory=render_amount(Bytes(nodes.gpus * nodes.memory)),
+                memory=format_bytes(nodes.gpus * nodes.memory),
                 sharing=nodes.sharing,
             )
             for name in nodes.names():

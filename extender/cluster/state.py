@@ -114,6 +114,8 @@ class ClusterState:
     def fits_after_eviction(self, pod: Pod, node: str, victims: Set[str], now_s: float) -> bool:
         """Whether the pod would fit on the node once the pods with these uids have gone."""
         request, gpunode = self.understand(pod), self._gpunodes.get(node)
+        if isinstance(request, VramRequest) and not request.asks:
+            return True
         if isinstance(request, Unreadable) or gpunode is None or gpunode.status is None:
             return False
         status = without(gpunode.status, victims)

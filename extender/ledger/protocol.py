@@ -12,9 +12,10 @@ from typing import Protocol
 
 import msgspec
 
-from contract.annotations import FINALIZER, Bytes, render_amount
+from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
+from contract.quantity import format_bytes
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreNotFound, StoreRefused
 from extender.ledger.store import Binding, Store
@@ -254,7 +255,7 @@ class Ledger:
             for promise in spec.reservations.values()
             for charge in promise.charges
         )
-        spec = msgspec.structs.replace(spec, promised=render_amount(Bytes(promised)))
+        spec = msgspec.structs.replace(spec, promised=format_bytes(promised))
         after = self._store.write_spec(before, spec)
         self._written(after)
         return after
