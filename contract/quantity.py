@@ -42,7 +42,7 @@ def parse_bytes(text: str) -> int:
         raise BadQuantity(text, "it has no digits")
     magnitude = int(whole + part) << _BINARY.get(suffix, 0)
     exponent = _exponent(text, suffix) - len(part)
-    # Either power is 1, and a floor division of the negative rounds up.
+    # One of the two powers is 1; floor division of the negative rounds the magnitude up.
     magnitude = -(-magnitude * _ten_to(exponent) // _ten_to(-exponent))
     if magnitude > MAX_INT64:
         raise BadQuantity(text, "it is too large")
