@@ -78,7 +78,9 @@ def debug_app(
     async def one_node(name: str) -> NodeBody:
         snap = cluster.snapshot()
         if name not in snap.row_of:
-            raise HTTPException(404, f"node {name} is not known; GET /v1/nodes lists those that are")
+            raise HTTPException(
+                404, f"node {name} is not known; GET /v1/nodes lists those that are"
+            )
         return NodeBody(
             generatedAt=stamp(wall_s()),
             snapshot_generation=snap.generation,
