@@ -182,7 +182,9 @@ def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
 
 
 def encode_gpunode(node: GPUNode) -> bytes:
-    return _encoder.encode(node)
+    # Said outright: as defaults both would be left out, and the API server refuses that.
+    kind = {"apiVersion": API_VERSION, "kind": KIND}
+    return _encoder.encode(msgspec.to_builtins(node) | kind)
 
 
 class _Promises(KubeStruct, frozen=True):
