@@ -74,7 +74,7 @@ def serve(
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(2) from err
     except OSError as err:
-        typer.echo(f"headroom: cannot listen: {err}", err=True)
+        typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(1) from err
 
 
