@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 Report = Callable[..., dict[str, Any]]
 
@@ -165,6 +166,11 @@ def serving(
         process.communicate()
 
 
+def metric(http: httpx.Client, name: str) -> list[tuple[dict[str, str], float]]:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return [(s.labels, s.value) for f in families for s in f.samples if s.name == name]
+
+
 def eventually(check: Callable[[], bool], within_s: float = 15.0) -> None:
     end = time.monotonic() + within_s
     while not check():
@@ -182,11 +188,14 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
         httpx.Client(base_url=url, trust_env=False) as http,
     ):
         eventually(lambda: http.get("/healthz").status_code == 200)
-        line = (
-            'headroom_device_used_bytes{GPU_I_ID="",Hostname="n1",UUID="GPU-a",gpu="0",'
-            'modelName="NVIDIA A100-SXM4-80GB"} 3.1574720512e+010'
-        )
-        assert line in http.get("/metrics").text
+        labels = {
+            "gpu": "0",
+            "UUID": "GPU-a",
+            "Hostname": "n1",
+            "modelName": "NVIDIA A100-SXM4-80GB",
+            "GPU_I_ID": "",
+        }
+        assert metric(http, "headroom_device_used_bytes")[0] == (labels, 31574720512)
 
         new = tmp_path / "new"
         new.write_text(A100 + "fail all 15\n" + B100)
@@ -197,9 +206,10 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
             return first["uuid"] == "GPU-a" and "lost" in first.get("healthReason", "")
 
         eventually(lost)
-        assert 'headroom_device_healthy{GPU_I_ID="",Hostname="n1",UUID="GPU-a"' in (
-            http.get("/metrics").text
-        )
+        assert [value for _, value in metric(http, "headroom_device_healthy")] == [0, 1]
+        assert [labels["UUID"] for labels, _ in metric(http, "headroom_device_used_bytes")] == [
+            "GPU-b"
+        ]
         assert http.get("/nothing").status_code == 404
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
