@@ -13,9 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import msgspec
 import structlog
@@ -23,7 +21,7 @@ import structlog
 from agent.devices import NvmlProbe
 from agent.nvml import DriverGone, Gate
 from agent.probes import ConfiguredSharing, Probe
-from agent.publish import Courier, KubernetesPublisher
+from agent.publish import Courier
 from agent.serve import Board, Server
 from agent.settings import Settings, read_settings
 from agent.summary import summarise
@@ -109,26 +107,16 @@ def _courier(settings: Settings) -> Courier | None:
     if settings.print_only or not settings.publish:
         return None
     try:
-        # Here, because it takes 20 MiB that --print does not need.
-        client: Any = import_module("kubernetes.client")
-        config: Any = import_module("kubernetes.config")
+        from agent.cluster import KubernetesPublisher, NoCluster, connect
     except ImportError as err:
         raise _CannotStart(
-            "Python package kubernetes is missing; right is: pip install 'headroom-gpu[agent]'"
+            f"{err}; right is: pip install 'headroom-gpu[agent]', or --no-publish"
         ) from err
     try:
-        # Not config.load_config: it ignores where we run, and prints.
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-            config.load_incluster_config()
-        else:
-            config.load_kube_config()
-    except (config.ConfigException, OSError) as err:
-        raise _CannotStart(
-            f"no cluster to report to: {err}; without one, pass --no-publish"
-        ) from err
-    publisher = KubernetesPublisher(
-        client.ApiClient(), settings.node, settings.namespace, settings.heartbeat_s
-    )
+        client = connect()
+    except NoCluster as err:
+        raise _CannotStart(str(err)) from err
+    publisher = KubernetesPublisher(client, settings.node, settings.namespace, settings.heartbeat_s)
     return Courier(
         publisher,
         settings.heartbeat_s,

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client
+from kubernetes.config import ConfigException
 from structlog.testing import capture_logs
 
-from agent.publish import Courier, KubernetesPublisher, NotDelivered, NotThereYet, status_patch
+from agent.cluster import KubernetesPublisher, status_patch
+from agent.publish import Courier, NotDelivered, NotThereYet
 from contract.gpunode import Device, GPUNodeStatus, PodUse
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
@@ -227,6 +229,20 @@ def test_server_that_does_not_listen_is_not_delivered() -> None:
         publisher = KubernetesPublisher(kube, "n1", "headroom-system", 30)
         with pytest.raises(NotDelivered, match="API server not reached"):
             publisher.report(status())
+
+
+def test_token_that_cannot_be_read_again_is_not_delivered() -> None:
+    configuration = client.Configuration(host="http://127.0.0.1:9")
+    configuration.api_key = {"authorization": "Bearer old"}
+
+    def unreadable(_: client.Configuration) -> None:
+        raise ConfigException("Token file exists but empty.")
+
+    configuration.refresh_api_key_hook = unreadable
+    with client.ApiClient(configuration) as kube:
+        publisher = KubernetesPublisher(kube, "n1", "headroom-system", 30)
+        with pytest.raises(NotDelivered, match="exists but empty"):
+            publisher.heartbeat(NOW)
 
 
 def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
