@@ -79,12 +79,14 @@ def _loop(
     board: Board,
     stop: threading.Event,
 ) -> None:
+    agent_version = _version()
     status: GPUNodeStatus | None = None
     due_s = time.monotonic()
     while not stop.is_set():
+        # Taken before the sample: a pod removed after it may still be in there.
         observed_at = datetime.now(UTC)
         readings = [reading for probe in probes for reading in probe.read()]
-        status = summarise(readings, observed_at, _version(), before=status)
+        status = summarise(readings, observed_at, agent_version, before=status)
         board.show(status)
         if settings.print_only:
             sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")

@@ -234,6 +234,23 @@ def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
     assert [d.uuid for d in devices(probe) if "lost" in d.fault] == ["GPU-mig0", "GPU-mig1"]
 
 
+def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
+    free = iter(range(900, 0, -1))  # moves with every call
+
+    probe = NvmlProbe(
+        gate(
+            nvmlDeviceGetMemoryInfo=lambda handle, version=None: SimpleNamespace(
+                total=1000, free=next(free), used=0, reserved=10
+            ),
+            nvmlDeviceGetMigMode=lambda handle: [1, 1],
+            nvmlDeviceGetMaxMigDeviceCount=lambda handle: 3,
+            nvmlDeviceGetMigDeviceHandleByIndex=lambda parent, index: f"mig{index}",
+            nvmlDeviceGetGpuInstanceId=lambda handle: 5,
+        )
+    )
+    assert len({device.memory for device in devices(probe)}) == 1
+
+
 def test_device_that_was_taken_out_is_gone_not_lost() -> None:
     counts = [1, 0]
     probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
