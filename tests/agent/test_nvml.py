@@ -258,6 +258,20 @@ def test_device_that_was_taken_out_is_gone_not_lost() -> None:
     assert devices(probe) == []
 
 
+def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
+    counts = [1, 0, 1]
+    handles = [refusing(pynvml.NVML_ERROR_GPU_IS_LOST), lambda index: index]
+    probe = NvmlProbe(
+        gate(
+            nvmlDeviceGetCount=lambda: counts.pop(0),
+            nvmlDeviceGetHandleByIndex=lambda index: handles.pop()(index),
+        )
+    )
+    assert [d.uuid for d in devices(probe)] == ["GPU-0"]
+    assert devices(probe) == []
+    assert devices(probe) == []
+
+
 def test_driver_gone_leaves_the_probe_because_the_process_has_to_go() -> None:
     probe = NvmlProbe(gate(nvmlDeviceGetMemoryInfo=refusing(1)))
     with pytest.raises(DriverGone):

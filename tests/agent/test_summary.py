@@ -142,8 +142,9 @@ def test_first_report_is_always_written() -> None:
 
 
 def test_silence_is_never_written_and_its_time_is_no_news() -> None:
-    before = status(device(), observed_at="2026-11-21T01:00:00Z")
-    after = status(device(), observed_at="2026-11-22T01:00:00Z")
+    before = summarise([DriverReading("nvml"), reading()], NOW)
+    after = summarise([DriverReading("nvml"), reading()], NOW + timedelta(days=1))
+    assert before != after
     assert not worth_writing(before, after, 1e9)
 
 
