@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,18 +24,24 @@ def driver_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"headroom-fake-nvml-{os.getuid()}-{digest}"
     library = folder / "libnvidia-ml.so.1"
     if not library.exists():
-        folder.mkdir(exist_ok=True)
-        built = folder / f"building-{os.getpid()}"
-        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-        try:
-            done = subprocess.run(
-                [*command, "-o", built, SOURCE], capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
+        if shutil.which("gcc") is None:
             pytest.fail(
                 "gcc is missing: the fake driver library of the agent's tests is C; "
-                "right is, for example: apt-get install gcc libc6-dev"
+                "right is, for example: apt-get install gcc libc6-dev",
+                pytrace=False,
             )
+        folder.mkdir(exist_ok=True)
+        built = folder / f"building-{os.getpid()}"
+        done = subprocess.run(
+            [
+                *("gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"),
+                built,
+                SOURCE,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         built.rename(library)  # at once, so that sessions side by side see all of it or nothing
     return folder
