@@ -1,0 +1,66 @@
+"""The table a manager understands: replica counting against Headroom, averaged over the seeds."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from rich.table import Table
+
+from extender.demo.match import Result
+
+GIB = 1 << 30
+
+Figure = Callable[[Result], int]
+_COUNTS: tuple[tuple[str, Figure], ...] = (
+    ("pods placed", lambda r: r.verdict.bound),
+    ("pods that wait, with a reason", lambda r: len(r.waiting)),
+    ("GPUs overcommitted", lambda r: r.verdict.devices_overcommitted),
+    ("pods that would die", lambda r: len(r.verdict.died)),
+    ("  of them too large for their GPU even alone", lambda r: len(r.verdict.too_large)),
+    ("pods placed that live", lambda r: r.verdict.bound - len(r.verdict.died)),
+)
+
+
+def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
+    made = Table(title=f"Mean of {len(counting)} seeds; in brackets the range where they differ")
+    made.add_column("")
+    made.add_column("replica counting", justify="right")
+    made.add_column("Headroom", justify="right", style="bold")
+    for label, figure in _COUNTS:
+        made.add_row(label, _mean(map(figure, counting)), _mean(map(figure, headroom)))
+        if label == "GPUs overcommitted":
+            made.add_row("worst overcommit of a GPU", _worst(counting), _worst(headroom))
+    for label, figure in (
+        ("shared memory at work", lambda r: r.verdict.working_bytes),
+        ("shared memory stranded", lambda r: r.verdict.stranded_bytes),
+    ):
+        made.add_row(label, _memory(counting, figure), _memory(headroom, figure))
+    return made
+
+
+def _mean(figures: "map[int]") -> str:
+    values = list(figures)
+    low, high = min(values), max(values)
+    mean = round(Fraction(sum(values), len(values)))
+    return f"{mean:,}" if low == high else f"{mean:,} [{low:,}-{high:,}]".replace("[", "\\[")
+
+
+def _worst(results: Sequence[Result]) -> str:
+    verdicts = [result.verdict for result in results]
+    excess_bytes = max(verdict.worst_excess_bytes for verdict in verdicts)
+    if not excess_bytes:
+        return "none"
+    percent = int(max(verdict.worst_ratio for verdict in verdicts) * 100)
+    return f"{percent} % of it; {gib(excess_bytes)} too much"
+
+
+def _memory(results: Sequence[Result], figure: Figure) -> str:
+    part = sum(map(figure, results))
+    whole = sum(result.verdict.shared_bytes for result in results)
+    percent = part * 100 // max(1, whole)
+    return f"{gib(part // len(results))} ({percent} %)"
+
+
+def gib(count_bytes: int) -> str:
+    """Rounded down to a tenth below 100 GiB, to whole GiB above."""
+    tenths = count_bytes * 10 // GIB
+    return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"
