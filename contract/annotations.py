@@ -1,7 +1,8 @@
 """The annotations users write and we write: their keys, what they mean, how they are spelled.
 
 Every parser takes the text and the key it stood under, and raises ``BadAnnotation`` with that
-key, the value and a right example. Amounts are int64 bytes or parts per million, never floats.
+key, the value and a right example. Amounts are bytes, at most ``MAX_DEVICE_BYTES`` so that sums of
+them stay in int64, or parts per million; never floats.
 """
 
 import re
@@ -11,7 +12,8 @@ from enum import Enum
 from types import MappingProxyType
 
 from contract.errors import BadAnnotation, BadQuantity
-from contract.quantity import parse_bytes
+from contract.gpunode import MAX_DEVICE_BYTES
+from contract.quantity import format_bytes, parse_bytes
 
 PREFIX = "headroom.gpu/"
 
@@ -126,6 +128,8 @@ def _amount(text: str, whole: str, key: str) -> Bytes | Share:
         raise BadAnnotation(key, whole, f"is not valid: {err.why}", "8Gi") from err
     if count_bytes <= 0:
         raise BadAnnotation(key, whole, "is not more than zero bytes", "8Gi")
+    if count_bytes > MAX_DEVICE_BYTES:
+        raise BadAnnotation(key, whole, "is more than any device has", "8Gi")
     return Bytes(count_bytes)
 
 
@@ -150,11 +154,7 @@ def render_amount(amount: Bytes | Share) -> str:
     if isinstance(amount, Share):
         whole, rest = divmod(amount.ppm, 10_000)
         return f"{whole}.{rest:04d}".rstrip("0").rstrip(".") + "%"
-    count = amount.count_bytes
-    for shift, suffix in ((60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
-        if count and count % (1 << shift) == 0:
-            return f"{count >> shift}{suffix}"
-    return str(count)
+    return format_bytes(amount.count_bytes)
 
 
 def parse_policy(text: str) -> ScoringPolicy:
@@ -195,4 +195,6 @@ def parse_reserve(text: str) -> int:
         raise BadAnnotation(RESERVE, text, f"is not valid: {err.why}", "512Mi") from err
     if reserve_bytes < 0:
         raise BadAnnotation(RESERVE, text, "is negative", "512Mi")
+    if reserve_bytes > MAX_DEVICE_BYTES:
+        raise BadAnnotation(RESERVE, text, "is more than any device has", "512Mi")
     return reserve_bytes

@@ -159,8 +159,9 @@ class GPUNodeSpec(KubeStruct, frozen=True):
 
 class GPUNode(KubeStruct, frozen=True):
     metadata: ObjectMeta
-    api_version: str = API_VERSION
-    kind: str = KIND
+    # By factory: a plain default would not be encoded, and the API server asks for both.
+    api_version: str = msgspec.field(default_factory=lambda: API_VERSION)
+    kind: str = msgspec.field(default_factory=lambda: KIND)
     spec: GPUNodeSpec = GPUNodeSpec()
     status: GPUNodeStatus | None = None
 
@@ -177,9 +178,31 @@ def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
     """Read a GPUNode; raises ``BadReport`` naming the field that cannot be read."""
     try:
         return _decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as err:
+    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise BadReport(f"GPUNode cannot be read: {err}") from err
 
 
 def encode_gpunode(node: GPUNode) -> bytes:
-    return _encoder.encode(node)
+    # Said outright: as defaults both would be left out, and the API server refuses that.
+    kind = {"apiVersion": API_VERSION, "kind": KIND}
+    return _encoder.encode(msgspec.to_builtins(node) | kind)
+
+
+class _Promises(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    spec: GPUNodeSpec = GPUNodeSpec()
+
+
+_promises_decoder = msgspec.json.Decoder(_Promises)
+
+
+def decode_promises(body: bytes | msgspec.Raw) -> GPUNode:
+    """Read a GPUNode without its status: what one author garbles must not hide the other's half.
+
+    Raises ``BadReport`` when the rest cannot be read either.
+    """
+    try:
+        kept = _promises_decoder.decode(body)
+    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
+        raise BadReport(f"GPUNode cannot be read: {err}") from err
+    return GPUNode(metadata=kept.metadata, spec=kept.spec)

@@ -14,6 +14,7 @@ class KubeStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit
 
 
 class OwnerReference(KubeStruct, frozen=True):
+    api_version: str = ""
     kind: str = ""
     name: str = ""
     uid: str = ""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from contract.gpunode import Charge, Device, Reservation
+from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, Reservation
 from contract.kube import Pod
 from extender.placement.amounts import largest
 from extender.placement.request import Unreadable, VramRequest, understand
@@ -47,6 +47,7 @@ def _charges(request: VramRequest, devices: Sequence[Device], reserve_bytes: int
                 allocatable = np.array([max(0, left)], np.int64)
                 replicas = np.array([device.replicas.total], np.int64)
                 shared = device.sharing != "none"
-                candidates[device.uuid] = int(largest(ask, allocatable, replicas, shared)[0])
+                worst = int(largest(ask, allocatable, replicas, shared)[0])
+                candidates[device.uuid] = min(worst, MAX_DEVICE_BYTES)
         charges.append(Charge(resource=ask.resource, count=ask.count, candidates=candidates))
     return charges

@@ -5,8 +5,10 @@ immutable, so other threads may keep and read it; ``judge`` may be called from a
 what it reads is replaced and never changed in place.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from types import MappingProxyType
+
+import msgspec
 
 from contract.annotations import DEFAULT_VRAM, RESERVE, parse_reserve
 from contract.errors import BadAnnotation
@@ -29,7 +31,7 @@ from extender.cluster.events import (
     Relisted,
 )
 from extender.cluster.freshness import NEVER_S, Pulse
-from extender.placement.equation import weigh
+from extender.placement.equation import weigh, without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
@@ -93,9 +95,33 @@ class ClusterState:
         request = self.understand(pod)
         if isinstance(request, Unreadable):
             return request.reason
-        snap = build([self._weigh(gpunode.name, gpunode, besides=pod.metadata.uid)])
+        snap = build([self._weigh(gpunode.name, gpunode, {pod.metadata.uid})])
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
         return verdicts.reason(0) or place(request, snap, verdicts, 0)
+
+    def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """What a pod bound to the node without our promise is charged; None if it is not ours."""
+        if not asks_for_gpu(pod, self.rules):
+            return None
+        return adopt(
+            pod,
+            self._default_vram.get(pod.metadata.namespace),
+            gpunode.status.devices if gpunode.status else (),
+            self._reserve(gpunode.name)[0],
+            self.rules,
+        )
+
+    def fits_after_eviction(self, pod: Pod, node: str, victims: Set[str], now_s: float) -> bool:
+        """Whether the pod would fit on the node once the pods with these uids have gone."""
+        request, gpunode = self.understand(pod), self._gpunodes.get(node)
+        if isinstance(request, VramRequest) and not request.asks:
+            return True
+        if isinstance(request, Unreadable) or gpunode is None or gpunode.status is None:
+            return False
+        status = without(gpunode.status, victims)
+        left = msgspec.structs.replace(gpunode, status=status)
+        snap = build([self._weigh(node, left, victims | {pod.metadata.uid})])
+        return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
 
     # Writing.
 
@@ -217,8 +243,10 @@ class ClusterState:
 
     # Weighing.
 
-    def _weigh(self, name: str, gpunode: GPUNode | None, besides: str = "") -> NodeTerms:
-        """One node's terms; ``besides`` is the uid of a pod that is not counted."""
+    def _weigh(
+        self, name: str, gpunode: GPUNode | None, besides: Set[str] = frozenset()
+    ) -> NodeTerms:
+        """One node's terms; promises to the pods with the uids ``besides`` are not counted."""
         reserve_bytes, reason = self._reserve(name)
         if name not in self._nodes:
             reason = Reason.UNKNOWN_NODE
@@ -229,7 +257,7 @@ class ClusterState:
         if gpunode is None or gpunode.status is None:
             return NodeTerms(name, reason, NEVER_S)
         promises = {**self._bystanders.get(name, _NO_BYSTANDERS), **gpunode.spec.reservations}
-        promises.pop(besides, None)
+        promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
         devices = weigh(gpunode.status, promises, reserve_bytes, self.rules.unowned_tolerance_bytes)
         return NodeTerms(name, reason, self._fresh_until_s(name), devices)
 
@@ -255,15 +283,11 @@ class ClusterState:
             return _NO_BYSTANDERS
         pods = [self._pods[uid] for uid in self._uids_on.get(name, ())]
         return {
-            pod.metadata.uid: adopt(
-                pod,
-                self._default_vram.get(pod.metadata.namespace),
-                gpunode.status.devices,
-                self._reserve(name)[0],
-                self.rules,
-            )
+            pod.metadata.uid: promise
             for pod in pods
-            if not pod.ended and pod.metadata.uid not in gpunode.spec.reservations
+            if not pod.ended
+            and pod.metadata.uid not in gpunode.spec.reservations
+            and (promise := self.adopt(pod, gpunode)) is not None
         }
 
 

@@ -14,8 +14,10 @@ All figures are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
@@ -141,6 +143,27 @@ def weigh(
         )
         for slot, device in enumerate(status.devices)
     )
+
+
+def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
+    """The report as it would read if these pods had gone, and what was measured of them freed."""
+    freed_bytes: Counter[str] = Counter()
+    freed_replicas: Counter[str] = Counter()
+    for use in status.pods:
+        if use.uid in uids:
+            freed_bytes[use.device] += max(0, use.used_bytes or 0)
+            freed_replicas[use.device] += 1
+    devices: list[Device] = []
+    for device in status.devices:
+        replicas = device.replicas
+        back = min(freed_replicas[device.uuid], max(0, replicas.allocated))
+        replicas = msgspec.structs.replace(
+            replicas, free=replicas.free + back, allocated=replicas.allocated - back
+        )
+        used_bytes = max(min(device.used_bytes, 0), device.used_bytes - freed_bytes[device.uuid])
+        devices.append(msgspec.structs.replace(device, replicas=replicas, used_bytes=used_bytes))
+    pods = [use for use in status.pods if use.uid not in uids]
+    return msgspec.structs.replace(status, devices=devices, pods=pods)
 
 
 class _Uses:

@@ -1,0 +1,5 @@
+"""``python -m extender`` is ``headroom``."""
+
+from extender.cli import main
+
+main()

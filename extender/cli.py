@@ -1,0 +1,76 @@
+"""The command line: what people type."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+import uvloop
+
+from extender.errors import BadSettings
+from extender.fleet import load_fleet
+from extender.settings import load_settings
+from extender.wiring import serve_cluster, serve_embedded
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Headroom: makes Kubernetes aware of GPU memory.",
+)
+
+
+@app.callback()
+def _configure() -> None:
+    """Logs go to stderr, one JSON object a line."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+@app.command()
+def serve(
+    embedded: Annotated[
+        Path | None,
+        typer.Option(help="Serve the nodes of this fleet file from memory, without a cluster."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
+    debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve the scheduler's verbs and the debug API."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping().get(log_level.upper(), logging.INFO)
+        )
+    )
+    try:
+        settings = load_settings(config, host=host, verbs_port=verbs_port, debug_port=debug_port)
+        served = (
+            serve_embedded(settings, load_fleet(embedded), typer.echo)
+            if embedded
+            else serve_cluster(settings, typer.echo)
+        )
+        uvloop.run(served)
+    except BadSettings as err:
+        typer.echo(f"headroom: {err}", err=True)
+        raise typer.Exit(2) from err
+    except OSError as err:
+        typer.echo(f"headroom: cannot listen: {err}", err=True)
+        raise typer.Exit(1) from err
+
+
+def main() -> None:
+    app()

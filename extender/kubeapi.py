@@ -1,0 +1,254 @@
+"""The one gate to the Kubernetes API: raw requests and raw bodies, each bounded in time.
+
+Configuration and credentials are those of the ``kubernetes`` package; its models are not used, so
+that a body is decoded once, into the few fields that somebody reads. Nothing is ever sent twice by
+this layer: whether a lost write may be repeated is the caller's to decide (DESIGN section 6).
+
+    ApiError
+    ├── ApiStatus    the server answered, and not with success
+    ├── NoAnswer     it did not answer; what was asked may have been done all the same
+    └── Unreadable   it answered something that is not what it was asked for
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlencode
+
+import kubernetes.config
+import msgspec
+import urllib3
+from kubernetes.client import Configuration
+from kubernetes.client.rest import RESTClientObject
+
+#: What a broken connection can raise below urllib3's own errors (TLS, a socket shut down by us).
+_BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
+_MESSAGE_CHARS = 1000
+
+Query = Mapping[str, str]
+
+
+class ApiError(Exception):
+    """Base of what can go wrong with a call; the text names the call."""
+
+
+class ApiStatus(ApiError):
+    """``status`` is the HTTP code; ``retry_after_s`` what the server asked for, in seconds."""
+
+    def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{call}: {status} {message[:_MESSAGE_CHARS]}".rstrip())
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class NoAnswer(ApiError):
+    pass
+
+
+class Unreadable(ApiError):
+    pass
+
+
+class StatusBody(msgspec.Struct, frozen=True):
+    """Kubernetes' own error object, in the body of an answer or in a watch."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+_page_decoder = msgspec.json.Decoder(_Page)
+_status_decoder = msgspec.json.Decoder(StatusBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A complete, consistent list; ``resource_version`` is where a watch continues it."""
+
+    items: list[msgspec.Raw]
+    resource_version: str
+
+
+def load_configuration(kubeconfig: str | None = None, context: str | None = None) -> Configuration:
+    """The pod's own service account inside a cluster, else (or when named) a kubeconfig.
+
+    Raises ``kubernetes.config.ConfigException`` where there is neither.
+    """
+    configuration = Configuration()
+    load: Any = kubernetes.config  # typed in some releases, in part
+    if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        load.load_incluster_config(client_configuration=configuration)
+    else:
+        load.load_kube_config(
+            config_file=kubeconfig, context=context, client_configuration=configuration
+        )
+    return configuration
+
+
+class Stream:
+    """The open body of a watch, read by one thread; ``interrupt`` may come from another."""
+
+    def __init__(self, call: str, response: urllib3.BaseHTTPResponse) -> None:
+        self._call = call
+        self._response = response
+
+    def read(self) -> bytes:
+        """What has arrived, as soon as anything has; empty at the proper end.
+
+        Raises ``NoAnswer`` when the connection breaks or stays silent for too long.
+        """
+        try:
+            return self._response.read1(1 << 16)
+        except _BROKEN as err:
+            raise NoAnswer(f"{self._call}: {describe(err)}") from err
+
+    def interrupt(self) -> None:
+        """Make a ``read`` in progress return or raise at once."""
+        try:
+            self._response.shutdown()
+        except (*_BROKEN, ValueError):  # it had ended by itself
+            return
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class KubeApi:
+    """Calls to one API server. Methods block, and may be called from any thread."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        connect_timeout_s: float = 3.0,
+        read_timeout_s: float = 10.0,
+    ) -> None:
+        self._configuration = configuration
+        self._host = configuration.host.rstrip("/")
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        """The body of a successful answer; raises ``ApiStatus`` or ``NoAnswer``."""
+        call = f"{method} {path}"
+        response = self._send(method, path, query, body, content_type, self._read_timeout_s)
+        return self._success(call, response)
+
+    def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
+        """Open a watch; ``read_timeout_s`` bounds the silence between two pieces of it."""
+        call = f"WATCH {path}"
+        response = self._send("GET", path, query, None, "", read_timeout_s)
+        if response.status != 200:
+            self._success(call, response)
+            raise Unreadable(f"{call}: answered {response.status}, which is no stream")
+        return Stream(call, response)
+
+    def list(self, path: str, *, page_size: int, query: Query | None = None) -> Listing:
+        """Everything under ``path`` at one moment, fetched in pages.
+
+        A continue token can expire (etcd keeps minutes of history): then the list starts anew, in
+        one page, so that it ends however long the pages take.
+        """
+        try:
+            return self._list(path, query, page_size)
+        except ApiStatus as err:
+            if err.status != 410 or not page_size:
+                raise
+            return self._list(path, query, 0)
+
+    def _list(self, path: str, query: Query | None, page_size: int) -> Listing:
+        items: list[msgspec.Raw] = []
+        page_query = dict(query or {}) | ({"limit": str(page_size)} if page_size else {})
+        while True:
+            body = self.call("GET", path, query=page_query)
+            try:
+                page = _page_decoder.decode(body)
+            except (ValueError, RecursionError) as err:
+                raise Unreadable(f"GET {path}: not a list: {err}") from err
+            items += page.items or ()
+            if not page.metadata.continue_:
+                return Listing(items, page.metadata.resource_version)
+            page_query["continue"] = page.metadata.continue_
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: bytes | None,
+        content_type: str,
+        read_timeout_s: float,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json", "User-Agent": "headroom"}
+        # Asked anew each time: service account tokens are rotated under a running process.
+        settings: Any = self._configuration.auth_settings()
+        for setting in settings.values():
+            if setting["in"] == "header" and setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        if body is not None:
+            headers["Content-Type"] = content_type
+        try:
+            return self._pool.request(
+                method,
+                self._host + path + (f"?{urlencode(query)}" if query else ""),
+                body=body,
+                headers=headers,
+                preload_content=False,
+                redirect=False,
+                retries=False,  # urllib3 would by itself send a lost POST again
+                timeout=urllib3.Timeout(connect=self._connect_timeout_s, read=read_timeout_s),
+            )
+        except _BROKEN as err:
+            raise NoAnswer(f"{method} {path}: {describe(err)}") from err
+
+    def _success(self, call: str, response: urllib3.BaseHTTPResponse) -> bytes:
+        try:
+            body: bytes = response.read()
+        except _BROKEN as err:
+            response.close()
+            raise NoAnswer(f"{call}: {response.status}, then {describe(err)}") from err
+        response.release_conn()
+        if 200 <= response.status < 300:
+            return body
+        message = status_message(body) or response.reason or ""
+        retry_after = response.headers.get("Retry-After", "")
+        retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
+        raise ApiStatus(call, response.status, message, retry_after_s)
+
+
+def status_message(body: bytes) -> str:
+    """The server's own words, whatever it wrapped them in."""
+    try:
+        status = _status_decoder.decode(body)
+    except (ValueError, RecursionError):
+        return body[:_MESSAGE_CHARS].decode(errors="replace").strip()
+    return f"{status.reason}: {status.message}" if status.reason else status.message
+
+
+def describe(err: BaseException) -> str:
+    """An error in one line; some of urllib3's have no text of their own."""
+    return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__

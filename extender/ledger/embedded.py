@@ -1,0 +1,197 @@
+"""A store in memory with the API server's optimistic concurrency: for trying, demos and tests.
+
+Objects have one counter of resourceVersions; a write whose precondition is not the newest fails;
+watchers are told in the order of writes. What a network does to a store can be injected.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from contract.annotations import TOUCHED
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from contract.kube import Pod
+from extender.cluster.events import Event, GPUNodeSeen, PodGone, PodSeen
+from extender.errors import StoreConflict, StoreNotFound
+from extender.ledger.store import Binding
+
+#: Called with the operation's name before it is done and after; may sleep, or raise a StoreError
+#: ("before": nothing was done; "after": it was done, and the answer is lost).
+T = TypeVar("T")
+Fault = Callable[[str, str], None]
+
+
+def no_fault(operation: str, when: str) -> None:
+    """The network on a good day."""
+
+
+class Latency:
+    """A fault that only takes time, half of it on the way there."""
+
+    def __init__(self, latency_s: float) -> None:
+        self._half_s = latency_s / 2
+
+    def __call__(self, operation: str, when: str) -> None:
+        time.sleep(self._half_s)
+
+
+class EmbeddedStore:
+    """Implements ``Store``; safe to use from several threads."""
+
+    def __init__(
+        self,
+        deliver: Callable[[list[Event]], None],
+        monotonic_s: Callable[[], float],
+        fault: Fault = no_fault,
+    ) -> None:
+        self._deliver = deliver
+        self._monotonic_s = monotonic_s
+        self._fault = fault
+        self._lock = threading.Lock()
+        self._version = 0
+        self._gpunodes: dict[str, GPUNode] = {}
+        self._pods: dict[tuple[str, str], Pod] = {}
+
+    # What the ledger does.
+
+    def read_gpunode(self, name: str) -> GPUNode | None:
+        return self._do("read_gpunode", lambda: self._gpunodes.get(name))
+
+    def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        def create() -> GPUNode:
+            if gpunode.name in self._gpunodes:
+                raise StoreConflict(f"GPUNode {gpunode.name} exists already")
+            # As the API server does for a status subresource: what is created has none.
+            return self._put_gpunode(msgspec.structs.replace(gpunode, status=None))
+
+        return self._do("create_gpunode", create)
+
+    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        def write() -> GPUNode:
+            held = self._held(before.name)
+            if held.metadata.resource_version != before.metadata.resource_version:
+                raise StoreConflict(f"GPUNode {before.name} was written by somebody else")
+            return self._put_gpunode(msgspec.structs.replace(held, spec=spec))
+
+        return self._do("write_spec", write)
+
+    def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return self._do("read_pod", lambda: self._pods.get((namespace, name)))
+
+    def list_pods(self) -> list[Pod]:
+        return self._do("list_pods", lambda: list(self._pods.values()))
+
+    def bind(self, binding: Binding) -> None:
+        def bind() -> None:
+            pod = self._held_pod(binding.namespace, binding.name)
+            which = f"pod {binding.namespace}/{binding.name}"
+            if pod.metadata.uid != binding.uid:
+                raise StoreConflict(f"{which} has another uid")
+            if pod.metadata.resource_version != binding.resource_version:
+                raise StoreConflict(f"{which} was changed by somebody else")
+            if pod.node:
+                raise StoreConflict(f"{which} is already assigned to node {pod.node}")
+            annotations = {**(pod.metadata.annotations or {}), **binding.annotations}
+            spec = msgspec.structs.replace(pod.spec, node_name=binding.node)
+            self._put_pod(pod, annotations, spec)
+
+        self._do("bind", bind)
+
+    def touch_pod(self, pod: Pod, value: str) -> Pod:
+        def touch() -> Pod:
+            held = self._held_pod(pod.metadata.namespace, pod.metadata.name)
+            ours, theirs = pod.metadata, held.metadata
+            if (ours.uid, ours.resource_version) != (theirs.uid, theirs.resource_version):
+                raise StoreConflict(
+                    f"pod {ours.namespace}/{ours.name} was changed by somebody else"
+                )
+            return self._put_pod(held, {**(theirs.annotations or {}), TOUCHED: value}, held.spec)
+
+        return self._do("touch_pod", touch)
+
+    # What the rest of a cluster does: users create and delete pods, agents report.
+
+    def admit(self, pod: Pod) -> Pod:
+        """Create the pod, or take its newer version while it is not bound; returns what is held.
+
+        A pod of the same name with another uid replaces the old one, as if that had been deleted.
+        """
+
+        def create() -> Pod:
+            key = (pod.metadata.namespace, pod.metadata.name)
+            held = self._pods.get(key)
+            if held is not None and held.metadata.uid == pod.metadata.uid:
+                if held.node or held.metadata.resource_version == pod.metadata.resource_version:
+                    return held
+            elif held is not None:
+                self._deliver([PodGone(held.metadata.uid)])
+            # It comes with a resourceVersion of whoever made it up, and keeps it.
+            self._pods[key] = pod
+            self._deliver([PodSeen(pod)])
+            return pod
+
+        return self._do("admit", create)
+
+    def delete_pod(self, namespace: str, name: str) -> Pod:
+        """Remove a pod at once, as if its containers had ended; raises ``StoreNotFound``."""
+
+        def delete() -> Pod:
+            pod = self._held_pod(namespace, name)
+            del self._pods[namespace, name]
+            self._deliver([PodGone(pod.metadata.uid)])
+            return pod
+
+        return self._do("delete_pod", delete)
+
+    def report(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> None:
+        """Replace the status of GPUNodes, as their agents do; raises ``StoreNotFound``, and then
+        none of them is replaced."""
+
+        def write() -> None:
+            pairs = [(self._held(name), status) for name, status in reports]
+            for held, status in pairs:
+                self._put_gpunode(msgspec.structs.replace(held, status=status))
+
+        self._do("report", write)
+
+    # Under the lock.
+
+    def _do(self, operation: str, action: Callable[[], T]) -> T:
+        self._fault(operation, "before")
+        with self._lock:
+            result = action()
+        self._fault(operation, "after")
+        return result
+
+    def _held(self, name: str) -> GPUNode:
+        if name not in self._gpunodes:
+            raise StoreNotFound(f"GPUNode {name} does not exist")
+        return self._gpunodes[name]
+
+    def _held_pod(self, namespace: str, name: str) -> Pod:
+        if (namespace, name) not in self._pods:
+            raise StoreNotFound(f"pod {namespace}/{name} does not exist")
+        return self._pods[namespace, name]
+
+    def _next_version(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+    def _put_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        metadata = msgspec.structs.replace(gpunode.metadata, resource_version=self._next_version())
+        gpunode = msgspec.structs.replace(gpunode, metadata=metadata)
+        self._gpunodes[gpunode.name] = gpunode
+        self._deliver([GPUNodeSeen(gpunode, self._monotonic_s())])
+        return gpunode
+
+    def _put_pod(self, pod: Pod, annotations: dict[str, str], spec: object) -> Pod:
+        metadata = msgspec.structs.replace(
+            pod.metadata, annotations=annotations, resource_version=f"e{self._next_version()}"
+        )
+        pod = msgspec.structs.replace(pod, metadata=metadata, spec=spec)
+        self._pods[pod.metadata.namespace, pod.metadata.name] = pod
+        self._deliver([PodSeen(pod)])
+        return pod

@@ -1,0 +1,200 @@
+"""The store of truth: compare-and-swap, Bindings and touches at the Kubernetes API server.
+
+Every write carries the resourceVersion it was computed from, and is sent once. An answer that does
+not come, and every answer of the server that leaves open what it did (5xx, 408, 429), is
+``OutcomeUnknown``; the caller reads before it tries again.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from contract.annotations import TOUCHED
+from contract.errors import BadReport
+from contract.gpunode import (
+    GROUP,
+    PLURAL,
+    VERSION,
+    GPUNode,
+    GPUNodeSpec,
+    decode_gpunode,
+    decode_promises,
+    encode_gpunode,
+)
+from contract.kube import Pod
+from extender.errors import (
+    OutcomeUnknown,
+    StoreConflict,
+    StoreError,
+    StoreNotFound,
+    StoreRefused,
+)
+from extender.kubeapi import ApiError, ApiStatus, KubeApi
+from extender.ledger.store import Binding
+
+_GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+_MERGE_PATCH = "application/merge-patch+json"
+_PAGE_SIZE = 500
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+_decode_pod = msgspec.json.Decoder(Pod).decode
+
+
+class KubernetesStore:
+    """``extender.ledger.store.Store`` over the API server."""
+
+    def __init__(self, api: KubeApi, *, page_size: int = _PAGE_SIZE) -> None:
+        self._api = api
+        self._page_size = page_size
+
+    def read_gpunode(self, name: str) -> GPUNode | None:
+        what = f"read GPUNode {name}"
+        try:
+            body = self._call(what, "GET", _gpunode_path(name))
+        except StoreNotFound:
+            return None
+        return _read(what, _decode_gpunode, body)
+
+    def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        what = f"create GPUNode {gpunode.name}"
+        # The status is the agent's, and a resourceVersion in a creation is refused.
+        metadata = msgspec.structs.replace(gpunode.metadata, resource_version="", uid="")
+        body = encode_gpunode(msgspec.structs.replace(gpunode, metadata=metadata, status=None))
+        return _read(what, _decode_gpunode, self._call(what, "POST", _GPUNODES, body))
+
+    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        what = f"write spec of GPUNode {before.name}"
+        patch = {
+            "metadata": {"resourceVersion": _version(what, before.metadata.resource_version)},
+            "spec": merge_patch(msgspec.to_builtins(before.spec), msgspec.to_builtins(spec)),
+        }
+        body = self._call(what, "PATCH", _gpunode_path(before.name), _encode(patch), _MERGE_PATCH)
+        return _read(what, _decode_gpunode, body)
+
+    def read_pod(self, namespace: str, name: str) -> Pod | None:
+        what = f"read pod {namespace}/{name}"
+        try:
+            body = self._call(what, "GET", _pod_path(namespace, name))
+        except StoreNotFound:
+            return None
+        return _read(what, _decode_pod, body)
+
+    def list_pods(self) -> list[Pod]:
+        what = "list pods"
+        try:
+            listing = self._api.list("/api/v1/pods", page_size=self._page_size)
+        except ApiError as err:
+            raise _store_error(what, err) from err
+        return [_read(what, _decode_pod, item) for item in listing.items]
+
+    def bind(self, binding: Binding) -> None:
+        what = f"bind pod {binding.namespace}/{binding.name} to node {binding.node}"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {
+                "namespace": binding.namespace,
+                "name": binding.name,
+                "uid": binding.uid,
+                "resourceVersion": _version(what, binding.resource_version),
+                "annotations": dict(binding.annotations),
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": binding.node},
+        }
+        path = f"{_pod_path(binding.namespace, binding.name)}/binding"
+        self._call(what, "POST", path, _encode(body))
+
+    def touch_pod(self, pod: Pod, value: str) -> Pod:
+        metadata = pod.metadata
+        what = f"touch pod {metadata.namespace}/{metadata.name}"
+        patch = {
+            "metadata": {
+                "uid": metadata.uid,
+                "resourceVersion": _version(what, metadata.resource_version),
+                "annotations": {TOUCHED: value},
+            }
+        }
+        path = _pod_path(metadata.namespace, metadata.name)
+        return _read(
+            what, _decode_pod, self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH)
+        )
+
+    def _call(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        try:
+            return self._api.call(method, path, body=body, content_type=content_type)
+        except ApiError as err:
+            raise _store_error(what, err) from err
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The RFC 7386 patch that turns ``before`` into ``after``: at every level, what is gone is
+    null, and what is the same is left out. Neither may hold a null of its own."""
+    patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
+    for key, new in after.items():
+        old = before.get(key)
+        if old == new and key in before:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            patch[key] = merge_patch(old, new)
+        else:
+            patch[key] = new
+    return patch
+
+
+def _gpunode_path(name: str) -> str:
+    return f"{_GPUNODES}/{quote(name, safe='')}"
+
+
+def _pod_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+
+
+def _version(what: str, resource_version: str) -> str:
+    """A precondition that is empty would be none at all."""
+    if not resource_version:
+        raise StoreRefused(f"{what}: without a resourceVersion nothing guards it")
+    return resource_version
+
+
+def _decode_gpunode(body: bytes) -> GPUNode:
+    """The promises are readable even where an agent's status is not."""
+    try:
+        return decode_gpunode(body)
+    except BadReport:
+        return decode_promises(body)
+
+
+def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T:
+    """An answer that cannot be read is no answer."""
+    try:
+        return decode(body)
+    except (ValueError, RecursionError) as err:
+        raise OutcomeUnknown(f"{what}: the answer cannot be read: {err}") from err
+
+
+def _store_error(what: str, err: ApiError) -> StoreError:
+    """What an answer, or its absence, means to the protocol."""
+    kind: type[StoreError] = OutcomeUnknown
+    if isinstance(err, ApiStatus):
+        match err.status:
+            case 409:
+                kind = StoreConflict
+            case 404:
+                kind = StoreNotFound
+            case 408 | 429:
+                # Nothing was done, and it may be accepted later: neither refused nor certain.
+                kind = OutcomeUnknown
+            case status if 400 <= status < 500:
+                kind = StoreRefused
+    return kind(f"{what}: {err}")

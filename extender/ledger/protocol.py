@@ -1,0 +1,286 @@
+"""The bind protocol: when a promise is made, and the one way in which it is taken back.
+
+A promise is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the object
+it was computed from. So any number of these may run against one store; the store decides. The
+order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+
+from contract.annotations import FINALIZER
+from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from contract.kube import Node, ObjectMeta, OwnerReference, Pod
+from contract.quantity import format_bytes
+from contract.reasons import Reason
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreNotFound, StoreRefused
+from extender.ledger.store import Binding, Store
+from extender.placement.placed import Placement
+
+#: How often a step is begun anew after losing a race; then the pod is left to be retried.
+ATTEMPTS = 8
+
+
+class Judge(Protocol):
+    """Fits a pod on one very object of a node, as if that held no promise to the pod yet."""
+
+    def __call__(self, pod: Pod, gpunode: GPUNode) -> Placement | Reason: ...
+
+
+class Adopt(Protocol):
+    """The reservation of a pod that sits on a node without our promise; None if it is not ours."""
+
+    def __call__(self, pod: Pod, gpunode: GPUNode) -> Reservation | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BindAsk:
+    """What kube-scheduler wants bound, and what this replica already holds of it."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    #: The pod as the filter call showed it; None where this replica did not see that call.
+    pod: Pod | None
+    #: The node's object as the watch showed it; None where it did not.
+    gpunode: GPUNode | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The pod is bound to the node it was asked for, now or already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """There is no room (any more): kube-scheduler will try the pod again."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It could not be done; ``message`` says why, for the pod's condition."""
+
+    message: str
+
+
+Outcome = Bound | Declined | Failed
+
+
+class Ledger:
+    """``written`` is told every GPUNode that we wrote, so that the next decision already knows."""
+
+    def __init__(
+        self,
+        store: Store,
+        judge: Judge,
+        adopt: Adopt,
+        written: Callable[[GPUNode], None],
+        wall_s: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._judge = judge
+        self._adopt = adopt
+        self._written = written
+        self._wall_s = wall_s
+        self._new_id = new_id
+
+    def bind(self, ask: BindAsk) -> Outcome:
+        """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
+        times for the same pod, and answers the same each time."""
+        pod, gpunode = ask.pod, ask.gpunode
+        trouble = "too many others wrote the same node"
+        for _ in range(ATTEMPTS):
+            try:
+                # 1. Know the pod, unbound, at a resourceVersion.
+                if pod is None:
+                    pod = self._store.read_pod(ask.namespace, ask.name)
+                if (settled := _settled(ask, pod)) is not None:
+                    return settled
+                assert pod is not None
+                gpunode = gpunode or self._store.read_gpunode(ask.node)
+                if gpunode is None:
+                    return Declined(Reason.NO_REPORT)
+                # 2. Fit it on the object that the write will be conditional on.
+                placement = self._judge(pod, gpunode)
+                if isinstance(placement, Reason):
+                    return Declined(placement)
+            except StoreError as err:
+                return Failed(str(err))
+            # 3. Reserve, always, also when there is a promise for the pod already: the write
+            # proves that nobody took one back in between.
+            try:
+                if placement.charges:
+                    gpunode = self._reserve(pod, gpunode, placement)
+            except (StoreConflict, OutcomeUnknown) as err:
+                trouble, gpunode = str(err), None
+                continue
+            except StoreError as err:
+                return Failed(str(err))
+            # 4. Bind, on condition that the pod is still the one that was fitted.
+            try:
+                self._store.bind(_binding(pod, ask.node, placement))
+                return Bound()
+            except StoreError as err:
+                trouble, refused = str(err), isinstance(err, StoreRefused)
+            # 5. Refused or unanswered: what became of the pod decides.
+            try:
+                pod = self._store.read_pod(ask.namespace, ask.name)
+            except StoreError as err:
+                return Failed(f"{trouble}; and then: {err}")
+            settled = _settled(ask, pod)
+            if isinstance(settled, Bound):
+                return settled
+            if settled is not None or refused:
+                # A promise nobody can use any more; if removing fails, housekeeping will.
+                self.remove(ask.node, ask.uid)
+                return settled or Failed(trouble)
+            # Unbound: once more from the start. The promise stays, for this or a rival attempt.
+        return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
+
+    def remove(self, node: str, uid: str) -> bool:
+        """Take a promise back unless its pod runs on the node; the only way, for anyone, any time.
+
+        Returns whether the promise is gone. False also when the store does not answer: then it
+        stays, which is safe.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                gpunode = self._store.read_gpunode(node)
+                if gpunode is None or uid not in gpunode.spec.reservations:
+                    return True
+                promise = gpunode.spec.reservations[uid]
+                # From the store itself: a cache could still show it unbound.
+                pod = self._store.read_pod(promise.namespace, promise.name)
+                if pod is not None and pod.metadata.uid == uid:
+                    if pod.node == node and not pod.ended:
+                        return False
+                    if not pod.node:
+                        # Every Binding on its way carries the old resourceVersion and fails now.
+                        self._store.touch_pod(pod, self._new_id())
+                rest = {u: r for u, r in gpunode.spec.reservations.items() if u != uid}
+                self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=rest))
+                return True
+            except (StoreConflict, StoreNotFound):
+                continue
+            except StoreError:
+                return False
+        return False
+
+    def initialise(self, nodes: Iterable[Node]) -> list[str]:
+        """Make the GPUNodes of these nodes ready to take pods; returns the names of those that are.
+
+        A node without a report gets its object, and is initialised when the report has come: only
+        then is it known what its pods sit on. Store errors are raised; calling again is harmless.
+        """
+        waiting = [
+            gpunode
+            for node in nodes
+            if not (gpunode := self._read_or_create(node)).spec.initialised
+            and gpunode.status is not None
+        ]
+        if not waiting:
+            return []
+        # Bindings that are on their way were decided without the ledger: make them fail, so that
+        # the list below shows every pod that there is and will be without a promise of ours.
+        for pod in self._store.list_pods():
+            if not pod.node and not pod.ended:
+                self._touch(pod)
+        pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]
+        return [node.name for node in waiting if self._charge_all(node, pods)]
+
+    def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
+        promises = dict(gpunode.spec.reservations)
+        for pod in pods:
+            if pod.node != gpunode.name or pod.metadata.uid in promises:
+                continue
+            if (promise := self._adopt(pod, gpunode)) is not None:
+                promises[pod.metadata.uid] = self._stamped(promise)
+        spec = msgspec.structs.replace(gpunode.spec, initialised=True, reservations=promises)
+        try:
+            self._write(gpunode, spec)
+        except StoreConflict:
+            return False  # somebody else wrote it; the next round looks again
+        return True
+
+    def _touch(self, pod: Pod) -> None:
+        """Until it succeeds, or the pod is bound or gone and so in the next list as it is."""
+        current: Pod | None = pod
+        while current is not None and not current.node and self._adopt_matters(current):
+            try:
+                self._store.touch_pod(current, self._new_id())
+                return
+            except StoreNotFound:
+                return
+            except StoreConflict:
+                current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
+
+    def _adopt_matters(self, pod: Pod) -> bool:
+        """Whether the pod asks for GPUs of ours at all."""
+        return self._adopt(pod, GPUNode(metadata=ObjectMeta())) is not None
+
+    def _read_or_create(self, node: Node) -> GPUNode:
+        name = node.metadata.name
+        if (gpunode := self._store.read_gpunode(name)) is not None:
+            return gpunode
+        owner = OwnerReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
+        metadata = ObjectMeta(name=name, finalizers=[FINALIZER], owner_references=[owner])
+        return self._store.create_gpunode(GPUNode(metadata=metadata))
+
+    def _reserve(self, pod: Pod, gpunode: GPUNode, placement: Placement) -> GPUNode:
+        promise = self._stamped(
+            Reservation(
+                namespace=pod.metadata.namespace,
+                name=pod.metadata.name,
+                charges=list(placement.charges),
+            )
+        )
+        promises = {**gpunode.spec.reservations, pod.metadata.uid: promise}
+        return self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises))
+
+    def _stamped(self, promise: Reservation) -> Reservation:
+        since = datetime.fromtimestamp(self._wall_s(), UTC).isoformat(timespec="milliseconds")
+        return msgspec.structs.replace(promise, attempt=self._new_id(), since=since)
+
+    def _write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        promised = sum(
+            max(charge.candidates.values(), default=0) * charge.count
+            for promise in spec.reservations.values()
+            for charge in promise.charges
+        )
+        spec = msgspec.structs.replace(spec, promised=format_bytes(promised))
+        after = self._store.write_spec(before, spec)
+        self._written(after)
+        return after
+
+
+def _settled(ask: BindAsk, pod: Pod | None) -> Outcome | None:
+    """What is already decided about the pod; None while it is unbound and so still to be bound."""
+    which = f"pod {ask.namespace}/{ask.name}"
+    if pod is None:
+        return Failed(f"{which} does not exist")
+    if pod.metadata.uid != ask.uid:
+        return Failed(f"{which} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
+    if pod.node == ask.node:
+        return Bound()
+    if pod.node:
+        return Failed(f"{which} is bound to node {pod.node}")
+    return None
+
+
+def _binding(pod: Pod, node: str, placement: Placement) -> Binding:
+    return Binding(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        resource_version=pod.metadata.resource_version,
+        node=node,
+        annotations=placement.annotations,
+    )

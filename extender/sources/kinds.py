@@ -1,0 +1,126 @@
+"""Which objects are watched, where they are, and which event each becomes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from contract.errors import BadReport
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_gpunode, decode_promises
+from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
+from extender.cluster.events import (
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceGone,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+)
+
+KubeObject = Pod | Node | Namespace | GPUNode | Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind: how it is listed and decoded, and what is told of it.
+
+    ``seen`` and ``gone`` take the receiver's clock in seconds. ``salvage`` makes of an object that
+    ``decode`` refuses what can still be told of it, None where that is nothing.
+    """
+
+    name: str
+    path: str
+    type: type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease]
+    decode: Callable[[msgspec.Raw], KubeObject]
+    seen: Callable[[Any, float], Event]
+    gone: Callable[[ObjectMeta], Event]
+    salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
+
+
+class _Identity(msgspec.Struct, frozen=True, rename="camel"):
+    """No more of the metadata than every object has, so that next to nothing can be wrong."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    metadata: _Identity
+
+
+_identity_decoder = msgspec.json.Decoder(_Identified)
+
+
+def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
+    """Which object this is and its version; raises ``ValueError`` when not even that is told."""
+    metadata = _identity_decoder.decode(raw).metadata
+    return ObjectMeta(
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        resource_version=metadata.resource_version,
+    )
+
+
+def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
+    """A node without a report, its promises kept if they can be read: an older report that nobody
+    confirms any more must not live on. Without promises it is not initialised and takes nothing."""
+    try:
+        return decode_promises(raw)
+    except BadReport:
+        return GPUNode(metadata=metadata)
+
+
+def watched_kinds(lease_namespace: str) -> tuple[Kind, ...]:
+    """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases."""
+    return (
+        Kind(
+            "nodes",
+            "/api/v1/nodes",
+            Node,
+            msgspec.json.Decoder(Node).decode,
+            lambda node, at_s: NodeSeen(node),
+            lambda metadata: NodeGone(metadata.name),
+        ),
+        Kind(
+            "namespaces",
+            "/api/v1/namespaces",
+            Namespace,
+            msgspec.json.Decoder(Namespace).decode,
+            lambda namespace, at_s: NamespaceSeen(namespace),
+            lambda metadata: NamespaceGone(metadata.name),
+        ),
+        Kind(
+            "gpunodes",
+            f"/apis/{GROUP}/{VERSION}/{PLURAL}",
+            GPUNode,
+            decode_gpunode,
+            GPUNodeSeen,
+            lambda metadata: GPUNodeGone(metadata.name),
+            _salvage_gpunode,
+        ),
+        Kind(
+            "leases",
+            f"/apis/coordination.k8s.io/v1/namespaces/{lease_namespace}/leases",
+            Lease,
+            msgspec.json.Decoder(Lease).decode,
+            HeartbeatSeen,
+            lambda metadata: HeartbeatGone(metadata.name),
+        ),
+        Kind(
+            "pods",
+            "/api/v1/pods",
+            Pod,
+            msgspec.json.Decoder(Pod).decode,
+            lambda pod, at_s: PodSeen(pod),
+            lambda metadata: PodGone(metadata.uid),
+        ),
+    )

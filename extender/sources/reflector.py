@@ -1,0 +1,254 @@
+"""Follows one kind of object: lists it, watches it from there, and never gives up.
+
+A reflector is one thread and one rule: what the cluster state was told is what the API server
+held at ``_version``. Every failure is of one of two sorts. Silence, and "later" (429), say nothing
+about that version: the watch is resumed from it. Anything else (410 above all: history was
+compacted) puts it in doubt: the kind is listed again, and ``Relisted`` says by omission what went
+in between. Either way there is a pause first, longer with every failure in a row, with full jitter.
+
+The server ends each watch after ``watch_s``, and silence longer than that ends it here, so that a
+half-open connection is noticed within ``watch_s + grace_s``.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from contract.kube import ObjectMeta
+from extender.cluster.events import Event, Relisted
+from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer, StatusBody, Stream, Unreadable
+from extender.sources.backoff import Backoff
+from extender.sources.kinds import Kind, KubeObject, decode_identity
+
+log = structlog.get_logger(__name__)
+
+Deliver = Callable[[Sequence[Event]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often and how much; every figure is in seconds except the page size."""
+
+    page_size: int = 500
+    #: A watch is asked to end after this; bookmarks come about once a minute.
+    watch_s: int = 60
+    #: What a server may be late with that end.
+    grace_s: float = 10.0
+    backoff_base_s: float = 0.5
+    backoff_cap_s: float = 30.0
+
+
+DEFAULT_PACE = Pace()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What /readyz and the metrics tell of one kind."""
+
+    kind: str
+    #: Its first complete list was delivered.
+    synced: bool
+    #: Seconds since the server last said anything about it; None before that.
+    contact_age_s: float | None
+    #: Watches or lists that failed and were tried again.
+    reconnects: int
+    #: Complete lists delivered.
+    lists: int
+    #: Objects that cannot be read at present.
+    unreadable: int
+
+
+class Reflector:
+    """Delivers what happens to one kind. ``run`` blocks until ``stop``; the rest never does."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        api: KubeApi,
+        deliver: Deliver,
+        *,
+        pace: Pace = DEFAULT_PACE,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._kind = kind
+        self._api = api
+        self._deliver = deliver
+        self._pace = pace
+        self._clock = clock
+        self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        #: What was delivered is the state at this resourceVersion; None: list first.
+        self._version: str | None = None
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._synced = False
+        self._contact_s: float | None = None
+        self._reconnects = 0
+        self._lists = 0
+        #: Objects that could not be read, so that each is logged once per list.
+        self._unreadable: set[str] = set()
+
+    @property
+    def health(self) -> Health:
+        contact_s = self._contact_s
+        return Health(
+            kind=self._kind.name,
+            synced=self._synced,
+            contact_age_s=None if contact_s is None else self._clock() - contact_s,
+            reconnects=self._reconnects,
+            lists=self._lists,
+            unreadable=len(self._unreadable),
+        )
+
+    def stop(self) -> None:
+        """Make ``run`` return: at once from a watch, else when the call in progress ends."""
+        self._stopping.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.interrupt()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._version is None:
+                    self._list()
+                self._watch()
+            except NoAnswer as err:
+                self._pause("source_unanswered", err, list_again=False)
+            except ApiStatus as err:
+                event = "source_expired" if err.status == 410 else "source_refused"
+                self._pause(event, err, list_again=err.status != 429, at_least_s=err.retry_after_s)
+            except ApiError as err:
+                self._pause("source_unreadable", err, list_again=True)
+            except Exception as err:  # a thread that died would freeze our view, unseen
+                log.exception("source_broken", kind=self._kind.name)
+                self._pause("source_restarted", err, list_again=True)
+
+    def _pause(
+        self, event: str, err: Exception, *, list_again: bool, at_least_s: float = 0.0
+    ) -> None:
+        if self._stopping.is_set():
+            return
+        self._reconnects += 1
+        if list_again:
+            self._version = None
+        wait_s = self._backoff.next_s(at_least_s)
+        log.warning(
+            event, kind=self._kind.name, error=str(err), list_again=list_again, wait_s=wait_s
+        )
+        self._wait(wait_s)
+
+    def _list(self) -> None:
+        # Dated before it was asked for: a heartbeat in it is at least as old as that.
+        at_s = self._clock()
+        listing = self._api.list(self._kind.path, page_size=self._pace.page_size)
+        self._unreadable.clear()
+        objects = tuple(obj for raw in listing.items if (obj := self._decode(raw)) is not None)
+        self._contact_s = self._clock()
+        self._deliver([Relisted(self._kind.type, objects, at_s)])
+        self._version = listing.resource_version
+        self._lists += 1
+        self._synced = True
+        log.info("source_listed", kind=self._kind.name, objects=len(objects))
+
+    def _watch(self) -> None:
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": str(self._pace.watch_s),
+        }
+        silence_s = self._pace.watch_s + self._pace.grace_s
+        stream = self._api.stream(self._kind.path, query=query, read_timeout_s=silence_s)
+        begun_s = self._contact_s = self._clock()
+        with self._lock:
+            self._stream = stream
+        try:
+            rest = b""
+            while not self._stopping.is_set() and (chunk := stream.read()):
+                *lines, rest = (rest + chunk).split(b"\n")
+                self._contact_s = self._clock()
+                self._take(lines, self._contact_s)
+                self._backoff.reset()
+            if self._clock() - begun_s < 1.0 and self._contact_s == begun_s:
+                raise NoAnswer(f"WATCH {self._kind.path}: ended at once, with nothing said")
+            self._backoff.reset()
+        finally:
+            with self._lock:
+                self._stream = None
+            stream.close()
+
+    def _take(self, lines: Iterable[bytes], at_s: float) -> None:
+        """Deliver complete lines of a watch together; raises what the server said in them."""
+        events: list[Event] = []
+        failure: ApiError | None = None
+        version = self._version
+        for line in filter(None, lines):
+            try:
+                change = _change_decoder.decode(line)
+                if change.type == "ERROR":
+                    status = _status_decoder.decode(change.object)
+                    failure = ApiStatus(f"WATCH {self._kind.path}", status.code, status.message)
+                    break
+                identity = decode_identity(change.object)
+            except (ValueError, RecursionError) as err:
+                failure = Unreadable(f"WATCH {self._kind.path}: {err}")
+                break
+            version = identity.resource_version or version
+            if change.type == "DELETED":
+                self._unreadable.discard(_name(identity))
+                events.append(self._kind.gone(identity))
+            elif change.type in ("ADDED", "MODIFIED"):
+                obj = self._decode(change.object)
+                if obj is not None:
+                    events.append(self._kind.seen(obj, at_s))
+        if events:
+            self._deliver(events)
+        self._version = version
+        if failure is not None:
+            raise failure
+
+    def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
+        """One object, or what can be saved of it; None when that is nothing."""
+        try:
+            obj = self._kind.decode(raw)
+        except (ValueError, RecursionError) as err:
+            return self._salvage(raw, err)
+        if self._unreadable:
+            self._unreadable.discard(_name(obj.metadata))
+        return obj
+
+    def _salvage(self, raw: msgspec.Raw, err: Exception) -> KubeObject | None:
+        try:
+            identity = decode_identity(raw)
+        except (ValueError, RecursionError):
+            log.error("object_unreadable", kind=self._kind.name, name="", error=str(err))
+            return None
+        name = _name(identity)
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            log.error("object_unreadable", kind=self._kind.name, name=name, error=str(err))
+        return self._kind.salvage(raw, identity)
+
+
+class _Change(msgspec.Struct, frozen=True):
+    """One line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+_change_decoder = msgspec.json.Decoder(_Change)
+_status_decoder = msgspec.json.Decoder(StatusBody)
+
+
+def _name(metadata: ObjectMeta) -> str:
+    return f"{metadata.namespace}/{metadata.name}".lstrip("/")

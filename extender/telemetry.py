@@ -1,0 +1,46 @@
+"""What we tell Prometheus about ourselves; the registry is an argument, never a global."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+#: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
+_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+class Telemetry:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.verb_seconds = Histogram(
+            "headroom_verb_duration_seconds",
+            "Time from the last byte of a scheduler call to the first of its answer.",
+            ["verb"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.verb_errors = Counter(
+            "headroom_verb_errors_total",
+            "Scheduler calls that were answered with an error.",
+            ["verb"],
+            registry=registry,
+        )
+        self.refused_nodes = Counter(
+            "headroom_refused_nodes_total",
+            "Nodes refused in filter calls, by the code of the reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.binds = Counter(
+            "headroom_binds_total",
+            "Bind calls by outcome: bound, declined (no room any more) or failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.generation = Gauge(
+            "headroom_snapshot_generation",
+            "Generation of the snapshot that decisions are made on.",
+            registry=registry,
+        )
+        self.overcommitted_bytes = Gauge(
+            "headroom_overcommitted_bytes",
+            "Bytes committed beyond what devices have, over the whole cluster; must be 0.",
+            registry=registry,
+        )

@@ -1,0 +1,112 @@
+"""The debug API: read-only views of what decides, on a port of its own."""
+
+from collections.abc import Callable
+
+import numpy as np
+from fastapi import FastAPI, HTTPException
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse, Response
+
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.telemetry import Telemetry
+from extender.web.views import (
+    ExplainBody,
+    NodeBody,
+    NodesBody,
+    explain_body,
+    node_view,
+    stamp,
+)
+
+
+def debug_app(
+    cluster: ClusterState,
+    journal: Journal,
+    telemetry: Telemetry,
+    unready: Callable[[], str],
+    monotonic_s: Callable[[], float],
+    wall_s: Callable[[], float],
+) -> FastAPI:
+    """The ASGI application of the debug port; OpenAPI is served at /docs."""
+    app = FastAPI(
+        title="Headroom debug API",
+        description="Why pods are where they are, from the objects that decided.",
+        version="v1",
+    )
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        """Whether the process answers at all."""
+        return "ok\n"
+
+    @app.get("/readyz", response_class=PlainTextResponse)
+    async def readyz() -> Response:
+        """Whether decisions can be made; 503 with what is missing when not."""
+        missing = unready()
+        return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        snap = cluster.snapshot()
+        telemetry.generation.set(snap.generation)
+        telemetry.overcommitted_bytes.set(overcommitted_bytes())
+        return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def overcommitted_bytes() -> int:
+        return sum(
+            max(0, -terms.headroom_bytes)
+            for node in cluster.snapshot().nodes
+            for terms in node.devices
+        )
+
+    @app.get("/v1/nodes")
+    async def nodes() -> NodesBody:
+        """Every node with every term of the equation of every device."""
+        snap = cluster.snapshot()
+        return NodesBody(
+            generatedAt=stamp(wall_s()),
+            snapshot_generation=snap.generation,
+            nodes=[node_view(node, cluster, monotonic_s(), wall_s()) for node in snap.nodes],
+            overcommitted_bytes=overcommitted_bytes(),
+        )
+
+    @app.get("/v1/nodes/{name}")
+    async def one_node(name: str) -> NodeBody:
+        snap = cluster.snapshot()
+        if name not in snap.row_of:
+            raise HTTPException(
+                404, f"node {name} is not known; GET /v1/nodes lists those that are"
+            )
+        return NodeBody(
+            generatedAt=stamp(wall_s()),
+            snapshot_generation=snap.generation,
+            node=node_view(snap.nodes[snap.row_of[name]], cluster, monotonic_s(), wall_s()),
+        )
+
+    @app.get("/v1/explain/pods/{namespace}/{name}")
+    async def explain_pod(namespace: str, name: str) -> ExplainBody:
+        """Why the pod waits, or where it is: its request as understood, reasons counted, the
+        nearest nodes with their devices, what would help."""
+        decision = journal.of_pod(namespace, name)
+        seen = cluster.pod_named(namespace, name)
+        pod = seen or (decision.pod if decision else None)
+        if pod is None:
+            raise HTTPException(
+                404,
+                f"pod {namespace}/{name} was neither seen in the cluster nor offered by "
+                "kube-scheduler; does it ask for a GPU?",
+            )
+        snap = cluster.snapshot()
+        request = cluster.understand(pod)
+        explanation = None
+        if isinstance(request, VramRequest):
+            rows = np.arange(len(snap.nodes), dtype=np.int64)
+            explanation = explain(request, snap, fit(request, snap, rows, monotonic_s()))
+        identity = (namespace, name, pod.metadata.uid)
+        return explain_body(decision, pod.node, request, explanation, snap, identity, wall_s())
+
+    return app

@@ -1,0 +1,177 @@
+"""The scheduler's verbs: bytes in, a decision on one snapshot, bytes out.
+
+Filter, prioritize and preempt read one immutable snapshot, wait for nothing and promise nothing.
+Bind is the only verb that changes the world; what it does is the ledger's business, given here as
+a function.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import structlog
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.cluster.state import ClusterState
+from extender.journal import Decision, Journal
+from extender.placement.fit import Verdicts, fit
+from extender.placement.request import Unreadable, VramRequest
+from extender.placement.score import rank
+from extender.placement.snapshot import REASONS, Snapshot
+from extender.telemetry import Telemetry
+from extender.web import wire
+
+log = structlog.get_logger()
+
+SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
+
+#: Binds a pod as kube-scheduler asked, given the pod and the node's object as this replica holds
+#: them (None where it does not); returns a sentence when it could not, "" when the pod is bound.
+Binder = Callable[[wire.BindArgs, Pod | None, GPUNode | None], Awaitable[str]]
+
+
+class Verbs:
+    """``unready`` says in a sentence why nothing can be decided yet, "" when it can.
+
+    ``shown`` is told every pod that a filter call shows, before it is decided about.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        journal: Journal,
+        telemetry: Telemetry,
+        bind: Binder,
+        unready: Callable[[], str],
+        shown: Callable[[Pod], None],
+        monotonic_s: Callable[[], float],
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._journal = journal
+        self._telemetry = telemetry
+        self._bind = bind
+        self._unready = unready
+        self._shown = shown
+        self._monotonic_s = monotonic_s
+        self._wall_s = wall_s
+
+    def filter(self, body: bytes) -> bytes:
+        """Which of the offered nodes can take the pod, and why not the others."""
+        if unready := self._unready():
+            return self.filter_error(unready)
+        try:
+            offered = wire.decode_offer(body)
+        except wire.MalformedBody as err:
+            return self.filter_error(str(err))
+        self._shown(offered.pod)
+        snap = self._cluster.snapshot()
+        request = self._cluster.understand(offered.pod)
+        refused = self._refusals(request, offered.names, snap)
+        self._record(offered, snap, refused)
+        return wire.encode_filter(
+            offered, {name: reason.sentence for name, reason in refused.items()}
+        )
+
+    def filter_error(self, message: str) -> bytes:
+        """kube-scheduler backs off after an Error, and shows it on the pod."""
+        self._telemetry.verb_errors.labels("filter").inc()
+        log.warning("filter_error", message=message)
+        return wire.encode_filter_error(message)
+
+    def prioritize(self, body: bytes) -> bytes:
+        """Score the nodes that filter let pass; raises ``wire.MalformedBody``."""
+        offered = wire.decode_offer(body)
+        snap = self._cluster.snapshot()
+        request = self._cluster.understand(offered.pod)
+        scores = [0] * len(offered.names)
+        if isinstance(request, VramRequest) and request.asks:
+            known, verdicts = self._fit(request, offered.names, snap)
+            for i, score in zip(known, rank(request, snap, verdicts).wire(), strict=True):
+                scores[i] = score
+        return wire.encode_priorities(offered.names, scores)
+
+    def preempt(self, body: bytes) -> bytes:
+        """Keep the nodes on which kube-scheduler's victims would make room; raises
+        ``wire.MalformedBody``. Nobody is evicted for nothing."""
+        pod, offered = wire.decode_preempt(body)
+        kept = {
+            node: victims
+            for node, victims in offered.items()
+            if self._cluster.fits_after_eviction(
+                pod, node, {victim.uid for victim in victims.pods or ()}, self._monotonic_s()
+            )
+        }
+        return wire.encode_preempt(kept)
+
+    async def bind(self, body: bytes) -> bytes:
+        """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""
+        if unready := self._unready():
+            return self.bind_error(unready)
+        try:
+            args = wire.decode_bind(body)
+        except wire.MalformedBody as err:
+            return self.bind_error(str(err))
+        decision = self._journal.of_uid(args.pod_uid)
+        pod = decision.pod if decision else self._cluster.pod(args.pod_uid)
+        message = await self._bind(args, pod, self._cluster.gpunode(args.node))
+        if message:
+            return self.bind_error(message)
+        return wire.encode_bind("")
+
+    def bind_error(self, message: str) -> bytes:
+        self._telemetry.verb_errors.labels("bind").inc()
+        log.warning("bind_error", message=message)
+        return wire.encode_bind(message)
+
+    def _refusals(
+        self, request: VramRequest | Unreadable, names: list[str], snap: Snapshot
+    ) -> dict[str, Reason]:
+        """Name -> reason, for those that cannot take it."""
+        if isinstance(request, Unreadable):
+            return dict.fromkeys(names, request.reason)
+        if not request.asks:
+            return {}
+        known, verdicts = self._fit(request, names, snap)
+        codes = np.full(len(names), REASONS.index(Reason.UNKNOWN_NODE), np.int8)
+        codes[known] = verdicts.codes
+        return {
+            name: reason
+            for name, code in zip(names, codes.tolist(), strict=True)
+            if (reason := REASONS[code]) is not None
+        }
+
+    def _fit(
+        self, request: VramRequest, names: list[str], snap: Snapshot
+    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], Verdicts]:
+        """Places in ``names`` of the nodes we know, and their verdicts in that order."""
+        rows = snap.rows(names)
+        known = np.flatnonzero(rows >= 0)
+        return known, fit(request, snap, rows[known], self._monotonic_s())
+
+    def _record(self, offered: wire.Offered, snap: Snapshot, refused: dict[str, Reason]) -> None:
+        metadata = offered.pod.metadata
+        counts = Counter(refused.values())
+        decision = Decision(
+            pod=offered.pod,
+            decision_id=f"{metadata.uid}.{metadata.resource_version}",
+            at_s=self._wall_s(),
+            generation=snap.generation,
+            offered=len(offered.names),
+            fits=len(offered.names) - len(refused),
+            refused=counts,
+        )
+        self._journal.record(decision)
+        for reason, count in counts.items():
+            self._telemetry.refused_nodes.labels(reason.code).inc(count)
+        log.info(
+            "filtered",
+            decision_id=decision.decision_id,
+            snapshot=decision.generation,
+            namespace=metadata.namespace,
+            pod=metadata.name,
+            offered=decision.offered,
+            fits=decision.fits,
+        )

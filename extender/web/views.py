@@ -1,0 +1,324 @@
+"""The bodies of the debug API: every figure with its unit in its name, absent is null."""
+
+from datetime import UTC, datetime
+
+from pydantic import BaseModel
+
+from contract.annotations import Bytes, Share
+from contract.quantity import format_bytes
+from contract.reasons import Reason
+from extender.cluster.freshness import age
+from extender.cluster.state import ClusterState
+from extender.journal import Decision
+from extender.placement.equation import DeviceTerms
+from extender.placement.explain import DeviceExplanation, Explanation, NodeExplanation
+from extender.placement.request import ContainerAsk, Unreadable, VramRequest
+from extender.placement.snapshot import NodeTerms, Snapshot
+
+
+class Body(BaseModel):
+    """What every body begins with."""
+
+    apiVersion: str = "headroom.gpu/v1"
+    generatedAt: str
+    snapshot_generation: int
+
+
+class HolderView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    requested_bytes: int
+    measured_bytes: int | None
+    #: False: bound, and this device is one of those that it may be on.
+    observed: bool
+
+
+class DeviceView(BaseModel):
+    """The equation of one device: allocatable = memory - reserved - reserve, and
+    headroom = allocatable - promised - awaited - strays - unowned."""
+
+    uuid: str
+    index: int
+    model: str
+    kind: str
+    resource: str
+    sharing: str
+    memory_bytes: int
+    reserved_bytes: int
+    reserve_bytes: int
+    allocatable_bytes: int
+    promised_bytes: int
+    awaited_bytes: int
+    strays_bytes: int
+    unowned_bytes: int
+    headroom_bytes: int
+    used_bytes: int
+    sm_activity_ratio: float | None
+    sm_activity_source: str | None
+    replicas_free: int
+    replicas_allocated: int
+    replicas_unhealthy: int
+    fenced: str | None
+    fenced_detail: str | None
+    holders: list[HolderView]
+
+
+class NodeView(BaseModel):
+    name: str
+    #: Why the node as a whole takes no pods; null when its devices decide.
+    reason: str | None
+    message: str | None
+    observed_at: str | None
+    report_age_s: float | None
+    #: Whether its agent was heard of lately enough.
+    fresh: bool
+    initialised: bool
+    devices: list[DeviceView]
+
+
+class NodesBody(Body):
+    nodes: list[NodeView]
+    overcommitted_bytes: int
+
+
+class NodeBody(Body):
+    node: NodeView
+
+
+class AskView(BaseModel):
+    container: str
+    resource: str
+    count: int
+    #: As written: 8Gi, 25%, or "1 replica" where nobody wrote anything.
+    amount: str
+    #: "annotation", "namespace" or "replica".
+    source: str
+
+
+class CandidateView(BaseModel):
+    device: DeviceView
+    need_bytes: int
+    room_bytes: int
+    short_bytes: int
+
+
+class NearestView(BaseModel):
+    node: str
+    fits: bool
+    reason: str | None
+    message: str | None
+    #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
+    short_bytes: int | None
+    candidates: list[CandidateView]
+
+
+class ReasonView(BaseModel):
+    reason: str
+    message: str
+    nodes: int
+    #: Whether evicting pods could cure it.
+    evictable: bool
+
+
+class DecisionView(BaseModel):
+    """The last filter call for the pod, as it was answered."""
+
+    decision_id: str
+    at: str
+    snapshot_generation: int
+    offered: int
+    fits: int
+    reasons: list[ReasonView]
+
+
+class ExplainBody(Body):
+    namespace: str
+    name: str
+    uid: str
+    #: The node it is bound to; null while it waits.
+    bound_to: str | None
+    #: "bound", "fits", "refused", "not_ours" (asks for no GPU) or "unreadable".
+    verdict: str
+    message: str
+    request: list[AskView]
+    #: Over all nodes we know, on the newest snapshot; kube-scheduler may have offered fewer.
+    fits: int
+    reasons: list[ReasonView]
+    nearest: list[NearestView]
+    suggestions: list[str]
+    last_decision: DecisionView | None
+
+
+def device_view(terms: DeviceTerms) -> DeviceView:
+    device = terms.device
+    activity = device.sm_activity
+    return DeviceView(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        kind=device.kind,
+        resource=device.resource,
+        sharing=device.sharing,
+        memory_bytes=device.memory_bytes,
+        reserved_bytes=device.reserved_bytes,
+        reserve_bytes=terms.reserve_bytes,
+        allocatable_bytes=terms.allocatable_bytes,
+        promised_bytes=terms.promised_bytes,
+        awaited_bytes=terms.awaited_bytes,
+        strays_bytes=terms.strays_bytes,
+        unowned_bytes=terms.unowned_bytes,
+        headroom_bytes=terms.headroom_bytes,
+        used_bytes=device.used_bytes,
+        sm_activity_ratio=activity.ratio if activity else None,
+        sm_activity_source=activity.source if activity else None,
+        replicas_free=device.replicas.free,
+        replicas_allocated=device.replicas.allocated,
+        replicas_unhealthy=device.replicas.unhealthy,
+        fenced=terms.fence.code if terms.fence else None,
+        fenced_detail=terms.fence_detail or None,
+        holders=[
+            HolderView(
+                namespace=holder.namespace,
+                name=holder.name,
+                uid=holder.uid,
+                requested_bytes=holder.requested_bytes,
+                measured_bytes=holder.measured_bytes,
+                observed=holder.observed,
+            )
+            for holder in terms.holders
+        ],
+    )
+
+
+def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: float) -> NodeView:
+    gpunode = cluster.gpunode(node.name)
+    status = gpunode.status if gpunode else None
+    fresh = node.fresh_until_s >= now_s
+    reason = node.reason or (None if fresh else Reason.STALE_REPORT)
+    return NodeView(
+        name=node.name,
+        reason=reason.code if reason else None,
+        message=reason.sentence if reason else None,
+        observed_at=status.observed_at if status else None,
+        report_age_s=_rounded(age(status.observed_at, wall_s)) if status else None,
+        fresh=fresh,
+        initialised=gpunode.spec.initialised if gpunode else False,
+        devices=[device_view(terms) for terms in node.devices],
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def ask_view(ask: ContainerAsk) -> AskView:
+    match ask.amount:
+        case Bytes(count_bytes):
+            amount = format_bytes(count_bytes)
+        case Share(ppm):
+            amount = f"{ppm // 10_000}.{ppm % 10_000:04d}".rstrip("0").rstrip(".") + "%"
+        case _:
+            amount = "1 replica"
+    return AskView(
+        container=ask.name,
+        resource=ask.resource,
+        count=ask.count,
+        amount=amount,
+        source=ask.source,
+    )
+
+
+def candidate_view(device: DeviceExplanation) -> CandidateView:
+    return CandidateView(
+        device=device_view(device.terms),
+        need_bytes=device.need_bytes,
+        room_bytes=device.room_bytes,
+        short_bytes=device.short_bytes,
+    )
+
+
+def nearest_view(node: NodeExplanation) -> NearestView:
+    return NearestView(
+        node=node.node,
+        fits=node.reason is None,
+        reason=node.reason.code if node.reason else None,
+        message=node.reason.sentence if node.reason else None,
+        short_bytes=node.short_bytes,
+        candidates=[candidate_view(device) for device in node.candidates],
+    )
+
+
+def reason_view(reason: Reason, nodes: int) -> ReasonView:
+    return ReasonView(
+        reason=reason.code, message=reason.sentence, nodes=nodes, evictable=reason.evictable
+    )
+
+
+def decision_view(decision: Decision) -> DecisionView:
+    return DecisionView(
+        decision_id=decision.decision_id,
+        at=stamp(decision.at_s),
+        snapshot_generation=decision.generation,
+        offered=decision.offered,
+        fits=decision.fits,
+        reasons=[reason_view(reason, nodes) for reason, nodes in decision.refused.items()],
+    )
+
+
+def stamp(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+
+
+def explain_body(
+    decision: Decision | None,
+    bound_to: str,
+    request: VramRequest | Unreadable,
+    explanation: Explanation | None,
+    snap: Snapshot,
+    identity: tuple[str, str, str],
+    wall_s: float,
+) -> ExplainBody:
+    """``identity`` is (namespace, name, uid); ``explanation`` is None where nothing was fitted."""
+    verdict, message = _verdict(bound_to, request, explanation)
+    namespace, name, uid = identity
+    return ExplainBody(
+        generatedAt=stamp(wall_s),
+        snapshot_generation=snap.generation,
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        bound_to=bound_to or None,
+        verdict=verdict,
+        message=message,
+        request=[ask_view(ask) for ask in request.containers]
+        if isinstance(request, VramRequest)
+        else [],
+        fits=explanation.fits if explanation else 0,
+        reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
+        nearest=[nearest_view(node) for node in explanation.nearest] if explanation else [],
+        suggestions=_suggestions(explanation) if explanation and not bound_to else [],
+        last_decision=decision_view(decision) if decision else None,
+    )
+
+
+def _verdict(
+    bound_to: str, request: VramRequest | Unreadable, explanation: Explanation | None
+) -> tuple[str, str]:
+    if isinstance(request, Unreadable):
+        return "unreadable", request.message
+    if bound_to:
+        return "bound", f"bound to node {bound_to}"
+    if not request.asks:
+        return "not_ours", "the pod asks for no GPU that Headroom manages"
+    if explanation is None or not explanation.fits:
+        return "refused", "no node can take the pod"
+    return "fits", f"{explanation.fits} nodes can take the pod"
+
+
+def _suggestions(explanation: Explanation) -> list[str]:
+    largest = explanation.largest_fitting_bytes
+    if explanation.fits or not largest:
+        return []
+    whole_mib = largest >> 20
+    return [f"lower headroom.gpu/vram to {whole_mib}Mi or less: that fits now"] if whole_mib else []

@@ -1,0 +1,207 @@
+"""kube-scheduler's extender wire (extender/v1), decoded strictly and encoded without surprises.
+
+Go writes absent parts as null and its own names with capitals; inside Pod and Node the names are
+Kubernetes' usual ones. With nodeCacheCapable the nodes are names; without it they are whole
+objects, which go back as the very bytes that came.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from contract.kube import Pod
+
+
+class MalformedBody(ValueError):
+    """A body that is not what kube-scheduler sends; the message says where and what is right."""
+
+
+class NodeList(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+class FilterArgs(msgspec.Struct, rename="pascal"):
+    """Of filter and prioritize alike."""
+
+    pod: Pod | None = None
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+
+
+class BindArgs(msgspec.Struct, rename="pascal"):
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = msgspec.field(default="", name="PodUID")
+    node: str = ""
+
+
+class MetaPod(msgspec.Struct):
+    uid: str = msgspec.field(default="", name="UID")
+
+
+class MetaVictims(msgspec.Struct):
+    pods: list[MetaPod] | None = msgspec.field(default=None, name="Pods")
+    pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class Victims(msgspec.Struct):
+    pods: list[Pod] | None = msgspec.field(default=None, name="Pods")
+    pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptArgs(msgspec.Struct, rename="pascal"):
+    pod: Pod | None = None
+    node_name_to_victims: dict[str, Victims] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+
+    def victims(self) -> dict[str, MetaVictims]:
+        """Node -> victims by uid, from whichever of the two forms was sent."""
+        if self.node_name_to_meta_victims is not None:
+            return self.node_name_to_meta_victims
+        return {
+            node: MetaVictims(
+                [MetaPod(pod.metadata.uid) for pod in victims.pods or ()], victims.pdb_violations
+            )
+            for node, victims in (self.node_name_to_victims or {}).items()
+        }
+
+
+class FilterResult(msgspec.Struct, rename="pascal"):
+    nodes: dict[str, list[msgspec.Raw]] | None = None
+    node_names: list[str] | None = None
+    failed_nodes: Mapping[str, str] = {}
+    failed_and_unresolvable_nodes: Mapping[str, str] = {}
+    error: str = ""
+
+
+class HostPriority(msgspec.Struct, rename="pascal"):
+    host: str
+    score: int
+
+
+class BindResult(msgspec.Struct, rename="pascal"):
+    error: str = ""
+
+
+class PreemptResult(msgspec.Struct, rename="pascal"):
+    node_name_to_meta_victims: dict[str, MetaVictims] = {}
+
+
+class _NamedMeta(msgspec.Struct):
+    name: str
+
+
+class _NamedNode(msgspec.Struct):
+    metadata: _NamedMeta
+
+
+T = TypeVar("T")
+_filter_args = msgspec.json.Decoder(FilterArgs)
+_bind_args = msgspec.json.Decoder(BindArgs)
+_preempt_args = msgspec.json.Decoder(PreemptArgs)
+_named_node = msgspec.json.Decoder(_NamedNode)
+_encoder = msgspec.json.Encoder()
+
+
+class Offered(msgspec.Struct):
+    """The pod and the nodes of a filter or prioritize call."""
+
+    pod: Pod
+    names: list[str]
+    #: Whole nodes in the order of ``names``, where they were sent; they go back as they came.
+    objects: list[msgspec.Raw] | None
+
+
+def decode_offer(body: bytes) -> Offered:
+    """Read the body of filter or prioritize; raises ``MalformedBody``."""
+    args = _decoded(_filter_args, body)
+    pod = _whole(args.pod)
+    if args.node_names is not None:
+        return Offered(pod, args.node_names, None)
+    if args.nodes is None or args.nodes.items is None:
+        raise MalformedBody('neither NodeNames nor Nodes.items is given, as in "NodeNames":["n1"]')
+    names = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
+    return Offered(pod, names, args.nodes.items)
+
+
+def decode_bind(body: bytes) -> BindArgs:
+    """Read the body of bind; raises ``MalformedBody``."""
+    args = _decoded(_bind_args, body)
+    for name, value in (
+        ("PodName", args.pod_name),
+        ("PodNamespace", args.pod_namespace),
+        ("PodUID", args.pod_uid),
+        ("Node", args.node),
+    ):
+        if not value:
+            raise MalformedBody(f"{name} is missing or empty")
+    return args
+
+
+def decode_preempt(body: bytes) -> tuple[Pod, dict[str, MetaVictims]]:
+    """Read the body of preempt, in either form; raises ``MalformedBody``."""
+    args = _decoded(_preempt_args, body)
+    return _whole(args.pod), args.victims()
+
+
+def _whole(pod: Pod | None) -> Pod:
+    if pod is None:
+        raise MalformedBody("Pod is missing")
+    for name, value in (("name", pod.metadata.name), ("uid", pod.metadata.uid)):
+        if not value:
+            raise MalformedBody(f"Pod.metadata.{name} is missing or empty")
+    return pod
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as err:
+        raise MalformedBody(f"body is not what kube-scheduler sends: {err}") from err
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise MalformedBody(f"body is not JSON: {err}") from err
+    except RecursionError as err:
+        raise MalformedBody("body is nested too deeply") from err
+
+
+def encode_filter(offered: Offered, refused: Mapping[str, str]) -> bytes:
+    """Everybody offered passes except ``refused`` (name -> sentence), in the form they came in.
+
+    Refused nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
+    could only find that no victim is needed, and newer schedulers then retry without end.
+    """
+    if offered.objects is None:
+        names = [name for name in offered.names if name not in refused]
+        return _encoder.encode(
+            FilterResult(node_names=names, failed_and_unresolvable_nodes=refused)
+        )
+    pairs = zip(offered.names, offered.objects, strict=True)
+    items = [item for name, item in pairs if name not in refused]
+    return _encoder.encode(
+        FilterResult(nodes={"items": items}, failed_and_unresolvable_nodes=refused)
+    )
+
+
+def encode_filter_error(message: str) -> bytes:
+    return _encoder.encode(FilterResult(error=printable(message)))
+
+
+def encode_priorities(names: Sequence[str], scores: Sequence[int]) -> bytes:
+    return _encoder.encode(
+        [HostPriority(name, score) for name, score in zip(names, scores, strict=True)]
+    )
+
+
+def encode_bind(message: str) -> bytes:
+    """``message`` is empty when the pod is bound."""
+    return _encoder.encode(BindResult(printable(message)))
+
+
+def encode_preempt(victims: dict[str, MetaVictims]) -> bytes:
+    return _encoder.encode(PreemptResult(victims))
+
+
+def printable(message: str) -> str:
+    """Without percent signs, which kube-scheduler takes for formatting, and of bounded length."""
+    return message.replace("%", " percent")[:1000]

@@ -1,0 +1,248 @@
+"""Puts the parts together, for a cluster and for a fleet file; nothing else knows all of them."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from contract.gpunode import GPUNode, GPUNodeStatus
+from contract.kube import Namespace, Node, Pod
+from contract.reasons import Reason
+from extender.cluster.chores import leftovers, uninitialised
+from extender.cluster.events import Event, GPUNodeSeen, Relisted
+from extender.cluster.state import ClusterState
+from extender.errors import StoreError, StoreNotFound
+from extender.fleet import Fleet
+from extender.journal import Journal
+from extender.kubeapi import KubeApi, load_configuration
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.kubernetes import KubernetesStore
+from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.ledger.store import Store
+from extender.placement.placed import Placement
+from extender.settings import Settings
+from extender.sources.kubernetes import KubernetesSources
+from extender.telemetry import Telemetry
+from extender.web.debug import debug_app
+from extender.web.embedded import add_embedded_routes
+from extender.web.serving import verbs_app
+from extender.web.verbs import Verbs
+from extender.web.wire import BindArgs
+
+log = structlog.get_logger()
+
+#: Binds open at once; kube-scheduler has no bound of its own.
+BIND_THREADS = 16
+CHORES_EVERY_S = 5.0
+
+
+class Extender:
+    """One replica: state, ledger and both applications, around a store."""
+
+    def __init__(self, settings: Settings, unready: Callable[[], str]) -> None:
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self._owner = threading.get_ident()
+        epoch_s = time.time() - time.monotonic()
+        self.cluster = ClusterState(settings.rules, settings.stale_after_s, epoch_s)
+        self.journal = Journal()
+        self.telemetry = Telemetry(CollectorRegistry())
+        self.unready = unready
+        self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take events from any thread; they are applied on the loop's, in order."""
+        if threading.get_ident() == self._owner:
+            self.cluster.apply(events)
+        else:
+            self.loop.call_soon_threadsafe(self.cluster.apply, events)
+
+    def open_ledger(self, store: Store) -> Ledger:
+        def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
+            return self.cluster.judge(pod, gpunode, time.monotonic())
+
+        return Ledger(
+            store,
+            judge,
+            self.cluster.adopt,
+            written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
+            wall_s=time.time,
+            new_id=lambda: uuid.uuid4().hex,
+        )
+
+    def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
+        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
+            ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
+            outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
+            self.telemetry.binds.labels(type(outcome).__name__.lower()).inc()
+            log.info(
+                "bind",
+                pod=f"{ask.namespace}/{ask.name}",
+                pod_uid=ask.uid,
+                node=ask.node,
+                outcome=type(outcome).__name__.lower(),
+            )
+            if isinstance(outcome, Bound):
+                return ""
+            return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
+
+        verbs = Verbs(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            bind,
+            self.unready,
+            shown,
+            time.monotonic,
+            time.time,
+        )
+        return verbs_app(verbs, self.telemetry, self.settings.max_body)
+
+    def debug_app(self) -> FastAPI:
+        return debug_app(
+            self.cluster, self.journal, self.telemetry, self.unready, time.monotonic, time.time
+        )
+
+    async def tidy(self, ledger: Ledger) -> None:
+        """Do the chores, for ever; whatever fails is found again the next time."""
+        while True:
+            await asyncio.sleep(CHORES_EVERY_S)
+            await self.tidy_once(ledger)
+
+    async def tidy_once(self, ledger: Ledger) -> None:
+        for node, uid in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
+            gone = await self.loop.run_in_executor(self._pool, ledger.remove, node, uid)
+            log.info("promise_looked_into", node=node, pod_uid=uid, removed=gone)
+        if waiting := uninitialised(self.cluster):
+            try:
+                ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
+            except StoreError as err:
+                log.warning("initialise_failed", message=str(err))
+            else:
+                log.info("nodes_initialised", nodes=ready)
+
+
+async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[str], None]) -> None:
+    """Serve the fleet of a file from memory, until a signal.
+
+    Reports do not age here: nobody but the user changes them.
+    """
+    extender = Extender(settings, unready=lambda: "")
+    store = EmbeddedStore(extender.deliver, time.monotonic)
+    for event in _fleet_events(fleet, store):
+        extender.deliver([event])
+    ledger = extender.open_ledger(store)
+
+    def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
+        return _missing(lambda: store.report(reports))
+
+    def delete_pod(namespace: str, name: str) -> str:
+        return _missing(lambda: store.delete_pod(namespace, name))
+
+    def shown(pod: Pod) -> None:
+        store.admit(pod)
+
+    debug = extender.debug_app()
+    add_embedded_routes(debug, report, delete_pod)
+    verbs = extender.verbs_app(ledger, shown)
+    await _serve(extender, ledger, verbs, debug, announce)
+
+
+async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
+    api = KubeApi(load_configuration())
+    sources: KubernetesSources | None = None
+
+    def unready() -> str:
+        waiting = [h.kind for h in sources.health if not h.synced] if sources else ["everything"]
+        return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
+
+    extender = Extender(settings, unready)
+    sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
+    ledger = extender.open_ledger(KubernetesStore(api))
+    verbs = extender.verbs_app(ledger, shown=lambda pod: None)
+    sources.start()
+    try:
+        await _serve(extender, ledger, verbs, extender.debug_app(), announce)
+    finally:
+        await extender.loop.run_in_executor(None, sources.stop)
+        api.close()
+
+
+def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:
+    now_s = time.monotonic()
+    yield Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s)
+    yield Relisted(Node, tuple(fleet.kube_nodes()), now_s)
+    for gpunode in fleet.gpunodes(datetime.now(UTC)):
+        created = store.create_gpunode(gpunode)
+        assert gpunode.status is not None
+        store.report([(created.name, gpunode.status)])
+
+
+def _missing(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except StoreNotFound as err:
+        return str(err)
+    return ""
+
+
+async def _serve(
+    extender: Extender,
+    ledger: Ledger,
+    verbs: FastAPI,
+    debug: FastAPI,
+    announce: Callable[[str], None],
+) -> None:
+    settings = extender.settings
+    sockets = {
+        name: _listen(settings.host, port)
+        for name, port in (("verbs", settings.verbs_port), ("debug", settings.debug_port))
+    }
+    servers = {
+        name: _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+        for name, app in (("verbs", verbs), ("debug", debug))
+    }
+
+    def stop() -> None:
+        for server in servers.values():
+            server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        extender.loop.add_signal_handler(number, stop)
+    chores = asyncio.create_task(extender.tidy(ledger))
+    running = [
+        asyncio.create_task(servers[name].serve(sockets=[sockets[name]])) for name in servers
+    ]
+    where = {name: "http://{}:{}".format(*sock.getsockname()[:2]) for name, sock in sockets.items()}
+    # The sockets listen already: whoever connects now is answered in a moment.
+    announce(msgspec.json.encode({"event": "serving", **where}).decode())
+    try:
+        await asyncio.gather(*running)
+    finally:
+        chores.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: two servers share one process, and one handler stops both."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)

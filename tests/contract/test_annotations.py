@@ -1,0 +1,181 @@
+"""What users write in annotations: what it means, and what they are told when it is wrong."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract import annotations as an
+from contract.annotations import Bytes, DeviceChoice, ScoringPolicy, Share, VramAnnotation
+from contract.errors import BadAnnotation
+from contract.gpunode import MAX_DEVICE_BYTES
+
+GI = 1 << 30
+
+amounts = st.builds(Bytes, st.integers(1, MAX_DEVICE_BYTES)) | st.builds(
+    Share, st.integers(1, an.PPM)
+)
+containers = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
+vrams = st.builds(VramAnnotation, everywhere=amounts) | st.builds(
+    VramAnnotation,
+    by_container=st.dictionaries(containers, amounts, min_size=1).map(MappingProxyType),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("8Gi", Bytes(8 * GI)),
+        (" 8192Mi\n", Bytes(8 * GI)),
+        ("8G", Bytes(8 * 10**9)),
+        ("1.5Gi", Bytes(3 * GI // 2)),
+        ("16Ti", Bytes(MAX_DEVICE_BYTES)),
+        ("25%", Share(250_000)),
+        ("12.5%", Share(125_000)),
+        ("0.0001%", Share(1)),
+        ("100%", Share(1_000_000)),
+    ],
+)
+def test_vram_everywhere(text: str, amount: Bytes | Share) -> None:
+    vram = an.parse_vram(text)
+    assert vram == VramAnnotation(everywhere=amount)
+    assert vram.of("any") == amount
+
+
+def test_vram_by_container() -> None:
+    vram = an.parse_vram("main=8Gi, cache = 25%")
+    assert dict(vram.by_container) == {"main": Bytes(8 * GI), "cache": Share(250_000)}
+    assert vram.of("main") == Bytes(8 * GI)
+    assert vram.of("other") is None
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (an.parse_policy, "spread", ScoringPolicy.SPREAD),
+        (an.parse_max_sm, "70%", 700_000),
+        (an.parse_processes, "2", 2),
+        (an.parse_processes, "1024", 1024),
+        (an.parse_device_choice, " gated ", DeviceChoice.GATED),
+        (an.parse_reserve, "512Mi", 512 << 20),
+        (an.parse_reserve, "0", 0),
+    ],
+)
+def test_the_other_keys(parse: Callable[[str], Any], text: str, value: object) -> None:
+    assert parse(text) == value
+
+
+BAD_VRAM = {
+    "": "is not valid: it has no digits",
+    "8lots": "is not valid: 'lots' is not a unit; units are like Mi, Gi, M and G",
+    "8K": "is not valid: 'K' is not a unit; units are like Mi, Gi, M and G",
+    "8 Gi": "is not valid: it is not a number with a unit behind it",
+    "8_000": "is not valid: it is not a number with a unit behind it",
+    "\u0668Gi": "is not valid: it is not a number with a unit behind it",
+    "0": "is not more than zero bytes",
+    "-8Gi": "is not more than zero bytes",
+    "-0.1": "is not more than zero bytes",
+    "16385Gi": "is more than any device has",
+    "7Ei": "is more than any device has",
+    "9Ei": "is not valid: it is too large",
+    "0%": "is not a share above 0% and up to 100%",
+    "100.0001%": "is not a share above 0% and up to 100%",
+    "12.34567%": "is not a share above 0% and up to 100%",
+    "-5%": "is not a share above 0% and up to 100%",
+    "\u0668%": "is not a share above 0% and up to 100%",
+    "=8Gi": "names no container in '=8Gi'",
+    "Main=8Gi": "names no container in 'Main=8Gi'",
+    "main=8Gi,": "names no container in ''",
+    "main=8Gi,4Gi": "names no container in '4Gi'",
+    "main=8Gi,main=4Gi": "names container 'main' twice",
+    "main=": "is not valid: it has no digits",
+    "main=8Gi=4Gi": "is not valid: it is not a number with a unit behind it",
+}
+
+
+@pytest.mark.parametrize("text", BAD_VRAM, ids=ascii)
+@pytest.mark.parametrize("key", [an.VRAM, an.DEFAULT_VRAM])
+def test_bad_vram_is_explained(text: str, key: str) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        an.parse_vram(text, key)
+    assert caught.value.why == BAD_VRAM[text]
+    explains(caught.value, key, text, an.parse_vram)
+
+
+@pytest.mark.parametrize(
+    ("parse", "key", "text"),
+    [
+        *((an.parse_policy, an.POLICY, text) for text in ("", "Pack", "pack,spread")),
+        *((an.parse_max_sm, an.MAX_SM, text) for text in ("", "70", "0%", "101%", "-1%", "0.7")),
+        *((an.parse_processes, an.PROCESSES, t) for t in ("", "0", "-1", "1025", "2.0", "\u0662")),
+        *((an.parse_device_choice, an.DEVICE_CHOICE, text) for text in ("", "Any", "best")),
+        *((an.parse_reserve, an.RESERVE, t) for t in ("", "-0.1", "10%", "1gb", "17Ti", "9Ei")),
+    ],
+)
+def test_other_bad_values_are_explained(parse: Callable[[str], Any], key: str, text: str) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        parse(text)
+    explains(caught.value, key, text, parse)
+
+
+def explains(err: BadAnnotation, key: str, text: str, parse: Callable[[str], Any]) -> None:
+    """The error names the key, the value and an example, and the example is right."""
+    assert (err.key, err.value) == (key, text)
+    assert f"annotation {key}: {text!r} {err.why}; right is, for example," in str(err)
+    assert repr(err.example) in str(err)
+    parse(err.example)
+
+
+def test_a_hostile_value_is_shortened() -> None:
+    for text in ("9" * 100_000, "a=1Gi," + "b" * 100_000, "%" * 100_000, "=" * 100_000):
+        with pytest.raises(BadAnnotation) as caught:
+            an.parse_vram(text)
+        assert len(str(caught.value)) < 400
+
+
+PARSERS: list[Callable[[str], object]] = [
+    an.parse_vram,
+    an.parse_policy,
+    an.parse_max_sm,
+    an.parse_processes,
+    an.parse_device_choice,
+    an.parse_reserve,
+]
+
+
+@given(st.text() | st.text("0123456789.%,=aGi -", max_size=30))
+def test_parsers_raise_nothing_but_bad_annotation(text: str) -> None:
+    for parse in PARSERS:
+        try:
+            parse(text)
+        except BadAnnotation as err:
+            assert err.value == text  # noqa: PT017 - most texts are bad, but not all
+
+
+@given(vrams)
+def test_reads_back_what_it_renders(vram: VramAnnotation) -> None:
+    assert an.parse_vram(an.render_vram(vram)) == vram
+
+
+@given(amounts)
+def test_an_amount_reads_back(amount: Bytes | Share) -> None:
+    assert an.parse_vram(an.render_amount(amount)).everywhere == amount
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (Bytes(8 * GI), "8Gi"),
+        (Bytes(3 * GI // 2), "1536Mi"),
+        (Bytes(8 * 10**9), "7812500Ki"),
+        (Bytes(1500), "1500"),
+        (Share(125_000), "12.5%"),
+        (Share(1_000_000), "100%"),
+        (Share(1), "0.0001%"),
+    ],
+)
+def test_amounts_are_rendered_shortly(amount: Bytes | Share, text: str) -> None:
+    assert an.render_amount(amount) == text

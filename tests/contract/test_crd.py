@@ -1,0 +1,256 @@
+"""The GPUNode manifest against the types that are read and written through it."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec.inspect as mi
+import pytest
+import yaml
+
+from contract import gpunode as g
+from contract.kube import ObjectMeta
+
+Schema = dict[str, Any]
+
+CRD = yaml.safe_load((Path(__file__).parents[2] / "deploy/base/crd.yaml").read_text())
+VERSION = CRD["spec"]["versions"][0]
+SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
+
+#: What may stand at one level of a structural schema, as far as we use it.
+KEYWORDS = {
+    "object": {"properties", "required", "additionalProperties", "maxProperties"},
+    "array": {"items", "maxItems", "x-kubernetes-list-type"},
+    "string": {"enum", "format", "minLength", "maxLength"},
+    "integer": {"format", "minimum", "maximum"},
+    "number": {"minimum", "maximum"},
+    "boolean": set(),
+}
+JSON_TYPES = {
+    mi.BoolType: "boolean",
+    mi.FloatType: "number",
+    mi.IntType: "integer",
+    mi.StrType: "string",
+    mi.LiteralType: "string",
+    mi.ListType: "array",
+    mi.DictType: "object",
+    mi.StructType: "object",
+}
+
+
+def levels(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Every schema in ``schema`` with its path, as in .status.devices[].uuid."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from levels(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from levels(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from levels(schema["additionalProperties"], f"{path}{{}}")
+
+
+LEVELS = dict(levels(SCHEMA))
+
+
+def differences(kind: mi.Type, schema: Schema, path: str = "") -> Iterator[str]:
+    """Where the type and the schema do not say the same."""
+    if isinstance(kind, mi.UnionType):
+        (kind,) = (one for one in kind.types if not isinstance(one, mi.NoneType))
+    if schema["type"] != JSON_TYPES[type(kind)]:
+        yield f"{path} has another type"
+    elif isinstance(kind, mi.LiteralType):
+        if {*kind.values} != {*schema["enum"]}:
+            yield f"{path} has other values"
+    elif isinstance(kind, mi.ListType):
+        yield from differences(kind.item_type, schema["items"], f"{path}[]")
+    elif isinstance(kind, mi.DictType):
+        yield from differences(kind.value_type, schema["additionalProperties"], f"{path}{{}}")
+    elif isinstance(kind, mi.StructType) and kind.cls is not ObjectMeta:
+        yield from struct_differences(kind, schema, path)
+
+
+def struct_differences(kind: mi.StructType, schema: Schema, path: str) -> Iterator[str]:
+    fields = {field.encode_name: field for field in kind.fields}
+    properties = schema["properties"]
+    yield from (f"{path}.{name} is on one side only" for name in fields.keys() ^ properties.keys())
+    # metadata is required of every object, and a schema may not say so
+    required = {name for name, field in fields.items() if field.required} - {"metadata"}
+    if required != {*schema.get("required", [])}:
+        yield f"{path} requires other fields"
+    for name in fields.keys() & properties.keys():
+        yield from differences(fields[name].type, properties[name], f"{path}.{name}")
+
+
+def test_schema_and_types_say_the_same() -> None:
+    assert list(differences(mi.type_info(g.GPUNode), SCHEMA)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda s: s["properties"]["status"]["properties"].pop("pods"), ".status.pods is on one"),
+        (lambda s: s["properties"].update(extra={"type": "string"}), ".extra is on one side only"),
+        (lambda s: s["properties"]["kind"].update(type="integer"), ".kind has another type"),
+        (
+            lambda s: s["properties"]["status"]["properties"]["devices"]["items"].pop("required"),
+            ".status.devices[] requires other fields",
+        ),
+    ],
+)
+def test_a_difference_is_found(change: Any, told: str) -> None:
+    changed = copy.deepcopy(SCHEMA)
+    change(changed)
+    (difference,) = differences(mi.type_info(g.GPUNode), changed)
+    assert difference.startswith(told)
+
+
+def test_names() -> None:
+    spec = CRD["spec"]
+    assert CRD["metadata"]["name"] == f"{g.PLURAL}.{g.GROUP}" == "gpunodes.headroom.gpu"
+    assert (spec["group"], VERSION["name"], spec["scope"]) == (g.GROUP, g.VERSION, "Cluster")
+    assert (spec["names"]["kind"], spec["names"]["plural"]) == (g.KIND, g.PLURAL)
+    assert spec["names"]["shortNames"] == ["gn"]
+    assert VERSION["subresources"] == {"status": {}}
+
+
+def test_printer_columns_print_what_exists() -> None:
+    columns = {c["name"]: (c["jsonPath"], c["type"]) for c in VERSION["additionalPrinterColumns"]}
+    assert columns.pop("Reported") == (".status.observedAt", "date")
+    assert [*columns] == ["Devices", "Memory", "Promised", "Sharing"]
+    assert all(LEVELS[path]["type"] == kind for path, kind in columns.values())
+
+
+@pytest.mark.parametrize("path", LEVELS, ids=lambda path: path or "root")
+def test_every_level_is_structural_bounded_and_described(path: str) -> None:
+    schema = LEVELS[path]
+    if path == ".metadata":
+        assert schema == {"type": "object"}  # the API server allows nothing else
+        return
+    kind = schema["type"]
+    assert schema.keys() <= {"type", "description"} | KEYWORDS[kind]
+    assert schema["description"].endswith((".", ")"))
+    assert not ("properties" in schema and "additionalProperties" in schema)
+    if kind == "integer":
+        assert schema["format"] == "int64"
+        assert -1 <= schema["minimum"] < schema["maximum"] <= g.MAX_DEVICE_BYTES
+    elif kind == "number":
+        assert schema.keys() >= {"minimum", "maximum"}
+    elif kind == "array":
+        assert schema["maxItems"] <= 4096
+        # A list keyed by uuid would refuse a report that names a device twice.
+        assert schema["x-kubernetes-list-type"] == "atomic"
+    elif kind == "object":
+        assert ("maxProperties" in schema) == ("additionalProperties" in schema)
+    elif kind == "string" and path not in {".apiVersion", ".kind"}:
+        assert schema.keys() & {"enum", "maxLength"}
+
+
+def test_memory_is_in_bytes_and_never_absurd() -> None:
+    memory = [
+        *(f".status.devices[].{name}" for name in ("memory", "reserved", "used", "unowned")),
+        ".status.pods[].used",
+        ".spec.reservations{}.charges[].candidates{}",
+    ]
+    for path in memory:
+        assert (LEVELS[path]["minimum"], LEVELS[path]["maximum"]) == (0, g.MAX_DEVICE_BYTES)
+        assert "bytes" in LEVELS[path]["description"].lower()
+    assert LEVELS[".status.devices"]["maxItems"] == g.MAX_DEVICES
+    for name in ("free", "allocated", "unhealthy"):
+        assert LEVELS[f".status.devices[].replicas.{name}"]["maximum"] == g.MAX_REPLICAS
+
+
+def node() -> Schema:
+    charge = g.Charge(resource="nvidia.com/gpu", count=1, candidates={"GPU-1": 8 << 30})
+    device = g.Device(
+        uuid="GPU-1",
+        index=0,
+        memory_bytes=141 << 30,
+        reserved_bytes=1 << 30,
+        used_bytes=8 << 30,
+        unowned_bytes=0,
+        sm_activity=g.SmActivity(ratio=0.5, source="gpm"),
+        sharing="time-slicing",
+        replicas=g.Replicas(free=3, allocated=1),
+    )
+    body = g.encode_gpunode(
+        g.GPUNode(
+            metadata=ObjectMeta(name="n1"),
+            spec=g.GPUNodeSpec(
+                reservations={"u": g.Reservation(namespace="d", name="p", charges=[charge])}
+            ),
+            status=g.GPUNodeStatus(
+                devices=[device], pods=[g.PodUse(uid="u", device="GPU-1", used_bytes=5)]
+            ),
+        )
+    )
+    return dict(json.loads(body))
+
+
+def valid(instance: Schema) -> bool:
+    return bool(jsonschema.Draft202012Validator(SCHEMA).is_valid(instance))
+
+
+def test_what_we_encode_is_accepted() -> None:
+    assert valid(node())
+    assert valid({"metadata": {"name": "n1"}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"used": 200 << 30}, id="more used than there is"),
+        pytest.param({"reserved": 200 << 30}, id="more reserved than there is"),
+        pytest.param({"memory": 0}, id="no memory"),
+        pytest.param({"kind": "mig"}, id="a MIG device without a parent"),
+    ],
+)
+def test_a_contradiction_is_accepted(change: Schema) -> None:
+    instance = node()
+    instance["status"]["devices"][0] |= change
+    instance["status"]["devices"] *= 2
+    assert valid(instance)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: -1} for name in ("memory", "reserved", "used", "unowned", "gpuInstance")),
+        *({name: g.MAX_DEVICE_BYTES + 1} for name in ("memory", "reserved", "used", "unowned")),
+        {"memory": "8Gi"},
+        {"memory": 1.5},
+        {"uuid": ""},
+        {"index": -2},
+        {"kind": "card"},
+        {"sharing": "vgpu"},
+        {"smActivity": {"ratio": 1.5}},
+        {"smActivity": {"source": "gpm"}},
+        {"replicas": {"free": -1}},
+        {"replicas": {"allocated": g.MAX_REPLICAS + 1}},
+        {"model": "x" * 129},
+    ],
+    ids=str,
+)
+def test_a_device_that_cannot_be_is_refused(change: Schema) -> None:
+    instance = node()
+    instance["status"]["devices"][0] |= change
+    assert not valid(instance)
+
+
+@pytest.mark.parametrize(
+    "charges",
+    [
+        [{"resource": "r", "count": -1}],
+        [{"resource": "r"}],
+        [{"resource": "r", "count": 1, "candidates": {"GPU-1": -1}}],
+        [{"resource": "r", "count": 1, "candidates": {"GPU-1": g.MAX_DEVICE_BYTES + 1}}],
+        [{"resource": "r", "count": 1, "candidates": dict.fromkeys(map(str, range(257)), 1)}],
+    ],
+    ids=lambda charges: str(charges)[:80],
+)
+def test_a_charge_that_cannot_be_is_refused(charges: list[Schema]) -> None:
+    instance = node()
+    instance["spec"]["reservations"]["u"]["charges"] = charges
+    assert not valid(instance)

@@ -1,0 +1,105 @@
+"""Our reading of quantities against the real one's answers (tests/gobin/quantity/README.md)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from contract.errors import BadQuantity
+from contract.quantity import MAX_INT64, MAX_LENGTH, format_bytes, parse_bytes
+
+TABLE = json.loads((Path(__file__).parent / "quantity_table.json").read_text())
+UNITS = ["n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]
+REFUSED_BY_US = {"beyond_int64", "no_digits", "too_long"}
+
+counts = st.integers(-MAX_INT64, MAX_INT64)
+
+
+def read(text: str) -> int | None:
+    """None where it is refused."""
+    try:
+        return parse_bytes(text)
+    except BadQuantity:
+        return None
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: ascii(case["text"])[:40])
+def test_reads_what_kubernetes_reads(case: dict[str, Any]) -> None:
+    expected = case.get("exact", case.get("value"))
+    if case.get("refused") or case.get("mark") in REFUSED_BY_US:
+        expected = None
+    assert read(case["text"]) == expected
+
+
+def test_the_table_is_whole() -> None:
+    """Every kind of answer is there, each unit is, and no answer of Go is bent silently."""
+    marks = [case.get("mark", "refused" if case.get("refused") else "same") for case in TABLE]
+    assert {*marks} == {"same", "refused", "negative", *REFUSED_BY_US}
+    assert marks.count("same") >= 400
+    read_alike = {case["text"] for case in TABLE if "value" in case and "mark" not in case}
+    assert {"1" + unit for unit in UNITS} <= read_alike
+    assert all(case["exact"] < 0 for case in TABLE if case.get("mark") == "negative")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it has no digits"),
+        ("Gi", "it has no digits"),
+        ("8 Gi", "it is not a number with a unit behind it"),
+        ("\u0668Gi", "it is not a number with a unit behind it"),
+        ("8K", "'K' is not a unit; units are like Mi, Gi, M and G"),
+        ("8Ei", "it is too large"),
+        ("1e999999999", "it is too large"),
+        ("1e-99999999999999999999", "its exponent is too large"),
+        ("1" * 1_000_000, f"it is longer than {MAX_LENGTH} characters"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_says_why_it_refuses(text: str, why: str) -> None:
+    with pytest.raises(BadQuantity) as caught:
+        parse_bytes(text)
+    assert caught.value.why == why
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1e-999999999", 1), ("1e-2147483649", 1), ("0e999999999", 0), ("0e-999999999", 0)],
+)
+def test_reads_exponents_on_which_kubernetes_hangs(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@given(st.text() | st.text("0123456789+-.eEinumkKMGTP", max_size=MAX_LENGTH + 1))
+def test_raises_nothing_but_bad_quantity(text: str) -> None:
+    count = read(text)
+    assert count is None or -MAX_INT64 <= count <= MAX_INT64
+
+
+@given(counts)
+@example(0)
+@example(1 << 60)
+def test_reads_back_what_it_writes(count: int) -> None:
+    assert parse_bytes(format_bytes(count)) == count
+
+
+@given(st.decimals(-(10**20), 10**20, places=12), st.decimals(-(10**20), 10**20, places=12))
+def test_more_is_never_read_as_less(one: Any, other: Any) -> None:
+    less, more = (read(f"{amount:f}") for amount in sorted((one, other)))
+    if less is not None and more is not None:
+        assert less <= more
+
+
+@given(st.integers(-4000, 4000), st.integers(1, 4))
+def test_equal_amounts_are_read_equal(number: int, step: int) -> None:
+    kibi, mebi = "KMGTP"[step - 1] + "i", "KMGTP"[step] + "i"
+    assert parse_bytes(f"{number}{mebi}") == parse_bytes(f"{number * 1024}{kibi}")
+    kilo, mega = "kMGTP"[step - 1], "kMGTP"[step]
+    in_thousands = parse_bytes(f"{number * 1000}{kilo}")
+    assert parse_bytes(f"{number}{mega}") == in_thousands
+    power = 3 * step + 3
+    assert parse_bytes(f"{number}e{power}") == parse_bytes(f"{number}E+{power}") == in_thousands

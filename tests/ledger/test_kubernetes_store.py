@@ -1,0 +1,453 @@
+"""The store over a real API server, and over one that breaks off where a real one seldom does."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.annotations import TOUCHED
+from contract.gpunode import Charge, Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from contract.kube import ObjectMeta, Pod
+from extender.errors import (
+    OutcomeUnknown,
+    StoreConflict,
+    StoreError,
+    StoreNotFound,
+    StoreRefused,
+)
+from extender.kubeapi import KubeApi
+from extender.ledger.kubernetes import KubernetesStore, merge_patch
+from extender.ledger.store import Binding, Store
+from tests.controlplane import STRANGER_TOKEN, ControlPlane
+from tests.scripted import Exchange, scripted_server
+
+NAMESPACE = "store-tests"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def api(plane: ControlPlane) -> Iterator[KubeApi]:
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    api = KubeApi(plane.configuration())
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def store(api: KubeApi) -> Store:
+    return KubernetesStore(api)
+
+
+def new_name() -> str:
+    return f"x{next(_numbers)}"
+
+
+def new_pod(plane: ControlPlane, annotations: dict[str, str] | None = None) -> Pod:
+    body = {
+        "metadata": {"name": new_name(), "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "main", "image": "none"}]},
+    }
+    return msgspec.convert(plane.call("POST", PODS, body), Pod)
+
+
+def binding(pod: Pod, **changes: Any) -> Binding:
+    values = {
+        "namespace": pod.metadata.namespace,
+        "name": pod.metadata.name,
+        "uid": pod.metadata.uid,
+        "resource_version": pod.metadata.resource_version,
+        "node": "node-a",
+        "annotations": {"headroom.gpu/placement": "{}"},
+    }
+    return Binding(**(values | changes))
+
+
+def reservation(**candidates: int) -> Reservation:
+    charge = Charge(resource="nvidia.com/gpu", count=1, candidates=candidates)
+    return Reservation(namespace="a", name="p", charges=[charge], attempt="1")
+
+
+def again(store: Store, pod: Pod) -> Pod:
+    found = store.read_pod(pod.metadata.namespace, pod.metadata.name)
+    assert found is not None
+    return found
+
+
+class TestGPUNode:
+    def test_absent_object_is_none(self, store: Store) -> None:
+        assert store.read_gpunode("nobody") is None
+
+    def test_creation_keeps_the_spec_and_strips_the_status(self, store: Store) -> None:
+        name = new_name()
+        spec = GPUNodeSpec(reservations={"uid-1": reservation(**{"GPU-0": 5})})
+        metadata = ObjectMeta(name=name, finalizers=["headroom.gpu/ledger"])
+        created = store.create_gpunode(
+            GPUNode(metadata=metadata, spec=spec, status=GPUNodeStatus(agent_version="forged"))
+        )
+        assert created.spec == spec
+        assert created.status is None
+        assert created.metadata.finalizers == ["headroom.gpu/ledger"]
+        assert store.read_gpunode(name) == created
+
+    def test_creating_it_twice_is_a_conflict(self, store: Store) -> None:
+        node = GPUNode(metadata=ObjectMeta(name=new_name()))
+        store.create_gpunode(node)
+        with pytest.raises(StoreConflict, match=rf"create GPUNode {node.name}.*409.*AlreadyExists"):
+            store.create_gpunode(node)
+
+    def test_a_name_that_the_server_refuses_is_refused(self, store: Store) -> None:
+        with pytest.raises(StoreRefused, match="422 Invalid"):
+            store.create_gpunode(GPUNode(metadata=ObjectMeta(name="Not_A_Name")))
+
+    def test_compare_and_swap_lets_one_of_two_writers_win(self, store: Store) -> None:
+        before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
+        first = GPUNodeSpec(initialised=True, reservations={"uid-1": reservation()})
+        won = store.write_spec(before, first)
+        assert won.spec == first
+        with pytest.raises(StoreConflict, match=r"write spec of GPUNode .*409"):
+            store.write_spec(before, GPUNodeSpec(reservations={"uid-2": reservation()}))
+        assert store.read_gpunode(before.name) == won
+
+    def test_what_is_gone_from_nested_maps_is_removed(self, store: Store) -> None:
+        before = GPUNodeSpec(
+            initialised=True,
+            promised="3Gi",
+            reservations={
+                "uid-1": Reservation(namespace="a", name="p", attempt="1", since="then"),
+                "uid-2": reservation(**{"GPU-0": 1, "GPU-1": 2}),
+            },
+        )
+        after = GPUNodeSpec(
+            reservations={
+                "uid-1": Reservation(namespace="a", name="p", attempt="2"),
+                "uid-3": reservation(**{"GPU-1": 2}),
+            }
+        )
+        node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name()), spec=before))
+        written = store.write_spec(node, after)
+        assert written.spec == after
+        emptied = store.write_spec(written, GPUNodeSpec())
+        assert emptied.spec == GPUNodeSpec()
+        assert store.read_gpunode(node.name) == emptied
+
+    def test_writing_the_spec_leaves_status_and_unknown_fields_alone(
+        self, store: Store, plane: ControlPlane
+    ) -> None:
+        node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
+        path = f"{GPUNODES}/{node.name}"
+        merge = "application/merge-patch+json"
+        status = {"status": {"agentVersion": "1", "devices": [{"uuid": "GPU-0"}]}}
+        plane.call("PATCH", f"{path}/status", status, merge)
+        found = store.read_gpunode(node.name)
+        assert found is not None
+        written = store.write_spec(found, GPUNodeSpec(initialised=True))
+        assert written.status == GPUNodeStatus(agent_version="1", devices=[Device(uuid="GPU-0")])
+
+    def test_a_write_that_changes_nothing_keeps_the_version_and_still_compares(
+        self, store: Store
+    ) -> None:
+        spec = GPUNodeSpec(initialised=True)
+        first = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name()), spec=spec))
+        second = store.write_spec(first, spec)
+        assert second.metadata.resource_version == first.metadata.resource_version
+        store.write_spec(second, GPUNodeSpec(promised="1Gi", initialised=True))
+        with pytest.raises(StoreConflict):
+            store.write_spec(first, spec)
+
+    def test_writing_one_that_is_gone_is_not_found(self, store: Store, plane: ControlPlane) -> None:
+        node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
+        plane.call("DELETE", f"{GPUNODES}/{node.name}")
+        with pytest.raises(StoreNotFound, match=f"write spec of GPUNode {node.name}"):
+            store.write_spec(node, GPUNodeSpec(initialised=True))
+
+    def test_one_that_was_made_anew_is_not_written_for_the_old_one(
+        self, store: Store, plane: ControlPlane
+    ) -> None:
+        node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
+        plane.call("DELETE", f"{GPUNODES}/{node.name}")
+        anew = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=node.name)))
+        with pytest.raises(StoreConflict):
+            store.write_spec(node, GPUNodeSpec(initialised=True))
+        assert store.read_gpunode(node.name) == anew
+
+
+class TestBinding:
+    def test_annotations_arrive_with_the_node(
+        self, store: Store, api: KubeApi, plane: ControlPlane
+    ) -> None:
+        pod = new_pod(plane, {"headroom.gpu/vram": "8Gi", "headroom.gpu/placement": "old"})
+        store.bind(binding(pod))
+        wanted = {"headroom.gpu/vram": "8Gi", "headroom.gpu/placement": "{}"}
+        bound = again(store, pod)
+        assert (bound.node, bound.metadata.annotations) == ("node-a", wanted)
+        query = {
+            "watch": "true",
+            "timeoutSeconds": "1",
+            "fieldSelector": f"metadata.name={pod.metadata.name}",
+            "resourceVersion": pod.metadata.resource_version,
+        }
+        body = api.call("GET", PODS, query=query)
+        changes = [msgspec.convert(json.loads(line)["object"], Pod) for line in body.splitlines()]
+        assert changes == [bound]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param({"uid": "00000000-0000-0000-0000-000000000000"}, id="another uid"),
+            pytest.param({"resource_version": "1"}, id="an older version"),
+        ],
+    )
+    def test_a_precondition_that_fails_is_a_conflict(
+        self, store: Store, plane: ControlPlane, change: dict[str, str]
+    ) -> None:
+        pod = new_pod(plane)
+        with pytest.raises(StoreConflict, match=rf"bind pod {NAMESPACE}/x\d+ to node node-a.*409"):
+            store.bind(binding(pod, **change))
+        assert again(store, pod).node == ""
+
+    def test_a_bound_pod_is_a_conflict_even_for_the_same_node(
+        self, store: Store, plane: ControlPlane
+    ) -> None:
+        pod = new_pod(plane)
+        store.bind(binding(pod))
+        bound = again(store, pod)
+        with pytest.raises(StoreConflict, match="already assigned to node"):
+            store.bind(binding(bound, annotations={"headroom.gpu/placement": "second"}))
+        assert again(store, pod) == bound
+
+    def test_a_missing_pod_is_not_found(self, store: Store, plane: ControlPlane) -> None:
+        pod = new_pod(plane)
+        plane.call("DELETE", f"{PODS}/{pod.metadata.name}")
+        with pytest.raises(StoreNotFound):
+            store.bind(binding(pod))
+        assert store.read_pod(NAMESPACE, pod.metadata.name) is None
+
+    def test_no_precondition_is_refused_before_it_is_sent(self, store: Store) -> None:
+        pod = Pod(metadata=ObjectMeta(name="p", namespace=NAMESPACE, uid="u"))
+        with pytest.raises(StoreRefused, match="nothing guards it"):
+            store.bind(binding(pod))
+
+
+class TestTouch:
+    def test_it_makes_an_older_binding_fail(self, store: Store, plane: ControlPlane) -> None:
+        pod = new_pod(plane)
+        touched = store.touch_pod(pod, "attempt-1")
+        assert touched.annotation(TOUCHED) == "attempt-1"
+        with pytest.raises(StoreConflict):
+            store.bind(binding(pod))
+        store.bind(binding(touched))
+        assert again(store, pod).node == "node-a"
+
+    def test_an_older_version_is_a_conflict(self, store: Store, plane: ControlPlane) -> None:
+        pod = new_pod(plane)
+        store.touch_pod(pod, "1")
+        with pytest.raises(StoreConflict, match=rf"touch pod {NAMESPACE}/x\d+.*409"):
+            store.touch_pod(pod, "2")
+        assert again(store, pod).annotation(TOUCHED) == "1"
+
+    def test_the_next_pod_of_that_name_is_not_touched(
+        self, store: Store, plane: ControlPlane
+    ) -> None:
+        pod = new_pod(plane)
+        path = f"{PODS}/{pod.metadata.name}"
+        plane.call("DELETE", path)
+        body = {
+            "metadata": {"name": pod.metadata.name},
+            "spec": {"containers": [{"name": "main", "image": "none"}]},
+        }
+        second = msgspec.convert(plane.call("POST", PODS, body), Pod)
+        with pytest.raises(StoreConflict):
+            store.touch_pod(pod, "1")
+        version = second.metadata.resource_version
+        forged = msgspec.structs.replace(pod.metadata, resource_version=version)
+        with pytest.raises(StoreRefused, match=r"metadata\.uid"):
+            store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
+        assert again(store, second) == second
+
+    def test_a_missing_pod_is_not_found(self, store: Store, plane: ControlPlane) -> None:
+        pod = new_pod(plane)
+        plane.call("DELETE", f"{PODS}/{pod.metadata.name}")
+        with pytest.raises(StoreNotFound):
+            store.touch_pod(pod, "1")
+
+
+def test_pods_are_listed_completely_in_pages(api: KubeApi, plane: ControlPlane) -> None:
+    made = {new_pod(plane).metadata.uid for _ in range(5)}
+    listed = [pod.metadata.uid for pod in KubernetesStore(api, page_size=2).list_pods()]
+    assert made <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        pytest.param("nobody", "401 Unauthorized", id="unknown"),
+        pytest.param(STRANGER_TOKEN, "403 Forbidden: pods .* is forbidden", id="without the right"),
+    ],
+)
+def test_a_stranger_is_refused(plane: ControlPlane, token: str, words: str) -> None:
+    pod = new_pod(plane)
+    api = KubeApi(plane.configuration(token))
+    with pytest.raises(StoreRefused, match=rf"bind pod {NAMESPACE}/x\d+ .*{words}"):
+        KubernetesStore(api).bind(binding(pod))
+    api.close()
+
+
+POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version="7"))
+
+
+def _lost_after_it_was_read(exchange: Exchange) -> None:
+    """The request was taken, the connection breaks before a byte of the answer."""
+
+
+def _broken_off(exchange: Exchange) -> None:
+    exchange.raw(b'HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\n{"kind": ')
+
+
+def _nonsense(exchange: Exchange) -> None:
+    exchange.reply(200, b"<html>")
+
+
+def _status(code: int, **headers: str) -> Any:
+    def answer(exchange: Exchange) -> None:
+        exchange.reply(code, {"reason": "Because", "message": "server's words"}, **headers)
+
+    return answer
+
+
+class TestOutcome:
+    @pytest.mark.parametrize(
+        ("answer", "error"),
+        [
+            pytest.param(_lost_after_it_was_read, OutcomeUnknown, id="lost"),
+            pytest.param(_broken_off, OutcomeUnknown, id="broken off"),
+            pytest.param(Exchange.hang, OutcomeUnknown, id="hangs"),
+            pytest.param(_status(500), OutcomeUnknown, id="500"),
+            pytest.param(_status(504), OutcomeUnknown, id="504"),
+            pytest.param(_status(429, Retry_After="1"), OutcomeUnknown, id="429"),
+            pytest.param(_status(400), StoreRefused, id="400"),
+            pytest.param(_status(403), StoreRefused, id="403"),
+            pytest.param(_status(422), StoreRefused, id="422"),
+            pytest.param(_status(404), StoreNotFound, id="404"),
+            pytest.param(_status(409), StoreConflict, id="409"),
+            pytest.param(_status(307, Location="/elsewhere"), OutcomeUnknown, id="redirected"),
+        ],
+    )
+    @pytest.mark.parametrize("verb", ["bind", "touch_pod", "write_spec"])
+    def test_every_write_is_sent_once_and_named_for_what_is_known(
+        self, verb: str, answer: Any, error: type[StoreError]
+    ) -> None:
+        node = GPUNode(metadata=ObjectMeta(name="n", resource_version="7"))
+        with scripted_server(answer) as server:
+            api = KubeApi(server.configuration(), read_timeout_s=0.2)
+            store = KubernetesStore(api)
+            writes: dict[str, Callable[[], object]] = {
+                "bind": lambda: store.bind(binding(POD)),
+                "touch_pod": lambda: store.touch_pod(POD, "1"),
+                "write_spec": lambda: store.write_spec(node, GPUNodeSpec(initialised=True)),
+            }
+            with pytest.raises(error, match=r"(pod a/p|GPUNode n)") as caught:
+                writes[verb]()
+            assert type(caught.value) is error
+            assert len(server.requests) == 1
+            api.close()
+
+    def test_an_error_repeats_what_the_server_said(self) -> None:
+        with scripted_server(_status(500)) as server:
+            api = KubeApi(server.configuration())
+            with pytest.raises(OutcomeUnknown) as caught:
+                KubernetesStore(api).bind(binding(POD))
+            api.close()
+        assert str(caught.value) == (
+            "bind pod a/p to node node-a: POST /api/v1/namespaces/a/pods/p/binding: "
+            "500 Because: server's words"
+        )
+
+    def test_nobody_listening_is_unknown(self) -> None:
+        with scripted_server() as server:
+            configuration = server.configuration()
+        api = KubeApi(configuration)
+        with pytest.raises(OutcomeUnknown, match="bind pod a/p"):
+            KubernetesStore(api).bind(binding(POD))
+
+    def test_nonsense_is_no_answer(self) -> None:
+        with scripted_server(_nonsense, _nonsense, _nonsense) as server:
+            api = KubeApi(server.configuration())
+            store = KubernetesStore(api)
+            with pytest.raises(OutcomeUnknown, match="read pod a/p: the answer cannot be read"):
+                store.read_pod("a", "p")
+            with pytest.raises(OutcomeUnknown, match="read GPUNode n: the answer cannot be read"):
+                store.read_gpunode("n")
+            with pytest.raises(OutcomeUnknown, match="list pods"):
+                store.list_pods()
+            api.close()
+
+    def test_promises_are_read_beside_a_status_that_cannot_be(self) -> None:
+        garbled = {
+            "metadata": {"name": "n", "resourceVersion": "7"},
+            "spec": {"initialised": True},
+            "status": {"devices": "none"},
+        }
+        with scripted_server(lambda exchange: exchange.reply(200, garbled)) as server:
+            api = KubeApi(server.configuration())
+            node = KubernetesStore(api).read_gpunode("n")
+            api.close()
+        assert node is not None
+        assert node.spec == GPUNodeSpec(initialised=True)
+        assert node.status is None
+
+    def test_a_list_whose_token_expired_starts_anew_in_one_page(self) -> None:
+        def page(uid: str, token: str) -> Any:
+            body = {
+                "metadata": {"resourceVersion": "9", "continue": token},
+                "items": [{"metadata": {"uid": uid}}],
+            }
+            return lambda exchange: exchange.reply(200, body)
+
+        with scripted_server(page("old", "token"), _status(410), page("new", "")) as server:
+            api = KubeApi(server.configuration())
+            pods = KubernetesStore(api, page_size=1).list_pods()
+            api.close()
+        assert [pod.metadata.uid for pod in pods] == ["new"]
+        assert [request.query for request in server.requests] == [
+            {"limit": "1"},
+            {"limit": "1", "continue": "token"},
+            {},
+        ]
+
+
+_documents = st.recursive(
+    st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.lists(st.integers())),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, min_size=1),
+    max_leaves=12,
+)
+_objects = st.dictionaries(st.sampled_from("abcd"), _documents)
+
+
+def applied(target: Any, patch: Any) -> Any:
+    """RFC 7386, section 2, word for word."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = applied(result.get(name), value)
+    return result
+
+
+@given(before=_objects, after=_objects)
+def test_a_merge_patch_turns_before_into_after(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    patch = merge_patch(before, after)
+    assert applied(before, patch) == after
+    assert (patch == {}) == (before == after)
