@@ -14,6 +14,8 @@ from extender.demo.workload import MIB, SHARED, WHOLE, Workload, apportion
 
 #: Percent of the shared pool's memory that the sharing pods ask for together.
 LOAD_PERCENT = 85
+#: The most GPUs of a node that is shared by preference.
+FEW_GPUS = 2
 #: The plugin refuses to share a device between fewer.
 FEWEST_REPLICAS = 2
 
@@ -121,19 +123,30 @@ class Fleet:
 
 
 def divide(shapes: Sequence[Shape], workload: Workload) -> Fleet:
-    """Share as many nodes of every shape as make the shared pool ``LOAD_PERCENT`` asked for.
+    """Share as many nodes as make the shared pool ``LOAD_PERCENT`` asked for.
 
-    Each shape gives its part of the memory needed, so that the pool is the fleet in small.
+    First those with one or two GPUs, because the plugin chooses the device inside the node
+    without a look at memory, so fewer is surer; and the largest model, for pods that fit nowhere
+    else. Where these are not enough, the others. Within each kind, every shape gives its part.
     """
-    fleet_mib = sum(shape.nodes * shape.node_mib for shape in shapes)
-    need_mib = min(fleet_mib, sum(workload.sharing_mib) * 100 // LOAD_PERCENT)
+    need_mib = sum(workload.sharing_mib) * 100 // LOAD_PERCENT
+    largest_mib = max(shape.memory_mib for shape in shapes)
+    fit = [s.gpus <= FEW_GPUS or s.memory_mib == largest_mib for s in shapes]
+    shared: dict[Shape, int] = {}
+    for preferred in (True, False):
+        kind = [shape for shape, is_fit in zip(shapes, fit, strict=True) if is_fit is preferred]
+        kind_mib = sum(shape.nodes * shape.node_mib for shape in kind)
+        taken_mib = min(need_mib, kind_mib)
+        need_mib -= taken_mib
+        for shape in kind:
+            shared[shape] = apportion(shape.nodes, [taken_mib, kind_mib - taken_mib])[0]
     groups = []
     for shape in shapes:
-        shared, whole = apportion(shape.nodes, [need_mib, fleet_mib - need_mib])
-        if shared:
-            groups.append(Group(shape, shared, replicas_of(shape, workload.median_mib)))
-        if whole:
-            groups.append(Group(shape, whole, 1))
+        if shared[shape]:
+            replicas = replicas_of(shape, workload.median_mib)
+            groups.append(Group(shape, shared[shape], replicas))
+        if shape.nodes > shared[shape]:
+            groups.append(Group(shape, shape.nodes - shared[shape], 1))
     return Fleet(tuple(groups))
 
 

@@ -21,7 +21,7 @@ from extender.demo.wire import ServerFailed
 from extender.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
 
 #: Pods per seed when nobody says: three seeds of them end in about 25 s on two shared cores.
-PODS = 1600
+PODS = 2000
 
 
 @dataclass(slots=True)
@@ -102,14 +102,14 @@ def _introduce(console: Console, fleet: Fleet, workload: Workload, seeds: int) -
     nodes = sum(group.count for group in fleet.groups)
     console.rule(f"[bold]{nodes:,} GPU nodes, {fleet.gpus:,} GPUs, {len(workload.pods):,} pods")
     console.print(
-        f"Shared pool: {sum(g.count for g in shared):,} nodes of all models, time-slicing, "
-        f"replicas per GPU as many as typical pods fit (at least 2): {replicas or 'none'}.\n"
+        f"Shared pool: {sum(g.count for g in shared):,} nodes, those with few GPUs and the largest "
+        f"model, time-slicing, as many replicas as typical pods fit (at least 2): {replicas}.\n"
         f"{len(workload.sharing_mib):,} pods share a GPU and ask for {asked_mib // 1024:,} GiB, "
         f"{asked_mib * 100 // max(1, pool_mib)} % of that pool's memory; "
         f"{len(workload.pods) - len(workload.sharing_mib):,} ask for {workload.whole_gpus:,} whole "
         "GPUs in a pool of their own.\n"
-        f"No pod names a GPU model. {seeds} seeds: each draws anew what kubelet and plugin choose; "
-        f"kubelets admit after every {BATCH} binds, reports arrive {BATCH} binds later.\n"
+        f"No pod names a GPU model. Seeds: {seeds}; each draws anew what kubelet and plugin "
+        f"choose. Kubelets admit after every {BATCH} binds; reports arrive {BATCH} binds later.\n"
         f"(--pods {PUBLISHED_PODS} plays the whole published list.)\n",
         soft_wrap=True,
     )

@@ -12,23 +12,24 @@ GIB = 1 << 30
 Figure = Callable[[Result], int]
 _COUNTS: tuple[tuple[str, Figure], ...] = (
     ("pods placed", lambda r: r.verdict.bound),
-    ("pods that wait, with a reason", lambda r: len(r.waiting)),
+    ("pods that wait", lambda r: len(r.waiting)),
     ("GPUs overcommitted", lambda r: r.verdict.devices_overcommitted),
     ("pods that would die", lambda r: len(r.verdict.died)),
-    ("  of them too large for their GPU even alone", lambda r: len(r.verdict.too_large)),
+    ("  too large for it even alone", lambda r: len(r.verdict.too_large)),
     ("pods placed that live", lambda r: r.verdict.bound - len(r.verdict.died)),
 )
 
 
 def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
-    made = Table(title=f"Mean of {len(counting)} seeds; in brackets the range where they differ")
+    title = "One seed" if len(counting) == 1 else f"Mean of {len(counting)} seeds [lowest-highest]"
+    made = Table(title=title.replace("[", "\\["))
     made.add_column("")
     made.add_column("replica counting", justify="right")
     made.add_column("Headroom", justify="right", style="bold")
     for label, figure in _COUNTS:
         made.add_row(label, _mean(map(figure, counting)), _mean(map(figure, headroom)))
         if label == "GPUs overcommitted":
-            made.add_row("worst overcommit of a GPU", _worst(counting), _worst(headroom))
+            made.add_row("worst overcommit", _worst(counting), _worst(headroom))
     for label, figure in (
         ("shared memory at work", lambda r: r.verdict.working_bytes),
         ("shared memory stranded", lambda r: r.verdict.stranded_bytes),
@@ -50,7 +51,7 @@ def _worst(results: Sequence[Result]) -> str:
     if not excess_bytes:
         return "none"
     percent = int(max(verdict.worst_ratio for verdict in verdicts) * 100)
-    return f"{percent} % of it; {gib(excess_bytes)} too much"
+    return f"{percent} %, {gib(excess_bytes)} over"
 
 
 def _memory(results: Sequence[Result], figure: Figure) -> str:
