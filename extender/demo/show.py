@@ -1,8 +1,7 @@
 """Runs the demo from its first line to its last, and decides how it ends."""
 
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -15,7 +14,7 @@ from extender.demo import story
 from extender.demo.fleet import Fleet
 from extender.demo.match import BATCH, Advance, Result, play_counting, play_headroom
 from extender.demo.server import Server
-from extender.demo.table import table
+from extender.demo.table import summary, table, total
 from extender.demo.trace import BadTrace, read_shapes, read_workload
 from extender.demo.wire import ServerFailed
 from extender.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
@@ -36,11 +35,13 @@ def run(trace: Path | None, pods: int | None, seeds: int, exit_after: bool) -> i
     ``trace`` is a folder to take nodes and pods from; None: the built-in fleet and workload.
     0: Headroom overcommitted nothing; 1: it did; 2: bad input or no server; 130: interrupted.
     With ``exit_after`` the last line sums up all seeds for a program to read; else the server of
-    the last seed stays up until Ctrl-C.
+    the last seed stays up until Ctrl-C, which is then no interruption.
     """
     console = Console(highlight=False)
-    # A stop from outside ends the demo as Ctrl-C does, so that the servers are stopped in order.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A stop from outside ends the demo as Ctrl-C does, so that the servers are stopped in order;
+    # and Ctrl-C does even where a shell started us with it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         return _run(console, trace, PODS if pods is None else pods, seeds, exit_after)
     except (BadTrace, ServerFailed, OSError) as err:
@@ -77,19 +78,12 @@ def _run(console: Console, trace: Path | None, pods: int, seeds: int, exit_after
                     server.stop()
         console.print(table(results.counting, results.headroom))
         _explain(console, results, workload, monotonic() - began_s)
-        overcommitted = _total(results.headroom, lambda r: r.verdict.devices_overcommitted)
         if not exit_after:
             _stay(console, server, fleet, results.headroom[-1])
+    line, status = summary(results.counting, results.headroom)
     if exit_after:
-        placed = _total(results.headroom, lambda r: r.verdict.bound)
-        refused = _total(results.headroom, lambda r: len(r.waiting))
-        counting = _total(results.counting, lambda r: r.verdict.devices_overcommitted)
-        console.print(
-            f"placed={placed} refused={refused} overcommitted_devices={overcommitted} "
-            f"counting_overcommitted_devices={counting}",
-            soft_wrap=True,
-        )
-    return 1 if overcommitted else 0
+        console.print(line, soft_wrap=True)
+    return status
 
 
 def _introduce(console: Console, fleet: Fleet, workload: Workload, seeds: int) -> None:
@@ -132,9 +126,9 @@ def _bar(progress: Progress, label: str, workload: Workload) -> Advance:
 
 
 def _explain(console: Console, results: _Results, workload: Workload, took_s: float) -> None:
-    refused_binds = _total(results.headroom, lambda r: r.refused_binds)
+    refused_binds = total(results.headroom, lambda r: r.refused_binds)
     sharing = sum(pod.vram_mib is not None for r in results.headroom for pod in r.waiting)
-    waiting = _total(results.headroom, lambda r: len(r.waiting))
+    waiting = total(results.headroom, lambda r: len(r.waiting))
     console.print(
         "The judge is a referee that shares no code with the ledger, for both sides the same.\n"
         "A pod dies when its memory does not fit beside the living pods that came before it.\n"
@@ -150,17 +144,13 @@ def _stay(console: Console, server: Server, fleet: Fleet, last: Result) -> None:
     """Say what to open and what to type next, then wait for Ctrl-C."""
     debug = server.debug_url
     shared = next((g.names[0] for g in fleet.groups if g.shared), fleet.groups[0].names[0])
-    console.print(f"The server of the last seed is still up. Open [bold]{debug}/[/] or type:")
+    console.print(f"The server of the last seed is still up. Open [bold]{debug}/docs[/] or type:")
     for path in (
         "/v1/nodes",
         f"/v1/nodes/{shared}",
         *(f"/v1/explain/pods/{NAMESPACE}/{pod.name}" for pod in last.waiting[:1]),
     ):
         console.print(f"  curl -s {debug}{path}", style="cyan", soft_wrap=True)
-    console.print("Ctrl-C ends the demo and its server.")
-    while True:
+    with suppress(KeyboardInterrupt):
+        console.print("Ctrl-C ends the demo and its server.")
         signal.pause()
-
-
-def _total(results: Sequence[Result], figure: Callable[[Result], int]) -> int:
-    return sum(map(figure, results))

@@ -38,6 +38,22 @@ def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
     return made
 
 
+def summary(counting: Sequence[Result], headroom: Sequence[Result]) -> tuple[str, int]:
+    """All seeds together in one line for programs, and the demo's exit status."""
+    overcommitted = total(headroom, lambda r: r.verdict.devices_overcommitted)
+    line = (
+        f"placed={total(headroom, lambda r: r.verdict.bound)} "
+        f"refused={total(headroom, lambda r: len(r.waiting))} "
+        f"overcommitted_devices={overcommitted} counting_overcommitted_devices="
+        f"{total(counting, lambda r: r.verdict.devices_overcommitted)}"
+    )
+    return line, 1 if overcommitted else 0
+
+
+def total(results: Sequence[Result], figure: Figure) -> int:
+    return sum(map(figure, results))
+
+
 def _mean(figures: "map[int]") -> str:
     values = list(figures)
     low, high = min(values), max(values)
@@ -55,8 +71,8 @@ def _worst(results: Sequence[Result]) -> str:
 
 
 def _memory(results: Sequence[Result], figure: Figure) -> str:
-    part = sum(map(figure, results))
-    whole = sum(result.verdict.shared_bytes for result in results)
+    part = total(results, figure)
+    whole = total(results, lambda r: r.verdict.shared_bytes)
     percent = part * 100 // max(1, whole)
     return f"{gib(part // len(results))} ({percent} %)"
 
