@@ -12,7 +12,7 @@ import uvloop
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
 from extender.settings import load_settings
-from extender.wiring import serve_cluster, serve_embedded
+from extender.wiring.embedded import serve_embedded
 
 app = typer.Typer(
     add_completion=False,
@@ -57,6 +57,9 @@ def serve(
         )
     )
     try:
+        # What talks to a cluster is an extra, and slow to import.
+        if embedded is None:
+            from extender.wiring.cluster import serve_cluster
         settings = load_settings(config, host=host, verbs_port=verbs_port, debug_port=debug_port)
         served = (
             serve_embedded(settings, load_fleet(embedded), typer.echo)
@@ -64,6 +67,9 @@ def serve(
             else serve_cluster(settings, typer.echo)
         )
         uvloop.run(served)
+    except ImportError as err:
+        typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
+        raise typer.Exit(2) from err
     except BadSettings as err:
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(2) from err

@@ -24,7 +24,7 @@ def leftovers(state: ClusterState, wall_s: float, orphan_after_s: float) -> list
                 continue
             if uid in seen:
                 continue
-            settled = pod is not None and (pod.ended or bool(pod.node))
+            settled = state.departed(uid) if pod is None else pod.ended or bool(pod.node)
             since_s = age(promise.since, wall_s)
             if settled or since_s is None or since_s > orphan_after_s:
                 found.append((gpunode.name, uid))

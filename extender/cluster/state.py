@@ -61,6 +61,8 @@ class ClusterState:
         self._uids_on: dict[str, set[str]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         self._bystanders: dict[str, Mapping[str, Reservation]] = {}
+        #: Pods that were seen bound to a node that holds a promise to them, and then deleted.
+        self._departed: set[str] = set()
 
     # Reading.
 
@@ -82,6 +84,10 @@ class ClusterState:
 
     def pods(self) -> list[Pod]:
         return list(self._pods.values())
+
+    def departed(self, uid: str) -> bool:
+        """Whether a pod with a promise was seen to be deleted."""
+        return uid in self._departed
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         return self._pods.get(self._uid_of.get((namespace, name), ""))
@@ -143,6 +149,7 @@ class ClusterState:
             case PodSeen(pod):
                 self._put_pod(pod)
             case PodGone(uid):
+                self._note_departure(uid)
                 self._drop_pod(uid)
             case NodeSeen(node):
                 self._nodes[node.metadata.name] = node
@@ -220,6 +227,12 @@ class ClusterState:
             self._uids_on[pod.node].discard(uid)
             self._dirty.add(pod.node)
 
+    def _note_departure(self, uid: str) -> None:
+        pod = self._pods.get(uid)
+        gpunode = self._gpunodes.get(pod.node) if pod else None
+        if gpunode is not None and uid in gpunode.spec.reservations:
+            self._departed.add(uid)
+
     def _put_namespace(self, namespace: Namespace) -> None:
         default = (namespace.metadata.annotations or {}).get(DEFAULT_VRAM)
         if default is None:
@@ -231,6 +244,8 @@ class ClusterState:
         held = self._gpunodes.get(gpunode.name)
         if held is not None and _older(gpunode, held):
             return
+        if held is not None and self._departed:
+            self._departed -= held.spec.reservations.keys() - gpunode.spec.reservations.keys()
         self._gpunodes[gpunode.name] = gpunode
         self._dirty.add(gpunode.name)
         stamp = gpunode.status.observed_at if gpunode.status else ""

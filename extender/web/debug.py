@@ -106,7 +106,6 @@ def debug_app(
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
             explanation = explain(request, snap, fit(request, snap, rows, monotonic_s()))
-        identity = (namespace, name, pod.metadata.uid)
-        return explain_body(decision, pod.node, request, explanation, snap, identity, wall_s())
+        return explain_body(pod, decision, request, explanation, snap, wall_s())
 
     return app

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel
 
-from contract.annotations import Bytes, Share
+from contract.annotations import PREFIX, Bytes, Share
+from contract.kube import Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
 from extender.cluster.freshness import age
@@ -138,6 +139,8 @@ class ExplainBody(Body):
     uid: str
     #: The node it is bound to; null while it waits.
     bound_to: str | None
+    #: What Headroom wrote on the pod with its Binding.
+    annotations: dict[str, str]
     #: "bound", "fits", "refused", "not_ours" (asks for no GPU) or "unreadable".
     verdict: str
     message: str
@@ -271,24 +274,24 @@ def stamp(wall_s: float) -> str:
 
 
 def explain_body(
+    pod: Pod,
     decision: Decision | None,
-    bound_to: str,
     request: VramRequest | Unreadable,
     explanation: Explanation | None,
     snap: Snapshot,
-    identity: tuple[str, str, str],
     wall_s: float,
 ) -> ExplainBody:
-    """``identity`` is (namespace, name, uid); ``explanation`` is None where nothing was fitted."""
-    verdict, message = _verdict(bound_to, request, explanation)
-    namespace, name, uid = identity
+    """``explanation`` is None where nothing was fitted, because the pod cannot be read."""
+    verdict, message = _verdict(pod.node, request, explanation)
+    annotations = pod.metadata.annotations or {}
     return ExplainBody(
         generatedAt=stamp(wall_s),
         snapshot_generation=snap.generation,
-        namespace=namespace,
-        name=name,
-        uid=uid,
-        bound_to=bound_to or None,
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        bound_to=pod.node or None,
+        annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
         verdict=verdict,
         message=message,
         request=[ask_view(ask) for ask in request.containers]
@@ -297,7 +300,7 @@ def explain_body(
         fits=explanation.fits if explanation else 0,
         reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
         nearest=[nearest_view(node) for node in explanation.nearest] if explanation else [],
-        suggestions=_suggestions(explanation) if explanation and not bound_to else [],
+        suggestions=_suggestions(explanation) if explanation and not pod.node else [],
         last_decision=decision_view(decision) if decision else None,
     )
 

@@ -1,4 +1,4 @@
-"""Puts the parts together, for a cluster and for a fleet file; nothing else knows all of them."""
+"""One replica: cluster state, ledger, verbs and debug API around a store, and its two servers."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 
 import msgspec
 import structlog
@@ -17,26 +16,20 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode, GPUNodeStatus
-from contract.kube import Namespace, Node, Pod
+from contract.gpunode import GPUNode
+from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.chores import leftovers, uninitialised
-from extender.cluster.events import Event, GPUNodeSeen, Relisted
+from extender.cluster.events import Event, GPUNodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
-from extender.errors import StoreError, StoreNotFound
-from extender.fleet import Fleet
+from extender.errors import StoreError
 from extender.journal import Journal
-from extender.kubeapi import KubeApi, load_configuration
-from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.kubernetes import KubernetesStore
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.placement.placed import Placement
 from extender.settings import Settings
-from extender.sources.kubernetes import KubernetesSources
 from extender.telemetry import Telemetry
 from extender.web.debug import debug_app
-from extender.web.embedded import add_embedded_routes
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
@@ -60,14 +53,20 @@ class Extender:
         self.journal = Journal()
         self.telemetry = Telemetry(CollectorRegistry())
         self.unready = unready
+        self._pod_went = asyncio.Event()
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Take events from any thread; they are applied on the loop's, in order."""
         if threading.get_ident() == self._owner:
-            self.cluster.apply(events)
+            self._apply(events)
         else:
-            self.loop.call_soon_threadsafe(self.cluster.apply, events)
+            self.loop.call_soon_threadsafe(self._apply, events)
+
+    def _apply(self, events: Sequence[Event]) -> None:
+        self.cluster.apply(events)
+        if any(isinstance(e, PodGone) or (isinstance(e, PodSeen) and e.pod.ended) for e in events):
+            self._pod_went.set()
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -116,10 +115,13 @@ class Extender:
         )
 
     async def tidy(self, ledger: Ledger) -> None:
-        """Do the chores, for ever; whatever fails is found again the next time."""
+        """Do the chores, for ever: when a pod has gone, and now and then; whatever fails is found
+        again the next time."""
         while True:
-            await asyncio.sleep(CHORES_EVERY_S)
+            self._pod_went.clear()
             await self.tidy_once(ledger)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pod_went.wait(), CHORES_EVERY_S)
 
     async def tidy_once(self, ledger: Ledger) -> None:
         for node, uid in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
@@ -134,72 +136,7 @@ class Extender:
                 log.info("nodes_initialised", nodes=ready)
 
 
-async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[str], None]) -> None:
-    """Serve the fleet of a file from memory, until a signal.
-
-    Reports do not age here: nobody but the user changes them.
-    """
-    extender = Extender(settings, unready=lambda: "")
-    store = EmbeddedStore(extender.deliver, time.monotonic)
-    for event in _fleet_events(fleet, store):
-        extender.deliver([event])
-    ledger = extender.open_ledger(store)
-
-    def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
-        return _missing(lambda: store.report(reports))
-
-    def delete_pod(namespace: str, name: str) -> str:
-        return _missing(lambda: store.delete_pod(namespace, name))
-
-    def shown(pod: Pod) -> None:
-        store.admit(pod)
-
-    debug = extender.debug_app()
-    add_embedded_routes(debug, report, delete_pod)
-    verbs = extender.verbs_app(ledger, shown)
-    await _serve(extender, ledger, verbs, debug, announce)
-
-
-async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
-    """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
-    api = KubeApi(load_configuration())
-    sources: KubernetesSources | None = None
-
-    def unready() -> str:
-        waiting = [h.kind for h in sources.health if not h.synced] if sources else ["everything"]
-        return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
-
-    extender = Extender(settings, unready)
-    sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
-    ledger = extender.open_ledger(KubernetesStore(api))
-    verbs = extender.verbs_app(ledger, shown=lambda pod: None)
-    sources.start()
-    try:
-        await _serve(extender, ledger, verbs, extender.debug_app(), announce)
-    finally:
-        await extender.loop.run_in_executor(None, sources.stop)
-        api.close()
-
-
-def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:
-    now_s = time.monotonic()
-    yield Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s)
-    yield Relisted(Node, tuple(fleet.kube_nodes()), now_s)
-    for gpunode in fleet.gpunodes(datetime.now(UTC)):
-        created = store.create_gpunode(gpunode)
-        assert gpunode.status is not None
-        store.report([(created.name, gpunode.status)])
-
-
-def _missing(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except StoreNotFound as err:
-        return str(err)
-    return ""
-
-
-async def _serve(
+async def serve(
     extender: Extender,
     ledger: Ledger,
     verbs: FastAPI,

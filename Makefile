@@ -1,0 +1,52 @@
+# make demo | check | test | bench | lock: nothing else to remember.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
+
+.PHONY: demo check test bench lock
+
+demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
+	@$(RUN) -m extender demo $(ARGS)
+
+check: $(VENV)/test.stamp  ## the quick subset, under a minute: style, types, layers, unit and property tests
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
+	$(RUN) -m pytest -q -m "not real" $(ARGS)
+
+test: $(VENV)/test.stamp  ## everything; the first run builds a real API server and takes minutes
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
+	$(RUN) -m pytest -q $(ARGS)
+
+bench: $(VENV)/test.stamp  ## what the hot path costs, as a ratio to an echo of the same bodies
+	$(RUN) -m benchmarks.hotpath $(ARGS)
+
+# Pins every dependency with its hashes; the locks carry no addresses.
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--no-header --no-emit-index-url --no-emit-find-links pyproject.toml
+lock:  ## after a change of pyproject.toml; needs uv
+	$(LOCK) --all-extras -o requirements/test.txt
+	$(LOCK) -c requirements/test.txt --extra extender -o requirements/demo.txt
+	$(LOCK) -c requirements/test.txt --extra extender --extra cluster -o requirements/extender.txt
+	$(LOCK) -c requirements/test.txt --extra agent -o requirements/agent.txt
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Headroom needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: requirements/demo.txt | $(VENV)/bin/python
+	@echo "Installing what the demo needs into $(VENV) ..."
+	@$(PIP) -r requirements/demo.txt
+	@touch $@
+
+$(VENV)/test.stamp: requirements/test.txt | $(VENV)/bin/python
+	@echo "Installing what the tests need into $(VENV) ..."
+	@$(PIP) -r requirements/test.txt
+	@touch $@

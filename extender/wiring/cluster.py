@@ -1,0 +1,39 @@
+"""Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
+
+from collections.abc import Callable
+
+from kubernetes.config import ConfigException
+
+from extender.errors import BadSettings
+from extender.kubeapi import KubeApi, load_configuration
+from extender.ledger.kubernetes import KubernetesStore
+from extender.settings import Settings
+from extender.sources.kubernetes import KubernetesSources
+from extender.wiring.replica import Extender, serve
+
+
+async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
+    try:
+        api = KubeApi(load_configuration())
+    except ConfigException as err:
+        raise BadSettings(
+            f"no cluster is configured: {err}; to try without one: "
+            "headroom serve --embedded FLEET.yaml"
+        ) from err
+    sources: KubernetesSources | None = None
+
+    def unready() -> str:
+        waiting = [h.kind for h in sources.health if not h.synced] if sources else ["everything"]
+        return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
+
+    extender = Extender(settings, unready)
+    sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
+    ledger = extender.open_ledger(KubernetesStore(api))
+    verbs = extender.verbs_app(ledger, shown=lambda pod: None)
+    sources.start()
+    try:
+        await serve(extender, ledger, verbs, extender.debug_app(), announce)
+    finally:
+        await extender.loop.run_in_executor(None, sources.stop)
+        api.close()

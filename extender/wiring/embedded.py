@@ -1,0 +1,63 @@
+"""Serves the nodes of a fleet file from memory: no cluster, no GPU."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from contract.gpunode import GPUNodeStatus
+from contract.kube import Namespace, Node, Pod
+from extender.cluster.events import Event, Relisted
+from extender.errors import StoreNotFound
+from extender.fleet import Fleet
+from extender.ledger.embedded import EmbeddedStore
+from extender.settings import Settings
+from extender.web.embedded import add_embedded_routes
+from extender.wiring.replica import Extender, serve
+
+#: Nobody reports unless asked to, so no report is ever too old.
+NEVER_STALE_S = 1e12
+
+
+async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[str], None]) -> None:
+    """Serve the fleet of a file from memory, until a signal.
+
+    Reports do not age here: nobody but the user changes them.
+    """
+    settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
+    extender = Extender(settings, unready=lambda: "")
+    store = EmbeddedStore(extender.deliver, time.monotonic)
+    for event in _fleet_events(fleet, store):
+        extender.deliver([event])
+    ledger = extender.open_ledger(store)
+
+    def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
+        return _missing(lambda: store.report(reports))
+
+    def delete_pod(namespace: str, name: str) -> str:
+        return _missing(lambda: store.delete_pod(namespace, name))
+
+    def shown(pod: Pod) -> None:
+        store.admit(pod)
+
+    debug = extender.debug_app()
+    add_embedded_routes(debug, report, delete_pod)
+    verbs = extender.verbs_app(ledger, shown)
+    await serve(extender, ledger, verbs, debug, announce)
+
+
+def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:
+    now_s = time.monotonic()
+    yield Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s)
+    yield Relisted(Node, tuple(fleet.kube_nodes()), now_s)
+    for gpunode in fleet.gpunodes(datetime.now(UTC)):
+        created = store.create_gpunode(gpunode)
+        assert gpunode.status is not None
+        store.report([(created.name, gpunode.status)])
+
+
+def _missing(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except StoreNotFound as err:
+        return str(err)
+    return ""

@@ -1,0 +1,122 @@
+"""A real Headroom server of a fleet file, in a process of its own, for tests that speak HTTP."""
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    verbs: str
+    debug: str
+    #: What it logs, one JSON object a line.
+    log: Path
+
+    def post(self, path: str, body: bytes | object, headers: Mapping[str, str] = {}) -> Reply:
+        """POST to the scheduler's port; anything but bytes is sent as JSON."""
+        return self._send(self.verbs, "POST", path, body, headers)
+
+    def debug_post(self, path: str, body: object) -> Reply:
+        return self._send(self.debug, "POST", path, body, {})
+
+    def get(self, path: str) -> Reply:
+        return self._send(self.debug, "GET", path, b"", {})
+
+    def delete(self, path: str) -> Reply:
+        return self._send(self.debug, "DELETE", path, b"", {})
+
+    def _send(
+        self, base: str, method: str, path: str, body: bytes | object, headers: Mapping[str, str]
+    ) -> Reply:
+        url = urlsplit(base)
+        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+        with contextlib.closing(connection):
+            payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+            headers = {"Content-Type": "application/json", **headers}
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            return Reply(response.status, response.read())
+
+
+@contextlib.contextmanager
+def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
+    """Serve the fleet on free ports of the loopback; the process ends with the context."""
+    with tempfile.TemporaryDirectory() as folder:
+        fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
+        fleet.write_text(fleet_yaml, encoding="utf-8")
+        command = [sys.executable, "-m", "extender", "serve", "--embedded", str(fleet)]
+        command += ["--verbs-port", "0", "--debug-port", "0", *options]
+        with (
+            log.open("wb") as stderr,
+            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                assert line, f"the server did not start: {log.read_text()}"
+                where = json.loads(line)
+                yield Server(where["verbs"], where["debug"], log)
+            finally:
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    raise
+
+
+def pod(
+    name: str,
+    vram: str | None = None,
+    *,
+    gpus: int = 1,
+    resource: str = "nvidia.com/gpu",
+    namespace: str = "default",
+    version: str = "1",
+) -> dict[str, Any]:
+    """A pod as kube-scheduler shows it; its uid is made of its name."""
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{name}",
+            "resourceVersion": version,
+            "annotations": {} if vram is None else {"headroom.gpu/vram": vram},
+        },
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {resource: str(gpus)}}}]},
+        "status": {"phase": "Pending"},
+    }
+
+
+def offer(pod: dict[str, Any] | None, *names: str) -> dict[str, Any]:
+    """The body of filter and prioritize."""
+    return {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
+
+
+def binding(pod: dict[str, Any], node: str) -> dict[str, str]:
+    metadata = pod["metadata"]
+    return {
+        "PodName": metadata["name"],
+        "PodNamespace": metadata["namespace"],
+        "PodUID": metadata["uid"],
+        "Node": node,
+    }

@@ -1,0 +1,89 @@
+"""What an SRE reads is what decided."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serving import Server, binding, offer, pod, serving
+
+GI = 1 << 30
+FLEET = """
+nodes:
+  - {name: shared, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+  - {name: whole, gpus: 2, memory: 40Gi, reserved: 1Gi}
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(FLEET) as running:
+        yield running
+
+
+def test_refused_pod_is_explained_with_numbers_and_what_would_help(server: Server) -> None:
+    holder = pod("holder", "20Gi")
+    server.post("/filter", offer(holder, "shared"))
+    server.post("/bind", binding(holder, "shared"))
+    server.post("/filter", offer(pod("waits", "50Gi"), "shared", "whole"))
+    told = server.get("/v1/explain/pods/default/waits").json()
+    assert told["apiVersion"] == "headroom.gpu/v1"
+    assert (told["verdict"], told["bound_to"], told["fits"]) == ("refused", None, 0)
+    assert told["reasons"] == [
+        {
+            "reason": "memory_on_any",
+            "message": "insufficient GPU memory on any device",
+            "nodes": 2,
+            "evictable": True,
+        }
+    ]
+    whole, shared = told["nearest"]
+    assert (whole["node"], whole["short_bytes"]) == ("whole", 11 * GI)
+    assert (shared["node"], shared["short_bytes"]) == ("shared", 46 * GI)
+    assert shared["candidates"][0]["device"]["holders"][0]["name"] == "holder"
+    assert told["suggestions"] == ["lower headroom.gpu/vram to 39936Mi or less: that fits now"]
+    assert told["last_decision"]["offered"] == 2
+    assert told["last_decision"]["decision_id"] == "uid-waits.1"
+    assert server.post("/filter", offer(pod("lower", "39936Mi"), "whole")).json()["NodeNames"]
+
+
+def test_every_term_of_the_equation_is_shown_and_adds_up(server: Server) -> None:
+    for node in server.get("/v1/nodes").json()["nodes"]:
+        for d in node["devices"]:
+            assert d["allocatable_bytes"] == (
+                d["memory_bytes"] - d["reserved_bytes"] - d["reserve_bytes"]
+            )
+            assert d["headroom_bytes"] == d["allocatable_bytes"] - (
+                d["promised_bytes"] + d["awaited_bytes"] + d["strays_bytes"] + d["unowned_bytes"]
+            )
+
+
+def test_unknown_pod_and_node_are_404_with_a_hint(server: Server) -> None:
+    for path in ("/v1/explain/pods/default/nobody", "/v1/nodes/nowhere"):
+        reply = server.get(path)
+        assert reply.status == 404
+        assert "detail" in reply.json()
+
+
+def test_probes_and_metrics_answer(server: Server) -> None:
+    assert (server.get("/healthz").status, server.get("/healthz").body) == (200, b"ok\n")
+    assert server.get("/readyz").status == 200
+    server.post("/filter", offer(pod("p", "50Gi"), "shared"))
+    text = server.get("/metrics").body.decode()
+    assert 'headroom_verb_duration_seconds_count{verb="filter"} 1.0' in text
+    assert 'headroom_refused_nodes_total{reason="memory_on_any"} 1.0' in text
+    assert "headroom_overcommitted_bytes 0.0" in text
+
+
+def test_api_describes_itself(server: Server) -> None:
+    paths = server.get("/openapi.json").json()["paths"]
+    assert {"/v1/nodes", "/v1/nodes/{name}", "/v1/explain/pods/{namespace}/{name}"} <= set(paths)
+
+
+def test_embedded_routes_refuse_what_is_wrong_and_change_nothing(server: Server) -> None:
+    before = server.get("/v1/nodes").json()["nodes"]
+    assert server.debug_post("/embedded/v1/reports", {"node": "shared"}).status == 400
+    nobody = [{"node": "shared", "status": {}}, {"node": "nobody", "status": {}}]
+    assert server.debug_post("/embedded/v1/reports", nobody).status == 404
+    assert server.delete("/embedded/v1/pods/default/nobody").status == 404
+    after = server.get("/v1/nodes").json()["nodes"]
+    assert [node["devices"] for node in after] == [node["devices"] for node in before]

@@ -1,0 +1,177 @@
+"""No body makes the server hang, tell its insides, place a pod wrongly or fall over."""
+
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.serving import Reply, Server, binding, offer, pod, serving
+
+FLEET = """
+nodes: [{name: gpu-a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}]
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(FLEET) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_promised(server: Server) -> Iterator[None]:
+    yield
+    (device,) = server.get("/v1/nodes/gpu-a").json()["node"]["devices"]
+    assert device["promised_bytes"] == 0
+    assert device["holders"] == []
+
+
+def nested(depth: int) -> bytes:
+    return b'{"Pod":{"metadata":{"name":"p","uid":"u"},"x":' + b"[" * depth + b"]" * depth + b"}}"
+
+
+NOT_OFFERS = [
+    pytest.param(b"", "not JSON", id="nothing"),
+    pytest.param(b"<html>", "not JSON", id="not JSON"),
+    pytest.param(b'{"Pod":{"metadata":{"name":"p"', "not JSON", id="truncated"),
+    pytest.param(b'{"Pod":"\xff\xfe"}', "not JSON|UTF-8|what kube-scheduler", id="not UTF-8"),
+    pytest.param(b"null", "Expected `object`", id="null"),
+    pytest.param(b"[]", "Expected `object`", id="a list"),
+    pytest.param(b"{}", "Pod is missing", id="empty object"),
+    pytest.param(b'{"Pod":null,"Nodes":null,"NodeNames":null}', "Pod is missing", id="all nulls"),
+    pytest.param(b'{"Pod":7,"NodeNames":[]}', "$.Pod", id="pod is a number"),
+    pytest.param(b'{"Pod":{},"NodeNames":[]}', "metadata", id="pod without metadata"),
+    pytest.param(b'{"Pod":{"metadata":null},"NodeNames":[]}', "$.Pod.metadata", id="null metadata"),
+    pytest.param(b'{"Pod":{"metadata":{}},"NodeNames":[]}', "metadata.name", id="nameless pod"),
+    pytest.param(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":[]}', "metadata.uid", id="no uid"),
+    pytest.param(json.dumps(offer(pod("p")) | {"NodeNames": None}).encode(), "neither",
+                 id="no nodes"),
+    pytest.param(json.dumps(offer(pod("p")) | {"NodeNames": "gpu-a"}).encode(), "NodeNames",
+                 id="names are a string"),
+    pytest.param(json.dumps(offer(pod("p")) | {"NodeNames": [None]}).encode(), "NodeNames",
+                 id="a name is null"),
+    pytest.param(json.dumps({"Pod": pod("p"), "Nodes": {"items": [{}]}}).encode(), "metadata",
+                 id="node without metadata"),
+    pytest.param(nested(200_000), "nested too deeply|not JSON", id="nested deeply"),
+    pytest.param(b'{"Pod":"' + b"x" * 20_000_000 + b'"}', "larger than", id="20 MB"),
+]  # fmt: skip
+
+
+def error_of(reply: Reply) -> str:
+    """The one clear answer: an Error in a 200 where the verb has one, else text in a 400."""
+    text = reply.body.decode()
+    assert "Traceback" not in text
+    assert "%" not in text
+    if reply.status == 400:
+        return text
+    assert reply.status == 200
+    return str(json.loads(text)["Error"])
+
+
+@pytest.mark.parametrize(("body", "says"), NOT_OFFERS)
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+def test_body_that_offers_nothing_is_refused_with_what_is_wrong(
+    server: Server, verb: str, body: bytes, says: str
+) -> None:
+    reply = server.post(f"/{verb}", body)
+    assert reply.status == (200 if verb == "filter" else 400)
+    error = error_of(reply)
+    assert any(part in error for part in says.split("|")), error
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(b"", "not JSON", id="nothing"),
+        pytest.param(b"null", "Expected `object`", id="null"),
+        pytest.param(b"{}", "PodName is missing", id="empty object"),
+        pytest.param({"PodName": 1}, "$.PodName", id="name is a number"),
+        pytest.param({**binding(pod("p"), "gpu-a"), "Node": ""}, "Node is missing", id="no node"),
+        pytest.param({**binding(pod("p"), "gpu-a"), "PodUID": None}, "PodUID", id="null uid"),
+        pytest.param(binding(pod("never-shown"), "gpu-a"), "does not exist", id="unknown pod"),
+        pytest.param(b"x" * 20_000_000, "larger than", id="20 MB"),
+    ],
+)
+def test_bind_that_cannot_be_done_says_why(server: Server, body: object, says: str) -> None:
+    reply = server.post("/bind", body)
+    assert reply.status == 200
+    assert says in error_of(reply)
+
+
+def test_bind_to_an_unknown_node_says_so(server: Server) -> None:
+    shown = pod("lost", "1Gi")
+    server.post("/filter", offer(shown, "gpu-a"))
+    assert "no GPU report" in error_of(server.post("/bind", binding(shown, "nowhere")))
+
+
+def test_bind_of_a_replaced_pod_says_so(server: Server) -> None:
+    server.post("/filter", offer(pod("again", "1Gi"), "gpu-a"))
+    other = binding(pod("again"), "gpu-a") | {"PodUID": "another"}
+    assert "was replaced" in error_of(server.post("/bind", other))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"{}", b'{"Pod":null}', b'{"Pod":{"metadata":{}}}', b"x" * 20_000_000],
+    ids=["nothing", "null", "empty object", "null pod", "nameless pod", "20 MB"],
+)
+def test_preempt_of_nothing_is_refused(server: Server, body: bytes) -> None:
+    reply = server.post("/preempt", body)
+    assert reply.status == 400
+    assert error_of(reply)
+
+
+def test_unknown_node_is_refused_with_a_reason(server: Server) -> None:
+    answer = server.post("/filter", offer(pod("p", "1Gi"), "nowhere", "gpu-a")).json()
+    assert answer["NodeNames"] == ["gpu-a"]
+    assert answer["FailedAndUnresolvableNodes"] == {"nowhere": "node is not known to Headroom"}
+
+
+def test_nothing_offered_is_nothing_refused(server: Server) -> None:
+    answer = server.post("/filter", offer(pod("p", "1Gi"))).json()
+    assert (answer["NodeNames"], answer["FailedAndUnresolvableNodes"]) == ([], {})
+    assert server.post("/prioritize", offer(pod("p", "1Gi"))).json() == []
+
+
+def test_node_named_twice_is_answered_like_once(server: Server) -> None:
+    answer = server.post("/filter", offer(pod("p", "90Gi"), "gpu-a", "gpu-a")).json()
+    assert answer["NodeNames"] == []
+    assert list(answer["FailedAndUnresolvableNodes"]) == ["gpu-a"]
+
+
+def test_pod_of_one_megabyte_is_handled(server: Server) -> None:
+    big = pod("big", "1Gi")
+    big["metadata"]["annotations"]["notes"] = "x" * 1_000_000
+    big["spec"]["containers"][0]["env"] = [{"name": f"E{i}", "value": "y"} for i in range(5000)]
+    assert server.post("/filter", offer(big, "gpu-a")).json()["NodeNames"] == ["gpu-a"]
+
+
+@pytest.mark.parametrize(
+    "vram", ["", "8 Gi", "0", "-1Gi", "lots", "1e400", "101%", "main=1Gi,main=2Gi", "other=1Gi",
+             "9" * 5000, "٨Gi"],
+)  # fmt: skip
+def test_bad_annotation_fits_no_node_for_one_constant_sentence(server: Server, vram: str) -> None:
+    answer = server.post("/filter", offer(pod("bad", vram), "gpu-a", "nowhere")).json()
+    sentence = "annotation headroom.gpu/vram is not valid, right is 8Gi"
+    assert answer["NodeNames"] == []
+    assert answer["FailedAndUnresolvableNodes"] == {"gpu-a": sentence, "nowhere": sentence}
+    told = server.get("/v1/explain/pods/default/bad").json()
+    assert told["verdict"] == "unreadable"
+    assert told["message"].startswith("annotation headroom.gpu/vram: ")
+    assert "right is, for example, " in told["message"]
+    assert len(told["message"]) < 400
+
+
+def test_client_that_goes_away_in_the_middle_hurts_nobody(server: Server) -> None:
+    url = urlsplit(server.verbs)
+    with socket.create_connection((url.hostname, url.port), timeout=5) as raw:
+        raw.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    assert server.post("/filter", offer(pod("p", "1Gi"), "gpu-a")).json()["NodeNames"] == ["gpu-a"]
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_other_methods_and_paths_are_refused(server: Server) -> None:
+    assert server.post("/nothing", b"").status == 404
+    assert server._send(server.verbs, "GET", "/filter", b"", {}).status == 405

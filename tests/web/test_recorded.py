@@ -1,0 +1,116 @@
+"""What real kube-schedulers sent is answered in their shape, naming only what they offered."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import ROOT, Reply, Server, serving
+
+RECORDED = sorted((ROOT / "tests/recorded/kube-scheduler").glob("*.json.gz"))
+SENTENCES = {"node is not known to Headroom", "no free GPU replica"}
+#: Names run from gpu-a100-0001 to gpu-a100-5000; the fleet's from 0000.
+FLEET = "nodes: [{name: gpu-a100, count: 5001, gpus: 8, memory: 80Gi}]"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(FLEET) as running:
+        yield running
+
+
+def recorded(path: Path) -> tuple[str, dict[str, str], bytes, dict[str, Any]]:
+    """(path, headers, body as sent, body read)."""
+    request = json.loads(gzip.decompress(path.read_bytes()))
+    first, *lines = request["request_line_and_headers"]
+    skipped = ("Host", "Content-Length")
+    headers = dict(line.split(": ", 1) for line in lines if not line.startswith(skipped))
+    body = json.dumps(request["body"]).encode()
+    return first.split()[1], headers, body, request["body"]
+
+
+def offered_names(body: dict[str, Any]) -> list[str]:
+    if body["NodeNames"] is not None:
+        return list(body["NodeNames"])
+    return [node["metadata"]["name"] for node in body["Nodes"]["items"]]
+
+
+def send(server: Server, path: Path) -> tuple[dict[str, Any], Reply]:
+    target, headers, raw, body = recorded(path)
+    reply = server.post(target, raw, headers)
+    assert reply.status == 200
+    assert b"%" not in reply.body
+    return body, reply
+
+
+def of_verb(verb: str) -> list[Any]:
+    return [pytest.param(path, id=path.name) for path in RECORDED if path.name.startswith(verb)]
+
+
+def test_all_of_them_are_here() -> None:
+    assert len(RECORDED) == 45
+
+
+@pytest.mark.parametrize("path", of_verb("filter"))
+def test_filter_partitions_what_was_offered(server: Server, path: Path) -> None:
+    body, reply = send(server, path)
+    answer = reply.json()
+    assert set(answer) == {
+        "Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error",
+    }  # fmt: skip
+    assert answer["Error"] == ""
+    assert answer["FailedNodes"] == {}
+    names = offered_names(body)
+    refused = answer["FailedAndUnresolvableNodes"]
+    if body["NodeNames"] is None:
+        # Whole nodes go back exactly as they came: only Nodes is read in this form.
+        assert answer["NodeNames"] is None
+        passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
+        by_name = {node["metadata"]["name"]: node for node in body["Nodes"]["items"]}
+        assert answer["Nodes"]["items"] == [by_name[name] for name in passed]
+    else:
+        assert answer["Nodes"] is None
+        passed = answer["NodeNames"]
+    assert passed == [name for name in names if name not in refused]
+    assert set(refused) <= set(names)
+    assert set(refused.values()) <= SENTENCES
+    assert passed, "the fleet is nearly empty: a pod for one GPU fits"
+
+
+@pytest.mark.parametrize("path", of_verb("prioritize"))
+def test_prioritize_scores_each_node_and_crowns_one(server: Server, path: Path) -> None:
+    body, reply = send(server, path)
+    answer = reply.json()
+    assert [score["Host"] for score in answer] == offered_names(body)
+    assert all(set(score) == {"Host", "Score"} for score in answer)
+    scores = sorted(score["Score"] for score in answer)
+    assert scores[-1] == 10
+    assert scores[0] >= 0
+    assert scores[-2] <= 9
+
+
+@pytest.mark.parametrize("path", of_verb("bind"))
+def test_bind_binds_where_it_was_told(server: Server, path: Path) -> None:
+    send(server, path.with_name(path.name.replace("bind-", "filter-")))
+    body, reply = send(server, path)
+    assert reply.json() == {"Error": ""}
+    pods = server.get(f"/v1/explain/pods/default/{body['PodName']}").json()
+    assert pods["bound_to"] == body["Node"]
+    assert pods["uid"] == body["PodUID"]
+    # kube-scheduler asks again when the answer is lost; the answer is the same.
+    assert send(server, path)[1].json() == {"Error": ""}
+
+
+@pytest.mark.parametrize("path", of_verb("preempt"))
+def test_preempt_names_victims_by_uid_on_offered_nodes_only(server: Server, path: Path) -> None:
+    body, reply = send(server, path)
+    answer = reply.json()
+    assert set(answer) == {"NodeNameToMetaVictims"}
+    offered = body["NodeNameToMetaVictims"] or body["NodeNameToVictims"]
+    for node, victims in answer["NodeNameToMetaVictims"].items():
+        assert set(victims) == {"Pods", "NumPDBViolations"}
+        uids = [victim.get("UID") or victim["metadata"]["uid"] for victim in offered[node]["Pods"]]
+        assert [victim["UID"] for victim in victims["Pods"]] == uids

@@ -1,0 +1,217 @@
+"""The verbs as kube-scheduler uses them, over HTTP, from annotation to bound pod."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.serving import Server, binding, offer, pod, serving
+
+GI = 1 << 30
+FLEET = """
+nodes:
+  - {name: shared, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+  - {name: large, gpus: 1, memory: 80Gi, sharing: time-slicing, replicas: 4}
+  - {name: pair, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4}
+  - {name: whole, gpus: 2, memory: 40Gi}
+namespaces: [{name: team, defaultVram: 6Gi}]
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(FLEET) as running:
+        yield running
+
+
+def passed(server: Server, shown: dict[str, Any], *nodes: str) -> list[str]:
+    return list(server.post("/filter", offer(shown, *nodes)).json()["NodeNames"])
+
+
+def bind(server: Server, shown: dict[str, Any], node: str) -> str:
+    return str(server.post("/bind", binding(shown, node)).json()["Error"])
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come true"
+        time.sleep(0.02)
+
+
+def devices(server: Server, node: str) -> list[dict[str, Any]]:
+    return list(server.get(f"/v1/nodes/{node}").json()["node"]["devices"])
+
+
+def test_four_pods_that_need_60_gib_do_not_share_24(server: Server) -> None:
+    bound = []
+    for i, vram in enumerate(["20Gi", "16Gi", "16Gi", "8Gi"]):
+        shown = pod(f"p{i}", vram)
+        if passed(server, shown, "shared"):
+            assert bind(server, shown, "shared") == ""
+            bound.append(vram)
+    assert bound == ["20Gi"]
+    (device,) = devices(server, "shared")
+    assert device["headroom_bytes"] == 4 * GI
+    assert [holder["name"] for holder in device["holders"]] == ["p0"]
+
+
+def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Server) -> None:
+    first, second = pod("first", "16Gi"), pod("second", "16Gi")
+    assert passed(server, first, "shared")
+    assert passed(server, second, "shared")
+    assert bind(server, first, "shared") == ""
+    assert bind(server, second, "shared") == "insufficient GPU memory on any device"
+
+
+def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> None:
+    pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
+    for shown in pods:
+        assert passed(server, shown, "large")
+    with ThreadPoolExecutor(24) as pool:
+        errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
+    assert errors.count("") == 4  # of 8 that would fit: the plugin has 4 replicas
+    (device,) = devices(server, "large")
+    assert device["promised_bytes"] == 40 * GI
+
+
+def test_winner_alone_gets_ten(server: Server) -> None:
+    scores = server.post("/prioritize", offer(pod("p", "20Gi"), "large", "shared", "pair")).json()
+    assert [score["Host"] for score in scores if score["Score"] == 10] == ["shared"]
+    assert max(score["Score"] for score in scores if score["Host"] != "shared") <= 9
+
+
+def test_node_that_does_not_fit_scores_nothing(server: Server) -> None:
+    scores = server.post("/prioritize", offer(pod("p", "60Gi"), "large", "shared", "gone")).json()
+    assert scores == [
+        {"Host": "large", "Score": 10},
+        {"Host": "shared", "Score": 0},
+        {"Host": "gone", "Score": 0},
+    ]
+
+
+def test_pod_that_could_end_on_either_device_is_charged_on_both(server: Server) -> None:
+    shown = pod("somewhere", "16Gi")
+    assert passed(server, shown, "pair")
+    assert bind(server, shown, "pair") == ""
+    assert [device["headroom_bytes"] for device in devices(server, "pair")] == [8 * GI, 8 * GI]
+    assert passed(server, pod("next", "16Gi"), "pair") == []
+
+
+def test_report_settles_where_the_pod_is(server: Server) -> None:
+    shown = pod("seen", "16Gi")
+    passed(server, shown, "pair")
+    bind(server, shown, "pair")
+    reported = [
+        {"uuid": f"GPU-pair-{i}", "index": i, "memory": 24 * GI, "reserved": 0,
+         "used": 4 * GI * (i == 1), "unowned": 0, "sharing": "time-slicing",
+         "resource": "nvidia.com/gpu", "replicas": {"free": 4 - (i == 1), "allocated": int(i == 1)}}
+        for i in range(2)
+    ]  # fmt: skip
+    uses = [{"uid": "uid-seen", "device": "GPU-pair-1", "container": "main", "used": 4 * GI}]
+    status = {"observedAt": "2026-11-21T00:00:00Z", "devices": reported, "pods": uses}
+    reply = server.debug_post("/embedded/v1/reports", [{"node": "pair", "status": status}])
+    assert reply.status == 204
+    assert [device["headroom_bytes"] for device in devices(server, "pair")] == [24 * GI, 8 * GI]
+    # The plugin could still choose the fuller one.
+    assert passed(server, pod("wide", "16Gi"), "pair") == []
+    assert passed(server, pod("narrow", "8Gi"), "pair") == ["pair"]
+
+
+def test_contradictory_report_fences_its_device_and_says_why(server: Server) -> None:
+    def device(uuid: str, **wrong: object) -> dict[str, object]:
+        right = {"uuid": uuid, "memory": 40 * GI, "reserved": 0, "used": 0, "unowned": 0,
+                 "resource": "nvidia.com/gpu", "replicas": {"free": 1}}  # fmt: skip
+        return right | wrong
+
+    status = {
+        "observedAt": "2026-11-21T00:00:01Z",
+        "devices": [
+            device("GPU-ok", resource="nvidia.com/gpu.shared"),
+            device("GPU-odd", used=41 * GI),
+        ],
+    }
+    server.debug_post("/embedded/v1/reports", [{"node": "whole", "status": status}])
+    fine, odd = devices(server, "whole")
+    assert (fine["fenced"], fine["headroom_bytes"]) == (None, 40 * GI)
+    assert odd["fenced"] == "contradictory_report"
+    assert odd["fenced_detail"] == f"used is {41 * GI} of {40 * GI} bytes"
+    shared = pod("p", "8Gi", resource="nvidia.com/gpu.shared")
+    assert passed(server, shared, "whole") == ["whole"]
+    answer = server.post("/filter", offer(pod("q", "8Gi"), "whole")).json()
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "whole": "report contradicts itself for a GPU that the pod could get"
+    }
+
+
+def test_unannotated_pod_takes_what_its_replica_is_worth(server: Server) -> None:
+    shown = pod("plain")
+    assert passed(server, shown, "shared", "whole") == ["shared", "whole"]
+    bind(server, shown, "shared")
+    assert devices(server, "shared")[0]["promised_bytes"] == 6 * GI
+
+
+def test_namespace_default_is_taken_for_pods_that_say_nothing(server: Server) -> None:
+    shown = pod("plain", namespace="team")
+    passed(server, shown, "large")
+    bind(server, shown, "large")
+    assert devices(server, "large")[0]["promised_bytes"] == 6 * GI
+
+
+def test_pods_without_gpus_pass_everywhere_and_are_bound_without_a_promise(server: Server) -> None:
+    shown = pod("web", resource="cpu")
+    assert passed(server, shown, "shared", "nowhere") == ["shared", "nowhere"]
+    assert bind(server, shown, "shared") == ""
+    assert devices(server, "shared")[0]["holders"] == []
+
+
+def test_ended_pod_gives_its_promise_back(server: Server) -> None:
+    shown = pod("short", "20Gi")
+    passed(server, shown, "shared")
+    bind(server, shown, "shared")
+    assert server.delete("/embedded/v1/pods/default/short").status == 204
+    eventually(lambda: passed(server, pod("next", "20Gi"), "shared") == ["shared"])
+
+
+def test_placement_is_written_on_the_pod_with_its_binding(server: Server) -> None:
+    shown = pod("placed", "25%")
+    passed(server, shown, "shared")
+    bind(server, shown, "shared")
+    explained = server.get("/v1/explain/pods/default/placed").json()
+    placement = json.loads(explained["annotations"]["headroom.gpu/placement"])
+    assert placement == {
+        "node": "shared",
+        "decision": "uid-placed.1",
+        "containers": {
+            "main": {
+                "resource": "nvidia.com/gpu",
+                "count": 1,
+                "bytes": {"GPU-shared-0": 6 * GI},
+                "devices": ["GPU-shared-0"],
+            }
+        },
+    }
+    assert explained["annotations"]["headroom.gpu/bytes.0"] == str(6 * GI)
+    assert explained["annotations"]["headroom.gpu/fraction.0"] == "0.2500"
+    assert explained["annotations"]["headroom.gpu/devices.0"] == "GPU-shared-0"
+
+
+def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) -> None:
+    holder = pod("holder", "20Gi")
+    passed(server, holder, "shared")
+    bind(server, holder, "shared")
+
+    def victims(*uids: str) -> dict[str, object]:
+        return {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0}
+
+    args = {
+        "Pod": pod("important", "22Gi"),
+        "NodeNameToVictims": None,
+        "NodeNameToMetaVictims": {"shared": victims("uid-holder"), "pair": victims("uid-other")},
+    }
+    assert set(server.post("/preempt", args).json()["NodeNameToMetaVictims"]) == {"shared", "pair"}
+    args["NodeNameToMetaVictims"] = {"shared": victims("uid-other"), "gone": victims("x")}
+    assert server.post("/preempt", args).json() == {"NodeNameToMetaVictims": {}}
