@@ -1,0 +1,98 @@
+"""What the agents of the demo's nodes would report: the devices that the referee's pods sit on.
+
+Every pod is taken to use exactly what it asked for, and whole-GPU pods all of their devices.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
+from extender.demo.fleet import DemoNode
+from extender.demo.referee import Landed
+from extender.demo.wire import Connection
+from extender.demo.workload import CONTAINER, MIB, NAMESPACE, DemoPod
+
+_PLUGIN = Plugin(allocation_policy="distributed", device_list_strategy="envvar")
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """An item of the body that the server takes in the agents' place."""
+
+    node: str
+    status: GPUNodeStatus
+
+
+class Agents:
+    """All agents of a fleet: each remembers its node's pods and reports when they change."""
+
+    def __init__(self, nodes: Sequence[DemoNode], pods: Iterable[DemoPod], debug_url: str) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._pods = {pod.name: pod for pod in pods}
+        self._uses: dict[str, list[PodUse]] = {}
+        self._connection = Connection(debug_url)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def report(self, landed: Iterable[Landed]) -> None:
+        """Report each node on which one of these pods was admitted, once."""
+        touched: dict[str, None] = {}
+        for place in landed:
+            self._observe(place)
+            touched[place.node] = None
+        if touched:
+            now = datetime.now(UTC).isoformat()
+            reports = [_Report(name, self._status(name, now)) for name in touched]
+            self._connection.call("/embedded/v1/reports", msgspec.json.encode(reports))
+
+    def _observe(self, place: Landed) -> None:
+        group = self._nodes[place.node].group
+        pod = self._pods[place.pod]
+        uses = self._uses.setdefault(place.node, [])
+        for index in place.devices:
+            uuid = f"GPU-{place.node}-{index}"
+            taken = sum(use.device == uuid for use in uses)
+            size = pod.request_bytes
+            uses.append(
+                PodUse(
+                    uid=pod.uid,
+                    device=uuid,
+                    namespace=NAMESPACE,
+                    name=pod.name,
+                    container=CONTAINER,
+                    replica=f"{uuid}::{taken}" if group.shared else uuid,
+                    used_bytes=group.shape.memory_mib * MIB if size is None else size,
+                    source="demo",
+                )
+            )
+
+    def _status(self, name: str, now: str) -> GPUNodeStatus:
+        group = self._nodes[name].group
+        uses = self._uses[name]
+        replicas = Counter(use.device for use in uses)
+        used: Counter[str] = Counter()
+        for use in uses:
+            used[use.device] += use.used_bytes or 0
+        memory_bytes = group.shape.memory_mib * MIB
+        devices = [
+            Device(
+                uuid=(uuid := f"GPU-{name}-{index}"),
+                index=index,
+                model=group.shape.model,
+                memory_bytes=memory_bytes,
+                reserved_bytes=0,
+                # Where the pods together want more, the driver still has no more than there is.
+                used_bytes=min(used[uuid], memory_bytes),
+                unowned_bytes=0,
+                sharing="time-slicing" if group.shared else "none",
+                resource=group.resource,
+                replicas=Replicas(free=group.replicas - replicas[uuid], allocated=replicas[uuid]),
+            )
+            for index in range(group.shape.gpus)
+        ]
+        return GPUNodeStatus(observed_at=now, devices=devices, pods=uses, plugin=_PLUGIN)

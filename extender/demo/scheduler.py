@@ -1,0 +1,150 @@
+"""Where a pod goes when kube-scheduler asks Headroom: its own filter by count, then our verbs.
+
+As the real one does it: one pod at a time through filter and prioritize, every node that passes
+the in-tree filter offered, prioritize left out when exactly one node is left, the highest score
+taken, and the bind sent without waiting, so that it overlaps the next pod's filter. The replicas of
+a chosen node count as taken from the moment it is chosen. A refused bind is tried once more, from
+the filter on.
+"""
+
+import select
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from extender.demo.counting import FreeReplicas, Outcome
+from extender.demo.fleet import DemoNode
+from extender.demo.wire import Connection, ServerFailed
+from extender.demo.workload import NAMESPACE, DemoPod
+
+#: Binds in flight; the real one has no limit, a burst of the demo does not need more.
+_MOST_BINDS = 8
+
+
+class FilterAnswer(msgspec.Struct, frozen=True, rename="pascal"):
+    node_names: list[str] | None = None
+    failed_nodes: dict[str, str] | None = None
+    failed_and_unresolvable_nodes: dict[str, str] | None = None
+    error: str = ""
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        return {**(self.failed_nodes or {}), **(self.failed_and_unresolvable_nodes or {})}
+
+
+class HostPriority(msgspec.Struct, frozen=True, rename="pascal"):
+    host: str
+    score: int
+
+
+class BindAnswer(msgspec.Struct, frozen=True, rename="pascal"):
+    error: str = ""
+
+
+_filter_answer = msgspec.json.Decoder(FilterAnswer)
+_priorities = msgspec.json.Decoder(list[HostPriority])
+_bind_answer = msgspec.json.Decoder(BindAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bind:
+    pod: DemoPod
+    node: str
+    retried: bool
+
+
+class HeadroomScheduler:
+    """One kube-scheduler with the extender at ``verbs_url``."""
+
+    def __init__(self, nodes: Sequence[DemoNode], verbs_url: str) -> None:
+        self._replicas = FreeReplicas(nodes)
+        self._quoted = {name: msgspec.json.encode(name) for name in self._replicas.names}
+        self._verbs_url = verbs_url
+        self._connection = Connection(verbs_url)
+        self._idle: list[Connection] = []
+        self._flying: dict[Connection, _Bind] = {}
+        self.refused_binds = 0
+
+    def close(self) -> None:
+        for connection in (self._connection, *self._idle, *self._flying):
+            connection.close()
+
+    def schedule(self, pods: Iterable[DemoPod]) -> Iterator[Outcome]:
+        """Place the pods in their order; each outcome as soon as it is known."""
+        queue = deque((pod, False) for pod in pods)
+        while queue or self._flying:
+            if queue:
+                pod, retried = queue.popleft()
+                node = self._choose(pod)
+                if node is None:
+                    yield Outcome(pod, None)
+                else:
+                    self._replicas.take(pod, node)
+                    self._send_bind(_Bind(pod, node, retried))
+            must_wait = not queue or len(self._flying) >= _MOST_BINDS
+            for bind, error in self._answered(must_wait):
+                if not error:
+                    yield Outcome(bind.pod, bind.node)
+                    continue
+                self.refused_binds += 1
+                self._replicas.give_back(bind.pod, bind.node)
+                if bind.retried:
+                    yield Outcome(bind.pod, None)
+                else:
+                    queue.append((bind.pod, True))
+
+    def _choose(self, pod: DemoPod) -> str | None:
+        offered = [self._replicas.names[row] for row in self._replicas.feasible(pod).tolist()]
+        if not offered:
+            return None
+        body = extender_args(pod, (self._quoted[name] for name in offered))
+        answer = _filter_answer.decode(self._connection.call("/filter", body))
+        if answer.error:
+            raise ServerFailed(f"filter of {pod.name} was answered with Error: {answer.error}")
+        fitting = answer.node_names or []
+        if len(fitting) < 2:
+            return fitting[0] if fitting else None
+        body = extender_args(pod, (self._quoted[name] for name in fitting))
+        scores = _priorities.decode(self._connection.call("/prioritize", body))
+        return max(scores, key=lambda priority: priority.score).host
+
+    def _send_bind(self, bind: _Bind) -> None:
+        connection = self._idle.pop() if self._idle else Connection(self._verbs_url)
+        connection.send("/bind", binding_args(bind.pod, bind.node))
+        self._flying[connection] = bind
+
+    def _answered(self, must_wait: bool) -> list[tuple[_Bind, str]]:
+        """Binds that are answered by now, with their error; at least one if ``must_wait``."""
+        if not self._flying:
+            return []
+        ready, _, _ = select.select(list(self._flying), [], [], None if must_wait else 0)
+        answers = []
+        for connection in ready:
+            bind = self._flying.pop(connection)
+            answers.append((bind, _bind_answer.decode(connection.receive()).error))
+            self._idle.append(connection)
+        return answers
+
+
+def extender_args(pod: DemoPod, quoted_names: Iterable[bytes]) -> bytes:
+    """The body of filter and prioritize; the pod and the names are encoded once for all calls."""
+    return b'{"Pod":%b,"Nodes":null,"NodeNames":[%b]}' % (pod.body, b",".join(quoted_names))
+
+
+def binding_args(pod: DemoPod, node: str) -> bytes:
+    names = {"PodName": pod.name, "PodNamespace": NAMESPACE, "PodUID": pod.uid, "Node": node}
+    return msgspec.json.encode(names)
+
+
+def unschedulable_message(refusals: Mapping[str, str]) -> str:
+    """What kube-scheduler writes into the pod's condition when the extender refuses every node.
+
+    Nodes in FailedAndUnresolvableNodes are beyond preemption, and it says so at the end.
+    """
+    of = f"0/{len(refusals)} nodes are available"
+    counted = Counter(refusals.values())
+    reasons = ", ".join(sorted(f"{count} {reason}" for reason, count in counted.items()))
+    preemption = f"{len(refusals)} Preemption is not helpful for scheduling"
+    return f"{of}: {reasons}. preemption: {of}: {preemption}."

@@ -1,0 +1,101 @@
+"""The real server, in a process of its own that never outlives the demo."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from extender.demo.wire import ServerFailed
+
+_START_S = 30
+_STOP_S = 5
+_POLL_S = 0.01
+
+#: Runs ``python -m extender``; on Linux the kernel ends it when its parent ends in any way, a
+#: SIGKILL included (PR_SET_PDEATHSIG). A parent that died before that is seen by its number.
+_BOOT = """
+import ctypes, os, runpy, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != int(sys.argv.pop(1)):
+        sys.exit(1)
+runpy.run_module("extender", run_name="__main__", alter_sys=True)
+"""
+
+
+class _Serving(msgspec.Struct, frozen=True):
+    verbs: str
+    debug: str
+
+
+class Server:
+    """A server for one fleet, starting while others are busy; a context manager that stops it."""
+
+    def __init__(self, fleet_yaml: str) -> None:
+        # Off the project's directory: a fleet file and two logs that vanish with the demo.
+        self._directory = tempfile.TemporaryDirectory(prefix="headroom-demo-")
+        folder = Path(self._directory.name)
+        fleet = folder / "fleet.yaml"
+        fleet.write_text(fleet_yaml)
+        # Files, not pipes: nobody reads them while the demo is busy.
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        parent = [str(os.getpid())] if sys.platform == "linux" else []
+        command = [sys.executable, "-c", _BOOT, *parent, "serve", "--embedded", str(fleet)]
+        command += ["--verbs-port", "0", "--debug-port", "0", "--host", "127.0.0.1"]
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            # A session of its own: Ctrl-C is the demo's, which then stops the server in order.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        self._until_s = time.monotonic() + _START_S
+        self._serving: _Serving | None = None
+
+    @property
+    def verbs_url(self) -> str:
+        return self._ready().verbs
+
+    @property
+    def debug_url(self) -> str:
+        return self._ready().debug
+
+    def _ready(self) -> _Serving:
+        """Wait for the line that tells the ports."""
+        while self._serving is None:
+            for line in self._out.read_bytes().splitlines(keepends=True):
+                if b'"serving"' in line and line.endswith(b"\n"):
+                    self._serving = msgspec.json.decode(line, type=_Serving)
+                    return self._serving
+            if self._process.poll() is not None or time.monotonic() > self._until_s:
+                words = self._err.read_text(errors="replace").splitlines()[-10:]
+                raise ServerFailed("\n".join(["the server did not start:", *words]))
+            time.sleep(_POLL_S)
+        return self._serving
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._directory.cleanup()

@@ -1,0 +1,83 @@
+"""The table a manager understands: replica counting against Headroom, averaged over the seeds."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from rich.table import Table
+
+from extender.demo.match import Result
+
+GIB = 1 << 30
+
+Figure = Callable[[Result], int]
+_COUNTS: tuple[tuple[str, Figure], ...] = (
+    ("pods placed", lambda r: r.verdict.bound),
+    ("pods that wait", lambda r: len(r.waiting)),
+    ("GPUs overcommitted", lambda r: r.verdict.devices_overcommitted),
+    ("pods that would die", lambda r: len(r.verdict.died)),
+    ("  too large for it even alone", lambda r: len(r.verdict.too_large)),
+    ("pods placed that live", lambda r: r.verdict.bound - len(r.verdict.died)),
+)
+
+
+def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
+    title = "One seed" if len(counting) == 1 else f"Mean of {len(counting)} seeds [lowest-highest]"
+    made = Table(title=title.replace("[", "\\["))
+    made.add_column("")
+    made.add_column("replica counting", justify="right")
+    made.add_column("Headroom", justify="right", style="bold")
+    for label, figure in _COUNTS:
+        made.add_row(label, _mean(map(figure, counting)), _mean(map(figure, headroom)))
+        if label == "GPUs overcommitted":
+            made.add_row("worst overcommit", _worst(counting), _worst(headroom))
+    for label, figure in (
+        ("shared memory at work", lambda r: r.verdict.working_bytes),
+        ("shared memory stranded", lambda r: r.verdict.stranded_bytes),
+    ):
+        made.add_row(label, _memory(counting, figure), _memory(headroom, figure))
+    return made
+
+
+def summary(counting: Sequence[Result], headroom: Sequence[Result]) -> tuple[str, int]:
+    """All seeds together in one line for programs, and the demo's exit status."""
+    overcommitted = total(headroom, lambda r: r.verdict.devices_overcommitted)
+    line = (
+        f"placed={total(headroom, lambda r: r.verdict.bound)} "
+        f"refused={total(headroom, lambda r: len(r.waiting))} "
+        f"overcommitted_devices={overcommitted} counting_overcommitted_devices="
+        f"{total(counting, lambda r: r.verdict.devices_overcommitted)}"
+    )
+    return line, 1 if overcommitted else 0
+
+
+def total(results: Sequence[Result], figure: Figure) -> int:
+    return sum(map(figure, results))
+
+
+def _mean(figures: "map[int]") -> str:
+    values = list(figures)
+    low, high = min(values), max(values)
+    mean = round(Fraction(sum(values), len(values)))
+    return f"{mean:,}" if low == high else f"{mean:,} [{low:,}-{high:,}]".replace("[", "\\[")
+
+
+def _worst(results: Sequence[Result]) -> str:
+    verdicts = [result.verdict for result in results]
+    excess_bytes = max(verdict.worst_excess_bytes for verdict in verdicts)
+    if not excess_bytes:
+        return "none"
+    percent = int(max(verdict.worst_ratio for verdict in verdicts) * 100)
+    return f"{percent} %, {gib(excess_bytes)} over"
+
+
+def _memory(results: Sequence[Result], figure: Figure) -> str:
+    part = total(results, figure)
+    whole = total(results, lambda r: r.verdict.shared_bytes)
+    percent = part * 100 // max(1, whole)
+    return f"{gib(part // len(results))} ({percent} %)"
+
+
+def gib(count_bytes: int) -> str:
+    """Rounded down to a tenth below 100 GiB, to whole GiB above."""
+    tenths = count_bytes * 10 // GIB
+    return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"

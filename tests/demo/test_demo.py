@@ -1,0 +1,159 @@
+"""The demo from end to end, against the real server in a process of its own."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from extender.demo.match import Result
+from extender.demo.referee import Verdict
+from extender.demo.table import summary
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--pods", "150", "--seeds", "2"]
+LAST = re.compile(
+    r"placed=(\d+) refused=(\d+) overcommitted_devices=(\d+) counting_overcommitted_devices=(\d+)"
+)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "extender", "demo", *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def finished(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        env=environment(DEMO_EXIT="1"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def small() -> subprocess.CompletedProcess[str]:
+    return finished(*SMALL)
+
+
+def test_nothing_is_overcommitted_and_the_last_line_says_so(
+    small: subprocess.CompletedProcess[str],
+) -> None:
+    assert small.returncode == 0, small.stdout + small.stderr
+    match = LAST.fullmatch(small.stdout.splitlines()[-1])
+    assert match is not None, small.stdout
+    placed, refused, ours, counting = map(int, match.groups())
+    assert placed + refused == 2 * 150
+    assert ours == 0
+    assert counting > 0, "the referee sees no overcommit at all: it would miss ours too"
+
+
+def test_the_story_quotes_the_answers(small: subprocess.CompletedProcess[str]) -> None:
+    assert '"FailedAndUnresolvableNodes":{"l4-1x-shared":"insufficient GPU memory' in small.stdout
+    assert "0/1 nodes are available: 1 insufficient GPU memory on any device." in small.stdout
+    assert "2 pods run on 24.0 GiB of 24.0 GiB, 2 wait for room, 0 die." in small.stdout
+
+
+def test_a_trace_that_cannot_be_read_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "pods.csv").write_text("name,num_gpu\n")
+    failed = finished("--trace", str(tmp_path))
+    assert failed.returncode == 2
+    assert "no column 'vram_mib'" in failed.stdout + failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def result(overcommitted: int) -> Result:
+    verdict = Verdict(
+        bound=10,
+        devices_overcommitted=overcommitted,
+        worst_ratio=Fraction(2),
+        worst_excess_bytes=1,
+        died=frozenset(),
+        too_large=frozenset(),
+        turned_away=frozenset(),
+        shared_bytes=1,
+        working_bytes=1,
+        stranded_bytes=0,
+    )
+    return Result(verdict, waiting=())
+
+
+@pytest.mark.parametrize(
+    ("ours", "status"),
+    [
+        pytest.param([0, 0], 0, id="none: success"),
+        pytest.param([0, 1], 1, id="one device in one seed: failure"),
+    ],
+)
+def test_the_exit_status_is_the_referees(ours: list[int], status: int) -> None:
+    line, got = summary([result(5), result(6)], [result(count) for count in ours])
+    assert got == status
+    assert line == (
+        f"placed=20 refused=0 overcommitted_devices={sum(ours)} counting_overcommitted_devices=11"
+    )
+
+
+@pytest.fixture
+def staying() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A demo that waits after its table, and the port of its debug API."""
+    demo = subprocess.Popen(
+        command("--pods", "40", "--seeds", "1"),
+        env={k: v for k, v in environment().items() if k != "DEMO_EXIT"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    try:
+        port = 0
+        for line in demo.stdout:
+            if match := re.search(r"curl -s http://127\.0\.0\.1:(\d+)/v1/nodes$", line.strip()):
+                port = int(match[1])
+            if line.startswith("Ctrl-C"):
+                break
+        assert answers(port)
+        yield demo, port
+    finally:
+        demo.kill()
+        demo.wait()
+        demo.stdout.close()
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_ctrl_c_ends_demo_and_server_in_order(staying: tuple[subprocess.Popen[str], int]) -> None:
+    demo, port = staying
+    time.sleep(0.1)  # the last line is out before the wait for Ctrl-C begins
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(10) == 0
+    assert not answers(port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_a_killed_demo_takes_its_server_along(staying: tuple[subprocess.Popen[str], int]) -> None:
+    demo, port = staying
+    demo.kill()
+    demo.wait()
+    until_s = time.monotonic() + 10
+    while answers(port) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not answers(port)

@@ -1,0 +1,161 @@
+"""The referee: its draws follow the plugin, its sums see an overcommit that is there."""
+
+import ast
+import sys
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from extender.demo import referee as module
+from extender.demo.referee import Gpu, Landed, Referee
+
+GIB = 1 << 30
+SHARED = Gpu(24 * GIB, replicas=4)
+
+
+def placed(gpus: list[Gpu], *sizes_gib: int, seed: int = 1) -> Referee:
+    """A node n with pods p0, p1, ... admitted one after the other."""
+    referee = Referee({"n": gpus}, seed)
+    for i, size in enumerate(sizes_gib):
+        referee.bound(f"p{i}", "n", 1, size * GIB)
+        referee.admit()
+    return referee
+
+
+def test_imports_nothing_of_ours() -> None:
+    """The judge shares no code with what it judges: the standard library is all it may know."""
+    tree = ast.parse(Path(module.__file__).read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or "relative"]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
+
+
+def test_all_devices_of_an_empty_node_are_equally_likely() -> None:
+    drawn = Counter(
+        place.devices for seed in range(4000) for place in placed_landings([SHARED] * 4, seed)
+    )
+    # Four equal chances in 4,000 draws: 1,000 each, give or take five standard deviations of 27.
+    assert all(abs(drawn[i,] - 1000) < 137 for i in range(4)), drawn
+
+
+def placed_landings(gpus: list[Gpu], seed: int) -> list[Landed]:
+    referee = Referee({"n": gpus}, seed)
+    referee.bound("p", "n", 1, GIB)
+    return referee.admit()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_device_with_fewest_pods_is_taken_whatever_its_memory(seed: int) -> None:
+    """`distributed` counts replicas: a full device is next as long as it holds fewer pods."""
+    referee = Referee({"n": [SHARED] * 4}, seed)
+    for i in range(3):
+        referee.bound(f"p{i}", "n", 1, GIB)
+    taken = {place.devices[0] for place in referee.admit()}
+    referee.bound("last", "n", 1, GIB)
+    (last,) = referee.admit()
+    assert len(taken) == 3
+    assert last.devices[0] not in taken
+
+
+def test_ties_among_the_fewest_are_drawn_evenly() -> None:
+    drawn: Counter[int] = Counter()
+    for seed in range(3000):
+        referee = Referee({"n": [SHARED] * 4}, seed)
+        referee.bound("first", "n", 1, GIB)
+        first = referee.admit()[0].devices[0]
+        referee.bound("second", "n", 1, GIB)
+        drawn[(referee.admit()[0].devices[0] - first) % 4] += 1
+    assert drawn[0] == 0
+    assert all(abs(drawn[i] - 1000) < 130 for i in (1, 2, 3)), drawn
+
+
+def test_a_device_without_a_free_replica_is_never_taken() -> None:
+    gpus = [Gpu(24 * GIB, 2), Gpu(24 * GIB, 4)]
+    referee = placed(gpus, *[1] * 6)
+    assert referee.verdict(0).turned_away == frozenset()
+    referee.bound("seventh", "n", 1, GIB)
+    assert referee.admit() == []
+    assert referee.verdict(0).turned_away == {"seventh"}
+
+
+def test_a_pod_of_several_gpus_takes_distinct_unshared_devices() -> None:
+    referee = Referee({"n": [Gpu(16 * GIB, 1)] * 8}, 3)
+    referee.bound("two", "n", 2, None)
+    referee.bound("six", "n", 6, None)
+    landed = referee.admit()
+    assert sorted(i for place in landed for i in place.devices) == list(range(8))
+    assert referee.verdict(0).devices_overcommitted == 0
+
+
+def test_kubelets_admit_in_any_order_but_the_same_for_one_seed() -> None:
+    def order(seed: int) -> list[str]:
+        referee = Referee({"n": [Gpu(24 * GIB, 20)]}, seed)
+        for i in range(10):
+            referee.bound(f"p{i}", "n", 1, GIB)
+        return [place.pod for place in referee.admit()]
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(20)}) == 20
+
+
+def test_a_planted_overcommit_is_seen_and_measured() -> None:
+    """60 GiB on 24 GiB, as in the story: the check must be able to fail."""
+    verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
+    assert verdict.devices_overcommitted == 1
+    assert verdict.worst_ratio == Fraction(60, 24)
+    assert verdict.worst_excess_bytes == 36 * GIB
+
+
+def test_exactly_full_is_not_overcommitted_and_one_byte_more_is() -> None:
+    referee = placed([SHARED], 16, 8)
+    assert referee.verdict(0).devices_overcommitted == 0
+    assert referee.verdict(0).worst_ratio == 1
+    referee.bound("straw", "n", 1, 1)
+    referee.admit()
+    assert referee.verdict(0).devices_overcommitted == 1
+    assert referee.verdict(0).worst_excess_bytes == 1
+
+
+def test_who_comes_last_and_does_not_fit_dies_and_who_fits_after_it_lives() -> None:
+    verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
+    assert verdict.died == {"p1", "p2"}
+    assert verdict.too_large == frozenset()
+    assert verdict.working_bytes == 24 * GIB
+
+
+def test_a_pod_larger_than_its_device_dies_alone() -> None:
+    verdict = placed([SHARED], 25).verdict(0)
+    assert verdict.died == verdict.too_large == {"p0"}
+    assert verdict.devices_overcommitted == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes_gib", "stranded_gib"),
+    [
+        pytest.param((), 0, id="a device that nobody uses strands nothing"),
+        pytest.param((12,), 0, id="what is left is useful"),
+        pytest.param((20,), 4, id="what is left is too small"),
+        pytest.param((1, 1, 1, 1), 20, id="no replica is left"),
+        pytest.param((16, 20, 2, 2), 4, id="the dead keep their replica, not their memory"),
+    ],
+)
+def test_stranded_memory(sizes_gib: tuple[int, ...], stranded_gib: int) -> None:
+    assert placed([SHARED], *sizes_gib).verdict(10 * GIB).stranded_bytes == stranded_gib * GIB
+
+
+def test_unshared_devices_count_for_overcommit_but_not_as_shared_memory() -> None:
+    verdict = placed([Gpu(16 * GIB, 1)], 17).verdict(0)
+    assert verdict.devices_overcommitted == 1
+    assert verdict.shared_bytes == verdict.stranded_bytes == 0

@@ -1,0 +1,168 @@
+"""The demo's kube-scheduler calls the verbs as the real one was recorded to."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from extender.demo.fleet import DemoNode, Fleet, Group, Shape
+from extender.demo.scheduler import HeadroomScheduler, unschedulable_message
+from extender.demo.wire import ServerFailed
+from extender.demo.workload import DemoPod
+
+Answer = Callable[[str, Any], tuple[int, object]]
+NODES = Fleet((Group(Shape("A10", 1, 24576, 3), 3, 2),)).nodes
+NAMES = [node.name for node in NODES]
+
+
+@contextmanager
+def extender(answer: Answer) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """An extender that answers as told; its address and the calls it got, in their order."""
+    calls: list[tuple[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
+            calls.append((self.path, body))
+            status, said = answer(self.path, body)
+            payload = msgspec.json.encode(said)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", calls
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def takes_all(path: str, body: Any) -> tuple[int, object]:
+    if path == "/filter":
+        return 200, {"NodeNames": body["NodeNames"], "Error": ""}
+    if path == "/prioritize":
+        return 200, [{"Host": n, "Score": 10 if n == NAMES[1] else 3} for n in body["NodeNames"]]
+    return 200, {"Error": ""}
+
+
+def play(
+    answer: Answer, pods: int = 1, nodes: list[DemoNode] = NODES
+) -> tuple[list[tuple[str, str | None]], list[tuple[str, Any]], int]:
+    with extender(answer) as (url, calls):
+        scheduler = HeadroomScheduler(nodes, url)
+        try:
+            asked = [DemoPod(f"p{i}", 1, 1024) for i in range(pods)]
+            outcomes = [(o.pod.name, o.node) for o in scheduler.schedule(asked)]
+        finally:
+            scheduler.close()
+        return outcomes, calls, scheduler.refused_binds
+
+
+def test_the_highest_score_is_bound() -> None:
+    outcomes, calls, _ = play(takes_all)
+    assert outcomes == [("p0", NAMES[1])]
+    assert [path for path, _ in calls] == ["/filter", "/prioritize", "/bind"]
+    assert calls[0][1].keys() == {"Pod", "Nodes", "NodeNames"}
+    assert calls[0][1]["NodeNames"] == NAMES
+    assert calls[2][1].keys() == {"PodName", "PodNamespace", "PodUID", "Node"}
+
+
+def test_one_feasible_node_is_bound_without_prioritize() -> None:
+    def first_only(path: str, body: Any) -> tuple[int, object]:
+        return (200, {"NodeNames": NAMES[:1]}) if path == "/filter" else takes_all(path, body)
+
+    outcomes, calls, _ = play(first_only)
+    assert outcomes == [("p0", NAMES[0])]
+    assert [path for path, _ in calls] == ["/filter", "/bind"]
+
+
+def test_a_pod_that_no_node_takes_waits() -> None:
+    outcomes, calls, _ = play(lambda path, body: (200, {"NodeNames": None}))
+    assert outcomes == [("p0", None)]
+    assert len(calls) == 1
+
+
+def test_nodes_without_a_free_replica_are_not_offered() -> None:
+    """Kubernetes filters before we are asked, and counts a node as taken once it is chosen."""
+    outcomes, calls, _ = play(takes_all, pods=3)
+    offered = [body["NodeNames"] for path, body in calls if path == "/filter"]
+    assert [name in offered[2] for name in NAMES] == [True, False, True]
+    assert sorted(outcomes)[:2] == [("p0", NAMES[1]), ("p1", NAMES[1])]
+
+
+def test_without_any_feasible_node_we_are_not_asked() -> None:
+    outcomes, calls, _ = play(takes_all, pods=3, nodes=NODES[:1])
+    assert [node for _, node in outcomes].count(None) == 1
+    assert [path for path, _ in calls].count("/filter") == 2
+
+
+def test_a_bind_overlaps_the_next_filter() -> None:
+    next_filter = threading.Event()
+
+    def slow_bind(path: str, body: Any) -> tuple[int, object]:
+        if path == "/filter" and body["Pod"]["metadata"]["name"] == "p1":
+            next_filter.set()
+        if path == "/bind" and body["PodName"] == "p0":
+            assert next_filter.wait(5), "the next filter waited for this bind"
+        return takes_all(path, body)
+
+    outcomes, _, _ = play(slow_bind, pods=2)
+    assert {name for name, node in outcomes if node} == {"p0", "p1"}
+
+
+@pytest.mark.parametrize(
+    ("refusals", "bound"),
+    [pytest.param(1, NAMES[1], id="once: tried again"), pytest.param(2, None, id="twice: waits")],
+)
+def test_a_refused_bind_is_tried_once_more_from_the_filter_on(
+    refusals: int, bound: str | None
+) -> None:
+    left = iter(["not now"] * refusals + [""] * 9)
+
+    def refuses(path: str, body: Any) -> tuple[int, object]:
+        return (200, {"Error": next(left)}) if path == "/bind" else takes_all(path, body)
+
+    outcomes, calls, refused = play(refuses)
+    assert outcomes == [("p0", bound)]
+    assert refused == refusals
+    assert [path for path, _ in calls] == ["/filter", "/prioritize", "/bind"] * 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lambda path, body: (500, {}), id="status 500"),
+        pytest.param(lambda path, body: (200, {"Error": "ledger is away"}), id="an Error"),
+    ],
+)
+def test_a_broken_server_ends_the_demo(answer: Answer) -> None:
+    with pytest.raises(ServerFailed, match="filter"):
+        play(answer)
+
+
+def test_the_message_is_that_of_kube_scheduler() -> None:
+    """Recorded in facts/kube-scheduler.md, section 4, with this form for five nodes."""
+    reason = "GPU model not allowed"
+    assert unschedulable_message(dict.fromkeys("abcde", reason)) == (
+        "0/5 nodes are available: 5 GPU model not allowed. preemption: 0/5 nodes are available: "
+        "5 Preemption is not helpful for scheduling."
+    )
+    two = {"a": "no fresh GPU metrics", "b": "insufficient VRAM", "c": "insufficient VRAM"}
+    assert unschedulable_message(two).startswith(
+        "0/3 nodes are available: 1 no fresh GPU metrics, 2 insufficient VRAM. "
+    )
