@@ -1,5 +1,6 @@
 """A reflector against a server that follows a script, to the byte and without waiting."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -208,6 +209,7 @@ def test_a_watch_that_breaks_is_resumed_where_it_was(ending: Answer) -> None:
         events = followed.told(3)
     assert [type(event) for event in events] == [Relisted, NodeSeen, NodeSeen]
     assert followed.queries[:3] == ["list", "watch 5", "watch 7"]
+    assert followed.waits[:1] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -234,8 +236,8 @@ def test_a_version_in_doubt_is_listed_again(ending: Answer) -> None:
 
 
 def test_what_came_before_an_error_in_the_stream_is_told() -> None:
-    script = watch(change("ADDED", "a", 6), error(410))
-    with following(page(5), script, page(9), HANG) as followed:
+    both = [json.dumps(line).encode() + b"\n" for line in (change("ADDED", "a", 6), error(410))]
+    with following(page(5), watch(b"".join(both)), page(9), HANG) as followed:
         events = followed.told(3)
     assert [type(event) for event in events] == [Relisted, NodeSeen, Relisted]
 
