@@ -17,6 +17,8 @@ import pytest
 
 from tests.serving import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Image:

@@ -87,7 +87,10 @@ def debug_app(
             NodesBody(
                 generatedAt=stamp(wall_s()),
                 snapshot_generation=snap.generation,
-                nodes=[node_view(node, cluster, monotonic_s(), wall_s()) for node in snap.nodes],
+                nodes=[
+                    node_view(node, cluster, monotonic_s(), wall_s())
+                    for node in sorted(snap.nodes, key=lambda node: node.name)
+                ],
                 overcommitted_bytes=overcommitted_bytes(),
             )
         )
