@@ -9,6 +9,7 @@ reached, with the next start.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -32,7 +33,8 @@ ADMIN_TOKEN = "admin-of-the-tests"
 STRANGER_TOKEN = "stranger-of-the-tests"
 START_TIMEOUT_S = 60.0
 
-_SCRATCH = "headroom-controlplane-"
+_SCRATCH = "headroom-plane-"
+_YOUNG_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -88,7 +90,9 @@ class ControlPlane:
 
     def __init__(self) -> None:
         _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.binaries = built("etcd", "kube-apiserver")
         self.etcd_port, self._peer_port, self.port = free_ports(3)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -127,6 +131,7 @@ class ControlPlane:
         for name in list(self._processes):
             self.kill(name)
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
 
     def _start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self.etcd_port}"
@@ -292,8 +297,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def _sweep() -> None:
-    """Remove what a session that was killed could not."""
+    """Remove what a session that was killed could not.
+
+    The lock tells the dead from the living, process ids would not across containers; a folder
+    that is younger than a minute may not have been locked yet.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        pid = folder.name.removeprefix(_SCRATCH).partition("-")[0]
-        if not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError), (folder / "lock").open() as lock:
+            if time.time() - folder.stat().st_ctime > _YOUNG_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,12 @@ def alive(pid: int) -> bool:
         pytest.param(signal.SIGKILL, False, id="killed, its files go with the next one"),
     ],
 )
-def test_nothing_is_left(plane: ControlPlane, ending: signal.Signals, tidy: bool) -> None:
+def test_nothing_is_left(
+    ending: signal.Signals, tidy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody else's are swept here
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tests.controlplane._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -53,5 +58,12 @@ def test_nothing_is_left(plane: ControlPlane, ending: signal.Signals, tidy: bool
         time.sleep(0.02)
     if not tidy:
         ControlPlane().stop()
-    assert not Path(folder).exists()
+    assert Path(folder).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_runs_is_not_swept(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.controlplane._YOUNG_S", -1.0)
+    monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
+    ControlPlane().stop()
     assert plane.folder.exists()
