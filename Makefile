@@ -15,7 +15,7 @@ check: $(VENV)/test.stamp  ## the quick subset, under a minute: style, types, la
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
-	$(RUN) -m pytest -q -m "not real" $(ARGS)
+	$(RUN) -m pytest -q -m "not slow" $(ARGS)
 
 test: $(VENV)/test.stamp  ## everything; the first run builds a real API server and takes minutes
 	$(VENV)/bin/ruff check .

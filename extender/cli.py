@@ -1,6 +1,7 @@
 """The command line: what people type."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -74,8 +75,26 @@ def serve(
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(2) from err
     except OSError as err:
-        typer.echo(f"headroom: cannot listen: {err}", err=True)
+        typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(1) from err
+
+
+@app.command()
+def demo(
+    trace: Annotated[
+        Path | None, typer.Option(help="Folder with nodes.csv and pods.csv to play instead.")
+    ] = None,
+    pods: Annotated[int | None, typer.Option(help="Pods of each seed.")] = None,
+    seeds: Annotated[int, typer.Option(help="How often all of it is played.")] = 3,
+) -> None:
+    """Play the main job on this machine: four pods on one GPU, then 1,213 nodes before a referee.
+
+    With DEMO_EXIT=1 in the environment it ends after the table; its exit status is 1 if Headroom
+    overcommitted any device.
+    """
+    from extender.demo import run
+
+    raise typer.Exit(run(trace, pods, seeds, exit_after=os.environ.get("DEMO_EXIT") == "1"))
 
 
 def main() -> None:

@@ -218,8 +218,7 @@ class KubeApi:
                 body=body,
                 headers=headers,
                 preload_content=False,
-                redirect=False,
-                retries=False,  # urllib3 would by itself send a lost POST again
+                retries=False,  # no redirect either; urllib3 would send a lost POST again
                 timeout=urllib3.Timeout(connect=self._connect_timeout_s, read=read_timeout_s),
             )
         except _BROKEN as err:

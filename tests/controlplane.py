@@ -139,6 +139,7 @@ class ControlPlane:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
+            "--watch-progress-notify-interval=1s",  # else bookmarks of a quiet kind stand still
             "--unsafe-no-fsync",
             "--log-level=warn",
         )

@@ -50,7 +50,8 @@ class ClusterState:
         self._stale_after_s = stale_after_s
         self._epoch_s = epoch_s
         self._table = Table()
-        self._dirty: set[str] = set()
+        #: Nodes to weigh again, in the order in which they changed.
+        self._dirty: dict[str, None] = {}
         self._nodes: dict[str, Node] = {}
         self._gpunodes: dict[str, GPUNode] = {}
         self._reports: dict[str, Pulse] = {}
@@ -153,10 +154,10 @@ class ClusterState:
                 self._drop_pod(uid)
             case NodeSeen(node):
                 self._nodes[node.metadata.name] = node
-                self._dirty.add(node.metadata.name)
+                self._dirty[node.metadata.name] = None
             case NodeGone(name):
                 self._nodes.pop(name, None)
-                self._dirty.add(name)
+                self._dirty[name] = None
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
             case NamespaceGone(name):
@@ -166,12 +167,12 @@ class ClusterState:
             case GPUNodeGone(name):
                 self._gpunodes.pop(name, None)
                 self._reports.pop(name, None)
-                self._dirty.add(name)
+                self._dirty[name] = None
             case HeartbeatSeen(lease, at_s):
                 self._beat(self._leases, lease.metadata.name, lease.spec.renew_time or "", at_s)
             case HeartbeatGone(name):
                 self._leases.pop(name, None)
-                self._dirty.add(name)
+                self._dirty[name] = None
             case Relisted():
                 self._relist(event)
 
@@ -214,7 +215,7 @@ class ClusterState:
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
         if pod.node:
             self._uids_on.setdefault(pod.node, set()).add(uid)
-            self._dirty.add(pod.node)
+            self._dirty[pod.node] = None
 
     def _drop_pod(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
@@ -225,7 +226,7 @@ class ClusterState:
             del self._uid_of[key]
         if pod.node:
             self._uids_on[pod.node].discard(uid)
-            self._dirty.add(pod.node)
+            self._dirty[pod.node] = None
 
     def _note_departure(self, uid: str) -> None:
         pod = self._pods.get(uid)
@@ -247,14 +248,14 @@ class ClusterState:
         if held is not None and self._departed:
             self._departed -= held.spec.reservations.keys() - gpunode.spec.reservations.keys()
         self._gpunodes[gpunode.name] = gpunode
-        self._dirty.add(gpunode.name)
+        self._dirty[gpunode.name] = None
         stamp = gpunode.status.observed_at if gpunode.status else ""
         self._beat(self._reports, gpunode.name, stamp, at_s)
 
     def _beat(self, pulses: dict[str, Pulse], name: str, stamp: str, at_s: float) -> None:
         pulse = pulses.setdefault(name, Pulse())
         pulse.beat(stamp, at_s, self._epoch_s, self._stale_after_s)
-        self._dirty.add(name)
+        self._dirty[name] = None
 
     # Weighing.
 

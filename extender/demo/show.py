@@ -144,7 +144,7 @@ def _stay(console: Console, server: Server, fleet: Fleet, last: Result) -> None:
     """Say what to open and what to type next, then wait for Ctrl-C."""
     debug = server.debug_url
     shared = next((g.names[0] for g in fleet.groups if g.shared), fleet.groups[0].names[0])
-    console.print(f"The server of the last seed is still up. Open [bold]{debug}/docs[/] or type:")
+    console.print(f"The server of the last seed is still up. Open [bold]{debug}/[/] or type:")
     for path in (
         "/v1/nodes",
         f"/v1/nodes/{shared}",

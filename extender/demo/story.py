@@ -37,7 +37,7 @@ spec:
       image: registry.example/llm:1
       resources:
         limits:
-          {SHARED}: 1   # one of four replicas; of memory not a word
+          {SHARED}: 1   # one of four replicas, no word of memory
 """
 
 

@@ -61,9 +61,9 @@ class KubernetesStore:
 
     def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
         what = f"create GPUNode {gpunode.name}"
-        # The status is the agent's, and a resourceVersion in a creation is refused.
+        # A resourceVersion in a creation is refused. The status is stripped by the server.
         metadata = msgspec.structs.replace(gpunode.metadata, resource_version="", uid="")
-        body = encode_gpunode(msgspec.structs.replace(gpunode, metadata=metadata, status=None))
+        body = encode_gpunode(msgspec.structs.replace(gpunode, metadata=metadata))
         return _read(what, _decode_gpunode, self._call(what, "POST", _GPUNODES, body))
 
     def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:

@@ -45,6 +45,10 @@ class Pace:
 
 DEFAULT_PACE = Pace()
 
+#: A watch that ends sooner, with nothing said, is a failure: without a pause it would be asked for
+#: again hundreds of times a second.
+_SHORT_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -172,13 +176,17 @@ class Reflector:
         with self._lock:
             self._stream = stream
         try:
-            rest = b""
+            rest, heard = b"", False
             while not self._stopping.is_set() and (chunk := stream.read()):
                 *lines, rest = (rest + chunk).split(b"\n")
                 self._contact_s = self._clock()
-                self._take(lines, self._contact_s)
-                self._backoff.reset()
-            if self._clock() - begun_s < 1.0 and self._contact_s == begun_s:
+                if lines:
+                    self._take(lines, self._contact_s)
+                    self._backoff.reset()
+                    heard = True
+            if rest:
+                raise NoAnswer(f"WATCH {self._kind.path}: ended inside a line")
+            if not heard and self._clock() - begun_s < _SHORT_S:
                 raise NoAnswer(f"WATCH {self._kind.path}: ended at once, with nothing said")
             self._backoff.reset()
         finally:

@@ -1,11 +1,18 @@
-"""The debug API: read-only views of what decides, on a port of its own."""
+"""The debug API and its page: read-only views of what decides, on a port of their own.
+
+Handlers are plain functions, which run on threads and encode their answers there: a view of the
+whole fleet takes a while, and kube-scheduler's calls must not wait for it. What they read is
+immutable.
+"""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from fastapi import FastAPI, HTTPException
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import PlainTextResponse, Response
+from pydantic import BaseModel
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
@@ -22,6 +29,8 @@ from extender.web.views import (
     stamp,
 )
 
+_PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
 
 def debug_app(
     cluster: ClusterState,
@@ -31,26 +40,33 @@ def debug_app(
     monotonic_s: Callable[[], float],
     wall_s: Callable[[], float],
 ) -> FastAPI:
-    """The ASGI application of the debug port; OpenAPI is served at /docs."""
+    """The ASGI application of the debug port; it describes itself in /openapi.json."""
     app = FastAPI(
         title="Headroom debug API",
         description="Why pods are where they are, from the objects that decided.",
         version="v1",
+        # The usual viewers are loaded from elsewhere, which a closed network does not have.
+        docs_url=None,
+        redoc_url=None,
     )
 
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    def page() -> str:
+        return _PAGE
+
     @app.get("/healthz", response_class=PlainTextResponse)
-    async def healthz() -> str:
+    def healthz() -> str:
         """Whether the process answers at all."""
         return "ok\n"
 
     @app.get("/readyz", response_class=PlainTextResponse)
-    async def readyz() -> Response:
+    def readyz() -> Response:
         """Whether decisions can be made; 503 with what is missing when not."""
         missing = unready()
         return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    def metrics() -> Response:
         snap = cluster.snapshot()
         telemetry.generation.set(snap.generation)
         telemetry.overcommitted_bytes.set(overcommitted_bytes())
@@ -63,32 +79,40 @@ def debug_app(
             for terms in node.devices
         )
 
-    @app.get("/v1/nodes")
-    async def nodes() -> NodesBody:
+    @app.get("/v1/nodes", response_model=NodesBody)
+    def nodes() -> Response:
         """Every node with every term of the equation of every device."""
         snap = cluster.snapshot()
-        return NodesBody(
-            generatedAt=stamp(wall_s()),
-            snapshot_generation=snap.generation,
-            nodes=[node_view(node, cluster, monotonic_s(), wall_s()) for node in snap.nodes],
-            overcommitted_bytes=overcommitted_bytes(),
+        return _encoded(
+            NodesBody(
+                generatedAt=stamp(wall_s()),
+                snapshot_generation=snap.generation,
+                nodes=[
+                    node_view(node, cluster, monotonic_s(), wall_s())
+                    for node in sorted(snap.nodes, key=lambda node: node.name)
+                ],
+                overcommitted_bytes=overcommitted_bytes(),
+            )
         )
 
-    @app.get("/v1/nodes/{name}")
-    async def one_node(name: str) -> NodeBody:
+    @app.get("/v1/nodes/{name}", response_model=NodeBody)
+    def one_node(name: str) -> Response:
+        """One node, as in the list of all."""
         snap = cluster.snapshot()
         if name not in snap.row_of:
             raise HTTPException(
                 404, f"node {name} is not known; GET /v1/nodes lists those that are"
             )
-        return NodeBody(
-            generatedAt=stamp(wall_s()),
-            snapshot_generation=snap.generation,
-            node=node_view(snap.nodes[snap.row_of[name]], cluster, monotonic_s(), wall_s()),
+        return _encoded(
+            NodeBody(
+                generatedAt=stamp(wall_s()),
+                snapshot_generation=snap.generation,
+                node=node_view(snap.nodes[snap.row_of[name]], cluster, monotonic_s(), wall_s()),
+            )
         )
 
-    @app.get("/v1/explain/pods/{namespace}/{name}")
-    async def explain_pod(namespace: str, name: str) -> ExplainBody:
+    @app.get("/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody)
+    def explain_pod(namespace: str, name: str) -> Response:
         """Why the pod waits, or where it is: its request as understood, reasons counted, the
         nearest nodes with their devices, what would help."""
         decision = journal.of_pod(namespace, name)
@@ -106,6 +130,10 @@ def debug_app(
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
             explanation = explain(request, snap, fit(request, snap, rows, monotonic_s()))
-        return explain_body(pod, decision, request, explanation, snap, wall_s())
+        return _encoded(explain_body(pod, decision, request, explanation, snap, wall_s()))
 
     return app
+
+
+def _encoded(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type="application/json")

@@ -37,7 +37,7 @@ def add_embedded_routes(
             raise HTTPException(404, missing)
 
     @app.delete("/embedded/v1/pods/{namespace}/{name}", status_code=204)
-    async def pod(namespace: str, name: str) -> None:
+    def pod(namespace: str, name: str) -> None:
         """End a pod and delete it; its promise is taken back."""
         if missing := delete_pod(namespace, name):
             raise HTTPException(404, missing)

@@ -87,7 +87,7 @@ class TestGPUNode:
     def test_creation_keeps_the_spec_and_strips_the_status(self, store: Store) -> None:
         name = new_name()
         spec = GPUNodeSpec(reservations={"uid-1": reservation(**{"GPU-0": 5})})
-        metadata = ObjectMeta(name=name, finalizers=["headroom.gpu/ledger"])
+        metadata = ObjectMeta(name=name, finalizers=["headroom.gpu/ledger"], resource_version="5")
         created = store.create_gpunode(
             GPUNode(metadata=metadata, spec=spec, status=GPUNodeStatus(agent_version="forged"))
         )

@@ -1,0 +1,159 @@
+"""How reports and heartbeats reach the API server: a status patch and a Lease.
+
+The only module that imports ``kubernetes``, whose 20 MiB an agent without a cluster does not need.
+"""
+
+import os
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import urllib3
+from kubernetes import client, config
+from kubernetes.config import ConfigException
+
+from agent.publish import LONGEST_BACK_OFF_S, NotDelivered, NotThereYet
+from agent.summary import rfc3339
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeStatus
+from contract.kube import KubeStruct, ObjectMeta
+
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class NoCluster(Exception):
+    """There is no configuration that says where the API server is."""
+
+
+def connect() -> Any:
+    """An ApiClient for the cluster we run in, or $KUBECONFIG's. Raises ``NoCluster``."""
+    # Not config.load_config: it prefers a kubeconfig in our home, and prints.
+    untyped: Any = config
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            untyped.load_incluster_config()
+        else:
+            untyped.load_kube_config()
+    except (ConfigException, OSError) as err:
+        raise NoCluster(f"no cluster to report to: {err}; without one, pass --no-publish") from err
+    return client.ApiClient()
+
+
+class _Partial(KubeStruct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+_partial = msgspec.json.Decoder(_Partial)
+
+
+class KubernetesPublisher:
+    """Status patches and the Lease, over the connection that ``kubernetes`` has configured.
+
+    ``client`` is a ``kubernetes.client.ApiClient``: it knows the host, the certificates and the
+    token (and reads it again when it was rotated). Requests are sent through its connection pool:
+    its generated methods change between majors, and would decode objects that nobody reads.
+    """
+
+    def __init__(
+        self, client: Any, node: str, namespace: str, heartbeat_s: float, timeout_s: float = 5.0
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._namespace = namespace
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = timeout_s
+        self._gpunode = f"/apis/{GROUP}/{VERSION}/{PLURAL}/{node}"
+        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    def report(self, status: GPUNodeStatus) -> str:
+        answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
+        if answer.status == 404:
+            raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
+        return _uid(self._accepted(answer, f"status of GPUNode {self._node}"))
+
+    def identity(self) -> str:
+        # resourceVersion=0: from the API server's cache, which is as old as a heartbeat may be.
+        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0")
+        if answer.status == 404:
+            return ""
+        return _uid(self._accepted(answer, f"GPUNode {self._node}"))
+
+    def heartbeat(self, now: datetime) -> None:
+        spec = {
+            "holderIdentity": self._node,
+            "leaseDurationSeconds": round(3 * self._heartbeat_s),
+            "renewTime": rfc3339(now),
+        }
+        what = f"Lease {self._namespace}/{self._node}"
+        answer = self._send("PATCH", f"{self._leases}/{self._node}", {"spec": spec})
+        if answer.status == 404:
+            lease = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": self._node, "namespace": self._namespace},
+                "spec": spec,
+            }
+            answer = self._send("POST", self._leases, lease)
+        self._accepted(answer, what)
+
+    def _send(self, method: str, path: str, body: object = None) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": _METADATA_ONLY, "User-Agent": "headroom-agent"}
+        if body is not None:
+            headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+        try:
+            for auth in self._client.configuration.auth_settings().values():
+                headers[auth["key"]] = auth["value"]
+            answer: urllib3.BaseHTTPResponse = self._client.rest_client.pool_manager.request(
+                method,
+                self._client.configuration.host + path,
+                body=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+                timeout=self._timeout_s,
+                retries=False,  # the courier retries, with the newest report
+            )
+        except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+            raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
+        return answer
+
+    def _accepted(self, answer: urllib3.BaseHTTPResponse, what: str) -> bytes:
+        if 200 <= answer.status < 300:
+            return answer.data
+        wait = answer.headers.get("Retry-After", "")
+        raise NotDelivered(
+            f"{what} was refused with {answer.status}: {_shortened(answer.data)}",
+            min(float(wait), 10 * LONGEST_BACK_OFF_S) if wait.isdecimal() else 0.0,
+        )
+
+
+def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
+    """``status`` as a merge patch that replaces all of the last one.
+
+    Our encoding leaves defaults out, and a merge patch keeps what it does not name: the last pod
+    would stay for ever. So every field is named; null removes it.
+    """
+    built = msgspec.to_builtins(status)
+    return {key: _named(getattr(status, name), built.get(key)) for name, key in _fields(status)}
+
+
+def _named(value: object, built: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {key: (built or {}).get(key) for _, key in _fields(value)}
+    if isinstance(value, list):
+        return built or []
+    return built
+
+
+def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
+    return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
+
+
+def _uid(body: bytes) -> str:
+    try:
+        return _partial.decode(body).metadata.uid
+    except msgspec.MsgspecError as err:
+        raise NotDelivered(f"API server's answer cannot be read: {err}") from err
+
+
+def _shortened(body: bytes, limit: int = 300) -> str:
+    text = body.decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,108 @@
+"""Decides when the API server hears from us, and keeps trying until it has.
+
+Nothing is queued. What is due is always computed from the last status that was *accepted* and the
+newest one, so a failed write cannot lose the newest report nor send an old one after it.
+
+The heartbeat vouches for the report: it is sent only when no report is outstanding. If status
+writes are refused while the Lease goes through, the node must go stale, not look alive with figures
+that are no longer true.
+"""
+
+import random
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+import structlog
+
+from agent.summary import worth_writing
+from contract.gpunode import GPUNodeStatus
+
+_log = structlog.get_logger()
+
+FIRST_BACK_OFF_S = 1.0
+LONGEST_BACK_OFF_S = 30.0
+
+
+class NotDelivered(Exception):
+    """The API server did not take it; ``retry_after_s`` is the wait that it asked for, if any."""
+
+    def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class NotThereYet(NotDelivered):
+    """No extender has created this node's GPUNode; agents wait, they may not create it."""
+
+
+class Publisher(Protocol):
+    """Where reports go. Every method raises ``NotDelivered``, and nothing else."""
+
+    def report(self, status: GPUNodeStatus) -> str:
+        """Write ``status``; returns the uid of the GPUNode that took it."""
+        ...
+
+    def identity(self) -> str:
+        """The uid of the GPUNode as it is now; empty where there is none."""
+        ...
+
+    def heartbeat(self, now: datetime) -> None: ...
+
+
+class Courier:
+    """Hands each new status to the publisher when it is due; ``deliver`` never raises."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        heartbeat_s: float,
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+        chance: random.Random,
+    ) -> None:
+        self._publisher = publisher
+        self._heartbeat_s = heartbeat_s
+        self._monotonic = monotonic
+        self._now = now
+        self._chance = chance
+        #: The last status that was accepted, by the GPUNode of that uid, and when.
+        self._written: GPUNodeStatus | None = None
+        self._uid = ""
+        self._written_at_s = 0.0
+        self._beat_at_s: float | None = None
+        self._failures = 0
+        self._not_before_s = 0.0
+
+    def deliver(self, status: GPUNodeStatus) -> None:
+        at_s = self._monotonic()
+        if self._failures and at_s < self._not_before_s:
+            return
+        try:
+            self._deliver(status, at_s)
+        except NotDelivered as err:
+            self._failures += 1
+            wait_s = max(self._back_off_s(), err.retry_after_s)
+            self._not_before_s = at_s + wait_s
+            event = "gpunode_awaited" if isinstance(err, NotThereYet) else "report_not_delivered"
+            _log.warning(event, reason=str(err), failures=self._failures, retry_s=round(wait_s, 1))
+        else:
+            self._failures = 0
+
+    def _deliver(self, status: GPUNodeStatus, at_s: float) -> None:
+        beat = self._beat_at_s is None or at_s - self._beat_at_s >= self._heartbeat_s
+        if beat and self._written is not None and self._publisher.identity() != self._uid:
+            # Deleted and created again: the new one knows nothing.
+            self._written = None
+        if worth_writing(self._written, status, at_s - self._written_at_s):
+            self._uid = self._publisher.report(status)
+            self._written, self._written_at_s = status, at_s
+            _log.info("report_written", devices=len(status.devices), observed_at=status.observed_at)
+        if beat:
+            self._publisher.heartbeat(self._now())
+            self._beat_at_s = at_s
+
+    def _back_off_s(self) -> float:
+        """Doubles up to the longest; half of it by chance, so that 5,000 agents do not agree."""
+        longest_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10))
+        return longest_s * self._chance.uniform(0.5, 1.0)

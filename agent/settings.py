@@ -1,0 +1,86 @@
+"""What the agent can be told: flags, with environment variables where a manifest needs them."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from contract.gpunode import MAX_REPLICAS, Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    #: Name of the node, and so of its GPUNode and of our Lease.
+    node: str
+    #: Where the Lease lives.
+    namespace: str
+    #: Seconds between two samples.
+    interval_s: float
+    #: Seconds between two heartbeats; after three without one the node is stale.
+    heartbeat_s: float
+    host: str
+    #: 0: any free port.
+    port: int
+    #: How the device plugin shares the devices. First cut: told, not read from the plugin.
+    resource: str
+    replicas: int
+    sharing: Sharing
+    #: Take one sample and end.
+    once: bool
+    #: Print each status on stdout instead of talking to a cluster or serving anything.
+    print_only: bool
+    #: Whether to report to a cluster; metrics are served in any case.
+    publish: bool
+
+
+def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
+    """Read the command line; ends the process with a message (status 2) where it cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="headroom-agent", description="Reports what the GPUs of this node really measure."
+    )
+    add = parser.add_argument
+    add("--node", default=env.get("NODE_NAME", ""), help="name of this node ($NODE_NAME)")
+    add("--namespace", default=env.get("HEADROOM_NAMESPACE", "headroom-system"))
+    add("--interval", type=float, default=5.0, metavar="S", help="seconds between samples")
+    add("--heartbeat", type=float, default=30.0, metavar="S", help="seconds between heartbeats")
+    add("--listen", default=env.get("HEADROOM_LISTEN", "0.0.0.0:9410"), metavar="HOST:PORT")
+    add("--resource", default=env.get("HEADROOM_RESOURCE", "nvidia.com/gpu"))
+    add("--replicas", type=int, default=env.get("HEADROOM_REPLICAS", "1"))
+    add("--sharing", choices=get_args(Sharing), default=env.get("HEADROOM_SHARING", "none"))
+    add("--once", action="store_true", help="take one sample and end")
+    add("--print", action="store_true", help="print each status; no cluster, no server")
+    add("--no-publish", action="store_true", help="serve metrics only")
+    args = parser.parse_args(argv)
+    host, _, port = args.listen.rpartition(":")
+    if not args.node and not args.print:
+        parser.error("no node name: set NODE_NAME or pass --node, for example --node gpu-node-1")
+    if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+        parser.error(f"--listen {args.listen!r} is not HOST:PORT; right is, for example, :9410")
+    if args.sharing not in get_args(Sharing):
+        parser.error(f"--sharing {args.sharing!r} is none of {', '.join(get_args(Sharing))}")
+    if not 1 <= args.replicas <= MAX_REPLICAS:
+        parser.error(f"--replicas {args.replicas} is not 1..{MAX_REPLICAS}")
+    if (args.replicas > 1) != (args.sharing != "none"):
+        parser.error(
+            f"--replicas {args.replicas} and --sharing {args.sharing} contradict each other; "
+            "right is, for example, --replicas 4 --sharing time-slicing"
+        )
+    if not 1 <= args.interval <= args.heartbeat:
+        parser.error(
+            f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}); "
+            "right is, for example, --interval 5 --heartbeat 30"
+        )
+    return Settings(
+        node=args.node,
+        namespace=args.namespace,
+        interval_s=args.interval,
+        heartbeat_s=args.heartbeat,
+        host=host,
+        port=int(port),
+        resource=args.resource,
+        replicas=args.replicas,
+        sharing=args.sharing,
+        once=args.once,
+        print_only=args.print,
+        publish=not args.no_publish,
+    )

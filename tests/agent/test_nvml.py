@@ -1,0 +1,297 @@
+"""The gate and its probe on a library of our own, where the C fake is too coarse."""
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.devices import NvmlProbe
+from agent.nvml import DeviceFault, DriverGone, Gate, NoDriver, Outcome, StaleHandle, outcome_of
+from agent.probes import Degraded, DeviceReading, DriverReading
+
+NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
+
+
+def library(**functions: Any) -> SimpleNamespace:
+    """A pynvml of one idle GPU, with real errors and structs; ``functions`` replace its calls.
+
+    Names that end in RunningProcesses_v2 or _v3 are those of C functions.
+    """
+    calls: dict[str, Any] = {
+        "nvmlInitWithFlags": lambda flags: None,
+        "nvmlSystemGetDriverVersion": lambda: "580",
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid[-1]),
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetName": lambda handle: "A100",
+        "nvmlDeviceGetMigMode": lambda handle: [0, 0],
+        "nvmlDeviceGetMemoryInfo": lambda handle, version=None: SimpleNamespace(
+            total=1000, free=900, used=100, reserved=10
+        ),
+        **functions,
+    }
+
+    def pointer(name: str) -> Any:
+        if name not in functions:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return functions[name]
+
+    return SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        nvmlMemory_v2=pynvml.nvmlMemory_v2,
+        c_nvmlProcessInfo_v2_t=pynvml.c_nvmlProcessInfo_v2_t,
+        _nvmlGetFunctionPointer=pointer,
+        **calls,
+    )
+
+
+def refusing(code: int) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        raise pynvml.NVMLError(code)
+
+    return call
+
+
+def listing(*processes: tuple[int, int], sizes: list[int] | None = None) -> Callable[..., int]:
+    """A C function that lists ``processes``, and notes in ``sizes`` what room it was given."""
+
+    def call(handle: Any, count: Any, array: Any) -> int:
+        room, count._obj.value = count._obj.value, len(processes)
+        if sizes is not None:
+            sizes.append(room)
+        if room < len(processes):
+            return pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+        for slot, (pid, used_bytes) in zip(array, processes, strict=False):
+            slot.pid, slot.usedGpuMemory = pid, used_bytes
+        return 0
+
+    return call
+
+
+def gate(**functions: Any) -> Gate:
+    opened = Gate(library(**functions))
+    opened.start()
+    return opened
+
+
+def devices(probe: NvmlProbe) -> list[DeviceReading]:
+    return [reading for reading in probe.read() if isinstance(reading, DeviceReading)]
+
+
+def test_every_code_of_nvml_has_the_outcome_that_was_meant() -> None:
+    named = {
+        name.removeprefix("NVML_ERROR_"): outcome_of(code)
+        for name, code in vars(pynvml).items()
+        if name.startswith("NVML_ERROR_")
+    }
+    assert {name for name, outcome in named.items() if outcome is Outcome.DRIVER_GONE} == {
+        "UNINITIALIZED",
+        "DRIVER_NOT_LOADED",
+        "LIB_RM_VERSION_MISMATCH",
+    }
+    for fault in ("GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN", "NO_DATA", "TIMEOUT"):
+        assert named[fault] is Outcome.DEVICE_FAULT
+    assert named["NO_PERMISSION"] is Outcome.NO_PERMISSION
+    assert named["LIBRARY_NOT_FOUND"] is Outcome.NO_DRIVER
+    assert outcome_of(424242) is Outcome.DEVICE_FAULT
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [(1, DriverGone), (18, DriverGone), (12, NoDriver), (2, StaleHandle), (15, DeviceFault)],
+)
+def test_gate_raises_ours_and_keeps_theirs_as_the_cause(code: int, raised: type[Exception]) -> None:
+    with pytest.raises(raised, match=f"NVML {code}") as caught:
+        gate(nvmlDeviceGetName=refusing(code)).ask("nvmlDeviceGetName", 0)
+    assert isinstance(caught.value.__cause__, pynvml.NVMLError)
+
+
+@pytest.mark.parametrize("code", [0, 3, 6, 13, 25], ids=lambda code: f"code {code}")
+def test_absent_is_none(code: int) -> None:
+    assert gate(nvmlDeviceGetName=refusing(code)).ask("nvmlDeviceGetName", 0) is None
+
+
+def test_call_that_this_pynvml_does_not_have_is_absent() -> None:
+    assert gate().ask("nvmlDeviceGetSomethingOfTheFuture", 0) is None
+
+
+def test_missing_permission_is_none_and_remembered() -> None:
+    opened = gate(nvmlDeviceGetName=refusing(4))
+    assert opened.ask("nvmlDeviceGetName", 0) is None
+    assert opened.forbidden == {"nvmlDeviceGetName"}
+
+
+@pytest.mark.parametrize("code", [4, 12, 13, 999], ids=lambda code: f"code {code}")
+def test_library_that_cannot_be_initialised_is_no_driver(code: int) -> None:
+    with pytest.raises(NoDriver):
+        Gate(library(nvmlInitWithFlags=refusing(code))).start()
+
+
+def test_driver_that_comes_later_is_found_without_a_restart() -> None:
+    codes = [12]
+
+    def initialise(flags: int) -> None:
+        if codes:
+            raise pynvml.NVMLError(codes.pop())
+
+    probe = NvmlProbe(Gate(library(nvmlInitWithFlags=initialise)))
+    (driver,) = probe.read()
+    assert isinstance(driver, DriverReading)
+    assert driver.why_not
+    assert [device.uuid for device in devices(probe)] == ["GPU-0"]
+
+
+def test_processes_are_asked_for_once_of_each_kind_and_merged_by_pid() -> None:
+    sizes: list[int] = []
+    found = gate(
+        nvmlDeviceGetComputeRunningProcesses_v3=listing((1, 100), (2, NOT_AVAILABLE), sizes=sizes),
+        nvmlDeviceGetGraphicsRunningProcesses_v3=listing((1, 30), (2, 5), sizes=sizes),
+        nvmlDeviceGetMPSComputeRunningProcesses_v3=listing((3, NOT_AVAILABLE), sizes=sizes),
+    ).processes(0)
+    assert found == {1: 100, 2: 5, 3: None}
+    assert len(sizes) == 3
+
+
+def test_list_that_does_not_fit_is_asked_for_again_with_more_room() -> None:
+    sizes: list[int] = []
+    many = [(pid, pid * 10) for pid in range(1, 201)]
+    found = gate(nvmlDeviceGetComputeRunningProcesses_v3=listing(*many, sizes=sizes)).processes(0)
+    assert found == dict(many)
+    assert sizes == [64, 400]
+
+
+def test_older_driver_lists_processes_by_its_older_call() -> None:
+    assert gate(nvmlDeviceGetComputeRunningProcesses_v2=listing((7, 70))).processes(0) == {7: 70}
+
+
+def test_driver_without_process_lists_lists_nobody_rather_than_none() -> None:
+    assert gate().processes(0) is None
+
+
+def test_stale_handle_is_resolved_once_more_by_uuid() -> None:
+    def memory(handle: object, version: int | None = None) -> Any:
+        if handle == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
+
+    probe = NvmlProbe(
+        gate(nvmlDeviceGetMemoryInfo=memory, nvmlDeviceGetHandleByUUID=lambda uuid: "new")
+    )
+    (device,) = devices(probe)
+    assert device.fault == ""
+    assert device.memory is not None
+
+
+def test_device_that_is_lost_keeps_its_identity_but_no_figures() -> None:
+    lost: list[int] = []
+
+    def handle(index: int) -> int:
+        if lost:
+            raise pynvml.NVMLError(lost[0])
+        return index
+
+    probe = NvmlProbe(gate(nvmlDeviceGetHandleByIndex=handle))
+    (before,) = devices(probe)
+    assert before.memory is not None
+    lost.append(pynvml.NVML_ERROR_GPU_IS_LOST)
+    for _ in range(2):  # it stays lost, and known
+        (after,) = devices(probe)
+        assert (after.uuid, after.model, after.index) == ("GPU-0", "A100", 0)
+        assert (after.memory, after.processes) == (None, None)
+        assert "lost" in after.fault
+    lost.clear()
+    assert devices(probe) == [before]
+
+
+def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
+    lost: list[int] = []
+
+    def handle(index: int) -> str:
+        if lost:
+            raise pynvml.NVMLError(lost[0])
+        return "gpu"
+
+    def slot(parent: str, index: int) -> str:
+        if index > 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)  # an empty slot
+        return f"mig{index}"
+
+    probe = NvmlProbe(
+        gate(
+            nvmlDeviceGetHandleByIndex=handle,
+            nvmlDeviceGetMigMode=lambda handle: [1, 1],
+            nvmlDeviceGetMaxMigDeviceCount=lambda handle: 7,
+            nvmlDeviceGetMigDeviceHandleByIndex=slot,
+            nvmlDeviceGetGpuInstanceId=lambda handle: int(handle[-1]),
+        )
+    )
+    assert [(d.uuid, d.fault) for d in devices(probe)] == [("GPU-mig0", ""), ("GPU-mig1", "")]
+    lost.append(pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert [d.uuid for d in devices(probe) if "lost" in d.fault] == ["GPU-mig0", "GPU-mig1"]
+
+
+def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
+    free = iter(range(900, 0, -1))  # moves with every call
+
+    probe = NvmlProbe(
+        gate(
+            nvmlDeviceGetMemoryInfo=lambda handle, version=None: SimpleNamespace(
+                total=1000, free=next(free), used=0, reserved=10
+            ),
+            nvmlDeviceGetMigMode=lambda handle: [1, 1],
+            nvmlDeviceGetMaxMigDeviceCount=lambda handle: 3,
+            nvmlDeviceGetMigDeviceHandleByIndex=lambda parent, index: f"mig{index}",
+            nvmlDeviceGetGpuInstanceId=lambda handle: 5,
+        )
+    )
+    assert len({device.memory for device in devices(probe)}) == 1
+
+
+def test_device_that_was_taken_out_is_gone_not_lost() -> None:
+    counts = [1, 0]
+    probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
+    assert len(devices(probe)) == 1
+    assert devices(probe) == []
+
+
+def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
+    counts = [1, 0, 1]
+    handles = [refusing(pynvml.NVML_ERROR_GPU_IS_LOST), lambda index: index]
+    probe = NvmlProbe(
+        gate(
+            nvmlDeviceGetCount=lambda: counts.pop(0),
+            nvmlDeviceGetHandleByIndex=lambda index: handles.pop()(index),
+        )
+    )
+    assert [d.uuid for d in devices(probe)] == ["GPU-0"]
+    assert devices(probe) == []
+    assert devices(probe) == []
+
+
+def test_driver_gone_leaves_the_probe_because_the_process_has_to_go() -> None:
+    probe = NvmlProbe(gate(nvmlDeviceGetMemoryInfo=refusing(1)))
+    with pytest.raises(DriverGone):
+        probe.read()
+
+
+def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
+    (driver,) = NvmlProbe(gate(nvmlDeviceGetCount=refusing(4))).read()
+    assert isinstance(driver, DriverReading)
+    assert "how many" in driver.why_not
+
+
+def test_permission_is_said_only_while_it_is_missing() -> None:
+    codes = [4]
+
+    def name(handle: int) -> str:
+        if codes:
+            raise pynvml.NVMLError(codes.pop())
+        return "A100"
+
+    probe = NvmlProbe(gate(nvmlDeviceGetName=name))
+    assert Degraded("nvml", "no permission for nvmlDeviceGetName") in list(probe.read())
+    assert not [r for r in probe.read() if isinstance(r, Degraded)]

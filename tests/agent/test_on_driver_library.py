@@ -1,0 +1,215 @@
+"""The agent's process on a real shared library, through the real pynvml and its structs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+Report = Callable[..., dict[str, Any]]
+
+MIB = 1 << 20
+A100 = "device GPU-a 85899345920 637534208 53687091200 NVIDIA A100-SXM4-80GB\n"
+B100 = "device GPU-b 85899345920 637534208 85261811712 NVIDIA A100-SXM4-80GB\n"
+
+
+def condition(status: dict[str, Any], kind: str) -> tuple[str, str]:
+    (found,) = [c for c in status["conditions"] if c["type"] == kind]
+    return found["status"], found.get("message", "")
+
+
+def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
+    status = report(A100, "--replicas", "4", "--sharing", "time-slicing")
+    (device,) = status["devices"]
+    assert device == {
+        "uuid": "GPU-a",
+        "index": 0,
+        "model": "NVIDIA A100-SXM4-80GB",
+        "memory": 85899345920,
+        "reserved": 637534208,
+        "used": 85899345920 - 53687091200 - 637534208,
+        "sharing": "time-slicing",
+        "resource": "nvidia.com/gpu",
+        "replicas": {"free": 4},
+    }
+    assert status["driverVersion"] == "580.95.05"
+    assert condition(status, "DriverReady") == ("True", "")
+    assert condition(status, "Complete") == ("True", "")
+
+
+def test_driver_without_v2_memory_reserves_nothing_and_that_is_said(report: Report) -> None:
+    status = report("code nvmlDeviceGetMemoryInfo_v2 13\n" + A100)
+    (device,) = status["devices"]
+    assert (device["reserved"], device["used"]) == (0, 85899345920 - 53687091200)
+    assert "reserve" in condition(status, "Complete")[1]
+
+
+def test_refused_call_is_remembered_and_the_device_still_reported(report: Report) -> None:
+    status = report(A100 + "fail nvmlDeviceGetMemoryInfo_v2 4\n")
+    assert "no permission for nvmlDeviceGetMemoryInfo" in condition(status, "Complete")[1]
+    assert status["devices"][0]["used"] > 0
+
+
+def test_compute_instances_of_one_gpu_instance_report_its_memory(report: Report) -> None:
+    status = report(
+        A100
+        + "mig MIG-1 1 0 10000 10 4000 NVIDIA A100 MIG 1c.2g.20gb\n"
+        + "mig MIG-2 1 1 10000 10 4000 NVIDIA A100 MIG 1c.2g.20gb\n"
+        + "mig MIG-3 2 0 20000 10 20000 NVIDIA A100 MIG 3g.40gb\n"
+    )
+    seen = [
+        (d["uuid"], d["kind"], d["parent"], d["gpuInstance"], d["used"]) for d in status["devices"]
+    ]
+    assert seen == [
+        ("MIG-1", "mig", "GPU-a", 1, 5990),
+        ("MIG-2", "mig", "GPU-a", 1, 5990),
+        ("MIG-3", "mig", "GPU-a", 2, 0),
+    ]
+
+
+def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report: Report) -> None:
+    status = report(A100 + "fail all 15\n" + B100)
+    assert [d["uuid"] for d in status["devices"]] == ["GPU-b"]
+    assert "device 0 does not tell its UUID: GPU is lost" in condition(status, "Complete")[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        pytest.param(15, "GPU is lost", id="lost"),
+        pytest.param(16, "GPU requires restart", id="reset required"),
+        pytest.param(999, "Unknown Error", id="unknown"),
+        pytest.param(
+            777, "an error that only this driver knows", id="code that pynvml does not know"
+        ),
+        pytest.param(3, "does not tell the memory", id="integrated GPU without memory figures"),
+        pytest.param(2, "Invalid Argument", id="handle that stays stale"),
+    ],
+)
+def test_device_whose_memory_fails_is_unhealthy_alone(
+    report: Report, code: int, reason: str
+) -> None:
+    status = report(A100 + f"fail nvmlDeviceGetMemoryInfo {code}\n" + B100)
+    bad, good = status["devices"]
+    assert bad["healthy"] is False
+    assert reason in bad["healthReason"]
+    assert not {"memory", "reserved", "used"} & set(bad)
+    assert "healthy" not in good  # the default, left out on the wire
+
+
+def test_contradictory_figures_are_passed_on_and_nothing_is_computed(report: Report) -> None:
+    (device,) = report("device GPU-a 1000 10 2000 X\n")["devices"]
+    assert (device["memory"], device["reserved"]) == (1000, 10)
+    assert "used" not in device
+    assert device["healthReason"] == "driver reports more memory free than there is"
+
+
+def test_node_without_a_driver_library_says_so(
+    report: Report, environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    status = report("")
+    assert condition(status, "DriverReady") == (
+        "False",
+        "NVML Shared Library Not Found (NVML 12)",
+    )
+    assert "devices" not in status
+
+
+@pytest.mark.parametrize("code", [1, 9, 18], ids=["uninitialised", "not loaded", "mismatch"])
+def test_process_ends_for_a_restart_where_the_driver_went(
+    environment: dict[str, str], code: int
+) -> None:
+    Path(environment["FAKE_NVML_TABLE"]).write_text(A100 + f"code nvmlDeviceGetCount_v2 {code}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "--once", "--print"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "driver_gone" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@contextmanager
+def serving(
+    environment: dict[str, str], *flags: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "agent", "--no-publish"),
+            *("--listen", "127.0.0.1:0", "--interval", "1", *flags),
+        ],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        started = process.stderr.readline()
+        assert '"started"' in started, started
+        port = started.split('"port": ')[1].split(",")[0]
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def metric(http: httpx.Client, name: str) -> list[tuple[dict[str, str], float]]:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return [(s.labels, s.value) for f in families for s in f.samples if s.name == name]
+
+
+def eventually(check: Callable[[], bool], within_s: float = 15.0) -> None:
+    end = time.monotonic() + within_s
+    while not check():
+        assert time.monotonic() < end, f"not within {within_s} s"
+        time.sleep(0.05)
+
+
+def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    table = Path(environment["FAKE_NVML_TABLE"])
+    table.write_text(A100 + B100)
+    with (
+        serving(environment) as (url, process),
+        httpx.Client(base_url=url, trust_env=False) as http,
+    ):
+        eventually(lambda: http.get("/healthz").status_code == 200)
+        labels = {
+            "gpu": "0",
+            "UUID": "GPU-a",
+            "Hostname": "n1",
+            "modelName": "NVIDIA A100-SXM4-80GB",
+            "GPU_I_ID": "",
+        }
+        assert metric(http, "headroom_device_used_bytes")[0] == (labels, 31574720512)
+
+        new = tmp_path / "new"
+        new.write_text(A100 + "fail all 15\n" + B100)
+        os.replace(new, table)
+
+        def lost() -> bool:
+            first = http.get("/v1/report").json()["devices"][0]
+            return first["uuid"] == "GPU-a" and "lost" in first.get("healthReason", "")
+
+        eventually(lost)
+        assert [value for _, value in metric(http, "headroom_device_healthy")] == [0, 1]
+        assert [labels["UUID"] for labels, _ in metric(http, "headroom_device_used_bytes")] == [
+            "GPU-b"
+        ]
+        assert http.get("/nothing").status_code == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0

@@ -1,0 +1,52 @@
+"""The agent's flags: what they default to, and what is refused with a sentence."""
+
+import pytest
+
+from agent.settings import read_settings
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    settings = read_settings([], {"NODE_NAME": "n1"})
+    assert settings.node == "n1"
+    assert (settings.host, settings.port) == ("0.0.0.0", 9410)
+    assert (settings.interval_s, settings.heartbeat_s) == (5, 30)
+    assert settings.namespace == "headroom-system"
+    assert (settings.resource, settings.replicas, settings.sharing) == ("nvidia.com/gpu", 1, "none")
+    assert settings.publish
+
+
+def test_manifest_says_by_environment_what_flags_say() -> None:
+    env = {
+        "NODE_NAME": "n1",
+        "HEADROOM_RESOURCE": "nvidia.com/gpu.shared",
+        "HEADROOM_REPLICAS": "4",
+        "HEADROOM_SHARING": "mps",
+    }
+    settings = read_settings([], env)
+    assert (settings.resource, settings.replicas, settings.sharing) == (
+        "nvidia.com/gpu.shared",
+        4,
+        "mps",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        pytest.param([], "no node name", id="nobody said which node"),
+        pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="shared by no means"),
+        pytest.param(["--node", "n", "--sharing", "mps"], "contradict", id="shared by one"),
+        pytest.param(["--node", "n", "--replicas", "0"], "is not 1..", id="no replica"),
+        pytest.param(["--node", "n", "--listen", "9410x"], "HOST:PORT", id="no port"),
+        pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="no interval"),
+        pytest.param(
+            ["--node", "n", "--interval", "nan"], "--interval 5", id="interval is no number"
+        ),
+    ],
+)
+def test_flags_that_cannot_be_used_are_refused_with_a_right_example(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(flags, {})
+    assert said in capsys.readouterr().err

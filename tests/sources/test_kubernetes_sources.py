@@ -1,0 +1,291 @@
+"""The sources against a real API server: what it says, and what is left when it falls over."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from contract.kube import Pod
+from extender.cluster.events import (
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+)
+from extender.kubeapi import ApiStatus, KubeApi, Query, Stream
+from extender.sources.kinds import watched_kinds
+from extender.sources.kubernetes import KubernetesSources
+from extender.sources.reflector import Pace, Reflector
+from tests.controlplane import STRANGER_TOKEN, ControlPlane
+from tests.sources.recorder import Recorder
+
+NAMESPACE = "source-tests"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+NODES = "/api/v1/nodes"
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+MERGE = "application/merge-patch+json"
+PACE = Pace(page_size=2, watch_s=30, grace_s=1.0, backoff_base_s=0.05, backoff_cap_s=0.2)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def plane(plane: ControlPlane) -> ControlPlane:
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    return plane
+
+
+@contextmanager
+def following(
+    plane: ControlPlane, pace: Pace = PACE
+) -> Iterator[tuple[KubernetesSources, Recorder]]:
+    """All kinds, synced."""
+    seen = Recorder()
+    api = KubeApi(plane.configuration())
+    sources = KubernetesSources(api, seen, lease_namespace=NAMESPACE, pace=pace)
+    sources.start()
+    try:
+        seen.until(lambda _: sources.synced)
+        yield sources, seen
+    finally:
+        sources.stop()
+        api.close()
+
+
+@contextmanager
+def following_pods(
+    api: KubeApi, pace: Pace = PACE, wait: Callable[[float], object] | None = None
+) -> Iterator[tuple[Reflector, Recorder]]:
+    """Pods alone, listed at least once."""
+    seen = Recorder()
+    kind = next(kind for kind in watched_kinds(NAMESPACE) if kind.name == "pods")
+    reflector = Reflector(kind, api, seen, pace=pace, wait=wait)
+    thread = threading.Thread(target=reflector.run)
+    thread.start()
+    try:
+        seen.until(lambda _: reflector.health.synced)
+        yield reflector, seen
+    finally:
+        reflector.stop()
+        thread.join(10.0)
+        api.close()
+    assert not thread.is_alive()
+
+
+def new_pod(plane: ControlPlane) -> str:
+    name = f"p{next(_numbers)}"
+    containers = [{"name": "main", "image": "none"}]
+    plane.call("POST", PODS, {"metadata": {"name": name}, "spec": {"containers": containers}})
+    return name
+
+
+def listed(plane: ControlPlane) -> dict[str, str]:
+    """What the server holds: pod uid -> resourceVersion."""
+    items: list[dict[str, Any]] = plane.call("GET", "/api/v1/pods")["items"]
+    return {each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in items}
+
+
+def known(events: list[Event]) -> dict[str, str]:
+    """What a receiver of these events holds: pod uid -> resourceVersion."""
+    pods: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Relisted) and event.kind is Pod:
+            pods = {each.metadata.uid: each.metadata.resource_version for each in event.objects}
+        elif isinstance(event, PodSeen):
+            pods[event.pod.metadata.uid] = event.pod.metadata.resource_version
+        elif isinstance(event, PodGone):
+            del pods[event.uid]
+    return pods
+
+
+def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
+    with following(plane) as (sources, seen):
+        before = len(seen.events)
+        plane.call("POST", NODES, {"metadata": {"name": "n"}})
+        plane.call("PATCH", f"{NODES}/n", {"metadata": {"labels": {"gpu": "yes"}}}, MERGE)
+        kind = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
+        plane.call("POST", GPUNODES, kind | {"metadata": {"name": "n"}})
+        status = {"status": {"agentVersion": "1"}}
+        plane.call("PATCH", f"{GPUNODES}/n/status", status, MERGE)
+        plane.call("POST", LEASES, {"metadata": {"name": "n"}, "spec": {"holderIdentity": "n"}})
+        name = new_pod(plane)
+        target = {"apiVersion": "v1", "kind": "Node", "name": "n"}
+        plane.call("POST", f"{PODS}/{name}/binding", {"metadata": {"name": name}, "target": target})
+        plane.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "another"}})
+        for path in (NODES, GPUNODES, LEASES):
+            plane.call("DELETE", f"{path}/n")
+        gone = (NodeGone("n"), GPUNodeGone("n"), HeartbeatGone("n"))
+        events = seen.until(
+            lambda events: (
+                all(each in events for each in gone)
+                and any(isinstance(each, PodGone) for each in events)
+                and any(isinstance(each, NamespaceSeen) for each in events)
+            )
+        )[before:]
+        assert all(health.synced for health in sources.health)
+        assert [health.reconnects for health in sources.health] == [0] * 5
+    labels = [each.node.metadata.labels for each in events if isinstance(each, NodeSeen)]
+    assert labels == [None, {"gpu": "yes"}]
+    reports = [each.gpunode.status for each in events if isinstance(each, GPUNodeSeen)]
+    assert [report and report.agent_version for report in reports] == [None, "1"]
+    beats = [each for each in events if isinstance(each, HeartbeatSeen)]
+    assert [each.lease.spec.holder_identity for each in beats] == ["n"]
+    nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
+    assert nodes == ["", "n", "n"]  # the last one says that it is being deleted
+    assert known(seen.events) == listed(plane)
+
+
+def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
+    for _ in range(5):
+        new_pod(plane)
+    with following(plane) as (_, seen):
+        assert known(seen.events) == listed(plane)
+
+
+class Watched(KubeApi):
+    """The real thing, and a note of where each watch began."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane.configuration(), connect_timeout_s=0.5)
+        self.versions: list[int] = []
+
+    def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
+        self.versions.append(int(query["resourceVersion"]))
+        return super().stream(path, query=query, read_timeout_s=read_timeout_s)
+
+
+def test_bookmarks_carry_a_quiet_kind_forward(plane: ControlPlane) -> None:
+    api = Watched(plane)
+    with following_pods(api, Pace(watch_s=3)) as (reflector, seen):
+        for value in range(5):
+            patch = {"metadata": {"labels": {"value": str(value)}}}
+            plane.call("PATCH", "/api/v1/namespaces/default", patch, MERGE)
+        seen.until(lambda _: len(api.versions) == 2)
+        assert reflector.health.reconnects == 0
+        assert len(seen.events) == 1
+    assert api.versions[1] >= api.versions[0] + 5
+
+
+def test_nothing_is_lost_when_the_server_is_killed(plane: ControlPlane) -> None:
+    with following(plane) as (sources, seen):
+        first, second = new_pod(plane), new_pod(plane)
+        seen.until(lambda events: known(events) == listed(plane))
+        plane.kill("kube-apiserver")
+        seen.until(lambda _: all(health.reconnects > 1 for health in sources.health))
+        assert sources.synced
+        plane.start_apiserver()
+        plane.call("DELETE", f"{PODS}/{first}?gracePeriodSeconds=0")
+        plane.call("PATCH", f"{PODS}/{second}", {"metadata": {"labels": {"a": "b"}}}, MERGE)
+        new_pod(plane)
+        wanted = listed(plane)
+        seen.until(lambda events: known(events) == wanted)
+        plane.call("POST", NODES, {"metadata": {"name": "after"}})
+        seen.until(
+            lambda events: any(
+                isinstance(each, NodeSeen) and each.node.metadata.name == "after" for each in events
+            )
+        )
+
+
+def test_history_that_was_compacted_is_listed_again(plane: ControlPlane) -> None:
+    """The watch is held back until its resourceVersion is no longer to be had."""
+    gate = threading.Event()
+    api = Watched(plane)
+    first = new_pod(plane)
+    with (
+        capture_logs() as logs,
+        following_pods(api, wait=lambda _: gate.wait(30.0)) as (reflector, seen),
+    ):
+        assert known(seen.events) == listed(plane)
+        plane.kill("kube-apiserver")
+        seen.until(lambda _: reflector.health.reconnects == 1)
+        plane.start_apiserver()
+        plane.call("DELETE", f"{PODS}/{first}?gracePeriodSeconds=0")
+        new_pod(plane)
+        plane.kill("kube-apiserver")  # it would have remembered the changes
+        plane.start_apiserver()
+        plane.compact()
+        wanted = listed(plane)
+        gate.set()
+        seen.until(lambda events: known(events) == wanted and reflector.health.lists == 2)
+    assert "source_expired" in [entry["event"] for entry in logs]
+
+
+def test_a_server_that_freezes_is_noticed_and_found_again(plane: ControlPlane) -> None:
+    api = Watched(plane)
+    with following_pods(api, Pace(watch_s=1, grace_s=0.5, backoff_base_s=0.05)) as (
+        reflector,
+        seen,
+    ):
+        plane.pause("kube-apiserver")
+        try:
+            seen.until(lambda _: reflector.health.reconnects == 1)
+        finally:
+            plane.resume("kube-apiserver")
+        new_pod(plane)
+        wanted = listed(plane)
+        seen.until(lambda events: known(events) == wanted)
+
+
+def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None:
+    seen = Recorder()
+    api = KubeApi(plane.configuration(STRANGER_TOKEN))
+    sources = KubernetesSources(api, seen, lease_namespace=NAMESPACE, pace=PACE)
+    sources.start()
+    seen.until(lambda _: all(health.reconnects > 1 for health in sources.health))
+    assert not sources.synced
+    assert not any(health.synced for health in sources.health)
+    sources.stop()
+    api.close()
+    assert seen.events == []
+
+
+def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
+    threads = threading.active_count()
+    with following(plane):
+        assert threading.active_count() == threads + 5
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < 1.0
+    assert threading.active_count() == threads
+
+
+def test_a_token_of_an_expired_list_is_answered_by_a_whole_one(plane: ControlPlane) -> None:
+    """Compacted between two pages; started anew, as a server keeps snapshots of its own."""
+
+    class Compacting(KubeApi):
+        answers: list[int] = []  # noqa: RUF012 -- one instance
+
+        def call(self, *args: Any, **kwargs: Any) -> bytes:
+            if "continue" in (kwargs.get("query") or {}):
+                new_pod(plane)
+                plane.kill("kube-apiserver")
+                plane.start_apiserver()
+                plane.compact()
+            try:
+                body = super().call(*args, **kwargs)
+            except ApiStatus as err:
+                self.answers.append(err.status)
+                raise
+            self.answers.append(200)
+            return body
+
+    for _ in range(3):
+        new_pod(plane)
+    api = Compacting(plane.configuration())
+    listing = api.list("/api/v1/pods", page_size=2)
+    api.close()
+    assert api.answers == [200, 410, 200]
+    assert len(listing.items) == len(listed(plane))

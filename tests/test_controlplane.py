@@ -1,0 +1,57 @@
+"""The control plane of the tests leaves nothing behind, however its session ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane import ROOT, ControlPlane
+
+#: Starts one, tells its folder and its processes, then waits to be ended.
+SESSION = """
+import signal, sys
+from tests.controlplane import control_plane
+with control_plane() as plane:
+    pids = [str(process.pid) for process in plane._processes.values()]
+    sys.stdout.write(" ".join([str(plane.folder), *pids]) + "\\n")
+    sys.stdout.flush()
+    signal.pause()
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether it still runs; a zombie that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("ending", "tidy"),
+    [
+        pytest.param(signal.SIGINT, True, id="Ctrl-C"),
+        pytest.param(signal.SIGKILL, False, id="killed, its files go with the next one"),
+    ],
+)
+def test_nothing_is_left(plane: ControlPlane, ending: signal.Signals, tidy: bool) -> None:
+    command = [sys.executable, "-c", SESSION]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as session:
+        assert session.stdout is not None
+        folder, *pids = session.stdout.readline().split()
+        assert len(pids) == 2
+        assert all(alive(int(pid)) for pid in pids)
+        session.send_signal(ending)
+    deadline_s = time.monotonic() + 5.0
+    while any(alive(int(pid)) for pid in pids):
+        assert time.monotonic() < deadline_s, "processes outlive the session that started them"
+        time.sleep(0.02)
+    if not tidy:
+        ControlPlane().stop()
+    assert not Path(folder).exists()
+    assert plane.folder.exists()

@@ -1,0 +1,48 @@
+"""Settings are read whole or refused with the key and what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from extender.errors import BadSettings
+from extender.settings import Settings, load_settings
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    settings = load_settings(None)
+    assert (settings.verbs_port, settings.debug_port) == (8888, 8889)
+    assert settings.rules.unowned_tolerance_bytes == 64 << 20
+    assert settings.rules.manages("nvidia.com/mig-1g.10gb")
+    assert not settings.rules.manages("nvidia.com/gpu.count")
+    assert not settings.rules.manages("cpu")
+
+
+def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("{max_body: 1Mi, policy: spread, verbs_port: 1}")
+    settings = load_settings(path, verbs_port=2, host=None)
+    assert (settings.max_body, settings.policy.value, settings.verbs_port) == (1 << 20, "spread", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("polcy: pack", "polcy: Extra inputs", id="unknown key"),
+        pytest.param("policy: tight", "policy: Input should be 'pack'", id="unknown value"),
+        pytest.param("max_body: -1", "max_body: ", id="negative"),
+        pytest.param("max_body: 8 MB", "right is, for example, 64Mi", id="not a quantity"),
+        pytest.param("resources: []", "resources: ", id="no resources"),
+        pytest.param("stale_after_s: 0", "stale_after_s: ", id="zero seconds"),
+        pytest.param("verbs_port: 70000", "verbs_port: ", id="no such port"),
+    ],
+)
+def test_mistake_names_its_key(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(BadSettings) as caught:
+        load_settings(path)
+    assert says in str(caught.value)
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
