@@ -22,13 +22,15 @@ def read_shapes(folder: Path) -> tuple[Shape, ...]:
     nodes: Counter[tuple[str, int, int]] = Counter()
     for where, row in _rows(folder / "nodes.csv", _NODE_COLUMNS):
         gpus = _number(where, row, "gpu", _NODE_COLUMNS, at_least=0)
-        memory_mib = _number(where, row, "gpu_mem_mib", _NODE_COLUMNS, at_least=0)
-        if not row["model"].strip():
+        if not gpus:
+            continue
+        memory_mib = _number(where, row, "gpu_mem_mib", _NODE_COLUMNS, at_least=1)
+        model = row["model"].strip()
+        if not model:
             raise BadTrace(f"{where}: column 'model' is empty; right is, for example, 'T4'")
-        if gpus and memory_mib:
-            nodes[row["model"].strip(), gpus, memory_mib] += 1
+        nodes[model, gpus, memory_mib] += 1
     if not nodes:
-        raise BadTrace(f"{folder / 'nodes.csv'}: no node has a GPU (columns gpu, gpu_mem_mib)")
+        raise BadTrace(f"{folder / 'nodes.csv'}: no node has a GPU (column gpu)")
     return tuple(Shape(*key, nodes=count) for key, count in nodes.items())
 
 

@@ -15,7 +15,9 @@ import pytest
 
 from extender.demo.match import Result
 from extender.demo.referee import Verdict
+from extender.demo.server import Server
 from extender.demo.table import summary
+from extender.demo.wire import ServerFailed
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "150", "--seeds", "2"]
@@ -146,6 +148,18 @@ def test_ctrl_c_ends_demo_and_server_in_order(staying: tuple[subprocess.Popen[st
     demo.send_signal(signal.SIGINT)
     assert demo.wait(10) == 0
     assert not answers(port)
+
+
+def test_a_server_that_is_stopped_is_gone() -> None:
+    with Server("nodes: [{name: gpu-a, gpus: 1, memory: 24Gi}]") as server:
+        port = int(server.debug_url.rsplit(":", 1)[1])
+        assert answers(port)
+    assert not answers(port)
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    with Server("nodes: []") as server, pytest.raises(ServerFailed, match=r"(?s)did not start.*nodes"):
+        assert server.debug_url
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")

@@ -144,7 +144,6 @@ def test_a_pod_larger_than_its_device_dies_alone() -> None:
 @pytest.mark.parametrize(
     ("sizes_gib", "stranded_gib"),
     [
-        pytest.param((), 0, id="a device that nobody uses strands nothing"),
         pytest.param((12,), 0, id="what is left is useful"),
         pytest.param((20,), 4, id="what is left is too small"),
         pytest.param((1, 1, 1, 1), 20, id="no replica is left"),
@@ -153,6 +152,10 @@ def test_a_pod_larger_than_its_device_dies_alone() -> None:
 )
 def test_stranded_memory(sizes_gib: tuple[int, ...], stranded_gib: int) -> None:
     assert placed([SHARED], *sizes_gib).verdict(10 * GIB).stranded_bytes == stranded_gib * GIB
+
+
+def test_an_empty_device_strands_nothing_even_if_too_small() -> None:
+    assert placed([SHARED]).verdict(25 * GIB).stranded_bytes == 0
 
 
 def test_unshared_devices_count_for_overcommit_but_not_as_shared_memory() -> None:

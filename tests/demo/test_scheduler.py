@@ -162,7 +162,7 @@ def test_the_message_is_that_of_kube_scheduler() -> None:
         "0/5 nodes are available: 5 GPU model not allowed. preemption: 0/5 nodes are available: "
         "5 Preemption is not helpful for scheduling."
     )
-    two = {"a": "no fresh GPU metrics", "b": "insufficient VRAM", "c": "insufficient VRAM"}
+    two = {"b": "insufficient VRAM", "a": "no fresh GPU metrics", "c": "insufficient VRAM"}
     assert unschedulable_message(two).startswith(
         "0/3 nodes are available: 1 no fresh GPU metrics, 2 insufficient VRAM. "
     )

@@ -13,8 +13,8 @@ PODS = "name,num_gpu,vram_mib\na,1,-1\nb,1,10456\nc,0,0\nd,8,-1\n"
 OPENB = Path(__file__).parents[2].parent / "shared/data/openb"
 
 
-def test_equal_nodes_are_counted_together(tmp_path: Path) -> None:
-    (tmp_path / "nodes.csv").write_text(NODES.replace("c,0,,0\n", ""))
+def test_equal_nodes_are_counted_together_and_those_without_a_gpu_left_out(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text(NODES)
     assert read_shapes(tmp_path) == (Shape("P100", 2, 16280, 2), Shape("G2", 8, 22731, 1))
 
 
@@ -51,6 +51,13 @@ def test_pods_without_a_gpu_are_left_out(tmp_path: Path) -> None:
             "gpu,model,gpu_mem_mib\ntwo,T4,15109\n",
             ["nodes.csv line 2", "'gpu'", "'two'", "8"],
             id="a word for a number",
+        ),
+        pytest.param(
+            read_shapes,
+            "nodes.csv",
+            "gpu,model,gpu_mem_mib\n2,T4,0\n",
+            ["nodes.csv line 2", "'gpu_mem_mib'", "'0'", "15109"],
+            id="a GPU without memory",
         ),
         pytest.param(
             read_shapes,
