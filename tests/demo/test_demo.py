@@ -158,7 +158,10 @@ def test_a_server_that_is_stopped_is_gone() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    with Server("nodes: []") as server, pytest.raises(ServerFailed, match=r"(?s)did not start.*nodes"):
+    with (
+        Server("nodes: []") as server,
+        pytest.raises(ServerFailed, match=r"(?s)did not start.*nodes"),
+    ):
         assert server.debug_url
 
 

@@ -120,7 +120,9 @@ class TestGPUNode:
             initialised=True,
             promised="3Gi",
             reservations={
-                "uid-1": Reservation(namespace="a", name="p", attempt="1", since="2026-11-21T00:00:00Z"),
+                "uid-1": Reservation(
+                    namespace="a", name="p", attempt="1", since="2026-11-21T00:00:00Z"
+                ),
                 "uid-2": reservation(**{"GPU-0": 1, "GPU-1": 2}),
             },
         )
