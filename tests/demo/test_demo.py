@@ -109,11 +109,13 @@ def test_the_exit_status_is_the_referees(ours: list[int], status: int) -> None:
 
 
 @pytest.fixture
-def staying() -> Iterator[tuple[subprocess.Popen[str], int]]:
+def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A demo that waits after its table, and the port of its debug API."""
+    # A killed demo cannot tidy up after itself: its files go where pytest's do.
+    settings = environment(TMPDIR=str(tmp_path))
     demo = subprocess.Popen(
         command("--pods", "40", "--seeds", "1"),
-        env={k: v for k, v in environment().items() if k != "DEMO_EXIT"},
+        env={key: value for key, value in settings.items() if key != "DEMO_EXIT"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -158,10 +160,8 @@ def test_a_server_that_is_stopped_is_gone() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    with (
-        Server("nodes: []") as server,
-        pytest.raises(ServerFailed, match=r"(?s)did not start.*nodes"),
-    ):
+    said = r"(?s)did not start.*nodes"
+    with Server("nodes: []") as server, pytest.raises(ServerFailed, match=said):
         assert server.debug_url
 
 
