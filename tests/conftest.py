@@ -18,8 +18,12 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
         yield running
 
 
-#: Where a skip is no failure although CI is true: test id -> why. Nowhere, at present.
-SKIPS_ALLOWED: dict[str, str] = {}
+#: Where a skip is no failure although CI is true: test id -> why.
+SKIPS_ALLOWED = {
+    "tests/demo/test_trace.py::test_the_built_in_figures_are_those_of_the_trace": (
+        "needs the research trace, which stays out of the repository and of a plain clone"
+    ),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
