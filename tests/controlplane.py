@@ -2,9 +2,10 @@
 
 RBAC is on, TLS is real (the API server signs for itself and its certificate is trusted by name),
 and the tests hold a cluster-admin token. The ServiceAccount admission plugin is off, since no
-controller creates the accounts that it asks for. Both processes are killed by the kernel when the
-one that started them dies, however it dies; their files go with ``stop``, or, where that was never
-reached, with the next start.
+controller creates the accounts that it asks for. kube-scheduler, kube-controller-manager and
+whatever else a test needs a process for run beside them, each as a user of its own. All processes
+are killed by the kernel when the one that started them dies, however it dies; their files go with
+``stop``, or, where that was never reached, with the next start.
 """
 
 import contextlib
@@ -31,6 +32,22 @@ ROOT = Path(__file__).resolve().parents[1]
 ADMIN_TOKEN = "admin-of-the-tests"
 #: Authenticated, with no right to anything.
 STRANGER_TOKEN = "stranger-of-the-tests"
+#: Token -> user. Kubernetes itself gives its own components their rights; ours need roles.
+TOKENS = {
+    STRANGER_TOKEN: "stranger",
+    "scheduler-of-the-tests": "system:kube-scheduler",
+    "controllers-of-the-tests": "system:kube-controller-manager",
+    "extender-of-the-tests": "headroom-extender",
+    "agent-of-the-tests": "headroom-agent",
+}
+#: Pods that name it are scheduled with the extender, all others wait for a scheduler for ever.
+SCHEDULER_NAME = "headroom"
+#: The only controllers that run: with a node's life watched, nodes without a kubelet were tainted.
+CONTROLLERS = (
+    "deployment-controller",
+    "replicaset-controller",
+    "garbage-collector-controller",
+)
 START_TIMEOUT_S = 60.0
 
 _SCRATCH = "headroom-plane-"
@@ -121,9 +138,9 @@ class ControlPlane:
             check=True,
             capture_output=True,
         )
-        (self.folder / "tokens.csv").write_text(
-            f'{ADMIN_TOKEN},admin,admin,"system:masters"\n{STRANGER_TOKEN},stranger,stranger\n'
-        )
+        users = "".join(f"{token},{user},{user}\n" for token, user in TOKENS.items())
+        admin = f'{ADMIN_TOKEN},admin,admin,"system:masters"\n'
+        (self.folder / "tokens.csv").write_text(admin + users)
         self._start_etcd()
         self.start_apiserver()
 
@@ -136,8 +153,9 @@ class ControlPlane:
     def _start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
-        self._spawn(
+        self.spawn(
             "etcd",
+            str(self.binaries["etcd"]),
             f"--data-dir={self.folder / 'etcd'}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
@@ -152,8 +170,9 @@ class ControlPlane:
     def start_apiserver(self) -> None:
         """Start it, again on the same port after ``kill("kube-apiserver")``."""
         key = self.folder / "service-account.key"
-        self._spawn(
+        self.spawn(
             "kube-apiserver",
+            str(self.binaries["kube-apiserver"]),
             f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
@@ -168,6 +187,50 @@ class ControlPlane:
             "--disable-admission-plugins=ServiceAccount",
         )
         self._wait_ready()
+
+    def kubeconfig(self, token: str = ADMIN_TOKEN) -> Path:
+        """A kubeconfig file for the holder of the token."""
+        path = self.folder / f"{token}.kubeconfig"
+        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": "tests", "user": {"token": token}}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
+            "current-context": "tests",
+        }
+        path.write_text(json.dumps(content))
+        return path
+
+    def start_scheduler(self, extender_url: str, binary: str = "kube-scheduler") -> None:
+        """Start one of the built kube-schedulers with our extender, as we tell users to set it up.
+
+        It serves nothing itself; several may run at once under the names of their binaries.
+        """
+        config = self.folder / f"{binary}.json"
+        kubeconfig = self.kubeconfig("scheduler-of-the-tests")
+        config.write_text(json.dumps(scheduler_configuration(extender_url, kubeconfig)))
+        self.spawn(binary, str(built(binary)[binary]), f"--config={config}", "--secure-port=0")
+
+    def start_controller_manager(self) -> None:
+        name = "kube-controller-manager"
+        self.spawn(
+            name,
+            str(built(name)[name]),
+            f"--kubeconfig={self.kubeconfig('controllers-of-the-tests')}",
+            f"--service-account-private-key-file={self.folder / 'service-account.key'}",
+            f"--controllers={','.join(CONTROLLERS)}",
+            "--use-service-account-credentials=true",  # else RBAC grants its controllers nothing
+            "--leader-elect=false",
+            "--secure-port=0",
+        )
+
+    def kubectl(self, *arguments: str) -> str:
+        """What kubectl prints for the cluster's admin."""
+        command = [str(built("kubectl")["kubectl"]), f"--kubeconfig={self.kubeconfig()}"]
+        command += [f"--cache-dir={self.folder / 'kubectl'}", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def kill(self, name: str) -> None:
         """SIGKILL, as a machine that fails would; returns when the process is gone."""
@@ -230,7 +293,11 @@ class ControlPlane:
             raise ApiRefused(f"compaction: {answer.status} {answer.data.decode()}")
         return revision
 
-    def _spawn(self, name: str, *arguments: str) -> None:
+    def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+        """Run a process until ``kill(name)`` or ``stop``; ``log(name)`` is what it printed.
+
+        Only from a thread that lasts: the kernel kills the process when that thread ends.
+        """
         parent = os.getpid()
 
         def die_with_parent() -> None:
@@ -240,7 +307,8 @@ class ControlPlane:
 
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [str(self.binaries[name]), *arguments],
+                command,
+                env=None if env is None else {**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -273,6 +341,34 @@ class ControlPlane:
         except (ApiRefused, urllib3.exceptions.HTTPError, OSError):
             return False
         return answer.status == 200
+
+
+def scheduler_configuration(extender_url: str, kubeconfig: Path) -> dict[str, Any]:
+    """KubeSchedulerConfiguration with Headroom as its one extender."""
+    extender = {
+        "urlPrefix": extender_url,
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "bindVerb": "bind",
+        "weight": 21,  # enough for the extender's winner to win against the default plugins
+        "httpTimeout": "5s",
+        "nodeCacheCapable": True,
+        "ignorable": False,  # an extender that is down must not mean a pod without a promise
+        "managedResources": [
+            {"name": name, "ignoredByScheduler": False}
+            for name in ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+        ],
+    }
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(kubeconfig)},
+        "leaderElection": {"leaderElect": False},
+        "percentageOfNodesToScore": 100,  # else one that is refused by the sample has to wait
+        "profiles": [{"schedulerName": SCHEDULER_NAME}],
+        "extenders": [extender],
+    }
 
 
 @contextlib.contextmanager

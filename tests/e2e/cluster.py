@@ -1,0 +1,221 @@
+"""A small real cluster around the session's API server: nodes, schedulers, extenders, pods.
+
+Everything it starts and creates goes with ``close``; the API server and what others keep in it
+stay as they were.
+"""
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import urllib3
+import yaml
+
+from agent.publish import NotDelivered
+from contract.gpunode import GPUNode, decode_gpunode
+from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, free_ports
+from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
+
+NAMESPACE = "e2e"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+PATIENCE_S = 60.0
+
+
+class Cluster:
+    """``nodes`` GPU nodes of one shape; start what a test needs, then ask ``until``."""
+
+    def __init__(self, plane: ControlPlane, nodes: int, shape: Shape, seed: int = 1) -> None:
+        self.plane = plane
+        width = len(str(nodes))
+        names = [f"gpu-{i + 1:0{width}}" for i in range(nodes)]
+        self.nodes = Nodes(plane, names, shape, seed)
+        self.port, *_ = free_ports(1)
+        self._debug_ports: dict[str, int] = {}
+        self._started: list[str] = []
+        self._http = urllib3.PoolManager(retries=False, timeout=5.0)
+
+    def create(self) -> None:
+        """Namespaces, roles and nodes; a second cluster finds the first two there already."""
+        self._create_all()
+        self.nodes.create()
+
+    def close(self) -> None:
+        """Stop every process and delete every object of this cluster."""
+        for name in self._started:
+            self.plane.kill(name)
+        self._started.clear()
+        self.nodes.close()
+        at_once = {"gracePeriodSeconds": 0}
+        self.plane.call("DELETE", PODS, at_once)
+        for name in self.nodes.names:
+            for method, path, body in (
+                ("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}}),
+                ("DELETE", f"{GPUNODES}/{name}", at_once),
+                ("DELETE", f"/api/v1/nodes/{name}", at_once),
+            ):
+                self._unless(404, method, path, body)
+
+    # Processes.
+
+    def start_extender(self, name: str = "extender", port: int | None = None) -> str:
+        """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address."""
+        port = port or self.port
+        (debug_port,) = free_ports(1)
+        self.plane.spawn(
+            name,
+            *(sys.executable, "-m", "extender", "serve", "--host", "127.0.0.1"),
+            *("--verbs-port", str(port), "--debug-port", str(debug_port)),
+            env={
+                "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests")),
+                "PYTHONPATH": str(ROOT),
+            },
+        )
+        self._started.append(name)
+        self._debug_ports[name] = debug_port
+        return f"http://127.0.0.1:{port}"
+
+    def start_scheduler(self, extender_url: str, binary: str = "kube-scheduler") -> None:
+        self.plane.start_scheduler(extender_url, binary)
+        self._started.append(binary)
+
+    def start_controller_manager(self) -> None:
+        self.plane.start_controller_manager()
+        self._started.append("kube-controller-manager")
+
+    def kill(self, name: str) -> None:
+        """SIGKILL it; it may be started again."""
+        self.plane.kill(name)
+        self._started.remove(name)
+
+    def bring_up(self) -> None:
+        """One extender, the newest scheduler, and all nodes ready to take pods."""
+        url = self.start_extender()
+        self.start_scheduler(url)
+        self.settle()
+
+    def settle(self) -> None:
+        """Report every node as soon as it has its GPUNode; returns when all are initialised."""
+        waiting = set(self.nodes.names)
+
+        def reported() -> bool:
+            for name in sorted(waiting):
+                try:
+                    self.nodes.report([name])
+                except NotDelivered:
+                    continue
+                waiting.discard(name)
+            return not waiting and all(self.gpunode(n).spec.initialised for n in self.nodes.names)
+
+        self.until(reported, "all GPUNodes are initialised")
+
+    # Pods.
+
+    def create_pod(
+        self, name: str, vram: str | None, *, gpus: int = 1, labels: Mapping[str, str] | None = None
+    ) -> None:
+        manifest = pod_manifest(vram, gpus)
+        manifest["metadata"] |= {"name": name, "labels": labels or {}}
+        self.plane.call("POST", PODS, manifest)
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.plane.call("GET", f"{PODS}/{name}")
+
+    def pods(self) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = self.plane.call("GET", PODS)["items"]
+        return listed
+
+    def node_of(self, name: str) -> str:
+        """The node that the pod is bound to; empty while it is not."""
+        node: str = self.pod(name)["spec"].get("nodeName", "")
+        return node
+
+    def refusal(self, name: str) -> str:
+        """The message of the pod's condition PodScheduled; empty while it has none."""
+        for condition in self.pod(name)["status"].get("conditions", ()):
+            if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                message: str = condition["message"]
+                return message
+        return ""
+
+    # What became of it.
+
+    def gpunode(self, name: str) -> GPUNode:
+        return decode_gpunode(msgspec.json.encode(self.plane.call("GET", f"{GPUNODES}/{name}")))
+
+    def metric(self, sample: str, extender: str = "extender") -> float:
+        """One sample of the extender's /metrics, by its name and labels as printed; 0 if absent."""
+        url = f"http://127.0.0.1:{self._debug_ports[extender]}/metrics"
+        text = self._http.request("GET", url).data.decode()
+        values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
+        return float(values[0]) if values else 0.0
+
+    def until(self, true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+        """Wait for it; what each process said last is shown when it does not come."""
+        deadline_s = time.monotonic() + patience_s
+        while not true():
+            if time.monotonic() > deadline_s:
+                logs = "\n".join(f"--- {n}\n{self.plane.log(n)[-3000:]}" for n in self._started)
+                raise AssertionError(f"not within {patience_s:.0f} s: {what}\n{logs}")
+            time.sleep(0.1)
+
+    def _create_all(self) -> None:
+        for name in (NAMESPACE, SYSTEM_NAMESPACE):
+            self._unless(409, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        for manifest in yaml.safe_load_all(Path(ROOT, "deploy/base/rbac.yaml").read_text()):
+            namespace = manifest["metadata"].get("namespace")
+            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+            self._unless(409, "POST", f"{where}/{manifest['kind'].lower()}s", manifest)
+            binding = role_binding(manifest)
+            self._unless(409, "POST", f"{where}/{manifest['kind'].lower()}bindings", binding)
+
+    def _unless(self, status: int, method: str, path: str, body: Mapping[str, Any]) -> None:
+        """One call, which may be answered with that status as well."""
+        content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            self.plane.call(method, path, body, content_type)
+        except ApiRefused as err:
+            if f": {status} " not in str(err):
+                raise
+
+
+def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
+    """A pod, or a Deployment's template, for the scheduler that has the extender."""
+    limits = {"cpu": "100m", "memory": "64Mi"} | ({RESOURCE: str(gpus)} if gpus else {})
+    container = {"name": "main", "image": "none", "resources": {"limits": limits}}
+    return {
+        "metadata": {"annotations": {} if vram is None else {"headroom.gpu/vram": vram}},
+        "spec": {"schedulerName": SCHEDULER_NAME, "containers": [container]},
+    }
+
+
+def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
+    """The role to the user of its name."""
+    name, kind = role["metadata"]["name"], role["kind"]
+    return {
+        "apiVersion": role["apiVersion"],
+        "kind": f"{kind}Binding",
+        "metadata": role["metadata"],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+        "subjects": [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+
+
+def placement(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Binding wrote on the pod."""
+    decoded: dict[str, Any] = json.loads(pod["metadata"]["annotations"]["headroom.gpu/placement"])
+    return decoded
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

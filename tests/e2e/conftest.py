@@ -1,0 +1,43 @@
+"""A cluster of the size that a test asks for, gone when the test ends."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.controlplane import ControlPlane, built
+from tests.e2e.cluster import Cluster
+from tests.e2e.nodes import Shape
+
+BINARIES = (
+    "kube-scheduler",
+    "kube-scheduler-1.35",
+    "kube-scheduler-1.34",
+    "kube-controller-manager",
+    "kubectl",
+)
+
+ONE_GPU = Shape()
+
+NewCluster = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="session")
+def binaries(request: pytest.FixtureRequest) -> None:
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        built(*BINARIES)
+
+
+@pytest.fixture
+def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
+    """Make a cluster of so many nodes; nothing runs in it yet."""
+    with contextlib.ExitStack() as stack:
+
+        def make(nodes: int, shape: Shape = ONE_GPU) -> Cluster:
+            cluster = Cluster(plane, nodes, shape)
+            stack.callback(cluster.close)
+            cluster.create()
+            return cluster
+
+        yield make

@@ -1,0 +1,141 @@
+"""GPU nodes without machines: Node objects, and what kubelet, plugin and agent would do on them.
+
+The device inside the node is drawn by the demo's referee, who is told only which pod was bound
+where; the agent's part is the real agent's own code, from the status to the API server.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes.client import ApiClient
+
+from agent.cluster import KubernetesPublisher
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
+from contract.quantity import parse_bytes
+from extender.demo.referee import Gpu, Landed, Referee
+from tests.controlplane import ControlPlane
+
+GIB = 1 << 30
+RESOURCE = "nvidia.com/gpu"
+SYSTEM_NAMESPACE = "headroom-system"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    gpus: int = 1
+    memory_bytes: int = 24 * GIB
+    replicas: int = 8
+
+
+def node_manifest(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
+
+
+def node_status(shape: Shape) -> dict[str, Any]:
+    amounts = {
+        "cpu": "128",
+        "memory": "1Ti",
+        "pods": "250",
+        RESOURCE: str(shape.gpus * shape.replicas),
+    }
+    return {"status": {"capacity": amounts, "allocatable": amounts}}
+
+
+class Nodes:
+    """All GPU nodes of one test: ``observe`` is what happens on them, ``referee`` their judge."""
+
+    def __init__(self, plane: ControlPlane, names: Sequence[str], shape: Shape, seed: int) -> None:
+        self._plane = plane
+        self.names = tuple(names)
+        self.shape = shape
+        gpus = [Gpu(shape.memory_bytes, shape.replicas)] * shape.gpus
+        self.referee = Referee(dict.fromkeys(names, gpus), seed)
+        self._client = ApiClient(plane.configuration("agent-of-the-tests"))
+        self._uses: dict[str, list[PodUse]] = {name: [] for name in names}
+        self._known: set[str] = set()
+
+    def create(self) -> None:
+        for name in self.names:
+            self._plane.call("POST", "/api/v1/nodes", node_manifest(name))
+            path, patch = f"/api/v1/nodes/{name}", "application/merge-patch+json"
+            # Admission taints every new node; what would untaint it is a kubelet.
+            self._plane.call("PATCH", path, {"spec": {"taints": None}}, patch)
+            self._plane.call("PATCH", f"{path}/status", node_status(self.shape), patch)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def report(self, names: Sequence[str]) -> None:
+        """Report these nodes and beat, as their agents do; raises ``NotDelivered``."""
+        for name in names:
+            now = datetime.now(UTC)
+            publisher = KubernetesPublisher(self._client, name, SYSTEM_NAMESPACE, heartbeat_s=30)
+            publisher.report(self._status(name, now))
+            publisher.heartbeat(now)
+
+    def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
+        """Let the kubelets admit the pods that were bound since the last time; then report."""
+        new = {
+            pod["metadata"]["name"]: pod
+            for pod in pods
+            if pod["spec"].get("nodeName") in self._uses
+            and pod["metadata"]["uid"] not in self._known
+        }
+        for name, pod in new.items():
+            self._known.add(pod["metadata"]["uid"])
+            self.referee.bound(name, pod["spec"]["nodeName"], 1, _request_bytes(pod))
+        landed = self.referee.admit()
+        for place in landed:
+            self._uses[place.node].append(self._use(place, new[place.pod]))
+        self.report(sorted({place.node for place in landed}))
+
+    def _use(self, place: Landed, pod: Mapping[str, Any]) -> PodUse:
+        (index,) = place.devices
+        return PodUse(
+            uid=pod["metadata"]["uid"],
+            device=_uuid(place.node, index),
+            namespace=pod["metadata"]["namespace"],
+            name=place.pod,
+            container="main",
+            used_bytes=_request_bytes(pod),
+            source="test",
+        )
+
+    def _status(self, name: str, now: datetime) -> GPUNodeStatus:
+        uses = self._uses[name]
+        taken = Counter(use.device for use in uses)
+        used: Counter[str] = Counter()
+        for use in uses:
+            used[use.device] += use.used_bytes or 0
+        devices = [
+            Device(
+                uuid=(uuid := _uuid(name, index)),
+                index=index,
+                model="NVIDIA L4",
+                memory_bytes=self.shape.memory_bytes,
+                reserved_bytes=0,
+                used_bytes=min(used[uuid], self.shape.memory_bytes),
+                unowned_bytes=0,
+                sharing="time-slicing",
+                resource=RESOURCE,
+                replicas=Replicas(free=self.shape.replicas - taken[uuid], allocated=taken[uuid]),
+            )
+            for index in range(self.shape.gpus)
+        ]
+        return GPUNodeStatus(
+            observed_at=now.isoformat(),
+            devices=devices,
+            pods=uses,
+            plugin=Plugin(allocation_policy="distributed"),
+        )
+
+
+def _uuid(node: str, index: int) -> str:
+    return f"GPU-{node}-{index}"
+
+
+def _request_bytes(pod: Mapping[str, Any]) -> int:
+    return parse_bytes(pod["metadata"]["annotations"]["headroom.gpu/vram"])
