@@ -5,10 +5,11 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Protocol
 
 import msgspec
@@ -92,6 +93,7 @@ class Ledger:
         self._written = written
         self._wall_s = wall_s
         self._new_id = new_id
+        self._turns: dict[str, Lock] = {}
 
     def bind(self, ask: BindAsk) -> Outcome:
         """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
@@ -106,29 +108,32 @@ class Ledger:
         pod, gpunode = ask.pod, ask.gpunode
         trouble: StoreError | None = None
         for _ in range(ATTEMPTS):
-            gpunode = gpunode or self._store.read_gpunode(ask.node)
-            if gpunode is None:
-                return Declined(Reason.NO_REPORT)
-            # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it already
-            # it is read anew, and after that promise: fitted as an older filter call showed it, it
-            # could be promised less than the attempt that made the promise is about to bind.
-            if pod is None or ask.uid in gpunode.spec.reservations:
-                pod = self._store.read_pod(ask.namespace, ask.name)
-            state = _unbound(ask, pod)
-            if not isinstance(state, Pod):
-                return state
-            # 2. Fit it on the object that the write will be conditional on.
-            pod, placement = state, self._judge(state, gpunode)
-            if isinstance(placement, Reason):
-                return Declined(placement)
-            # 3. Reserve, always, also when there is a promise to the pod already: the write
-            # proves that nobody took one back in between.
-            if placement.charges:
-                try:
-                    gpunode = self._reserve(pod, gpunode, placement)
-                except (StoreConflict, OutcomeUnknown) as err:
-                    trouble, gpunode = err, None
-                    continue
+            with self._turn(ask.node) as waited:
+                if waited:
+                    gpunode = None  # others have written it in the meantime
+                gpunode = gpunode or self._store.read_gpunode(ask.node)
+                if gpunode is None:
+                    return Declined(Reason.NO_REPORT)
+                # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it
+                # already it is read after that: fitted as an older filter call showed it, it could
+                # be promised less than the attempt that made the promise is about to bind.
+                if pod is None or ask.uid in gpunode.spec.reservations:
+                    pod = self._store.read_pod(ask.namespace, ask.name)
+                state = _unbound(ask, pod)
+                if not isinstance(state, Pod):
+                    return state
+                # 2. Fit it on the object that the write will be conditional on.
+                pod, placement = state, self._judge(state, gpunode)
+                if isinstance(placement, Reason):
+                    return Declined(placement)
+                # 3. Reserve, always, also when there is a promise to the pod already: the write
+                # proves that nobody took one back in between.
+                if placement.charges:
+                    try:
+                        gpunode = self._reserve(pod, gpunode, placement)
+                    except (StoreConflict, OutcomeUnknown) as err:
+                        trouble, gpunode = err, None
+                        continue
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
                 self._store.bind(_binding(pod, ask.node, placement))
@@ -147,6 +152,19 @@ class Ledger:
                 return state
             # Unbound: once more from the start. The promise stays, for this or a rival attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
+
+    @contextmanager
+    def _turn(self, node: str) -> Iterator[bool]:
+        """One bind of this process after the other makes its promise on a node; yields whether it
+        had to wait. Compare-and-swap decides between replicas; racing ourselves would only cost."""
+        turn = self._turns.setdefault(node, Lock())
+        waited = not turn.acquire(blocking=False)
+        if waited:
+            turn.acquire()
+        try:
+            yield waited
+        finally:
+            turn.release()
 
     def remove(self, node: str, uid: str) -> bool:
         """Take a promise back unless its pod runs on the node; the only way, for anyone, any time.

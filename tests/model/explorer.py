@@ -48,7 +48,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Explored:
-    """``wrong`` is empty, or what is wrong at the end of ``story``, the shortest that leads there."""
+    """``wrong`` is empty, or what is wrong at the end of ``story``, the shortest to get there."""
 
     states: int
     steps: int

@@ -58,13 +58,13 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if pod is None:",
     ),
     "no reservation before the Binding": (
-        "            if placement.charges:\n",
-        "            if not placement.charges:\n",
+        "if placement.charges:",
+        "if not placement.charges:",
     ),
     "the Binding goes first": (
-        "            if placement.charges:\n",
-        "            self._store.bind(_binding(pod, ask.node, placement))\n"
-        "            if placement.charges:\n",
+        "                if placement.charges:\n",
+        "                self._store.bind(_binding(pod, ask.node, placement))\n"
+        "                if placement.charges:\n",
     ),
     "an existing reservation is not written again": (
         "        promise = self._stamped(\n",
@@ -83,8 +83,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "        after = self._store.write_spec(before, spec)\n",
     ),
     "a reservation that lost the race is taken for made": (
-        "                    trouble, gpunode = err, None\n                    continue\n",
-        "                    trouble = err\n",
+        "                        trouble, gpunode = err, None\n                        continue\n",
+        "                        trouble = err\n",
     ),
     "the Binding carries no resourceVersion": (
         "resource_version=pod.metadata.resource_version,",
