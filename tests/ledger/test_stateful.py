@@ -1,8 +1,9 @@
 """Whatever happens in whatever order over a store in memory: nothing overcommitted, nothing leaked.
 
-Here the parts are together as in the extender: the state that learns from the store's watch, the
-judge, the chores that suggest what to look into, and the ledger. What the watch tells arrives when
-the machine says, so the state is behind the store for as long as it takes.
+Binds come one after the other here, but each of their calls may be lost, or meet what somebody
+else does to the same pod just then. The parts are together as in the extender: the state that
+learns from the store's watch, the judge, the chores that suggest what to look into, the ledger.
+What the watch tells arrives when the machine says: the state is behind the store for that long.
 """
 
 import itertools
@@ -37,7 +38,7 @@ RESOURCE = "nvidia.com/gpu"
 MEMORY_BYTES = 10
 ORPHAN_AFTER_S = 60.0
 names_of_nodes = st.sampled_from(["n1", "n2"])
-names_of_pods = st.sampled_from([f"p{i}" for i in range(5)])
+names_of_pods = st.sampled_from(["p1", "p2", "p3"])
 calls = st.sampled_from(["read_gpunode", "read_pod", "write_spec", "bind", "touch_pod"])
 
 
@@ -63,10 +64,16 @@ class Cluster(RuleBasedStateMachine):
         self.wall_s = 0.0
         self.numbers = itertools.count(1)
         self.untold: list[Event] = []
-        self.fault: tuple[str, str] | None = None
-        self.store = EmbeddedStore(self.untold.extend, lambda: 0.0, self.lose)
+        #: Operation, before or after it, and what happens then, once.
+        self.fault: tuple[str, str, str] | None = None
+        #: The pod that is being bound, and to which node.
+        self.being_bound = ("p1", "n1")
+        self.store = EmbeddedStore(self.untold.extend, lambda: 0.0, self.on_the_way)
         self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
-        self.ledger = Ledger(
+        self.ledger, self.rival = self.new_ledger(), self.new_ledger()
+
+    def new_ledger(self) -> Ledger:
+        return Ledger(
             self.store,
             lambda pod, gpunode: self.state.judge(pod, gpunode, 0.0),
             self.state.adopt,
@@ -75,10 +82,22 @@ class Cluster(RuleBasedStateMachine):
             new_id=lambda: f"id-{next(self.numbers)}",
         )
 
-    def lose(self, operation: str, when: str) -> None:
-        if self.fault == (operation, when):
-            self.fault = None
+    def on_the_way(self, operation: str, when: str) -> None:
+        if self.fault is None or self.fault[:2] != (operation, when):
+            return
+        (_, _, what), self.fault = self.fault, None
+        name, node = self.being_bound
+        if what == "lost":
             raise OutcomeUnknown(f"{operation} {when}")
+        if what == "removed":
+            self.anybody_looks_into_any_promise(node, name)
+        elif what == "changed":
+            self.user_makes_or_changes_a_pod(name, 8)
+        elif what == "deleted":
+            self.user_deletes_a_pod(name)
+        elif (pod := self.pods().get(name)) is not None:
+            rivals = {"bound here": node, "bound elsewhere": "n1" if node == "n2" else "n2"}
+            self.rival.bind(BindAsk("a", name, pod.metadata.uid, rivals[what], pod, None))
 
     def unhurt(self, work: Callable[[], object]) -> None:
         """The fault is for the ledger."""
@@ -126,14 +145,17 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names_of_pods, node=names_of_nodes, fresh=st.booleans())
     def kube_scheduler_binds(self, name: str, node: str, fresh: bool) -> None:
-        pod = self.pods().get(name)
-        if pod is None:
-            return
+        if name not in self.pods():
+            self.user_makes_or_changes_a_pod(name, 6)
+        pod = self.pods()[name]
+        self.being_bound = name, node
         # What this replica holds may be old, or nothing.
         held = pod if fresh else self.state.pod(pod.metadata.uid)
         ask = BindAsk("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
         outcome = self.ledger.bind(ask)
-        assert outcome != Bound() or self.pods()[name].node == node
+        self.fault = None
+        pod = self.pods().get(name)
+        assert outcome != Bound() or pod is None or pod.node == node
 
     @rule(name=names_of_pods)
     def user_deletes_a_pod(self, name: str) -> None:
@@ -152,9 +174,25 @@ class Cluster(RuleBasedStateMachine):
     def agent_reports(self, name: str) -> None:
         self.unhurt(lambda: self.store.report([(name, report(name, next(self.numbers)))]))
 
+    @rule(
+        operation=calls,
+        when=st.sampled_from(["before", "after"]),
+        what=st.sampled_from(
+            ["lost", "removed", "changed", "deleted", "bound here", "bound elsewhere"]
+        ),
+        name=names_of_pods,
+        node=names_of_nodes,
+        fresh=st.booleans(),
+    )
+    def a_bind_meets_trouble(
+        self, operation: str, when: str, what: str, name: str, node: str, fresh: bool
+    ) -> None:
+        self.fault = operation, when, what
+        self.kube_scheduler_binds(name, node, fresh)
+
     @rule(operation=calls, when=st.sampled_from(["before", "after"]))
-    def next_such_call_is_lost(self, operation: str, when: str) -> None:
-        self.fault = operation, when
+    def the_next_chore_meets_trouble(self, operation: str, when: str) -> None:
+        self.fault = operation, when, "lost"
 
     @rule(many=st.integers(1, 5))
     @precondition(lambda self: bool(self.untold))
@@ -220,5 +258,5 @@ class Cluster(RuleBasedStateMachine):
             assert self.promises_on(node).keys() == sitting
 
 
-Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestCluster = Cluster.TestCase
