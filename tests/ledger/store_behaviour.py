@@ -23,7 +23,8 @@ from extender.ledger.store import Binding, Store
 class Stage(Protocol):
     """A store, and what others do to it."""
 
-    store: Store
+    @property
+    def store(self) -> Store: ...
 
     def new_name(self) -> str: ...
 

@@ -478,7 +478,7 @@ class TestInitialise:
         assert stage.initialise("n") == []
         made = stage.node()
         assert made.metadata.finalizers == [FINALIZER]
-        (owner,) = made.metadata.owner_references or ()
+        (owner,) = made.metadata.owner_references or []
         assert (owner.kind, owner.name, owner.uid) == ("Node", "n", "node-n")
         assert stage.initialise("n") == []
         assert not stage.node().spec.initialised

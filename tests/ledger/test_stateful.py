@@ -154,8 +154,8 @@ class Cluster(RuleBasedStateMachine):
         ask = BindAsk("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
         outcome = self.ledger.bind(ask)
         self.fault = None
-        pod = self.pods().get(name)
-        assert outcome != Bound() or pod is None or pod.node == node
+        after = self.pods().get(name)
+        assert outcome != Bound() or after is None or after.node == node
 
     @rule(name=names_of_pods)
     def user_deletes_a_pod(self, name: str) -> None:

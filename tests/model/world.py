@@ -5,6 +5,7 @@ below it is here to be held, by ``tests.ledger.store_behaviour``, to what every 
 """
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,7 +58,8 @@ class World:
     def perform(self, call: Call) -> "tuple[World, Any]":
         """The world after the call, and its answer, which may be an error."""
         try:
-            return getattr(self, f"_{call.operation}")(*call.arguments)
+            done: tuple[World, Any] = getattr(self, f"_{call.operation}")(*call.arguments)
+            return done
         except StoreError as err:
             return self, err
 
@@ -189,7 +191,9 @@ class WorldStore(Seam):
     def __init__(self, world: World) -> None:
         super().__init__(self._perform)
         self.world = world
+        self._lock = threading.Lock()
 
     def _perform(self, call: Call) -> Any:
-        self.world, answer = self.world.perform(call)
+        with self._lock:
+            self.world, answer = self.world.perform(call)
         return again(answer)
