@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.annotations import ReplicaShare
 from contract.reasons import Reason
-from extender.placement.amounts import bytes_of, largest
+from extender.placement.amounts import Places, bytes_of, needed
 from extender.placement.candidates import Mask, candidates, slots_of
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import CODE_OF, REASONS, SHARING, Bytes2D, Rows, Snapshot
@@ -69,15 +70,15 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     columns = snap.columns
     slots = slots_of(ask.resource, snap, rows)
     could = candidates(slots, snap, rows)
-    allocatable = columns.allocatable_bytes[rows]
-    replicas = columns.replicas[rows].astype(np.int64)
     sharing = columns.sharing[rows]
-    shared = sharing != 0
-    need = np.where(
-        shared,
-        largest(ask, allocatable, replicas, shared=True),
-        largest(ask, allocatable, replicas, shared=False),
+    sharers = columns.sharers[rows].astype(np.int64)
+    places = Places(
+        allocatable_bytes=columns.allocatable_bytes[rows],
+        replicas=columns.replicas[rows].astype(np.int64),
+        common=(sharing != SHARING.index("none")) | (sharers > 1),
+        sharers=sharers,
     )
+    need = needed(ask, request.asks, places)
     room = columns.room_bytes[rows]
     enough = room >= need
     free = (columns.replicas_free[rows] * could).sum(axis=1)
@@ -96,10 +97,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if mps.any():
         if ask.widest > 1:
             refuse(mps.any(axis=1), Reason.TOO_MANY_SHARED)
-        refuse(
-            (mps & _above_mps_limit(ask, request.processes, snap, rows)).any(axis=1),
-            Reason.ABOVE_MPS_LIMIT,
-        )
+        above = _above_mps_limit(ask, request.processes, columns.memory_bytes[rows], places)
+        refuse((mps & above).any(axis=1), Reason.ABOVE_MPS_LIMIT)
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm[rows]
         busy = (activity < 0) | (activity >= request.max_sm_ppm)
@@ -109,17 +108,15 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     return AskVerdict(ask, codes, could, need, room)
 
 
-def _above_mps_limit(ask: Ask, processes: int, snap: Snapshot, rows: Rows) -> Mask:
+def _above_mps_limit(ask: Ask, processes: int, memory_bytes: Bytes2D, at: Places) -> Mask:
     """(n, slots) where a container asks for more than its processes may take.
 
     The plugin caps each MPS process at total memory / replicas, in whole MiB; waiting for more
-    is waiting for ever.
+    is waiting for ever. Who asks for what a replica is worth is content with the cap.
     """
-    columns = snap.columns
-    replicas = np.maximum(columns.replicas[rows].astype(np.int64), 1)
-    cap = (columns.memory_bytes[rows] // replicas >> MIB_BITS << MIB_BITS) * processes
-    allocatable = columns.allocatable_bytes[rows]
+    cap = (memory_bytes // np.maximum(at.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
     above = np.zeros(cap.shape, bool)
-    for amount in {amount for phase in ask.phases for amount in phase}:
-        above |= bytes_of(amount, allocatable, replicas) > cap
+    for portion in {portion for phase in ask.phases for portion in phase}:
+        if portion.amount != ReplicaShare():
+            above |= bytes_of(portion.amount, portion.count, at) > cap
     return above

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
+from contract.gpunode import MAX_DEVICE_BYTES
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
@@ -30,7 +31,7 @@ class Ranking:
     scores: Scores
     #: Named terms, each (n,) 0..1, whose mean is the score.
     terms: Mapping[str, Scores]
-    #: Place of the best node among those asked about; None when none fits.
+    #: Place of the best node among those asked about; None when none fits, or any would do.
     winner: int | None
 
     def wire(self) -> list[int]:
@@ -49,9 +50,9 @@ def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
     """Rank the nodes that fit; the others score 0."""
     fits = verdicts.fits
     if not request.asks or not fits.any():
-        return Ranking(np.zeros(len(fits)), {}, 0 if not request.asks and len(fits) else None)
+        return Ranking(np.zeros(len(fits)), {}, None)
     rows = verdicts.rows
-    device_left, taken = _left_on_device(verdicts)
+    device_left, taken = (np.where(fits, term, 0) for term in _left_on_device(verdicts))
     headroom = np.maximum(snap.columns.headroom_bytes[rows], 0)
     node_left = np.maximum(headroom.sum(axis=1) - taken, 0)
     allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
@@ -77,5 +78,6 @@ def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.i
         after = np.where(verdict.candidates, verdict.room_bytes - verdict.need_bytes, 0)
         left = np.maximum(left, after.max(axis=1, initial=0))
         need = np.where(verdict.candidates, verdict.need_bytes, 0).max(axis=1, initial=0)
-        taken += need * verdict.ask.count
+        # Beyond any memory it fits nowhere, and counts for nothing.
+        taken += np.minimum(need, MAX_DEVICE_BYTES) * verdict.ask.count
     return left, taken

@@ -21,6 +21,8 @@ Rows = NDArray[np.int64]
 #: Code 0 is "fits"; every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
+#: What no column exceeds, nor any need compared with one: differences of two stay in int64.
+MOST_BYTES = 1 << 61
 SHARING = ("none", "time-slicing", "mps")
 
 
@@ -54,6 +56,8 @@ class Columns:
     replicas_awaited: Int2D
     #: Index into ``Snapshot.resources``.
     resource: Int2D
+    #: Devices that share the slot's memory, itself included.
+    sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D
     #: Code of the reason that fences the device; 0 for none.
