@@ -11,6 +11,7 @@ from contract.gpunode import MAX_DEVICE_BYTES, Device, Replicas
 from contract.kube import Container
 from extender.placement.amounts import TOO_MUCH_BYTES, bytes_of, needed, places_of
 from extender.placement.request import Ask, Portion
+from extender.placement.snapshot import MOST_BYTES
 from tests.builders import GIB, container, device, mig, pod, request, shared, terms
 
 
@@ -69,13 +70,12 @@ def test_instances_of_another_resource_count_in_the_memory_they_share() -> None:
 @pytest.mark.parametrize("of", [shared(), device(), mig("M0", 1)])
 def test_an_absurd_sum_is_too_much_and_never_small_again(of: Device) -> None:
     most = Portion(Bytes(MAX_DEVICE_BYTES), 1 << 16)
-    ask = Ask(of.resource, 1 << 20, 1 << 16, ((most,) * (1 << 10),))
-    assert needed(ask, (ask,), places_of(terms(of)))[0] >= MAX_DEVICE_BYTES
-    for mates in (1, 256):
-        devices = [mig(f"M{i}", 1, memory_bytes=MAX_DEVICE_BYTES) for i in range(mates)]
-        asks = (ask, *(Ask(f"r{i}", 1, 1, ask.phases) for i in range(20)))
-        assert needed(ask, asks, places_of(terms(*devices))).min() >= MAX_DEVICE_BYTES
-    assert TOO_MUCH_BYTES * 256 < 1 << 61
+    many = Ask(of.resource, 1 << 28, 1 << 16, ((most,) * (1 << 12),))
+    assert needed(many, (many,), places_of(terms(of)))[0] >= MAX_DEVICE_BYTES
+    at = places_of(terms(*(mig(f"M{i}", 1) for i in range(256))))
+    assert needed(many, (many,), at).min() == TOO_MUCH_BYTES
+    others = (Ask(f"r{i}", 1 << 16, 1 << 16, ((most,),)) for i in range(1 << 12))
+    assert needed(many, (many, *others), at).min() == MOST_BYTES
 
 
 def test_a_share_of_a_device_that_contradicts_itself_could_be_any() -> None:

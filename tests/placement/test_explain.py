@@ -43,6 +43,7 @@ def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candi
     assert explained("20Gi", uneven, holding("b", 15)).largest_fitting_bytes == 9 * GIB
     stale = weighed(device(), name="s", fresh_until_s=0)
     assert explained("20Gi", stale).largest_fitting_bytes is None
+    assert explained("20Gi", stale, holding("b", 15)).largest_fitting_bytes == 9 * GIB
     assert explained("8Gi", holding("over", 30)).largest_fitting_bytes == 0
 
 

@@ -50,6 +50,10 @@ def test_equal_nodes_are_settled_by_name() -> None:
     assert max(scores[0], scores[2]) <= 9
 
 
+def test_even_among_perfect_fits_only_one_gets_the_most() -> None:
+    assert ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab")).wire() == [10, 9]
+
+
 def test_a_byte_decides_between_nodes_of_equal_score() -> None:
     one = weighed(shared("x"), name="a", promises={"u": promise({"x": 8 * GIB})})
     other = weighed(shared("x"), name="b", promises={"u": promise({"x": 8 * GIB + 1})})
