@@ -12,7 +12,7 @@ from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES
 from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
-from extender.placement.request import Ask
+from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
 
 BytesArray = NDArray[np.int64]
@@ -61,15 +61,15 @@ def bytes_of(amount: Amount, count: int, at: Places) -> BytesArray:
     allocatable = at.allocatable_bytes
     match amount:
         case Bytes(count_bytes):
-            return np.full(allocatable.shape, count_bytes, np.int64)
+            return np.broadcast_to(np.int64(count_bytes), allocatable.shape)
         case Share(ppm):
             # Split so that bytes times a million stays in int64.
-            share = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
-            return np.maximum(1, share)
+            share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
+            return np.maximum(share, 1)
         case ReplicaShare():
             replicas = np.maximum(at.replicas, 1)
             worth: BytesArray = allocatable // replicas * np.minimum(count, replicas)
-            return np.maximum(1, worth)
+            return np.maximum(worth, 1)
         case _:
             assert_never(amount)
 
@@ -77,30 +77,35 @@ def bytes_of(amount: Amount, count: int, at: Places) -> BytesArray:
 def needed(ask: Ask, asks: Sequence[Ask], at: Places) -> BytesArray:
     """The most bytes that a pod with these ``asks`` could put into the memory of each device, when
     the device is given to it for ``ask``."""
-    need = _largest(ask, at)
     joint = at.sharers > 1
-    if len(asks) > 1 and joint.any():
-        # Devices of another resource can be in the same memory.
+    any_joint = bool(joint.any())
+    need = _largest(ask, at, any_joint)
+    if len(asks) > 1 and any_joint:
+        # Devices of another resource can be in the same memory; that they are is assumed.
         for other in asks:
             if other is not ask:
-                more = np.where(joint, _largest(other, at), 0)
+                more = np.where(joint, _largest(other, at, any_joint), 0)
                 need = np.minimum(need + more, MOST_BYTES)
     return need
 
 
-def _largest(ask: Ask, at: Places) -> BytesArray:
+def _largest(ask: Ask, at: Places, any_joint: bool) -> BytesArray:
     """The largest of its phases.
 
     In a common memory all containers of a phase may meet, each with as many devices as share it;
     any other holds one container. An absurd request is too large, never small again.
     """
-    most = np.zeros(at.allocatable_bytes.shape, np.int64)
-    for phase in ask.phases:
-        together, alone = most * 0, most * 0
-        for portion in phase:
-            one = bytes_of(portion.amount, portion.count, at)
-            devices = np.clip(at.sharers, 1, portion.count)
-            together = np.minimum(together + one * devices, TOO_MUCH_BYTES)
-            alone = np.maximum(alone, one)
-        most = np.maximum(most, np.where(at.common, together, alone))
-    return most
+    sizes = [_of_phase(phase, at, any_joint) for phase in ask.phases]
+    return sizes[0] if len(sizes) == 1 else np.maximum.reduce(sizes)
+
+
+def _of_phase(phase: Sequence[Portion], at: Places, any_joint: bool) -> BytesArray:
+    sizes = [bytes_of(portion.amount, portion.count, at) for portion in phase]
+    if len(sizes) == 1 and not any_joint:
+        return sizes[0]
+    together = alone = np.zeros(at.sharers.shape, np.int64)
+    for portion, one in zip(phase, sizes, strict=True):
+        devices = np.clip(at.sharers, 1, portion.count)
+        together = np.minimum(together + one * devices, TOO_MUCH_BYTES)
+        alone = np.maximum(alone, one)
+    return np.where(at.common, together, alone)

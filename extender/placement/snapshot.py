@@ -7,6 +7,7 @@ Every array is read-only; a slot that a node does not have holds -1. Made by
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,5 +85,4 @@ class Snapshot:
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Row of each name, in the order given; -1 where it is not known."""
-        get = self.row_of.get
-        return np.fromiter((get(name, -1) for name in names), np.int64, len(names))
+        return np.array(list(map(self.row_of.get, names, repeat(-1))), np.int64)

@@ -145,11 +145,12 @@ def build(nodes: Iterable[NodeTerms]) -> Snapshot:
 
 
 def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
-    return {name: np.full((rows, slots), -1, dtype) for name, dtype in _COLUMNS}
+    # Slot by slot in memory: what is asked of a node's slots is then asked of all nodes at once.
+    return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    copy = array.copy()
+    copy = array.copy(order="K")
     copy.flags.writeable = False
     return copy
 

@@ -1,7 +1,5 @@
 """Devices that the plugin could choose: it counts replicas, and looks at nothing else."""
 
-import numpy as np
-
 from contract.gpunode import Replicas
 from extender.placement.candidates import candidates, slots_of
 from extender.placement.table import build
@@ -10,8 +8,7 @@ from tests.builders import GPU, device, promise, shared, weighed
 
 def could(resource: str = GPU, *devices: object, **how: object) -> list[bool]:
     snap = build([weighed(*devices, **how)])  # type: ignore[arg-type]
-    rows = np.array([0])
-    found: list[bool] = candidates(slots_of(resource, snap, rows), snap, rows)[0].tolist()
+    found: list[bool] = candidates(slots_of(resource, snap), snap)[0].tolist()
     return found
 
 
