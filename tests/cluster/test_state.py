@@ -187,6 +187,7 @@ class TestBystanders:
         assert headroom(state) == [24, 24]
 
     def test_order_does_not_matter(self) -> None:
+        what: list[Pod | Node | Namespace | GPUNode]
         what = [kube_node(), gpunode(shared("a")), pod(None, node="n")]
         what.append(namespace(annotations={DEFAULT_VRAM: "10Gi"}))
         for turn in range(4):

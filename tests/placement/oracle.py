@@ -44,7 +44,7 @@ def reasons(
                 known = activity is not None and 0 <= activity.ratio <= 1
                 if not known or activity.ratio * 1_000_000 >= parse_max_sm(limit):  # type: ignore[union-attr]
                     found.add(Reason.SM_ABOVE_LIMIT)
-            need = needed(pod, resource, d, status, reserve_bytes)
+            need = needed(pod, d, status, reserve_bytes, resource)
             left = room(d, status, promises, reserve_bytes, tolerance_bytes)
             enough.append(need <= left)
         if not any(enough):
@@ -96,8 +96,15 @@ def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: 
     return max(1, allocatable // total * min(count, total))
 
 
-def needed(pod: Pod, resource: str, on: Device, status: GPUNodeStatus, reserve: int) -> int:
-    """The most bytes that the pod could put into the memory of the device ``on``."""
+def needed(pod: Pod, on: Device, status: GPUNodeStatus, reserve: int, resource: str) -> int:
+    """The most bytes that the pod could put into the memory of the device ``on``; what it asks of
+    another resource can only be there where several devices share it."""
+    if len(mates(on, status)) == 1:
+        return needed_of(pod, resource, on, status, reserve)
+    return sum(needed_of(pod, other, on, status, reserve) for other in resources_of(pod))
+
+
+def needed_of(pod: Pod, resource: str, on: Device, status: GPUNodeStatus, reserve: int) -> int:
     together = on.sharing != "none" or len(mates(on, status)) > 1
     most = 0
     for moment in moments(pod):

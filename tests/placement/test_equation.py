@@ -1,5 +1,7 @@
 """The terms of the equation, one by one."""
 
+from typing import Any
+
 import pytest
 
 from contract.gpunode import Charge, Device, Replicas, Reservation
@@ -189,7 +191,7 @@ class TestInstancesThatShareAMemory:
         ),
     ],
 )
-def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, object]) -> None:
+def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, Any]) -> None:
     a, b = terms(device(**{"uuid": "D0", **wrong}), device("D1"))
     assert a.fence is Reason.CONTRADICTORY_REPORT
     assert a.fence_detail

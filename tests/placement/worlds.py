@@ -1,6 +1,7 @@
 """Random nodes and pods for hypothesis: everything mixed, most of it valid."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -73,7 +74,7 @@ def devices(draw: DrawFn, index: int, mps: bool) -> Device:
     )
     if draw(st.integers(0, 14)):
         return sane
-    wrong = draw(
+    wrong: dict[str, Any] = draw(
         st.sampled_from(
             [
                 {"uuid": "D0"},
