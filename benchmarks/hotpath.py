@@ -2,10 +2,10 @@
 
     python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
 
-Bodies have the shape that kube-scheduler sends with nodeCacheCapable (recorded ones are like it
-to the field). Every call asks for another pod, offers all nodes in another order, and comes after
-a bind, so that it pays for a new snapshot. *echo* decodes and encodes the same body with msgspec,
-without looking at it; it runs beside each call, so that the ratio holds on a busy machine too.
+Bodies have the shape that kube-scheduler sends with nodeCacheCapable. Every call asks for another
+pod, offers all nodes in another order, and comes after a bind, so that it pays for a new snapshot.
+*echo* decodes and encodes the same body with msgspec, without looking at it; it runs beside each
+call, so that the ratio holds on a busy machine too.
 """
 
 import gc

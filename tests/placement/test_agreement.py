@@ -121,6 +121,10 @@ def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
     random.shuffle(order)  # type: ignore[attr-defined]
     mixed = fit(what, snap, snap.rows([str(i) for i in order]), NOW_S)
     assert mixed.codes.tolist() == [together.codes[i] for i in order]
+    for one, all_of_them in zip(mixed.asks, together.asks, strict=True):
+        assert (one.candidates == all_of_them.candidates[order]).all()
+        assert (one.need_bytes == all_of_them.need_bytes[order]).all()
+        assert (one.room_bytes == all_of_them.room_bytes[order]).all()
     for i, _ in enumerate(nodes):
         alone = fit(what, snap, snap.rows([str(i)]), NOW_S)
         assert alone.codes[0] == together.codes[i]
