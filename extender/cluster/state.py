@@ -160,7 +160,7 @@ class ClusterState:
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
             case NamespaceGone(name):
-                self._default_vram.pop(name, None)
+                self._put_default_vram(name, None)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
             case GPUNodeGone(name):
@@ -234,11 +234,20 @@ class ClusterState:
             self._departed.add(uid)
 
     def _put_namespace(self, namespace: Namespace) -> None:
-        default = (namespace.metadata.annotations or {}).get(DEFAULT_VRAM)
-        if default is None:
-            self._default_vram.pop(namespace.metadata.name, None)
+        annotations = namespace.metadata.annotations or {}
+        self._put_default_vram(namespace.metadata.name, annotations.get(DEFAULT_VRAM))
+
+    def _put_default_vram(self, namespace: str, text: str | None) -> None:
+        if self._default_vram.get(namespace) == text:
+            return
+        if text is None:
+            del self._default_vram[namespace]
         else:
-            self._default_vram[namespace.metadata.name] = default
+            self._default_vram[namespace] = text
+        # What its bystanders are charged hangs on it.
+        for name, bystanders in self._bystanders.items():
+            if any(promise.namespace == namespace for promise in bystanders.values()):
+                self._dirty.add(name)
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         held = self._gpunodes.get(gpunode.name)
