@@ -245,9 +245,9 @@ class ClusterState:
         else:
             self._default_vram[namespace] = text
         # What its bystanders are charged hangs on it.
-        for name, bystanders in self._bystanders.items():
-            if any(promise.namespace == namespace for promise in bystanders.values()):
-                self._dirty.add(name)
+        for name, pods in self._sitting_on.items():
+            if any(pod.metadata.namespace == namespace for pod in pods):
+                self._dirty[name] = None
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         held = self._gpunodes.get(gpunode.name)
