@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
+from contract.gpunode import MAX_DEVICE_BYTES
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
@@ -30,7 +31,7 @@ class Ranking:
     scores: Scores
     #: Named terms, each (n,) 0..1, whose mean is the score.
     terms: Mapping[str, Scores]
-    #: Place of the best node among those asked about; None when none fits.
+    #: Place of the best node among those asked about; None when none fits, or any would do.
     winner: int | None
 
     def wire(self) -> list[int]:
@@ -49,11 +50,11 @@ def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
     """Rank the nodes that fit; the others score 0."""
     fits = verdicts.fits
     if not request.asks or not fits.any():
-        return Ranking(np.zeros(len(fits)), {}, 0 if not request.asks and len(fits) else None)
+        return Ranking(np.zeros(len(fits)), {}, None)
     rows = verdicts.rows
-    device_left, taken = _left_on_device(verdicts)
-    headroom = np.maximum(snap.columns.headroom_bytes[rows], 0)
-    node_left = np.maximum(headroom.sum(axis=1) - taken, 0)
+    device_left, taken = (np.where(fits, term, 0) for term in _left_on_device(verdicts))
+    headroom = np.maximum(snap.columns.headroom_bytes, 0).sum(axis=1)[rows]
+    node_left = np.maximum(headroom - taken, 0)
     allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
     terms = {
         "device_full": 1 - device_left / max(1, int(allocatable.max(initial=0))),
@@ -74,8 +75,10 @@ def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.i
     left = np.zeros(len(verdicts.rows), np.int64)
     taken = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
-        after = np.where(verdict.candidates, verdict.room_bytes - verdict.need_bytes, 0)
-        left = np.maximum(left, after.max(axis=1, initial=0))
-        need = np.where(verdict.candidates, verdict.need_bytes, 0).max(axis=1, initial=0)
-        taken += need * verdict.ask.count
+        could, needed = verdict.all_candidates, verdict.all_need_bytes
+        after = np.where(could, verdict.all_room_bytes - needed, 0).max(axis=1, initial=0)
+        left = np.maximum(left, after[verdicts.rows])
+        # Beyond any memory it fits nowhere, and counts for nothing.
+        need = np.where(could, np.minimum(needed, MAX_DEVICE_BYTES), 0).max(axis=1, initial=0)
+        taken += need[verdicts.rows] * verdict.ask.count
     return left, taken

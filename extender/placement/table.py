@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot
+from extender.placement.equation import DeviceTerms, may_have_free_replica
+from extender.placement.snapshot import CODE_OF, MOST_BYTES, SHARING, Columns, NodeTerms, Snapshot
 
 #: Replica counts are held below this; no plugin advertises as many.
 MANY = 1 << 20
@@ -124,9 +124,12 @@ class Table:
             "headroom_bytes": _clamped(terms.headroom_bytes),
             "replicas": device.replicas.total if believed else 1,
             # The plugin goes by its own count, whatever we think of the rest of the report.
-            "replicas_free": min(max(device.replicas.free, 0), MANY),
+            "replicas_free": min(
+                max(device.replicas.free, int(may_have_free_replica(device))), MANY
+            ),
             "replicas_awaited": min(terms.awaited_replicas, MANY),
             "resource": self._resources.setdefault(device.resource, len(self._resources)),
+            "sharers": terms.sharers,
             "sharing": SHARING.index(device.sharing),
             "fence": CODE_OF[terms.fence],
             "sm_ppm": round(activity.ratio * 1_000_000) if activity and known else -1,
@@ -142,11 +145,12 @@ def build(nodes: Iterable[NodeTerms]) -> Snapshot:
 
 
 def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
-    return {name: np.full((rows, slots), -1, dtype) for name, dtype in _COLUMNS}
+    # Slot by slot in memory: what is asked of a node's slots is then asked of all nodes at once.
+    return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    copy = array.copy()
+    copy = array.copy(order="K")
     copy.flags.writeable = False
     return copy
 
@@ -161,5 +165,5 @@ def _ranks(names: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _clamped(count_bytes: int) -> int:
-    """Held inside int64: an absurd promise is very large, never small again."""
-    return max(-(1 << 62), min(count_bytes, 1 << 62))
+    """An absurd promise is very large, never small again."""
+    return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))

@@ -86,12 +86,11 @@ class Verbs:
         offered = wire.decode_offer(body)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
-        scores = [0] * len(offered.names)
+        scores = np.zeros(len(offered.names), np.int64)
         if isinstance(request, VramRequest) and request.asks:
             known, verdicts = self._fit(request, offered.names, snap)
-            for i, score in zip(known, rank(request, snap, verdicts).wire(), strict=True):
-                scores[i] = score
-        return wire.encode_priorities(offered.names, scores)
+            scores[known] = rank(request, snap, verdicts).wire()
+        return wire.encode_priorities(offered.names, scores.tolist())
 
     def preempt(self, body: bytes) -> bytes:
         """Keep the nodes on which kube-scheduler's victims would make room; raises
@@ -137,11 +136,9 @@ class Verbs:
         known, verdicts = self._fit(request, names, snap)
         codes = np.full(len(names), REASONS.index(Reason.UNKNOWN_NODE), np.int8)
         codes[known] = verdicts.codes
-        return {
-            name: reason
-            for name, code in zip(names, codes.tolist(), strict=True)
-            if (reason := REASONS[code]) is not None
-        }
+        refused = np.flatnonzero(codes)
+        reasons = map(REASONS.__getitem__, codes[refused].tolist())
+        return {names[i]: r for i, r in zip(refused.tolist(), reasons, strict=True) if r}
 
     def _fit(
         self, request: VramRequest, names: list[str], snap: Snapshot

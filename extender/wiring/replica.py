@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -53,20 +54,25 @@ class Extender:
         self.journal = Journal()
         self.telemetry = Telemetry(CollectorRegistry())
         self.unready = unready
+        self._inbox: deque[Sequence[Event]] = deque()
         self._pod_went = asyncio.Event()
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Take events from any thread; they are applied on the loop's, in order."""
+        """Take events from any thread; they are applied on the loop's, in the order of calls."""
+        self._inbox.append(events)
         if threading.get_ident() == self._owner:
-            self._apply(events)
+            self._take()
         else:
-            self.loop.call_soon_threadsafe(self._apply, events)
+            self.loop.call_soon_threadsafe(self._take)
 
-    def _apply(self, events: Sequence[Event]) -> None:
-        self.cluster.apply(events)
-        if any(isinstance(e, PodGone) or (isinstance(e, PodSeen) and e.pod.ended) for e in events):
-            self._pod_went.set()
+    def _take(self) -> None:
+        """Apply all that has come so far: what another thread handed in first goes first."""
+        while self._inbox:
+            events = self._inbox.popleft()
+            self.cluster.apply(events)
+            if any(map(_makes_room, events)):
+                self._pod_went.set()
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -170,6 +176,10 @@ async def serve(
         await asyncio.gather(*running)
     finally:
         chores.cancel()
+
+
+def _makes_room(event: Event) -> bool:
+    return isinstance(event, PodGone) or (isinstance(event, PodSeen) and event.pod.ended)
 
 
 class _Server(uvicorn.Server):
