@@ -64,6 +64,22 @@ class HeartbeatGone:
 
 
 @dataclass(frozen=True, slots=True)
+class BindBegun:
+    """This replica was asked to bind the pod to the node, and nothing is written down yet."""
+
+    pod: Pod
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class BindEnded:
+    """However it ended: what was promised is on the GPUNode by now."""
+
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Relisted:
     """A complete list of one kind: what it does not name is gone."""
 
@@ -83,5 +99,7 @@ Event = (
     | GPUNodeGone
     | HeartbeatSeen
     | HeartbeatGone
+    | BindBegun
+    | BindEnded
     | Relisted
 )

@@ -16,6 +16,8 @@ from contract.kube import Lease, Namespace, Node, Pod
 from contract.reasons import Reason
 from extender.cluster.bystanders import adopt
 from extender.cluster.events import (
+    BindBegun,
+    BindEnded,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -58,6 +60,9 @@ class ClusterState:
         self._pods: dict[str, Pod] = {}
         self._uids_on: dict[str, set[str]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
+        #: Node -> pods that are being bound to it right now, by uid: kube-scheduler asks about the
+        #: next pod before the promise to the last is written.
+        self._assumed: dict[str, dict[str, Reservation]] = {}
         #: Pods that were seen bound to a node that holds a promise to them, and then deleted.
         self._departed: set[str] = set()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -138,7 +143,8 @@ class ClusterState:
             if name in self._nodes or name in self._gpunodes:
                 pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
                 self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
-                self._table.put(self._weigh(name, self._gpunodes.get(name)))
+                assumed = self._assumed.get(name, {}).items()
+                self._table.put(self._weigh(name, self._gpunodes.get(name), assumed=assumed))
             else:
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
@@ -171,6 +177,11 @@ class ClusterState:
                 self._beat(self._leases, lease.metadata.name, lease.spec.renew_time or "", at_s)
             case HeartbeatGone(name):
                 self._leases.pop(name, None)
+                self._dirty[name] = None
+            case BindBegun(pod, name):
+                self._assume(pod, name)
+            case BindEnded(uid, name):
+                self._assumed.get(name, {}).pop(uid, None)
                 self._dirty[name] = None
             case Relisted():
                 self._relist(event)
@@ -227,6 +238,12 @@ class ClusterState:
             self._uids_on[pod.node].discard(uid)
             self._dirty[pod.node] = None
 
+    def _assume(self, pod: Pod, node: str) -> None:
+        gpunode = self._gpunodes.get(node)
+        if gpunode is not None and (promise := self.adopt(pod, gpunode)) is not None:
+            self._assumed.setdefault(node, {})[pod.metadata.uid] = promise
+            self._dirty[node] = None
+
     def _note_departure(self, uid: str) -> None:
         pod = self._pods.get(uid)
         gpunode = self._gpunodes.get(pod.node) if pod else None
@@ -268,9 +285,17 @@ class ClusterState:
     # Weighing.
 
     def _weigh(
-        self, name: str, gpunode: GPUNode | None, besides: Set[str] = frozenset()
+        self,
+        name: str,
+        gpunode: GPUNode | None,
+        besides: Set[str] = frozenset(),
+        assumed: Iterable[tuple[str, Reservation]] = (),
     ) -> NodeTerms:
-        """One node's terms; promises to the pods with the uids ``besides`` are not counted."""
+        """One node's terms; promises to the pods with the uids ``besides`` are not counted.
+
+        ``assumed`` is for filter only: a bind that counted others on their way would refuse for
+        promises that are never made.
+        """
         reserve_bytes, reason = self._reserve(name)
         if name not in self._nodes:
             reason = Reason.UNKNOWN_NODE
@@ -280,7 +305,7 @@ class ClusterState:
             reason = Reason.NOT_INITIALISED
         if gpunode is None or gpunode.status is None:
             return NodeTerms(name, reason, NEVER_S)
-        promises = {**self._bystanders_of(gpunode), **gpunode.spec.reservations}
+        promises = {**dict(assumed), **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
         devices = weigh(gpunode.status, promises, reserve_bytes, self.rules.unowned_tolerance_bytes)
         return NodeTerms(name, reason, self._fresh_until_s(name), devices)

@@ -21,7 +21,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.chores import leftovers, uninitialised
-from extender.cluster.events import Event, GPUNodeSeen, PodGone, PodSeen
+from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
 from extender.journal import Journal
@@ -90,7 +90,12 @@ class Extender:
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
             ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
-            outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
+            if pod is not None:
+                self.deliver([BindBegun(pod, ask.node)])
+            try:
+                outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
+            finally:
+                self.deliver([BindEnded(ask.uid, ask.node)])
             self.telemetry.binds.labels(type(outcome).__name__.lower()).inc()
             log.info(
                 "bind",

@@ -10,6 +10,8 @@ from contract.gpunode import GPUNode
 from contract.kube import Lease, LeaseSpec, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.cluster.events import (
+    BindBegun,
+    BindEnded,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -122,6 +124,40 @@ class TestTheNodeAsAWhole:
         state.apply([GPUNodeGone("n")])
         assert state.snapshot().nodes == ()
         assert state.gpunode("n") is None
+
+
+class TestBindsOnTheirWay:
+    def test_filter_knows_of_them_before_they_are_written(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        assert headroom(state) == [4]
+        assert reason(state) is not None
+
+    def test_once_written_they_count_once(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        written = gpunode(
+            device(), version="2", promises={"other": promise({device().uuid: 20 * GIB})}
+        )
+        state.apply([GPUNodeSeen(written, NOW_S)])
+        assert headroom(state) == [4]
+        state.apply([BindEnded("other", "n")])
+        assert headroom(state) == [4]
+
+    def test_one_that_failed_leaves_nothing(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n"), BindEnded("other", "n")])
+        assert headroom(state) == [24]
+
+    def test_bind_itself_is_judged_by_what_is_written(self) -> None:
+        node = gpunode(device())
+        state = state_of(*seen(kube_node(), node))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        assert isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
+
+    def test_one_to_a_node_that_nobody_knows_changes_nothing(self) -> None:
+        state = state_of(BindBegun(pod("20Gi"), "gone"), BindEnded("u", "gone"))
+        assert state.snapshot().nodes == ()
 
 
 class TestFreshness:
