@@ -5,7 +5,6 @@ stay as they were.
 """
 
 import json
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,8 @@ from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 
 NAMESPACE = "e2e"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+REPLICA_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PATIENCE_S = 60.0
@@ -48,12 +49,11 @@ class Cluster:
 
     def close(self) -> None:
         """Stop every process and delete every object of this cluster."""
-        for name in self._started:
-            self.plane.kill(name)
-        self._started.clear()
+        self.kill_all()
         self.nodes.close()
         at_once = {"gracePeriodSeconds": 0}
-        self.plane.call("DELETE", PODS, at_once)
+        for path in (DEPLOYMENTS, REPLICA_SETS, PODS):
+            self.plane.call("DELETE", path, at_once)
         for name in self.nodes.names:
             for method, path, body in (
                 ("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}}),
@@ -81,6 +81,13 @@ class Cluster:
         self._debug_ports[name] = debug_port
         return f"http://127.0.0.1:{port}"
 
+    def start_replicas(self, *names: str) -> list[int]:
+        """Start extenders of these names; returns the ports of their verbs."""
+        ports = free_ports(len(names))
+        for name, port in zip(names, ports, strict=True):
+            self.start_extender(name, port)
+        return ports
+
     def start_scheduler(self, extender_url: str, binary: str = "kube-scheduler") -> None:
         self.plane.start_scheduler(extender_url, binary)
         self._started.append(binary)
@@ -93,6 +100,10 @@ class Cluster:
         """SIGKILL it; it may be started again."""
         self.plane.kill(name)
         self._started.remove(name)
+
+    def kill_all(self) -> None:
+        for name in list(self._started):
+            self.kill(name)
 
     def bring_up(self) -> None:
         """One extender, the newest scheduler, and all nodes ready to take pods."""
@@ -117,12 +128,21 @@ class Cluster:
 
     # Pods.
 
-    def create_pod(
-        self, name: str, vram: str | None, *, gpus: int = 1, labels: Mapping[str, str] | None = None
-    ) -> None:
+    def create_pod(self, name: str, vram: str | None, *, gpus: int = 1) -> None:
         manifest = pod_manifest(vram, gpus)
-        manifest["metadata"] |= {"name": name, "labels": labels or {}}
+        manifest["metadata"]["name"] = name
         self.plane.call("POST", PODS, manifest)
+
+    def delete_pod(self, name: str) -> None:
+        """At once: no kubelet ends its containers."""
+        self.plane.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+    def create_deployment(self, name: str, vram: str, replicas: int) -> None:
+        labels = {"app": name}
+        template = pod_manifest(vram)
+        template["metadata"]["labels"] = labels
+        spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+        self.plane.call("POST", DEPLOYMENTS, {"metadata": {"name": name}, "spec": spec})
 
     def pod(self, name: str) -> dict[str, Any]:
         return self.plane.call("GET", f"{PODS}/{name}")
@@ -131,18 +151,16 @@ class Cluster:
         listed: list[dict[str, Any]] = self.plane.call("GET", PODS)["items"]
         return listed
 
+    def bound(self) -> list[dict[str, Any]]:
+        return [pod for pod in self.pods() if pod["spec"].get("nodeName")]
+
     def node_of(self, name: str) -> str:
         """The node that the pod is bound to; empty while it is not."""
         node: str = self.pod(name)["spec"].get("nodeName", "")
         return node
 
     def refusal(self, name: str) -> str:
-        """The message of the pod's condition PodScheduled; empty while it has none."""
-        for condition in self.pod(name)["status"].get("conditions", ()):
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                message: str = condition["message"]
-                return message
-        return ""
+        return said(self.pod(name))
 
     # What became of it.
 
@@ -161,7 +179,7 @@ class Cluster:
         deadline_s = time.monotonic() + patience_s
         while not true():
             if time.monotonic() > deadline_s:
-                logs = "\n".join(f"--- {n}\n{self.plane.log(n)[-3000:]}" for n in self._started)
+                logs = "\n".join(f"--- {n}\n{self.plane.log(n)[-4000:]}" for n in self._started)
                 raise AssertionError(f"not within {patience_s:.0f} s: {what}\n{logs}")
             time.sleep(0.1)
 
@@ -195,6 +213,15 @@ def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
     }
 
 
+def said(pod: Mapping[str, Any]) -> str:
+    """The message of its condition PodScheduled; empty while it has none, and once it is bound."""
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            message: str = condition["message"]
+            return message
+    return ""
+
+
 def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
     """The role to the user of its name."""
     name, kind = role["metadata"]["name"], role["kind"]
@@ -211,11 +238,3 @@ def placement(pod: Mapping[str, Any]) -> dict[str, Any]:
     """What the Binding wrote on the pod."""
     decoded: dict[str, Any] = json.loads(pod["metadata"]["annotations"]["headroom.gpu/placement"])
     return decoded
-
-
-def listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True

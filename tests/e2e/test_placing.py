@@ -1,8 +1,12 @@
 """What users see: pods that land, pods that wait, and what they are told."""
 
+import time
+
 import pytest
 
-from tests.e2e.cluster import placement
+from contract.annotations import FINALIZER
+from tests.controlplane import SCHEDULER_NAME
+from tests.e2e.cluster import Cluster, placement
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import GIB
 
@@ -22,3 +26,90 @@ def test_every_supported_scheduler_binds_through_the_extender(
     assert placement(pod)["containers"]["main"]["bytes"] == {"GPU-gpu-1-0": 20 * GIB}
     assert pod["metadata"]["annotations"]["headroom.gpu/bytes.0"] == str(20 * GIB)
     assert set(cluster.gpunode("gpu-1").spec.reservations) == {pod["metadata"]["uid"]}
+    assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
+
+
+def test_a_new_node_gets_its_ledger(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(1)
+    cluster.start_extender()
+    cluster.settle()
+    gpunode = cluster.gpunode("gpu-1")
+    assert gpunode.spec.initialised
+    assert gpunode.metadata.finalizers == [FINALIZER]
+    node = cluster.plane.call("GET", "/api/v1/nodes/gpu-1")
+    (owner,) = gpunode.metadata.owner_references or ()
+    assert (owner.kind, owner.name, owner.uid) == ("Node", "gpu-1", node["metadata"]["uid"])
+
+
+def test_a_pod_lands_on_the_node_with_room(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    cluster.create_pod("first", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
+    cluster.create_pod("second", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound")
+    cluster.create_pod("third", "4Gi")
+    cluster.until(lambda: bool(cluster.node_of("third")), "the third pod is bound")
+    assert {cluster.node_of("first"), cluster.node_of("second")} == {"gpu-1", "gpu-2"}
+    cluster.create_pod("fourth", "5Gi")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fourth"), "it waits")
+
+
+def test_a_pod_that_is_too_large_reads_why(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    cluster.create_pod("large", "25Gi")
+    cluster.until(lambda: bool(cluster.refusal("large")), "the pod is refused")
+    said = "0/2 nodes are available: 2 insufficient GPU memory on any device."
+    helpless = "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+    assert cluster.refusal("large") == f"{said} no new claims to deallocate, {helpless}"
+    events = described_events(cluster, "large")
+    assert events
+    for event in events:
+        kind, reason, _, source, message = event.split(maxsplit=4)
+        assert (kind, reason, source) == ("Warning", "FailedScheduling", SCHEDULER_NAME)
+        assert message.startswith(said)
+
+
+def test_a_refused_pod_costs_next_to_nothing(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(20)
+    cluster.bring_up()
+    cluster.create_pod("large", "25Gi")
+    cluster.until(lambda: bool(cluster.refusal("large")), "the pod is refused")
+    time.sleep(20.0)
+    assert 1 <= filter_calls(cluster) <= 3
+
+
+def test_a_pod_without_a_gpu_does_not_notice_that_the_extender_is_down(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(1)
+    cluster.bring_up()
+    cluster.kill("extender")
+    cluster.create_pod("waits", "1Gi")
+    cluster.create_pod("plain", None, gpus=0)
+    cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")
+    cluster.until(lambda: "connection refused" in cluster.refusal("waits"), "the other waits")
+    cluster.start_extender()
+    cluster.until(lambda: bool(cluster.node_of("waits")), "the other is bound as well")
+
+
+def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    cluster.start_controller_manager()
+    cluster.create_deployment("web", "8Gi", replicas=7)
+    cluster.until(lambda: len(cluster.bound()) == 6, "all pods that have room are bound")
+    (waiting,) = (p["metadata"]["name"] for p in cluster.pods() if not p["spec"].get("nodeName"))
+    refused = "0/2 nodes are available: 2 insufficient GPU memory on any device."
+    cluster.until(lambda: cluster.refusal(waiting).startswith(refused), "the seventh is refused")
+
+
+def filter_calls(cluster: Cluster) -> float:
+    return cluster.metric('headroom_verb_duration_seconds_count{verb="filter"}')
+
+
+def described_events(cluster: Cluster, pod: str) -> list[str]:
+    """What ``kubectl describe pod`` says under Events, without the heading."""
+    text = cluster.plane.kubectl("describe", "pod", "--namespace=e2e", pod)
+    return text.partition("\nEvents:\n")[2].splitlines()[2:]
