@@ -1,11 +1,11 @@
-# make demo | check | test | bench | lock: nothing else to remember.
+# make demo | check | test | e2e | cluster | bench | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test bench lock
+.PHONY: demo check test e2e cluster bench lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -23,6 +23,12 @@ test: $(VENV)/test.stamp  ## everything; the first run builds a real API server 
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
 	$(RUN) -m pytest -q $(ARGS)
+
+e2e: $(VENV)/test.stamp  ## the main cases alone, against real kube-schedulers of three minors
+	$(RUN) -m pytest -q tests/e2e $(ARGS)
+
+cluster: $(VENV)/test.stamp  ## a small real cluster to try with kubectl, until Ctrl-C
+	@$(RUN) -m tests.e2e
 
 bench: $(VENV)/test.stamp  ## what the hot path costs, as a ratio to an echo of the same bodies
 	$(RUN) -m benchmarks.hotpath $(ARGS)

@@ -188,16 +188,17 @@ class ControlPlane:
         )
         self._wait_ready()
 
-    def kubeconfig(self, token: str = ADMIN_TOKEN) -> Path:
+    def kubeconfig(self, token: str = ADMIN_TOKEN, namespace: str = "default") -> Path:
         """A kubeconfig file for the holder of the token."""
-        path = self.folder / f"{token}.kubeconfig"
+        path = self.folder / f"{token}.{namespace}.kubeconfig"
+        context = {"cluster": "tests", "user": "tests", "namespace": namespace}
         cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "tests", "cluster": cluster}],
             "users": [{"name": "tests", "user": {"token": token}}],
-            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
+            "contexts": [{"name": "tests", "context": context}],
             "current-context": "tests",
         }
         path.write_text(json.dumps(content))

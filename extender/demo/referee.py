@@ -94,6 +94,12 @@ class Referee:
         self._waiting.clear()
         return [place for place in landed if place is not None]
 
+    def ended(self, pod: str) -> None:
+        """An admitted pod has ended: its replica and its memory are free again."""
+        for devices in self._nodes.values():
+            for device in devices:
+                device.held = [(name, size) for name, size in device.held if name != pod]
+
     def _admit(self, bound: _Bound) -> Landed | None:
         devices = self._nodes[bound.node]
         if sum(device.gpu.replicas - len(device.held) for device in devices) < bound.devices:

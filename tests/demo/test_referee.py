@@ -42,6 +42,15 @@ def test_imports_nothing_of_ours() -> None:
     assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
 
 
+def test_what_an_ended_pod_held_is_free_again() -> None:
+    referee = placed([SHARED], 20, 2)
+    referee.ended("p0")
+    referee.bound("p2", "n", 1, 22 * GIB)
+    referee.admit()
+    verdict = referee.verdict(useful_bytes=GIB)
+    assert (verdict.devices_overcommitted, verdict.worst_ratio) == (0, 1)
+
+
 def test_all_devices_of_an_empty_node_are_equally_likely() -> None:
     drawn = Counter(
         place.devices for seed in range(4000) for place in placed_landings([SHARED] * 4, seed)

@@ -167,9 +167,12 @@ class Cluster:
     def gpunode(self, name: str) -> GPUNode:
         return decode_gpunode(msgspec.json.encode(self.plane.call("GET", f"{GPUNODES}/{name}")))
 
+    def debug_url(self, extender: str = "extender") -> str:
+        return f"http://127.0.0.1:{self._debug_ports[extender]}"
+
     def metric(self, sample: str, extender: str = "extender") -> float:
         """One sample of the extender's /metrics, by its name and labels as printed; 0 if absent."""
-        url = f"http://127.0.0.1:{self._debug_ports[extender]}/metrics"
+        url = f"{self.debug_url(extender)}/metrics"
         text = self._http.request("GET", url).data.decode()
         values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
         return float(values[0]) if values else 0.0

@@ -5,7 +5,7 @@ where; the agent's part is the real agent's own code, from the status to the API
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 from kubernetes.client import ApiClient
 
 from agent.cluster import KubernetesPublisher
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
-from contract.quantity import parse_bytes
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Summary
+from contract.quantity import format_bytes, parse_bytes
 from extender.demo.referee import Gpu, Landed, Referee
 from tests.controlplane import ControlPlane
 
@@ -77,12 +77,15 @@ class Nodes:
             publisher.heartbeat(now)
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Let the kubelets admit the pods that were bound since the last time; then report."""
+        """Let the kubelets end the pods that went and admit those that were bound since the last
+        time; then report."""
+        left = self._end({pod["metadata"]["uid"] for pod in pods})
         new = {
             pod["metadata"]["name"]: pod
             for pod in pods
             if pod["spec"].get("nodeName") in self._uses
             and pod["metadata"]["uid"] not in self._known
+            and "headroom.gpu/vram" in pod["metadata"].get("annotations", {})
         }
         for name, pod in new.items():
             self._known.add(pod["metadata"]["uid"])
@@ -90,7 +93,18 @@ class Nodes:
         landed = self.referee.admit()
         for place in landed:
             self._uses[place.node].append(self._use(place, new[place.pod]))
-        self.report(sorted({place.node for place in landed}))
+        self.report(sorted(left | {place.node for place in landed}))
+
+    def _end(self, remaining: Set[str]) -> set[str]:
+        """Free what pods held that are not among the remaining ones; returns their nodes."""
+        left: set[str] = set()
+        for node, uses in self._uses.items():
+            for use in uses:
+                if use.uid not in remaining:
+                    self.referee.ended(use.name)
+                    left.add(node)
+            self._uses[node] = [use for use in uses if use.uid in remaining]
+        return left
 
     def _use(self, place: Landed, pod: Mapping[str, Any]) -> PodUse:
         (index,) = place.devices
@@ -130,6 +144,11 @@ class Nodes:
             devices=devices,
             pods=uses,
             plugin=Plugin(allocation_policy="distributed"),
+            summary=Summary(
+                devices=self.shape.gpus,
+                memory=format_bytes(self.shape.gpus * self.shape.memory_bytes),
+                sharing="time-slicing",
+            ),
         )
 
 

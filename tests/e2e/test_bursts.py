@@ -11,6 +11,8 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
 
+#: More than memory for pods of 3 GiB: counting replicas would not save a device.
+MANY_REPLICAS = Shape(replicas=16)
 MIXED = ("2Gi", "3Gi", "4Gi", "6Gi", "8Gi", "12Gi")
 
 
@@ -29,7 +31,7 @@ def test_two_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) 
 
 
 def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(10)
+    cluster = new_cluster(10, MANY_REPLICAS)
     cluster.bring_up()
     for i in range(70):
         cluster.create_pod(f"p{i}", "3Gi")  # eight fill a device to the last byte
@@ -42,7 +44,7 @@ def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: Ne
 
 
 def test_two_replicas_behind_one_address_promise_nothing_twice(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(10)
+    cluster = new_cluster(10, MANY_REPLICAS)
     ports = cluster.start_replicas("extender-a", "extender-b")
     with round_robin(ports) as url:
         cluster.start_scheduler(url)
