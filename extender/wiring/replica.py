@@ -73,6 +73,8 @@ class Extender:
             self.cluster.apply(events)
             if any(map(_makes_room, events)):
                 self._pod_went.set()
+        # Made here, so that the next call finds it made.
+        self.cluster.snapshot()
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
