@@ -4,25 +4,32 @@
 
 Bodies have the shape that kube-scheduler sends with nodeCacheCapable. Every call asks for another
 pod, offers all nodes in another order, and comes after a bind, so that it pays for a new snapshot.
-*echo* decodes and encodes the same body with msgspec, without looking at it; it runs beside each
-call, so that the ratio holds on a busy machine too.
+Server and caller are two processes; the calls go over HTTP on the loopback. *echo* is a route of
+the same server that decodes and encodes the same body with msgspec without looking at it; it is
+called beside each verb, so that the ratio holds on a busy machine too.
 """
 
 import gc
+import http.client
 import io
+import multiprocessing
 import os
 import platform
 import random
+import socket
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import structlog
 import typer
+import uvicorn
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
 
 from contract.annotations import VRAM
 from contract.gpunode import (
@@ -40,6 +47,7 @@ from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
+from extender.web.serving import JSON, verbs_app
 from extender.web.verbs import Verbs
 
 GIB = 1 << 30
@@ -47,6 +55,7 @@ GPU = "nvidia.com/gpu"
 DEVICES = 8
 REPLICAS = 4
 SEED = 1
+WARM_UP = 20
 
 
 class Fleet:
@@ -54,7 +63,7 @@ class Fleet:
 
     def __init__(self, nodes: int) -> None:
         self._random = random.Random(SEED)
-        self.names = [f"gpu-a100-{i:04d}" for i in range(nodes)]
+        self.names = names_of(nodes)
         self._stamp = datetime.now(UTC).isoformat()
         self._serial = 0
         self._promises: dict[str, dict[str, Reservation]] = {name: {} for name in self.names}
@@ -108,14 +117,27 @@ class Fleet:
             del self._promises[name][next(iter(self._promises[name]))]
         self._promise(name)
         self.state.apply([self._seen(name)])
+        self.state.snapshot()  # as the wiring does, outside the calls
 
-    def body(self) -> bytes:
-        """A filter call for another pod, with the nodes in another order."""
+
+class Bodies:
+    """Filter calls, each for another pod, with the nodes in another order."""
+
+    def __init__(self, nodes: int) -> None:
+        self._random = random.Random(SEED)
+        self._names = names_of(nodes)
+        self._serial = 0
+
+    def another(self) -> bytes:
         self._serial += 1
-        offered = self._random.sample(self.names, len(self.names))
+        offered = self._random.sample(self._names, len(self._names))
         size = self._random.choice(["4Gi", "10Gi", "24Gi", "40Gi", "25%"])
         pod = pod_as_sent(f"train-{self._serial}", size)
         return msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": offered})
+
+
+def names_of(nodes: int) -> list[str]:
+    return [f"gpu-a100-{i:04d}" for i in range(nodes)]
 
 
 def pod_as_sent(name: str, vram: str) -> dict[str, Any]:
@@ -163,14 +185,14 @@ def pod_as_sent(name: str, vram: str) -> dict[str, Any]:
     }
 
 
-def verbs_of(fleet: Fleet) -> Verbs:
+def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
     async def bind(*_: object) -> str:
         return "no binds here"
 
     return Verbs(
         fleet.state,
         Journal(),
-        Telemetry(CollectorRegistry()),
+        telemetry,
         bind,
         unready=lambda: "",
         shown=lambda pod: None,
@@ -179,35 +201,76 @@ def verbs_of(fleet: Fleet) -> Verbs:
     )
 
 
-def echo(body: bytes) -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(body))
+def serve(nodes: int, pipe: Connection) -> None:
+    """The child process: verbs and echo behind one server on a free port of the loopback."""
+    quiet()
+    fleet = Fleet(nodes)
+    telemetry = Telemetry(CollectorRegistry())
+    app = verbs_app(verbs_of(fleet, telemetry), telemetry, max_body_bytes=64 << 20)
+
+    async def echo(request: Request) -> Response:
+        body = await request.body()
+        return Response(msgspec.json.encode(msgspec.json.decode(body)), media_type=JSON)
+
+    async def bind_one(_: Request) -> Response:
+        fleet.bind_one()
+        return Response()
+
+    app.router.add_route("/echo", echo, methods=["POST"])
+    app.router.add_route("/bind-one", bind_one, methods=["POST"])
+    gc.collect()
+    gc.freeze()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        pipe.send(listening.getsockname()[1])
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def measure(nodes: int, calls: int) -> dict[str, list[int]]:
-    """Nanoseconds of each call, by what was called."""
-    fleet = Fleet(nodes)
-    verbs = verbs_of(fleet)
+    """Nanoseconds of each call over HTTP, by what was called."""
     took: dict[str, list[int]] = {"echo": [], "filter": [], "prioritize": []}
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=(nodes, theirs))
+    child.start()
+    try:
+        bodies = Bodies(nodes)
+        connection = http.client.HTTPConnection("127.0.0.1", ours.recv(), timeout=30)
 
-    def timed(what: str, call: Callable[[bytes], bytes], body: bytes) -> bytes:
-        began = time.perf_counter_ns()
-        answer = call(body)
-        took[what].append(time.perf_counter_ns() - began)
-        return answer
+        def post(what: str, body: bytes) -> bytes:
+            began = time.perf_counter_ns()
+            connection.request("POST", f"/{what}", body, {"Content-Type": JSON})
+            answer = connection.getresponse().read()
+            took.setdefault(what, []).append(time.perf_counter_ns() - began)
+            return answer
 
-    for i in range(calls + 20):
-        if i == 20:  # warm now
-            for figures in took.values():
-                figures.clear()
-            gc.collect()
-            gc.freeze()
-        fleet.bind_one()
-        body = fleet.body()
-        timed("echo", echo, body)
-        passed = msgspec.json.decode(timed("filter", verbs.filter, body))["NodeNames"]
-        asked = {**msgspec.json.decode(body), "NodeNames": passed}
-        timed("prioritize", verbs.prioritize, msgspec.json.encode(asked))
+        connection.connect()
+        # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for i in range(calls + WARM_UP):
+            if i == WARM_UP:
+                for figures in took.values():
+                    figures.clear()
+            post("bind-one", b"")
+            body = bodies.another()
+            post("echo", body)
+            passed = msgspec.json.decode(post("filter", body))["NodeNames"]
+            asked = {**msgspec.json.decode(body), "NodeNames": passed}
+            post("prioritize", msgspec.json.encode(asked))
+        connection.close()
+    finally:
+        child.terminate()
+        child.join()
+    del took["bind-one"]
     return took
+
+
+def quiet() -> None:
+    """Log lines are made, and kept from the terminal."""
+    structlog.configure(
+        processors=[structlog.processors.JSONRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(io.StringIO()),
+        cache_logger_on_first_use=True,
+    )
 
 
 def machine() -> str:
@@ -225,11 +288,6 @@ def main(
     nodes: Annotated[list[int] | None, typer.Option(help="Sizes of the fleet.")] = None,
 ) -> None:
     """Print p50, p99 and their ratio to the echo's p50."""
-    structlog.configure(
-        processors=[structlog.processors.JSONRenderer()],
-        logger_factory=structlog.PrintLoggerFactory(io.StringIO()),
-        cache_logger_on_first_use=True,
-    )
     typer.echo(machine())
     typer.echo(f"{'nodes':>6}  {'verb':<11}{'p50 ms':>9}{'p99 ms':>9}{'ratio p50':>11}{'p99':>7}")
     for size in nodes or [100, 1_000, 5_000]:

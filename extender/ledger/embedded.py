@@ -78,14 +78,20 @@ class EmbeddedStore:
 
     def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         def write() -> GPUNode:
-            held = self._held(before.name)
-            if held.metadata.resource_version != before.metadata.resource_version:
-                raise StoreConflict(f"GPUNode {before.name} was written by somebody else")
+            held = self._unchanged(before)
             if held.spec == spec:
                 return held  # as at the API server, what changes nothing makes no new version
             return self._put_gpunode(msgspec.structs.replace(held, spec=spec))
 
         return self._do("write_spec", write)
+
+    def let_go(self, gpunode: GPUNode) -> None:
+        def end() -> None:
+            self._unchanged(gpunode)
+            del self._gpunodes[gpunode.name]
+            self._deliver([GPUNodeGone(gpunode.name)])
+
+        self._do("let_go", end)
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._do("read_pod", lambda: self._pods.get((namespace, name)))
@@ -201,6 +207,12 @@ class EmbeddedStore:
         if name not in self._gpunodes:
             raise StoreNotFound(f"GPUNode {name} does not exist")
         return self._gpunodes[name]
+
+    def _unchanged(self, gpunode: GPUNode) -> GPUNode:
+        held = self._held(gpunode.name)
+        if held.metadata.resource_version != gpunode.metadata.resource_version:
+            raise StoreConflict(f"GPUNode {gpunode.name} was written by somebody else")
+        return held
 
     def _held_pod(self, namespace: str, name: str) -> Pod:
         if (namespace, name) not in self._pods:

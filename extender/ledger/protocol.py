@@ -222,6 +222,17 @@ class Ledger:
         pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]
         return [gpunode.name for gpunode in waiting if self._charge_all(gpunode, pods)]
 
+    def let_go(self, name: str) -> None:
+        """End a GPUNode that somebody deletes: with its Node, or by hand.
+
+        Its promises are lost with it, which is safe: nothing is placed on a node without one, and
+        what sits there is charged before the next takes anything. Store errors are raised.
+        """
+        gpunode = self._store.read_gpunode(name)
+        if gpunode is not None and gpunode.metadata.deletion_timestamp:
+            with suppress(StoreConflict, StoreNotFound):  # the next round looks again
+                self._store.let_go(gpunode)
+
     def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
         promises = dict(gpunode.spec.reservations)
         for pod in pods:

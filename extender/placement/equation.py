@@ -140,7 +140,8 @@ def weigh(
                 device=device,
                 reserve_bytes=reserve_bytes,
                 promised_bytes=sum(sitting) + (sum(coming) if common else 0),
-                awaited_bytes=0 if common else max(coming, default=0),
+                # One pod at a time: the next can only come when the one that sits has gone.
+                awaited_bytes=0 if common else max(0, max(coming, default=0) - sum(sitting)),
                 strays_bytes=strays_bytes,
                 unowned_bytes=max(0, unowned_bytes - unowned_tolerance_bytes),
                 awaited_replicas=awaited_replicas[device.resource],

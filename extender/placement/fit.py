@@ -1,6 +1,6 @@
 """Whether a pod can be placed on each node: on every device that it could end on, or not at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ class AskVerdict:
 class Verdicts:
     """The answer for each row asked about, in the order asked."""
 
+    request: VramRequest
+    snap: Snapshot
     rows: Rows
     codes: Codes
     asks: tuple[AskVerdict, ...]
@@ -67,21 +69,31 @@ class Verdicts:
         return REASONS[int(self.codes[i])]
 
 
-def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
+def fit(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    now_s: float,
+    earlier: Verdicts | None = None,
+) -> Verdicts:
     """Say, for each node, whether the request can be placed there.
 
     ``rows`` index the snapshot, int64 (n,), all known; the answer keeps their order.
     ``now_s`` is the receiver's monotonic clock: a stale node never fits, silence is not memory.
     A pod that asks for no GPU fits everywhere. Raises nothing: not fitting is an answer.
+    What ``earlier`` weighed is taken over when it was the same request on the same snapshot.
     """
     if not request.asks:
-        return Verdicts(rows, np.zeros(len(rows), np.int8), ())
+        return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), ())
     codes = snap.node_reason[rows].astype(np.int8)
     codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
-    asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
+    if earlier is not None and earlier.snap is snap and earlier.request == request:
+        asks = tuple(replace(verdict, rows=rows) for verdict in earlier.asks)
+    else:
+        asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)
-    return Verdicts(rows, codes, asks)
+    return Verdicts(request, snap, rows, codes, asks)
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:

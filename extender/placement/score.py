@@ -7,6 +7,7 @@ same question has the same answer on every replica.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,21 +54,29 @@ def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
         return Ranking(np.zeros(len(fits)), {}, None)
     rows = verdicts.rows
     device_left, taken = (np.where(fits, term, 0) for term in _left_on_device(verdicts))
-    headroom = np.maximum(snap.columns.headroom_bytes, 0).sum(axis=1)[rows]
-    node_left = np.maximum(headroom - taken, 0)
-    allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+    node_left = np.maximum(snap.node_headroom_bytes[rows] - taken, 0)
     terms = {
-        "device_full": 1 - device_left / max(1, int(allocatable.max(initial=0))),
-        "node_full": 1 - node_left / max(1, int(allocatable.sum(axis=1).max(initial=0))),
+        "device_full": 1 - device_left / snap.largest_device_bytes,
+        "node_full": 1 - node_left / snap.largest_node_bytes,
     }
     if request.policy is ScoringPolicy.SPREAD:
         terms = {"device_empty": 1 - terms["device_full"], "node_empty": 1 - terms["node_full"]}
         device_left, node_left = -device_left, -node_left
     terms = {name: np.where(fits, np.clip(term, 0, 1), 0.0) for name, term in terms.items()}
-    scores = np.mean(list(terms.values()), axis=0)
-    # lexsort: the last key is the first to decide.
-    order = np.lexsort((snap.name_rank[rows], device_left, node_left, -scores, ~fits))
-    return Ranking(scores, terms, int(order[0]))
+    one, other = terms.values()
+    scores = (one + other) / 2
+    return Ranking(
+        scores, terms, _first(~fits, -scores, node_left, device_left, snap.name_rank[rows])
+    )
+
+
+def _first(*keys: NDArray[Any]) -> int:
+    """Place of the smallest by the first key; ties are settled by the next one."""
+    left = np.arange(len(keys[0]))
+    for key in keys:
+        values = key[left]
+        left = left[values == values.min()]
+    return int(left[0])
 
 
 def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

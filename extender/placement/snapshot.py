@@ -82,6 +82,11 @@ class Snapshot:
     fresh_until_s: NDArray[np.float64]
     #: (rows,) place of the node's name in the order of names: the last tie-break.
     name_rank: Int2D
+    #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
+    node_headroom_bytes: Rows
+    #: The most that any device, and all devices of any node, can be promised; never 0.
+    largest_device_bytes: int
+    largest_node_bytes: int
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Row of each name, in the order given; -1 where it is not known."""

@@ -78,6 +78,8 @@ class Table:
                 self._name_rank = _ranks([node.name for node in self._nodes])
                 self._members_changed = False
             self._generation += 1
+            headroom = np.maximum(self._columns["headroom_bytes"][:rows], 0).sum(axis=1)
+            allocatable = np.maximum(self._columns["allocatable_bytes"][:rows], 0)
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
@@ -89,6 +91,9 @@ class Table:
                 node_reason=_frozen(self._node_reason[:rows]),
                 fresh_until_s=_frozen(self._fresh_until_s[:rows]),
                 name_rank=self._name_rank,
+                node_headroom_bytes=_frozen(headroom),
+                largest_device_bytes=max(1, int(allocatable.max(initial=0))),
+                largest_node_bytes=max(1, int(allocatable.sum(axis=1).max(initial=0))),
             )
         return self._latest
 

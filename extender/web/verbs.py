@@ -57,6 +57,7 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
+        self._last_verdicts: Verdicts | None = None
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -90,7 +91,7 @@ class Verbs:
         if isinstance(request, VramRequest) and request.asks:
             known, verdicts = self._fit(request, offered.names, snap)
             scores[known] = rank(request, snap, verdicts).wire()
-        return wire.encode_priorities(offered.names, scores.tolist())
+        return wire.encode_priorities(offered.names, scores)
 
     def preempt(self, body: bytes) -> bytes:
         """Keep the nodes on which kube-scheduler's victims would make room; raises
@@ -146,7 +147,10 @@ class Verbs:
         """Places in ``names`` of the nodes we know, and their verdicts in that order."""
         rows = snap.rows(names)
         known = np.flatnonzero(rows >= 0)
-        return known, fit(request, snap, rows[known], self._monotonic_s())
+        # Prioritize asks about the pod that filter just asked about, mostly on the same snapshot.
+        verdicts = fit(request, snap, rows[known], self._monotonic_s(), self._last_verdicts)
+        self._last_verdicts = verdicts
+        return known, verdicts
 
     def _record(self, offered: wire.Offered, snap: Snapshot, refused: dict[str, Reason]) -> None:
         metadata = offered.pod.metadata

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.chores import leftovers, uninitialised
+from extender.cluster.chores import dying, leftovers, uninitialised
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
@@ -73,6 +73,8 @@ class Extender:
             self.cluster.apply(events)
             if any(map(_makes_room, events)):
                 self._pod_went.set()
+        # Made here, so that the next call finds it made.
+        self.cluster.snapshot()
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -138,13 +140,14 @@ class Extender:
         for node, uid in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
             gone = await self.loop.run_in_executor(self._pool, ledger.remove, node, uid)
             log.info("promise_looked_into", node=node, pod_uid=uid, removed=gone)
-        if waiting := uninitialised(self.cluster):
-            try:
+        try:
+            for node in dying(self.cluster):
+                await self.loop.run_in_executor(self._pool, ledger.let_go, node)
+            if waiting := uninitialised(self.cluster):
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
-            except StoreError as err:
-                log.warning("initialise_failed", message=str(err))
-            else:
                 log.info("nodes_initialised", nodes=ready)
+        except StoreError as err:
+            log.warning("chores_failed", message=str(err))
 
 
 async def serve(

@@ -1,10 +1,12 @@
 """What is suggested to be tidied."""
 
+import msgspec
 import pytest
 
+from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.cluster.chores import leftovers, uninitialised
+from extender.cluster.chores import dying, leftovers, uninitialised
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
@@ -70,5 +72,26 @@ def test_nodes_that_offer_gpus_wait_for_their_ledger() -> None:
         kube_node("begun"),
     ]
     state.apply(NodeSeen(node) for node in nodes)
-    state.apply([GPUNodeSeen(gpunode(name="begun", initialised=False), NOW_S)])
+    begun = gpunode(shared("b"), name="begun", initialised=False)
+    silent = msgspec.structs.replace(gpunode(name="unreported", initialised=False), status=None)
+    state.apply([NodeSeen(kube_node("unreported")), GPUNodeSeen(silent, NOW_S)])
+    state.apply([GPUNodeSeen(begun, NOW_S)])
     assert [node.metadata.name for node in uninitialised(state)] == ["new", "begun"]
+
+
+def test_gpunodes_that_somebody_deletes_are_let_go_once() -> None:
+    def deleted(name: str, *finalizers: str, at: str | None = "2026-11-21T00:00:00Z") -> GPUNode:
+        node = gpunode(name=name)
+        metadata = msgspec.structs.replace(
+            node.metadata, deletion_timestamp=at, finalizers=list(finalizers)
+        )
+        return msgspec.structs.replace(node, metadata=metadata)
+
+    held = [
+        deleted("held", FINALIZER),
+        deleted("let-go", "somebody.else/finalizer"),
+        deleted("alive", FINALIZER, at=None),
+    ]
+    state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+    state.apply(GPUNodeSeen(node, NOW_S) for node in held)
+    assert dying(state) == ["held"]

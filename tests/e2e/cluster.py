@@ -167,6 +167,10 @@ class Cluster:
     def gpunode(self, name: str) -> GPUNode:
         return decode_gpunode(msgspec.json.encode(self.plane.call("GET", f"{GPUNODES}/{name}")))
 
+    def gpunode_names(self) -> set[str]:
+        listed = self.plane.call("GET", GPUNODES)["items"]
+        return {item["metadata"]["name"] for item in listed}
+
     def debug_url(self, extender: str = "extender") -> str:
         return f"http://127.0.0.1:{self._debug_ports[extender]}"
 

@@ -105,6 +105,15 @@ def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
     cluster.until(lambda: cluster.refusal(waiting).startswith(refused), "the seventh is refused")
 
 
+def test_a_node_that_is_deleted_takes_its_gpunode_along(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(2)
+    cluster.start_extender()
+    cluster.start_controller_manager()
+    cluster.settle()
+    cluster.plane.call("DELETE", "/api/v1/nodes/gpu-1")
+    cluster.until(lambda: cluster.gpunode_names() == {"gpu-2"}, "its GPUNode is gone")
+
+
 def filter_calls(cluster: Cluster) -> float:
     return cluster.metric('headroom_verb_duration_seconds_count{verb="filter"}')
 

@@ -56,6 +56,18 @@ class TestBehaviour(StoreBehaviour):
         return EmbeddedStage()
 
 
+def test_a_gpunode_is_let_go_as_it_was_read_or_not_at_all() -> None:
+    stage = EmbeddedStage()
+    before = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+    after = stage.store.write_spec(before, promising("1"))
+    with pytest.raises(StoreConflict):
+        stage.store.let_go(before)
+    assert stage.store.read_gpunode("n") == after
+    stage.store.let_go(after)
+    assert stage.store.read_gpunode("n") is None
+    assert stage.told[-1] == GPUNodeGone("n")
+
+
 @pytest.fixture
 def told() -> list[Event]:
     return []

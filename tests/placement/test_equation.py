@@ -64,6 +64,16 @@ def test_of_those_awaited_on_an_unshared_device_only_the_largest_is_kept_in_mind
         assert t.headroom_bytes == 15 * GIB
 
 
+def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
+    """u2 can come to D0 only after u1 has gone from it."""
+    both = {"D0": 20 * GIB, "D1": 20 * GIB}
+    held = {"u1": promise({uuid: 15 * GIB for uuid in both}), "u2": promise(both)}
+    taken = device("D0", replicas=Replicas(free=0, allocated=1))
+    a, b = terms(taken, device("D1"), promises=held, pods=[use("u1", "D0")])
+    assert (a.promised_bytes, a.awaited_bytes, a.headroom_bytes) == (15 * GIB, 5 * GIB, 4 * GIB)
+    assert (b.promised_bytes, b.awaited_bytes, b.headroom_bytes) == (0, 20 * GIB, 4 * GIB)
+
+
 def test_the_larger_of_request_and_measured_use_is_charged() -> None:
     held = {"u1": promise({"D0": 6 * GIB})}
     for used, charged in ((None, 6), (2 * GIB, 6), (8 * GIB, 8), (-GIB, 6)):
