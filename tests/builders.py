@@ -99,6 +99,8 @@ def pod(
     phase: str = "Pending",
     version: str = "1",
     deleted: str | None = None,
+    created: str | None = None,
+    priority: int | None = None,
 ) -> Pod:
     """An unbound pod with one GPU container, unless told otherwise."""
     written = {**({} if vram is None else {VRAM: vram}), **(annotations or {})}
@@ -110,11 +112,13 @@ def pod(
             resource_version=version,
             annotations=written,
             deletion_timestamp=deleted,
+            creation_timestamp=created,
         ),
         spec=PodSpec(
             containers=list(containers or (container(),)),
             init_containers=list(init) or None,
             node_name=node,
+            priority=priority,
         ),
         status=PodStatus(phase=phase),
     )

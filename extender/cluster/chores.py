@@ -3,10 +3,14 @@
 Only suggestions from what we happen to have seen: whoever acts on them asks the store again.
 """
 
+from collections.abc import Iterable, Sequence
+
 from contract.annotations import FINALIZER
-from contract.kube import Node
+from contract.kube import Node, Pod
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
+from extender.placement.fit import fit
+from extender.placement.request import Unreadable
 
 
 def leftovers(state: ClusterState, wall_s: float, orphan_after_s: float) -> list[tuple[str, str]]:
@@ -39,6 +43,35 @@ def dying(state: ClusterState) -> list[str]:
         for gpunode in state.gpunodes()
         if gpunode.metadata.deletion_timestamp and FINALIZER in (gpunode.metadata.finalizers or ())
     ]
+
+
+def to_wake(
+    state: ClusterState, refused: Iterable[Pod], roomier: Sequence[str], now_s: float
+) -> list[Pod]:
+    """Those of the refused pods that fit on a node that got room, the most urgent first.
+
+    kube-scheduler does not see memory come free, and would leave them for minutes.
+    """
+    snap = state.snapshot()
+    rows = snap.rows(roomier)
+    rows = rows[rows >= 0]
+    waiting = [state.pod(pod.metadata.uid) for pod in refused]
+    fits: dict[object, bool] = {}  # pods of one Deployment ask for the same
+    found: list[Pod] = []
+    for pod in waiting:
+        if pod is None or pod.node or pod.ended:
+            continue
+        request = state.understand(pod)
+        if isinstance(request, Unreadable):
+            continue
+        same = request.asks, request.max_sm_ppm, request.processes
+        if same not in fits:
+            fits[same] = bool(fit(request, snap, rows, now_s).fits.any())
+        if fits[same]:
+            found.append(pod)
+    return sorted(
+        found, key=lambda pod: (-(pod.spec.priority or 0), pod.metadata.creation_timestamp or "")
+    )
 
 
 def uninitialised(state: ClusterState) -> list[Node]:

@@ -32,13 +32,16 @@ from extender.cluster.events import (
     Relisted,
 )
 from extender.cluster.freshness import NEVER_S, Pulse
-from extender.placement.equation import weigh, without
+from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
-from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.snapshot import MOST_BYTES, NodeTerms, Snapshot
 from extender.placement.table import Table, build
+
+#: Less than any device has.
+NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES)
 
 
 class ClusterState:
@@ -63,6 +66,8 @@ class ClusterState:
         #: Node -> pods that are being bound to it right now, by uid: kube-scheduler asks about the
         #: next pod before the promise to the last is written.
         self._assumed: dict[str, dict[str, Reservation]] = {}
+        #: Nodes on which something got room since ``take_roomier`` was last called.
+        self._roomier: dict[str, None] = {}
         #: Pods that were seen bound to a node that holds a promise to them, and then deleted.
         self._departed: set[str] = set()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -88,6 +93,16 @@ class ClusterState:
 
     def pods(self) -> list[Pod]:
         return list(self._pods.values())
+
+    @property
+    def has_roomier(self) -> bool:
+        return bool(self._roomier)
+
+    def take_roomier(self) -> list[str]:
+        """The nodes on which something got room since the last call."""
+        names = list(self._roomier)
+        self._roomier.clear()
+        return names
 
     def departed(self, uid: str) -> bool:
         """Whether a pod with a promise was seen to be deleted."""
@@ -144,7 +159,10 @@ class ClusterState:
                 pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
                 self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
                 assumed = self._assumed.get(name, {}).items()
-                self._table.put(self._weigh(name, self._gpunodes.get(name), assumed=assumed))
+                terms = self._weigh(name, self._gpunodes.get(name), assumed=assumed)
+                if _grew(self._table.get(name), terms):
+                    self._roomier[name] = None
+                self._table.put(terms)
             else:
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
@@ -335,6 +353,26 @@ class ClusterState:
             if pod.metadata.uid not in gpunode.spec.reservations
             and (promise := self.adopt(pod, gpunode)) is not None
         }
+
+
+def _grew(before: NodeTerms | None, after: NodeTerms) -> bool:
+    """Whether a pod could fit now that did not fit before, as far as room decides."""
+    if after.reason is not None:
+        return False
+    if before is None or before.reason is not None:
+        return True
+    had = {terms.device.uuid: _room(terms) for terms in before.devices}
+    return any(
+        more > less
+        for terms in after.devices
+        for more, less in zip(_room(terms), had.get(terms.device.uuid, NO_ROOM), strict=True)
+    )
+
+
+def _room(terms: DeviceTerms) -> tuple[int, int, int]:
+    """Whether it takes pods, bytes left, replicas left."""
+    replicas = terms.device.replicas.free - terms.awaited_replicas
+    return int(terms.fence is None), terms.headroom_bytes, replicas
 
 
 def _older(new: GPUNode, held: GPUNode) -> bool:

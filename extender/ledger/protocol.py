@@ -222,6 +222,21 @@ class Ledger:
         pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]
         return [gpunode.name for gpunode in waiting if self._charge_all(gpunode, pods)]
 
+    def wake(self, pod: Pod) -> None:
+        """Make kube-scheduler try the pod again, as it does when its annotations change.
+
+        Store errors are raised; a pod that is bound or gone by now is left alone.
+        """
+        current: Pod | None = pod
+        for _ in range(ATTEMPTS):
+            if current is None or current.metadata.uid != pod.metadata.uid or current.node:
+                return
+            with suppress(StoreConflict, StoreNotFound):
+                self._store.touch_pod(current, self._new_id())
+                return
+            # kube-scheduler has just written why it was refused.
+            current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
+
     def let_go(self, name: str) -> None:
         """End a GPUNode that somebody deletes: with its Node, or by hand.
 

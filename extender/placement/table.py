@@ -55,6 +55,11 @@ class Table:
         self._write_row(row, node.devices)
         self._latest = None
 
+    def get(self, name: str) -> NodeTerms | None:
+        """What was put last under the name."""
+        row = self._row_of.get(name)
+        return None if row is None else self._nodes[row]
+
     def drop(self, name: str) -> None:
         """Forget a node; the last one takes over its row."""
         if name not in self._row_of:

@@ -1,5 +1,6 @@
 """Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
 
+import asyncio
 from collections.abc import Callable
 
 from kubernetes.config import ConfigException
@@ -32,8 +33,10 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
     ledger = extender.open_ledger(KubernetesStore(api))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
+    waker = asyncio.create_task(extender.wake(ledger))
     try:
         await serve(extender, ledger, verbs, extender.debug_app(), announce)
     finally:
+        waker.cancel()
         await extender.loop.run_in_executor(None, sources.stop)
         api.close()

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.chores import dying, leftovers, uninitialised
+from extender.cluster.chores import dying, leftovers, to_wake, uninitialised
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
@@ -40,6 +40,10 @@ log = structlog.get_logger()
 #: Binds open at once; kube-scheduler has no bound of its own.
 BIND_THREADS = 16
 CHORES_EVERY_S = 5.0
+#: What gets room within this is looked at together: a thousand pods that wait cost 0.1 s.
+WAKE_AFTER_S = 0.5
+#: The rest waits for the next room, or for kube-scheduler's own retry.
+WAKE_AT_ONCE = 64
 
 
 class Extender:
@@ -56,6 +60,7 @@ class Extender:
         self.unready = unready
         self._inbox: deque[Sequence[Event]] = deque()
         self._pod_went = asyncio.Event()
+        self._room_came = asyncio.Event()
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -73,6 +78,8 @@ class Extender:
             self.cluster.apply(events)
             if any(map(_makes_room, events)):
                 self._pod_went.set()
+        if self.cluster.has_roomier:
+            self._room_came.set()
         # Made here, so that the next call finds it made.
         self.cluster.snapshot()
 
@@ -148,6 +155,22 @@ class Extender:
                 log.info("nodes_initialised", nodes=ready)
         except StoreError as err:
             log.warning("chores_failed", message=str(err))
+
+    async def wake(self, ledger: Ledger) -> None:
+        """Have kube-scheduler try refused pods again when there is room for them, for ever."""
+        while True:
+            await self._room_came.wait()
+            await asyncio.sleep(WAKE_AFTER_S)
+            self._room_came.clear()
+            roomier, refused = self.cluster.take_roomier(), self.journal.refused()
+            woken = to_wake(self.cluster, refused, roomier, time.monotonic())[:WAKE_AT_ONCE]
+            for pod in woken:
+                try:
+                    await self.loop.run_in_executor(self._pool, ledger.wake, pod)
+                except StoreError as err:
+                    log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+            if woken:
+                log.info("pods_woken", pods=len(woken), nodes=len(roomier))
 
 
 async def serve(

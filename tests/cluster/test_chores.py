@@ -6,7 +6,7 @@ import pytest
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.cluster.chores import dying, leftovers, uninitialised
+from extender.cluster.chores import dying, leftovers, to_wake, uninitialised
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
@@ -55,6 +55,22 @@ def test_promises_that_nobody_needs(
 def test_a_node_that_never_reported_has_leftovers_too() -> None:
     held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
     assert leftovers(state_with(gpunode(promises=held)), WALL_S, 60.0) == [("n", "uid-p")]
+
+
+def test_refused_pods_are_woken_where_room_came_the_most_urgent_first() -> None:
+    waiting = [
+        pod("20Gi", uid="a", created="2026-11-20T10:00:00Z"),
+        pod("20Gi", uid="b", created="2026-11-20T09:00:00Z"),
+        pod("25Gi", uid="large"),
+        pod("20Gi", uid="c", created="2026-11-20T11:00:00Z", priority=1),
+        pod("1Gi", uid="bound", node="m"),
+    ]
+    state = state_with(gpunode(shared("d")), *waiting)
+    state.apply([NodeSeen(kube_node())])
+    gone = pod("1Gi", uid="gone")
+    found = to_wake(state, [*waiting, gone], ["n", "nowhere"], NOW_S)
+    assert [p.metadata.uid for p in found] == ["c", "b", "a"]
+    assert to_wake(state, waiting, [], NOW_S) == []
 
 
 def offering(name: str, *resources: str) -> Node:

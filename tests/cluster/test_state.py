@@ -160,6 +160,48 @@ class TestBindsOnTheirWay:
         assert state.snapshot().nodes == ()
 
 
+class TestRoom:
+    @pytest.mark.parametrize(
+        ("before", "after", "grew"),
+        [
+            pytest.param(None, gpunode(device()), True, id="a new node"),
+            pytest.param(gpunode(device(), initialised=False), gpunode(device()), True, id="ready"),
+            pytest.param(gpunode(device()), gpunode(device(), initialised=False), False, id="not"),
+            pytest.param(
+                gpunode(device(), promises={"u": promise({"GPU-0": GIB})}),
+                gpunode(device()),
+                True,
+                id="a promise went",
+            ),
+            pytest.param(
+                gpunode(device(unowned_bytes=GIB)), gpunode(device()), True, id="memory came free"
+            ),
+            pytest.param(
+                gpunode(device()), gpunode(device(unowned_bytes=GIB)), False, id="memory went"
+            ),
+            pytest.param(
+                gpunode(shared(free=0, allocated=4)),
+                gpunode(shared(free=1, allocated=3)),
+                True,
+                id="a replica came free",
+            ),
+            pytest.param(
+                gpunode(device(healthy=False)), gpunode(device()), True, id="a device recovered"
+            ),
+            pytest.param(gpunode(device()), gpunode(device()), False, id="nothing"),
+        ],
+    )
+    def test_nodes_that_got_room_are_told_once(
+        self, before: GPUNode | None, after: GPUNode, grew: bool
+    ) -> None:
+        state = state_of(*seen(kube_node(), *([before] if before else [])))
+        state.take_roomier()
+        state.apply(seen(after))
+        assert state.has_roomier is grew
+        assert state.take_roomier() == (["n"] if grew else [])
+        assert not state.has_roomier
+
+
 class TestFreshness:
     def test_a_silent_node_grows_stale(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))

@@ -1,6 +1,7 @@
 """What users see: pods that land, pods that wait, and what they are told."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,32 @@ def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
     (waiting,) = (p["metadata"]["name"] for p in cluster.pods() if not p["spec"].get("nodeName"))
     refused = "0/2 nodes are available: 2 insufficient GPU memory on any device."
     cluster.until(lambda: cluster.refusal(waiting).startswith(refused), "the seventh is refused")
+    # Its room is taken soon: by the one that waits, or by the one made in its place.
+    gone = cluster.bound()[0]["metadata"]["name"]
+    cluster.delete_pod(gone)
+    cluster.until(
+        lambda: len(bound := names(cluster.bound())) == 6 and gone not in bound,
+        "another pod is bound in its place",
+    )
+
+
+@pytest.mark.parametrize("scheduler", ["kube-scheduler", "kube-scheduler-1.34"])
+def test_memory_that_comes_free_wakes_a_pod_that_waits(
+    new_cluster: NewCluster, scheduler: str
+) -> None:
+    cluster = new_cluster(1)
+    cluster.start_scheduler(cluster.start_extender(), scheduler)
+    cluster.settle()
+    cluster.create_pod("first", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
+    cluster.nodes.observe(cluster.pods())
+    cluster.create_pod("second", "20Gi")
+    cluster.until(lambda: bool(cluster.refusal("second")), "the second pod is refused")
+    cluster.delete_pod("first")
+    time.sleep(1.0)  # what the deletion itself wakes sees the memory still in use
+    assert not cluster.node_of("second")
+    cluster.nodes.observe(cluster.pods())
+    cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
 
 
 def test_a_node_that_is_deleted_takes_its_gpunode_along(new_cluster: NewCluster) -> None:
@@ -112,6 +139,10 @@ def test_a_node_that_is_deleted_takes_its_gpunode_along(new_cluster: NewCluster)
     cluster.settle()
     cluster.plane.call("DELETE", "/api/v1/nodes/gpu-1")
     cluster.until(lambda: cluster.gpunode_names() == {"gpu-2"}, "its GPUNode is gone")
+
+
+def names(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["name"] for pod in pods}
 
 
 def filter_calls(cluster: Cluster) -> float:

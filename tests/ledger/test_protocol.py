@@ -467,6 +467,36 @@ class TestRemove:
         assert promised.promised == {"uid-q"}
 
 
+class TestWake:
+    def test_an_unbound_pod_is_touched(self, stage: Stage) -> None:
+        stage.ledger.wake(pod())
+        assert stage.pod().annotation(TOUCHED)
+
+    def test_one_that_changed_since_it_was_seen_is_touched_as_it_is(self, stage: Stage) -> None:
+        stage.replace_pod()
+        stage.ledger.wake(pod())
+        assert stage.pod().annotation(TOUCHED)
+
+    @pytest.mark.parametrize(
+        "deed",
+        [
+            pytest.param(lambda s: s.rival_binds(), id="bound"),
+            pytest.param(lambda s: s.replace_pod(uid="heir"), id="replaced"),
+        ],
+    )
+    def test_one_that_waits_no_more_is_left_alone(
+        self, stage: Stage, deed: Callable[[Stage], object]
+    ) -> None:
+        deed(stage)
+        before = stage.pod()
+        stage.ledger.wake(pod())
+        assert stage.pod() == before
+
+    def test_one_that_is_gone_is_not_missed(self, stage: Stage) -> None:
+        stage.store.delete_pod("a", "p")
+        stage.ledger.wake(pod())
+
+
 class TestInitialise:
     @pytest.fixture(autouse=True)
     def fresh(self, stage: Stage) -> None:
