@@ -42,7 +42,7 @@ def test_nothing_is_left(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody else's are swept here
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("tests.controlplane._YOUNG_S", -1.0)
+    monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -63,7 +63,7 @@ def test_nothing_is_left(
 
 
 def test_one_that_runs_is_not_swept(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.controlplane._YOUNG_S", -1.0)
+    monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
     ControlPlane().stop()
     assert plane.folder.exists()
