@@ -66,11 +66,15 @@ class Processes:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    def logs(self) -> str:
+        """The end of each."""
+        return "\n".join(f"--- {name}\n{self.log(name)[-4000:]}" for name in self._processes)
+
     def raise_if_ended(self) -> None:
         """All of them serve until they are told to stop: one that ended by itself has failed."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise RuntimeError(f"{name} ended by itself:\n{self.log(name)[-4000:]}")
+                raise RuntimeError(f"{name} ended by itself:\n{self.logs()}")
 
 
 def free_ports(count: int) -> list[int]:
@@ -80,6 +84,14 @@ def free_ports(count: int) -> list[int]:
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
         ]
         return [each.getsockname()[1] for each in sockets]
+
+
+def alive(pid: int) -> bool:
+    """Whether it still runs; a zombie that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _sweep(kind: str) -> None:

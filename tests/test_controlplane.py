@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import ROOT, ControlPlane
+from tests.processes import alive
 
 #: Starts one, tells its folder and its processes, then waits to be ended.
 SESSION = """
@@ -20,14 +21,6 @@ with control_plane() as plane:
     sys.stdout.flush()
     signal.pause()
 """
-
-
-def alive(pid: int) -> bool:
-    """Whether it still runs; a zombie that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize(
