@@ -43,6 +43,8 @@ class Gpu:
     memory_bytes: int = 80 * GIB
     reserved_bytes: int = GIB // 2
     model: str = "NVIDIA H100 80GB HBM3"
+    #: The NUMA node that it hangs on; None where the machine does not say.
+    numa: int | None = None
 
 
 class Driver:

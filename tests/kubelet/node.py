@@ -2,9 +2,10 @@
 
 The kubelet's paths are fixed, so both processes see a folder of ours as ``/var/lib/kubelet``: each
 runs in a mount namespace of its own and leaves the machine's mounts alone. There the kubelet also
-finds the kernel settings that it insists on, and does not change the machine's. It manages no
-cgroups, serves no port and opens none but to the API server. What it does with devices and pods is
-all its own: device manager, checkpoint, PodResources, admission, status.
+finds the kernel settings that it insists on, and does not change the machine's, and as many NUMA
+nodes as the devices hang on. It manages no cgroups and listens on Unix sockets only. What it does
+with devices and pods is all its own: device manager, topology manager, checkpoint, PodResources,
+admission, status.
 """
 
 import contextlib
@@ -39,6 +40,9 @@ KERNEL = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 
+NUMA = "/sys/devices/system/node"
+PCI = "/sys/bus/pci/devices"
+
 #: Runs "$@" where "$1" is the folder of the node.
 INSIDE = """
 set -e
@@ -47,7 +51,7 @@ mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /var/lib
 mkdir /var/lib/kubelet
 mount --bind kubelet /var/lib/kubelet
-for file in $(cd sys && find . -type f); do mount --bind "sys/$file" "/proc/sys/$file"; done
+while read -r path; do mount --bind "over$path" "$path"; done < covered
 exec "$@"
 """
 
@@ -80,10 +84,16 @@ class Node(Processes):
         self._binaries = built("kubelet", "nvidia-device-plugin")
         self.root = self.folder / "kubelet"
         self.root.mkdir()
-        for setting, value in KERNEL.items():
-            file = self.folder / "sys" / setting
+        files = {f"/proc/sys/{setting}": f"{value}\n" for setting, value in KERNEL.items()}
+        covered = [*files]
+        if any(gpu.numa is not None for gpu in gpus):
+            files |= numa_files(gpus)
+            covered += [NUMA, PCI]
+        for path, text in files.items():
+            file = self.folder / f"over{path}"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{value}\n")
+            file.write_text(text)
+        (self.folder / "covered").write_text("".join(f"{path}\n" for path in covered))
         (self.folder / "plugin.yaml").write_text(yaml.safe_dump(plugin_configuration(replicas)))
         (self.folder / "kubeconfig").write_text(yaml.safe_dump(self._kubeconfig()))
         (self.folder / "kubelet.yaml").write_text(
@@ -137,10 +147,11 @@ class Node(Processes):
         return self.status(name)
 
     def admit(self, pod: Mapping[str, Any]) -> list[Held]:
-        """Bind it and wait until it holds a replica; what it holds. Quicker: no status yet."""
+        """Bind it and wait until it holds all that it asks for; quicker: no status yet."""
         self.bind(pod)
-        name = pod["metadata"]["name"]
-        self.wait(lambda: self.held(name), f"a pod {name} that was admitted")
+        name, containers = pod["metadata"]["name"], pod["spec"]["containers"]
+        count = sum(each["resources"]["limits"][RESOURCE] for each in containers)
+        self.wait(lambda: len(self.held(name)) == count, f"a pod {name} that was admitted")
         return self.held(name)
 
     def status(self, pod: str) -> dict[str, Any]:
@@ -177,10 +188,8 @@ class Node(Processes):
 
     def held(self, pod: str | None = None) -> list[Held]:
         """Which container holds which replica, as PodResources tells; of all pods or of one."""
-        socket = self.root / "pod-resources/kubelet.sock"
-        with grpc.insecure_channel(f"unix:{socket}") as channel:
-            lister = podresources_services.PodResourcesListerStub(channel)
-            answer = lister.List(podresources.ListPodResourcesRequest(), timeout=10.0)
+        while (answer := self._pod_resources()) is None:
+            time.sleep(0.05)
         return sorted(
             (
                 Held(each.name, container.name, replica)
@@ -208,6 +217,18 @@ class Node(Processes):
         except (ApiRefused, grpc.RpcError):
             return False
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _pod_resources(self) -> Any:
+        """The kubelet's answer; None where it was asked too often (ten at once, 100 a second)."""
+        socket = self.root / "pod-resources/kubelet.sock"
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            lister = podresources_services.PodResourcesListerStub(channel)
+            try:
+                return lister.List(podresources.ListPodResourcesRequest(), timeout=10.0)
+            except grpc.RpcError as refused:
+                if refused.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                return None
 
     def _spawn_inside(self, name: str, *arguments: str) -> None:
         self.spawn(
@@ -278,6 +299,25 @@ def gpu_container(name: str, *command: str, gpus: int = 1, takes_bytes: int = 0)
         "env": [{"name": "TAKES_VRAM", "value": str(takes_bytes)}],
         "resources": {"limits": {RESOURCE: gpus}},
     }
+
+
+def numa_files(gpus: list[Gpu]) -> dict[str, str]:
+    """What kubelet and plugin read of a machine whose devices hang on several NUMA nodes."""
+    count = 1 + max(gpu.numa or 0 for gpu in gpus)
+    files = {}
+    for cpu in range(os.cpu_count() or 1):
+        topology = f"{NUMA}/node{cpu % count}/cpu{cpu}/topology"
+        files[f"{topology}/core_id"] = f"{cpu}\n"
+        files[f"{topology}/physical_package_id"] = f"{cpu % count}\n"
+    for numa in range(count):
+        distances = " ".join("10" if other == numa else "20" for other in range(count))
+        files[f"{NUMA}/node{numa}/distance"] = f"{distances}\n"
+        files[f"{NUMA}/node{numa}/meminfo"] = f"Node {numa} MemTotal: {8 << 20} kB\n"
+        files[f"{NUMA}/node{numa}/hugepages/hugepages-2048kB/nr_hugepages"] = "0\n"
+    for index, gpu in enumerate(gpus):  # as the fake driver library numbers them
+        numa_node = -1 if gpu.numa is None else gpu.numa
+        files[f"{PCI}/0000:{index + 1:02x}:00.0/numa_node"] = f"{numa_node}\n"
+    return files
 
 
 def plugin_configuration(replicas: int) -> dict[str, Any]:

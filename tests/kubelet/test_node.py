@@ -75,6 +75,37 @@ def test_a_tie_is_broken_at_random(start_node: StartNode) -> None:
     assert seen == {"GPU-0", "GPU-1"}
 
 
+@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
+def test_a_topology_policy_fills_the_lowest_numa_node_first(
+    start_node: StartNode, policy: str
+) -> None:
+    node = start_node(gpus=4, replicas=2, numa=(1, 0, 1, 0), topologyManagerPolicy=policy)
+    order = [node.admit(gpu_pod(f"p{number}"))[0].device for number in range(8)]
+    waves = [set(order[start : start + 2]) for start in (0, 2, 4, 6)]
+    assert waves == [{"GPU-1", "GPU-3"}] * 2 + [{"GPU-0", "GPU-2"}] * 2
+    for pod in (order.index("GPU-0"), order.index("GPU-3")):
+        node.delete(f"p{pod}", by_force=True)
+    node.wait(lambda: len(node.held()) == 6, "two free replicas")
+    assert [node.admit(gpu_pod(f"q{number}"))[0].device for number in range(2)] == [
+        "GPU-3",
+        "GPU-0",
+    ]
+
+
+def test_no_topology_policy_no_preference(start_node: StartNode) -> None:
+    node = start_node(gpus=4, replicas=2, numa=(1, 0, 1, 0))
+    order = [node.admit(gpu_pod(f"p{number}"))[0].device for number in range(8)]
+    assert len(set(order[:4])) == len(set(order[4:])) == 4
+
+
+def test_a_set_across_numa_nodes_is_rejected_after_it_was_bound(start_node: StartNode) -> None:
+    node = start_node(
+        gpus=4, replicas=1, numa=(0, 0, 1, 1), topologyManagerPolicy="single-numa-node"
+    )
+    node.bind(gpu_pod("p", containers=[gpu_container("main", gpus=3)]))
+    node.wait(lambda: "TopologyAffinityError" in node.events("p"), "its refusal")
+
+
 def test_a_pod_too_many_is_rejected_after_it_was_bound(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=2)
     for name in ("a", "b"):
