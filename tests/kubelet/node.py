@@ -80,7 +80,7 @@ class Node(Processes):
         self.name = name
         self.replicas = len(gpus) * replicas
         self.driver = Driver(self.folder / "devices", gpus)
-        self.runtime = Runtime(self.folder / "cri.sock", self.driver)
+        self.runtime = Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver)
         self._binaries = built("kubelet", "nvidia-device-plugin")
         self.root = self.folder / "kubelet"
         self.root.mkdir()
@@ -157,6 +157,10 @@ class Node(Processes):
     def status(self, pod: str) -> dict[str, Any]:
         status: dict[str, Any] = self.plane.call("GET", f"{PODS}/{pod}")["status"]
         return status
+
+    def uid(self, pod: str) -> str:
+        uid: str = self.plane.call("GET", f"{PODS}/{pod}")["metadata"]["uid"]
+        return uid
 
     def events(self, pod: str) -> set[str]:
         """The reasons of its events; of a refusal they tell at once, its status takes 10 s."""

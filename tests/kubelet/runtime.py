@@ -5,13 +5,15 @@ A container runs until the kubelet stops it or a test ends it (``exit``), but fo
 ``["exit", "3"]`` has ended with that code when it starts, ``["stubborn"]`` takes its whole grace
 period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM`` says
 on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with; ``use`` changes that later.
+Its process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
 """
 
 import contextlib
 import itertools
+import secrets
+import shutil
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -101,7 +103,8 @@ class Container:
 
 
 class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  # type: ignore[name-defined,misc]
-    def __init__(self, socket: Path, driver: Driver) -> None:
+    def __init__(self, socket: Path, proc: Path, driver: Driver) -> None:
+        self.proc = proc
         self.driver = driver
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, Container] = {}
@@ -143,6 +146,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         with self._lock:
             if container.state == cri.CONTAINER_RUNNING:
                 self.driver.use(container.pid, {})
+                shutil.rmtree(self.proc / str(container.pid))
                 container.pid = 0
                 container.exit_code = code
                 container.finished_ns = time.time_ns()
@@ -169,7 +173,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         return cri.UpdateRuntimeConfigResponse()
 
     def RunPodSandbox(self, request: Any, context: Any) -> Any:
-        sandbox = Sandbox(uuid.uuid4().hex, request.config, time.time_ns())
+        sandbox = Sandbox(secrets.token_hex(32), request.config, time.time_ns())
         with self._lock:
             self.sandboxes[sandbox.id] = sandbox
         return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
@@ -205,7 +209,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
     def CreateContainer(self, request: Any, context: Any) -> Any:
         with self._lock, known(context):
             sandbox = self.sandboxes[request.pod_sandbox_id]
-            container = Container(uuid.uuid4().hex, sandbox, request.config, time.time_ns())
+            container = Container(secrets.token_hex(32), sandbox, request.config, time.time_ns())
             self.containers[container.id] = container
             return cri.CreateContainerResponse(container_id=container.id)
 
@@ -214,6 +218,10 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             container = self.containers[request.container_id]
             container.pid = next(self._pids)
             container.started_ns = time.time_ns()
+            process = self.proc / str(container.pid)
+            process.mkdir(parents=True)
+            pod = container.sandbox.config.metadata.uid
+            (process / "cgroup").write_text(f"0::/kubepods/pod{pod}/{container.id}\n")
             self.use(container, int(container.environment.get("TAKES_VRAM", "0")))
             match list(container.config.command):
                 case ["exit", code]:

@@ -43,15 +43,18 @@ def test_a_pod_is_admitted_takes_memory_and_gives_all_of_it_back(start_node: Sta
     container = node.runtime.running("p")["main"]
     assert container.environment["NVIDIA_VISIBLE_DEVICES"] == held.device
     assert f"process compute {container.pid} {8 * GIB}\n" in node.driver.table.read_text()
+    cgroup = (node.runtime.proc / str(container.pid) / "cgroup").read_text()
+    assert cgroup == f"0::/kubepods/pod{node.uid('p')}/{container.id}\n"
     (entry,) = node.checkpoint()["PodDeviceEntries"]
     assert (entry["ContainerName"], entry["ResourceName"]) == ("main", RESOURCE)
     assert list(entry["DeviceIDs"].values()) == [[held.replica]]
-    assert entry["PodUID"] == container.sandbox.config.metadata.uid
+    assert entry["PodUID"] == node.uid("p")
 
     node.delete("p")
     node.wait(lambda: node.is_gone("p"), "the end of the pod")
     assert node.held() == []
     assert processes(node) == 0
+    assert not list(node.runtime.proc.iterdir())
 
 
 def test_distributed_takes_a_device_with_the_fewest_replicas(start_node: StartNode) -> None:
