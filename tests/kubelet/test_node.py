@@ -57,6 +57,30 @@ def test_a_pod_is_admitted_takes_memory_and_gives_all_of_it_back(start_node: Sta
     assert not list(node.runtime.proc.iterdir())
 
 
+def replica_in_status(node: Node, pod: str) -> dict[str, str]:
+    """Whichever replica of the only container its status tells of, with its health."""
+    (container,) = node.status(pod)["containerStatuses"]
+    (resource,) = container["allocatedResourcesStatus"]
+    assert resource["name"] == RESOURCE
+    (told,) = resource["resources"]
+    return dict(told)
+
+
+def test_the_status_of_a_pod_names_its_replica_and_its_health(start_node: StartNode) -> None:
+    node = start_node(gpus=1, replicas=2)
+    for name in ("a", "b"):
+        node.run(gpu_pod(name))
+    held = {each.pod: each.replica for each in node.held()}
+    for name in ("a", "b"):
+        healthy = {"resourceID": held[name], "health": "Healthy"}
+        assert replica_in_status(node, name) == healthy
+    node.driver.fail("GPU-0", 79)
+    node.wait(
+        lambda: "Unhealthy" in [replica_in_status(node, name)["health"] for name in ("a", "b")],
+        "the bad news",
+    )
+
+
 def test_distributed_takes_a_device_with_the_fewest_replicas(start_node: StartNode) -> None:
     node = start_node(gpus=4, replicas=4)
     counts = collections.Counter[str]({f"GPU-{gpu}": 0 for gpu in range(4)})
