@@ -15,6 +15,8 @@ from tests.processes import alive
 SESSION = """
 import signal, sys
 from tests.controlplane import control_plane
+# A shell starts what runs in the background with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with control_plane() as plane:
     pids = [str(process.pid) for process in plane._processes.values()]
     sys.stdout.write(" ".join([str(plane.folder), *pids]) + "\\n")

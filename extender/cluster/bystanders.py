@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, Reservation
+from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, GPUNodeStatus, Reservation
 from contract.kube import Pod
-from extender.placement.amounts import largest
+from extender.placement.amounts import needed, places_of
+from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.request import Unreadable, VramRequest, understand
 from extender.placement.rules import Rules
 
@@ -31,23 +32,22 @@ def adopt(
         request = understand(
             msgspec.structs.replace(pod, metadata=bare), None, Rules(rules.resources)
         )
-    charges = _charges(request, devices, reserve_bytes) if isinstance(request, VramRequest) else []
+    terms = weigh(GPUNodeStatus(devices=list(devices)), {}, reserve_bytes, 0)
+    charges = _charges(request, terms) if isinstance(request, VramRequest) else []
     return Reservation(
         namespace=pod.metadata.namespace, name=pod.metadata.name, charges=charges, flags=[ADOPTED]
     )
 
 
-def _charges(request: VramRequest, devices: Sequence[Device], reserve_bytes: int) -> list[Charge]:
+def _charges(request: VramRequest, terms: Sequence[DeviceTerms]) -> list[Charge]:
     charges: list[Charge] = []
+    places = places_of(terms)
     for ask in request.asks:
-        candidates: dict[str, int] = {}
-        for device in devices:
-            if device.resource == ask.resource:
-                left = device.memory_bytes - device.reserved_bytes - reserve_bytes
-                allocatable = np.array([max(0, left)], np.int64)
-                replicas = np.array([device.replicas.total], np.int64)
-                shared = device.sharing != "none"
-                worst = int(largest(ask, allocatable, replicas, shared)[0])
-                candidates[device.uuid] = min(worst, MAX_DEVICE_BYTES)
+        worst = np.minimum(needed(ask, request.asks, places), MAX_DEVICE_BYTES).tolist()
+        candidates = {
+            term.device.uuid: worst_bytes
+            for term, worst_bytes in zip(terms, worst, strict=True)
+            if term.device.resource == ask.resource
+        }
         charges.append(Charge(resource=ask.resource, count=ask.count, candidates=candidates))
     return charges

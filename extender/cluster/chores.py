@@ -3,6 +3,7 @@
 Only suggestions from what we happen to have seen: whoever acts on them asks the store again.
 """
 
+from contract.annotations import FINALIZER
 from contract.kube import Node
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
@@ -31,13 +32,24 @@ def leftovers(state: ClusterState, wall_s: float, orphan_after_s: float) -> list
     return found
 
 
+def dying(state: ClusterState) -> list[str]:
+    """Names of GPUNodes that somebody deletes and that our finalizer still holds."""
+    return [
+        gpunode.name
+        for gpunode in state.gpunodes()
+        if gpunode.metadata.deletion_timestamp and FINALIZER in (gpunode.metadata.finalizers or ())
+    ]
+
+
 def uninitialised(state: ClusterState) -> list[Node]:
-    """Nodes that offer GPUs of ours and take no pods yet because their ledger is not set up."""
+    """Nodes that offer GPUs of ours and whose ledger can be set up now: those without an object,
+    and those whose object waits no longer for a report that names its devices."""
     found: list[Node] = []
     for node in state.nodes():
         offers = node.status.allocatable if node.status else None
         if any(state.rules.manages(resource) for resource in offers or ()):
             gpunode = state.gpunode(node.metadata.name)
-            if gpunode is None or not gpunode.spec.initialised:
+            reported = gpunode is not None and gpunode.status and gpunode.status.devices
+            if gpunode is None or (reported and not gpunode.spec.initialised):
                 found.append(node)
     return found

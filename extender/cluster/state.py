@@ -5,8 +5,7 @@ immutable, so other threads may keep and read it; ``judge`` may be called from a
 what it reads is replaced and never changed in place.
 """
 
-from collections.abc import Iterable, Mapping, Set
-from types import MappingProxyType
+from collections.abc import Iterable, Set
 
 import msgspec
 
@@ -39,8 +38,6 @@ from extender.placement.rules import Rules
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import Table, build
 
-_NO_BYSTANDERS: Mapping[str, Reservation] = MappingProxyType({})
-
 
 class ClusterState:
     """``epoch_s`` is the wall time, in Unix seconds, at which the monotonic clock was 0."""
@@ -61,9 +58,10 @@ class ClusterState:
         self._pods: dict[str, Pod] = {}
         self._uids_on: dict[str, set[str]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
-        self._bystanders: dict[str, Mapping[str, Reservation]] = {}
         #: Pods that were seen bound to a node that holds a promise to them, and then deleted.
         self._departed: set[str] = set()
+        #: Node -> pods bound to it that have not ended; replaced, never changed in place.
+        self._sitting_on: dict[str, tuple[Pod, ...]] = {}
 
     # Reading.
 
@@ -138,11 +136,12 @@ class ClusterState:
             self._apply(event)
         for name in self._dirty:
             if name in self._nodes or name in self._gpunodes:
-                self._bystanders[name] = self._bystanders_of(name)
+                pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
+                self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
                 self._table.put(self._weigh(name, self._gpunodes.get(name)))
             else:
                 self._table.drop(name)
-                self._bystanders.pop(name, None)
+                self._sitting_on.pop(name, None)
         self._dirty.clear()
 
     def _apply(self, event: Event) -> None:
@@ -161,7 +160,7 @@ class ClusterState:
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
             case NamespaceGone(name):
-                self._default_vram.pop(name, None)
+                self._put_default_vram(name, None)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
             case GPUNodeGone(name):
@@ -235,11 +234,20 @@ class ClusterState:
             self._departed.add(uid)
 
     def _put_namespace(self, namespace: Namespace) -> None:
-        default = (namespace.metadata.annotations or {}).get(DEFAULT_VRAM)
-        if default is None:
-            self._default_vram.pop(namespace.metadata.name, None)
+        annotations = namespace.metadata.annotations or {}
+        self._put_default_vram(namespace.metadata.name, annotations.get(DEFAULT_VRAM))
+
+    def _put_default_vram(self, namespace: str, text: str | None) -> None:
+        if self._default_vram.get(namespace) == text:
+            return
+        if text is None:
+            del self._default_vram[namespace]
         else:
-            self._default_vram[namespace.metadata.name] = default
+            self._default_vram[namespace] = text
+        # What its bystanders are charged hangs on it.
+        for name, pods in self._sitting_on.items():
+            if any(pod.metadata.namespace == namespace for pod in pods):
+                self._dirty[name] = None
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         held = self._gpunodes.get(gpunode.name)
@@ -272,7 +280,7 @@ class ClusterState:
             reason = Reason.NOT_INITIALISED
         if gpunode is None or gpunode.status is None:
             return NodeTerms(name, reason, NEVER_S)
-        promises = {**self._bystanders.get(name, _NO_BYSTANDERS), **gpunode.spec.reservations}
+        promises = {**self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
         devices = weigh(gpunode.status, promises, reserve_bytes, self.rules.unowned_tolerance_bytes)
         return NodeTerms(name, reason, self._fresh_until_s(name), devices)
@@ -293,16 +301,13 @@ class ClusterState:
         except BadAnnotation:
             return 0, Reason.BAD_NODE_ANNOTATION
 
-    def _bystanders_of(self, name: str) -> Mapping[str, Reservation]:
-        gpunode = self._gpunodes.get(name)
-        if gpunode is None or gpunode.status is None:
-            return _NO_BYSTANDERS
-        pods = [self._pods[uid] for uid in self._uids_on.get(name, ())]
+    def _bystanders_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
+        """The pods on the node that this very object promises nothing to: one held earlier may
+        have promised them something that has been taken back since."""
         return {
             pod.metadata.uid: promise
-            for pod in pods
-            if not pod.ended
-            and pod.metadata.uid not in gpunode.spec.reservations
+            for pod in self._sitting_on.get(gpunode.name, ())
+            if pod.metadata.uid not in gpunode.spec.reservations
             and (promise := self.adopt(pod, gpunode)) is not None
         }
 

@@ -6,21 +6,23 @@ watchers are told in the order of writes. What a network does to a store can be 
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
 
 from contract.annotations import TOUCHED
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
-from contract.kube import Pod
-from extender.cluster.events import Event, GPUNodeSeen, PodGone, PodSeen
+from contract.kube import Pod, PodSpec
+from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import StoreConflict, StoreNotFound
 from extender.ledger.store import Binding
 
-#: Called with the operation's name before it is done and after; may sleep, or raise a StoreError
-#: ("before": nothing was done; "after": it was done, and the answer is lost).
 T = TypeVar("T")
+
+#: Called with the operation's name before it is done and after; may sleep, or raise a StoreError
+#: ("before": nothing was done; "after": it was done or refused, and the answer is lost).
 Fault = Callable[[str, str], None]
 
 
@@ -54,6 +56,8 @@ class EmbeddedStore:
         self._version = 0
         self._gpunodes: dict[str, GPUNode] = {}
         self._pods: dict[tuple[str, str], Pod] = {}
+        #: Pod uid -> the resourceVersions in which whoever made the pod up has shown it.
+        self._shown: dict[str, set[str]] = {}
 
     # What the ledger does.
 
@@ -64,19 +68,30 @@ class EmbeddedStore:
         def create() -> GPUNode:
             if gpunode.name in self._gpunodes:
                 raise StoreConflict(f"GPUNode {gpunode.name} exists already")
-            # As the API server does for a status subresource: what is created has none.
-            return self._put_gpunode(msgspec.structs.replace(gpunode, status=None))
+            # As the API server does: it names the object, and a status is not created with it.
+            metadata = msgspec.structs.replace(gpunode.metadata, uid=f"gpunode-{uuid.uuid4()}")
+            return self._put_gpunode(
+                msgspec.structs.replace(gpunode, metadata=metadata, status=None)
+            )
 
         return self._do("create_gpunode", create)
 
     def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         def write() -> GPUNode:
-            held = self._held(before.name)
-            if held.metadata.resource_version != before.metadata.resource_version:
-                raise StoreConflict(f"GPUNode {before.name} was written by somebody else")
+            held = self._unchanged(before)
+            if held.spec == spec:
+                return held  # as at the API server, what changes nothing makes no new version
             return self._put_gpunode(msgspec.structs.replace(held, spec=spec))
 
         return self._do("write_spec", write)
+
+    def let_go(self, gpunode: GPUNode) -> None:
+        def end() -> None:
+            self._unchanged(gpunode)
+            del self._gpunodes[gpunode.name]
+            self._deliver([GPUNodeGone(gpunode.name)])
+
+        self._do("let_go", end)
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._do("read_pod", lambda: self._pods.get((namespace, name)))
@@ -94,6 +109,8 @@ class EmbeddedStore:
                 raise StoreConflict(f"{which} was changed by somebody else")
             if pod.node:
                 raise StoreConflict(f"{which} is already assigned to node {pod.node}")
+            if pod.metadata.deletion_timestamp:
+                raise StoreConflict(f"{which} is being deleted")
             annotations = {**(pod.metadata.annotations or {}), **binding.annotations}
             spec = msgspec.structs.replace(pod.spec, node_name=binding.node)
             self._put_pod(pod, annotations, spec)
@@ -108,6 +125,8 @@ class EmbeddedStore:
                 raise StoreConflict(
                     f"pod {ours.namespace}/{ours.name} was changed by somebody else"
                 )
+            if held.annotation(TOUCHED) == value:
+                return held
             return self._put_pod(held, {**(theirs.annotations or {}), TOUCHED: value}, held.spec)
 
         return self._do("touch_pod", touch)
@@ -118,17 +137,25 @@ class EmbeddedStore:
         """Create the pod, or take its newer version while it is not bound; returns what is held.
 
         A pod of the same name with another uid replaces the old one, as if that had been deleted.
+        It keeps the resourceVersion that whoever made it up gave it, and a version that was shown
+        once is no news again: what was touched since must not come back as it was.
         """
 
         def create() -> Pod:
-            key = (pod.metadata.namespace, pod.metadata.name)
+            key, version = (
+                (pod.metadata.namespace, pod.metadata.name),
+                pod.metadata.resource_version,
+            )
             held = self._pods.get(key)
-            if held is not None and held.metadata.uid == pod.metadata.uid:
-                if held.node or held.metadata.resource_version == pod.metadata.resource_version:
-                    return held
-            elif held is not None:
-                self._deliver([PodGone(held.metadata.uid)])
-            # It comes with a resourceVersion of whoever made it up, and keeps it.
+            if held is not None and held.metadata.uid != pod.metadata.uid:
+                self._forget_pod(held)
+                held = None
+            shown = self._shown.setdefault(pod.metadata.uid, set())
+            if held is not None and (held.node or version in shown):
+                return held
+            shown.add(version)
+            if not version:
+                return self._put_pod(pod, pod.metadata.annotations, pod.spec)
             self._pods[key] = pod
             self._deliver([PodSeen(pod)])
             return pod
@@ -140,11 +167,20 @@ class EmbeddedStore:
 
         def delete() -> Pod:
             pod = self._held_pod(namespace, name)
-            del self._pods[namespace, name]
-            self._deliver([PodGone(pod.metadata.uid)])
+            self._forget_pod(pod)
             return pod
 
         return self._do("delete_pod", delete)
+
+    def delete_gpunode(self, name: str) -> None:
+        """Remove a GPUNode at once, finalizer or not, as somebody might by hand."""
+
+        def delete() -> None:
+            self._held(name)
+            del self._gpunodes[name]
+            self._deliver([GPUNodeGone(name)])
+
+        self._do("delete_gpunode", delete)
 
     def report(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> None:
         """Replace the status of GPUNodes, as their agents do; raises ``StoreNotFound``, and then
@@ -161,20 +197,32 @@ class EmbeddedStore:
 
     def _do(self, operation: str, action: Callable[[], T]) -> T:
         self._fault(operation, "before")
-        with self._lock:
-            result = action()
-        self._fault(operation, "after")
-        return result
+        try:
+            with self._lock:
+                return action()
+        finally:
+            self._fault(operation, "after")
 
     def _held(self, name: str) -> GPUNode:
         if name not in self._gpunodes:
             raise StoreNotFound(f"GPUNode {name} does not exist")
         return self._gpunodes[name]
 
+    def _unchanged(self, gpunode: GPUNode) -> GPUNode:
+        held = self._held(gpunode.name)
+        if held.metadata.resource_version != gpunode.metadata.resource_version:
+            raise StoreConflict(f"GPUNode {gpunode.name} was written by somebody else")
+        return held
+
     def _held_pod(self, namespace: str, name: str) -> Pod:
         if (namespace, name) not in self._pods:
             raise StoreNotFound(f"pod {namespace}/{name} does not exist")
         return self._pods[namespace, name]
+
+    def _forget_pod(self, pod: Pod) -> None:
+        del self._pods[pod.metadata.namespace, pod.metadata.name]
+        self._shown.pop(pod.metadata.uid, None)
+        self._deliver([PodGone(pod.metadata.uid)])
 
     def _next_version(self) -> str:
         self._version += 1
@@ -187,7 +235,7 @@ class EmbeddedStore:
         self._deliver([GPUNodeSeen(gpunode, self._monotonic_s())])
         return gpunode
 
-    def _put_pod(self, pod: Pod, annotations: dict[str, str], spec: object) -> Pod:
+    def _put_pod(self, pod: Pod, annotations: Mapping[str, str] | None, spec: PodSpec) -> Pod:
         metadata = msgspec.structs.replace(
             pod.metadata, annotations=annotations, resource_version=f"e{self._next_version()}"
         )

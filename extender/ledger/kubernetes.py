@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from contract.annotations import TOUCHED
+from contract.annotations import FINALIZER, TOUCHED
 from contract.errors import BadReport
 from contract.gpunode import (
     GROUP,
@@ -75,6 +75,13 @@ class KubernetesStore:
         body = self._call(what, "PATCH", _gpunode_path(before.name), _encode(patch), _MERGE_PATCH)
         return _read(what, _decode_gpunode, body)
 
+    def let_go(self, gpunode: GPUNode) -> None:
+        what = f"let go of GPUNode {gpunode.name}"
+        others = [name for name in gpunode.metadata.finalizers or () if name != FINALIZER]
+        version = _version(what, gpunode.metadata.resource_version)
+        patch = {"metadata": {"resourceVersion": version, "finalizers": others or None}}
+        self._call(what, "PATCH", _gpunode_path(gpunode.name), _encode(patch), _MERGE_PATCH)
+
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         what = f"read pod {namespace}/{name}"
         try:
@@ -119,9 +126,8 @@ class KubernetesStore:
             }
         }
         path = _pod_path(metadata.namespace, metadata.name)
-        return _read(
-            what, _decode_pod, self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH)
-        )
+        body = self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH)
+        return _read(what, _decode_pod, body)
 
     def _call(
         self,

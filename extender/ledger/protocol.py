@@ -5,9 +5,11 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Protocol
 
 import msgspec
@@ -91,59 +93,78 @@ class Ledger:
         self._written = written
         self._wall_s = wall_s
         self._new_id = new_id
+        self._turns: dict[str, Lock] = {}
 
     def bind(self, ask: BindAsk) -> Outcome:
         """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
         times for the same pod, and answers the same each time."""
+        try:
+            return self._bind(ask)
+        except StoreError as err:
+            # Nothing was learned of the pod. A promise made so far stays, which is safe.
+            return Failed(str(err))
+
+    def _bind(self, ask: BindAsk) -> Outcome:
         pod, gpunode = ask.pod, ask.gpunode
-        trouble = "too many others wrote the same node"
+        trouble: StoreError | None = None
         for _ in range(ATTEMPTS):
-            try:
-                # 1. Know the pod, unbound, at a resourceVersion.
-                if pod is None:
-                    pod = self._store.read_pod(ask.namespace, ask.name)
-                if (settled := _settled(ask, pod)) is not None:
-                    return settled
-                assert pod is not None
+            with self._turn(ask.node) as waited:
+                if waited:
+                    gpunode = None  # others have written it in the meantime
                 gpunode = gpunode or self._store.read_gpunode(ask.node)
                 if gpunode is None:
                     return Declined(Reason.NO_REPORT)
+                # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it
+                # already it is read after that: fitted as an older filter call showed it, it could
+                # be promised less than the attempt that made the promise is about to bind.
+                if pod is None or ask.uid in gpunode.spec.reservations:
+                    pod = self._store.read_pod(ask.namespace, ask.name)
+                state = _unbound(ask, pod)
+                if not isinstance(state, Pod):
+                    return state
                 # 2. Fit it on the object that the write will be conditional on.
-                placement = self._judge(pod, gpunode)
+                pod, placement = state, self._judge(state, gpunode)
                 if isinstance(placement, Reason):
                     return Declined(placement)
-            except StoreError as err:
-                return Failed(str(err))
-            # 3. Reserve, always, also when there is a promise for the pod already: the write
-            # proves that nobody took one back in between.
-            try:
+                # 3. Reserve, always, also when there is a promise to the pod already: the write
+                # proves that nobody took one back in between.
                 if placement.charges:
-                    gpunode = self._reserve(pod, gpunode, placement)
-            except (StoreConflict, OutcomeUnknown) as err:
-                trouble, gpunode = str(err), None
-                continue
-            except StoreError as err:
-                return Failed(str(err))
+                    try:
+                        gpunode = self._reserve(pod, gpunode, placement)
+                    except (StoreConflict, OutcomeUnknown) as err:
+                        trouble, gpunode = err, None
+                        continue
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
                 self._store.bind(_binding(pod, ask.node, placement))
                 return Bound()
             except StoreError as err:
-                trouble, refused = str(err), isinstance(err, StoreRefused)
+                trouble = err
             # 5. Refused or unanswered: what became of the pod decides.
-            try:
-                pod = self._store.read_pod(ask.namespace, ask.name)
-            except StoreError as err:
-                return Failed(f"{trouble}; and then: {err}")
-            settled = _settled(ask, pod)
-            if isinstance(settled, Bound):
-                return settled
-            if settled is not None or refused:
+            pod = self._store.read_pod(ask.namespace, ask.name)
+            state = _unbound(ask, pod)
+            if isinstance(state, Pod) and isinstance(trouble, StoreRefused):
+                state = Failed(str(trouble))
+            if isinstance(state, Failed):
                 # A promise nobody can use any more; if removing fails, housekeeping will.
                 self.remove(ask.node, ask.uid)
-                return settled or Failed(trouble)
+            if not isinstance(state, Pod):
+                return state
             # Unbound: once more from the start. The promise stays, for this or a rival attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
+
+    @contextmanager
+    def _turn(self, node: str) -> Iterator[bool]:
+        """One bind of this process after the other makes its promise on a node; yields whether it
+        had to wait. Compare-and-swap decides between replicas; racing ourselves would only cost."""
+        turn = self._turns.setdefault(node, Lock())
+        waited = not turn.acquire(blocking=False)
+        if waited:
+            turn.acquire()
+        try:
+            yield waited
+        finally:
+            turn.release()
 
     def remove(self, node: str, uid: str) -> bool:
         """Take a promise back unless its pod runs on the node; the only way, for anyone, any time.
@@ -175,26 +196,42 @@ class Ledger:
         return False
 
     def initialise(self, nodes: Iterable[Node]) -> list[str]:
-        """Make the GPUNodes of these nodes ready to take pods; returns the names of those that are.
+        """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.
 
-        A node without a report gets its object, and is initialised when the report has come: only
-        then is it known what its pods sit on. Store errors are raised; calling again is harmless.
+        A node without a report gets its object, and is initialised when one has come that names
+        its devices: only then is it known what its pods sit on. Store errors are raised; calling
+        again is harmless.
         """
         waiting = [
             gpunode
             for node in nodes
-            if not (gpunode := self._read_or_create(node)).spec.initialised
-            and gpunode.status is not None
+            if (gpunode := self._read_or_create(node))
+            and not gpunode.spec.initialised
+            and gpunode.status
+            and gpunode.status.devices
         ]
         if not waiting:
             return []
-        # Bindings that are on their way were decided without the ledger: make them fail, so that
-        # the list below shows every pod that there is and will be without a promise of ours.
+        # Bindings on their way were promised on an object that is gone: make them fail, so that
+        # the list after this shows every pod that there is and will be without a promise here.
         for pod in self._store.list_pods():
-            if not pod.node and not pod.ended:
-                self._touch(pod)
+            if not pod.node and not pod.ended and self._adopt(pod, waiting[0]) is not None:
+                # Changed or gone since it was listed is just as good.
+                with suppress(StoreConflict, StoreNotFound):
+                    self._store.touch_pod(pod, self._new_id())
         pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]
-        return [node.name for node in waiting if self._charge_all(node, pods)]
+        return [gpunode.name for gpunode in waiting if self._charge_all(gpunode, pods)]
+
+    def let_go(self, name: str) -> None:
+        """End a GPUNode that somebody deletes: with its Node, or by hand.
+
+        Its promises are lost with it, which is safe: nothing is placed on a node without one, and
+        what sits there is charged before the next takes anything. Store errors are raised.
+        """
+        gpunode = self._store.read_gpunode(name)
+        if gpunode is not None and gpunode.metadata.deletion_timestamp:
+            with suppress(StoreConflict, StoreNotFound):  # the next round looks again
+                self._store.let_go(gpunode)
 
     def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
         promises = dict(gpunode.spec.reservations)
@@ -206,33 +243,20 @@ class Ledger:
         spec = msgspec.structs.replace(gpunode.spec, initialised=True, reservations=promises)
         try:
             self._write(gpunode, spec)
-        except StoreConflict:
-            return False  # somebody else wrote it; the next round looks again
+        except (StoreConflict, StoreNotFound):
+            return False  # somebody else was faster; the next round looks again
         return True
 
-    def _touch(self, pod: Pod) -> None:
-        """Until it succeeds, or the pod is bound or gone and so in the next list as it is."""
-        current: Pod | None = pod
-        while current is not None and not current.node and self._adopt_matters(current):
-            try:
-                self._store.touch_pod(current, self._new_id())
-                return
-            except StoreNotFound:
-                return
-            except StoreConflict:
-                current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
-
-    def _adopt_matters(self, pod: Pod) -> bool:
-        """Whether the pod asks for GPUs of ours at all."""
-        return self._adopt(pod, GPUNode(metadata=ObjectMeta())) is not None
-
-    def _read_or_create(self, node: Node) -> GPUNode:
+    def _read_or_create(self, node: Node) -> GPUNode | None:
         name = node.metadata.name
         if (gpunode := self._store.read_gpunode(name)) is not None:
             return gpunode
         owner = OwnerReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
         metadata = ObjectMeta(name=name, finalizers=[FINALIZER], owner_references=[owner])
-        return self._store.create_gpunode(GPUNode(metadata=metadata))
+        try:
+            return self._store.create_gpunode(GPUNode(metadata=metadata))
+        except StoreConflict:
+            return None  # somebody else was faster; the next round looks again
 
     def _reserve(self, pod: Pod, gpunode: GPUNode, placement: Placement) -> GPUNode:
         promise = self._stamped(
@@ -261,8 +285,8 @@ class Ledger:
         return after
 
 
-def _settled(ask: BindAsk, pod: Pod | None) -> Outcome | None:
-    """What is already decided about the pod; None while it is unbound and so still to be bound."""
+def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
+    """The pod while it is still to be bound, else what is decided about it already."""
     which = f"pod {ask.namespace}/{ask.name}"
     if pod is None:
         return Failed(f"{which} does not exist")
@@ -272,7 +296,9 @@ def _settled(ask: BindAsk, pod: Pod | None) -> Outcome | None:
         return Bound()
     if pod.node:
         return Failed(f"{which} is bound to node {pod.node}")
-    return None
+    if pod.metadata.deletion_timestamp:
+        return Failed(f"{which} is being deleted")
+    return pod
 
 
 def _binding(pod: Pod, node: str, placement: Placement) -> Binding:

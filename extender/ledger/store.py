@@ -40,6 +40,12 @@ class Store(Protocol):
         Compare-and-swap: ``StoreConflict`` when somebody wrote the object in between.
         """
 
+    def let_go(self, gpunode: GPUNode) -> None:
+        """Take our finalizer off a GPUNode that is being deleted, which ends it.
+
+        ``StoreConflict`` when somebody wrote the object in between.
+        """
+
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         """The pod, or None when there is none."""
 

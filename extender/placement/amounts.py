@@ -1,51 +1,111 @@
 """How many bytes an amount is on a given device. Integers only: shares are rounded down, so that
-the shares of one device never add up to more than the device."""
+the shares of one device never add up to more than the device, but never to nothing."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
-from extender.placement.request import Ask
+from contract.gpunode import MAX_DEVICE_BYTES
+from contract.reasons import Reason
+from extender.placement.equation import DeviceTerms
+from extender.placement.request import Ask, Portion
+from extender.placement.snapshot import MOST_BYTES
 
 BytesArray = NDArray[np.int64]
 
+#: Sums are held here: far more than any memory, and so many of them stay in int64.
+TOO_MUCH_BYTES = 1 << 52
 
-def bytes_of(amount: Amount, allocatable: BytesArray, replicas: BytesArray) -> BytesArray:
-    """Bytes of one amount on devices with these allocatable bytes and replicas; same shape.
 
-    Absent slots (allocatable below zero) give whatever; mask them.
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Devices, as far as it matters how much a pod can put there; all arrays have one shape.
+
+    Absent slots (figures below zero) give whatever; mask them.
     """
+
+    allocatable_bytes: BytesArray
+    replicas: BytesArray
+    #: Whether several containers can be in its memory at once.
+    common: NDArray[np.bool_]
+    #: Devices that share its memory, itself included.
+    sharers: BytesArray
+
+
+def places_of(terms: Sequence[DeviceTerms]) -> Places:
+    """The devices of one node, one-dimensional.
+
+    What a device holds whose report contradicts itself is not known: a share of it could be a
+    share of the most that any has.
+    """
+    believed = [term.fence is not Reason.CONTRADICTORY_REPORT for term in terms]
+    pairs = list(zip(terms, believed, strict=True))
+    return Places(
+        allocatable_bytes=np.array(
+            [term.allocatable_bytes if ok else MAX_DEVICE_BYTES for term, ok in pairs], np.int64
+        ),
+        replicas=np.array(
+            [term.device.replicas.total if ok else 1 for term, ok in pairs], np.int64
+        ),
+        common=np.array([term.common for term in terms], bool),
+        sharers=np.array([term.sharers for term in terms], np.int64),
+    )
+
+
+def bytes_of(amount: Amount, count: int, at: Places) -> BytesArray:
+    """Bytes of one container on one device of which it may hold up to ``count`` replicas."""
+    allocatable = at.allocatable_bytes
     match amount:
         case Bytes(count_bytes):
-            return np.full(allocatable.shape, count_bytes, np.int64)
+            return np.broadcast_to(np.int64(count_bytes), allocatable.shape)
         case Share(ppm):
             # Split so that bytes times a million stays in int64.
-            return allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
+            share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
+            return np.maximum(share, 1)
         case ReplicaShare():
-            return allocatable // np.maximum(replicas, 1)
+            replicas = np.maximum(at.replicas, 1)
+            worth: BytesArray = allocatable // replicas * np.minimum(count, replicas)
+            return np.maximum(worth, 1)
         case _:
             assert_never(amount)
 
 
-def largest(ask: Ask, allocatable: BytesArray, replicas: BytesArray, shared: bool) -> BytesArray:
-    """The most bytes that the pod could put on each device, over its phases.
+def needed(ask: Ask, asks: Sequence[Ask], at: Places) -> BytesArray:
+    """The most bytes that a pod with these ``asks`` could put into the memory of each device, when
+    the device is given to it for ``ask``."""
+    joint = at.sharers > 1
+    any_joint = bool(joint.any())
+    need = _largest(ask, at, any_joint)
+    if len(asks) > 1 and any_joint:
+        # Devices of another resource can be in the same memory; that they are is assumed.
+        for other in asks:
+            if other is not ask:
+                more = np.where(joint, _largest(other, at, any_joint), 0)
+                need = np.minimum(need + more, MOST_BYTES)
+    return need
 
-    On a shared device all containers of a phase may meet; an unshared one holds one container.
-    Additions saturate: an absurd request is too large, never small again.
+
+def _largest(ask: Ask, at: Places, any_joint: bool) -> BytesArray:
+    """The largest of its phases.
+
+    In a common memory all containers of a phase may meet, each with as many devices as share it;
+    any other holds one container. An absurd request is too large, never small again.
     """
-    most = np.zeros(allocatable.shape, np.int64)
-    for phase in ask.phases:
-        together = np.zeros(allocatable.shape, np.int64)
-        for amount in phase:
-            one = bytes_of(amount, allocatable, replicas)
-            together = _saturating_add(together, one) if shared else np.maximum(together, one)
-        most = np.maximum(most, together)
-    return most
+    sizes = [_of_phase(phase, at, any_joint) for phase in ask.phases]
+    return sizes[0] if len(sizes) == 1 else np.maximum.reduce(sizes)
 
 
-def _saturating_add(left: BytesArray, right: BytesArray) -> BytesArray:
-    """Sum of non-negative int64, held at the largest int64."""
-    total = left + right
-    return np.where(total < left, np.iinfo(np.int64).max, total)
+def _of_phase(phase: Sequence[Portion], at: Places, any_joint: bool) -> BytesArray:
+    sizes = [bytes_of(portion.amount, portion.count, at) for portion in phase]
+    if len(sizes) == 1 and not any_joint:
+        return sizes[0]
+    together = alone = np.zeros(at.sharers.shape, np.int64)
+    for portion, one in zip(phase, sizes, strict=True):
+        devices = np.clip(at.sharers, 1, portion.count)
+        together = np.minimum(together + one * devices, TOO_MUCH_BYTES)
+        alone = np.maximum(alone, one)
+    return np.where(at.common, together, alone)

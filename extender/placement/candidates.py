@@ -7,19 +7,19 @@ memory and whatever we think of its health, because the plugin looks at neither.
 import numpy as np
 from numpy.typing import NDArray
 
-from extender.placement.snapshot import Rows, Snapshot
+from extender.placement.snapshot import Snapshot
 
 Mask = NDArray[np.bool_]
 
 
-def slots_of(resource: str, snap: Snapshot, rows: Rows) -> Mask:
-    """(n, slots) where the node advertises a device under ``resource``."""
+def slots_of(resource: str, snap: Snapshot) -> Mask:
+    """(nodes, slots) where the node advertises a device under ``resource``."""
     index = snap.resources.get(resource)
-    shape = (len(rows), snap.columns.resource.shape[1])
-    return np.zeros(shape, bool) if index is None else snap.columns.resource[rows] == index
+    advertised = snap.columns.resource
+    return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
 
-def candidates(slots: Mask, snap: Snapshot, rows: Rows) -> Mask:
-    """(n, slots) where the plugin could place the next replica of these slots' resource."""
-    chosen: Mask = slots & (snap.columns.replicas_free[rows] > 0)
+def candidates(slots: Mask, snap: Snapshot) -> Mask:
+    """(nodes, slots) where the plugin could place the next replica of these slots' resource."""
+    chosen: Mask = slots & (snap.columns.replicas_free > 0)
     return chosen

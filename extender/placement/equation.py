@@ -10,11 +10,15 @@ of all pods bound but not yet observed only the largest can end on it; counting 
 each device would fill the node with ghosts. *strays*: measured use of pods without a reservation.
 *unowned*: use that belongs to no pod we know, beyond the tolerance.
 
+The terms are those of a *memory*, not of a device: MIG compute instances of one GPU instance share
+one, and each of them shows all that is taken of it. Such a memory can hold several pods at once,
+as that of a shared device can, so there too everybody who may come is promised, none awaited.
+
 All figures are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -25,7 +29,6 @@ from contract.gpunode import (
     Charge,
     Device,
     GPUNodeStatus,
-    PodUse,
     Reservation,
 )
 from contract.reasons import Reason
@@ -44,6 +47,10 @@ class Holder:
     #: Whether the node's report shows it there; else the device is one of its candidates.
     observed: bool
 
+    @property
+    def charged_bytes(self) -> int:
+        return max(self.requested_bytes, self.measured_bytes or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTerms:
@@ -57,7 +64,10 @@ class DeviceTerms:
     unowned_bytes: int
     #: Replicas of this device's resource promised to pods that were not observed yet.
     awaited_replicas: int
+    #: Those of the whole memory, where several devices share it.
     holders: tuple[Holder, ...]
+    #: How many devices share this one's memory, itself included.
+    sharers: int
     #: Why nothing may be placed here, and the particulars.
     fence: Reason | None
     fence_detail: str
@@ -65,6 +75,11 @@ class DeviceTerms:
     @property
     def shared(self) -> bool:
         return self.device.sharing != "none"
+
+    @property
+    def common(self) -> bool:
+        """Whether several pods can be in its memory at once."""
+        return self.shared or self.sharers > 1
 
     @property
     def allocatable_bytes(self) -> int:
@@ -94,65 +109,60 @@ def weigh(
 
     ``reservations`` maps pod uid to what was promised, bystanders included.
     """
-    fences = _fences(status.devices)
-    uses = _Uses(status.pods)
-    promised: Counter[int] = Counter()
-    awaited: Counter[int] = Counter()
-    awaited_replicas: Counter[str] = Counter()
-    holders: dict[int, list[Holder]] = {}
-    slot_of = {device.uuid: slot for slot, device in enumerate(status.devices)}
-
+    devices = status.devices
+    memories = _memories(devices)
+    uses = _Uses(status)
+    holders = _holders(devices, memories, reservations, uses)
+    fences = _fences(devices, memories)
+    awaited_replicas = Counter[str]()
     for uid, reservation in reservations.items():
         for charge in reservation.charges:
-            seen = uses.devices_of(uid, charge.resource, status.devices, slot_of)
-            missing = max(0, charge.count - sum(seen.values()))
-            awaited_replicas[charge.resource] += missing
-            for slot, requested_bytes in _possible(charge, seen, missing, slot_of).items():
-                measured = uses.measured(uid, status.devices[slot].uuid)
-                most = max(requested_bytes, measured or 0)
-                if slot in seen or status.devices[slot].sharing != "none":
-                    promised[slot] += most
-                else:
-                    awaited[slot] = max(awaited[slot], most)
-                holders.setdefault(slot, []).append(
-                    Holder(
-                        uid,
-                        reservation.namespace,
-                        reservation.name,
-                        requested_bytes,
-                        measured,
-                        slot in seen,
-                    )
-                )
-    _share_among_instances(status.devices, promised, awaited)
+            awaited_replicas[charge.resource] += uses.missing(uid, charge)
 
-    return tuple(
-        DeviceTerms(
-            device=device,
-            reserve_bytes=reserve_bytes,
-            promised_bytes=promised[slot],
-            awaited_bytes=awaited[slot],
-            strays_bytes=uses.strays(device.uuid, reservations),
-            unowned_bytes=_unowned(device, uses, holders.get(slot, ()), unowned_tolerance_bytes)
-            if slot not in fences
-            else 0,
-            awaited_replicas=awaited_replicas[device.resource],
-            holders=tuple(holders.get(slot, ())),
-            fence=fences.get(slot, (None, ""))[0],
-            fence_detail=fences.get(slot, (None, ""))[1],
+    weighed: list[DeviceTerms] = []
+    for slot, device in enumerate(devices):
+        mates = memories[slot]
+        held = holders[mates]
+        # Whether several pods can be in this memory at once.
+        common = device.sharing != "none" or len(mates) > 1
+        sitting = [h.charged_bytes for h in held if h.observed]
+        coming = [h.charged_bytes for h in held if not h.observed]
+        strays_bytes = uses.strays(mates, reservations)
+        fence, fence_detail = fences.get(slot, (None, ""))
+        unowned_bytes = 0
+        if fence is not Reason.CONTRADICTORY_REPORT:
+            explained_bytes = sum(sitting) + strays_bytes
+            unowned_bytes = _unowned(
+                [devices[i] for i in mates], uses.known(mates), explained_bytes
+            )
+        weighed.append(
+            DeviceTerms(
+                device=device,
+                reserve_bytes=reserve_bytes,
+                promised_bytes=sum(sitting) + (sum(coming) if common else 0),
+                # One pod at a time: the next can only come when the one that sits has gone.
+                awaited_bytes=0 if common else max(0, max(coming, default=0) - sum(sitting)),
+                strays_bytes=strays_bytes,
+                unowned_bytes=max(0, unowned_bytes - unowned_tolerance_bytes),
+                awaited_replicas=awaited_replicas[device.resource],
+                holders=held,
+                sharers=len(mates),
+                fence=fence,
+                fence_detail=fence_detail,
+            )
         )
-        for slot, device in enumerate(status.devices)
-    )
+    return tuple(weighed)
 
 
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
     """The report as it would read if these pods had gone, and what was measured of them freed."""
     freed_bytes: Counter[str] = Counter()
     freed_replicas: Counter[str] = Counter()
-    for use in status.pods:
-        if use.uid in uids:
-            freed_bytes[use.device] += max(0, use.used_bytes or 0)
-            freed_replicas[use.device] += 1
+    going = [use for use in status.pods if use.uid in uids]
+    for use in going:
+        freed_bytes[use.device] += max(0, use.used_bytes or 0)
+    for _, device_uuid, _ in {(use.uid, use.device, use.replica) for use in going}:
+        freed_replicas[device_uuid] += 1
     devices: list[Device] = []
     for device in status.devices:
         replicas = device.replicas
@@ -166,112 +176,176 @@ def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
     return msgspec.structs.replace(status, devices=devices, pods=pods)
 
 
+#: Slots whose devices share one memory, in order; most memories have one.
+_Memory = tuple[int, ...]
+
+
+def _memories(devices: Sequence[Device]) -> list[_Memory]:
+    """The memory of each slot: compute instances of one GPU instance share theirs."""
+    of: dict[tuple[str, int] | int, list[int]] = {}
+    keys: list[tuple[str, int] | int] = []
+    for slot, device in enumerate(devices):
+        joint = device.kind == "mig" and device.parent and device.gpu_instance is not None
+        keys.append((device.parent or "", device.gpu_instance or 0) if joint else slot)
+        of.setdefault(keys[-1], []).append(slot)
+    return [tuple(of[key]) for key in keys]
+
+
 class _Uses:
-    """The report's rows of pods, by device and by pod."""
+    """The report's rows of pods.
 
-    def __init__(self, rows: Iterable[PodUse]) -> None:
-        self._replicas: dict[str, Counter[str]] = {}
-        self._bytes: dict[tuple[str, str], int | None] = {}
-        self._uids: dict[str, list[str]] = {}
-        for row in rows:
-            self._replicas.setdefault(row.uid, Counter())[row.device] += 1
-            key = (row.uid, row.device)
-            if key not in self._bytes:
-                self._uids.setdefault(row.device, []).append(row.uid)
-                self._bytes[key] = row.used_bytes
-            else:
-                self._bytes[key] = _sum_known(self._bytes[key], row.used_bytes)
+    The rows of one replica are one use of it: an app container reuses what the init container
+    before it held, and the kubelet names both.
+    """
 
-    def devices_of(
-        self, uid: str, resource: str, devices: Sequence[Device], slot_of: Mapping[str, int]
-    ) -> dict[int, int]:
-        """Slot -> replicas on which the pod was observed."""
-        return {
-            slot_of[uuid]: count
-            for uuid, count in self._replicas.get(uid, Counter()).items()
-            if uuid in slot_of and devices[slot_of[uuid]].resource == resource
-        }
+    def __init__(self, status: GPUNodeStatus) -> None:
+        self._slot_of = {device.uuid: slot for slot, device in enumerate(status.devices)}
+        self._resources = [device.resource for device in status.devices]
+        #: uid -> slot -> replicas.
+        self._replicas: dict[str, dict[int, set[str]]] = {}
+        #: slot -> uid -> bytes; None where one of its figures is not known.
+        self._bytes: dict[int, dict[str, int | None]] = {}
+        for row in status.pods:
+            slot = self._slot_of.get(row.device)
+            if slot is None:
+                continue
+            self._replicas.setdefault(row.uid, {}).setdefault(slot, set()).add(row.replica)
+            used = self._bytes.setdefault(slot, {})
+            used[row.uid] = _sum_known(used.get(row.uid, 0), row.used_bytes)
 
-    def measured(self, uid: str, device: str) -> int | None:
-        used = self._bytes.get((uid, device))
-        return None if used is None else max(0, used)
+    def slots(self, uid: str) -> Collection[int]:
+        """Where the pod was observed."""
+        return self._replicas.get(uid, {}).keys()
 
-    def strays(self, device: str, reservations: Mapping[str, Reservation]) -> int:
-        return sum(
-            self.measured(uid, device) or 0
-            for uid in self._uids.get(device, ())
-            if uid not in reservations
+    def missing(self, uid: str, charge: Charge) -> int:
+        """Replicas of a charge that the pod was not observed to hold."""
+        held = sum(
+            len(replicas)
+            for slot, replicas in self._replicas.get(uid, {}).items()
+            if self._resources[slot] == charge.resource
         )
+        return max(0, charge.count - held)
 
-    def all_measured(self, device: str) -> bool:
-        return all(self._bytes[uid, device] is not None for uid in self._uids.get(device, ()))
+    def measured(self, uid: str, memory: _Memory) -> int | None:
+        """Bytes of the pod; None where nothing, or not everything, was measured."""
+        figures = [self._bytes[slot][uid] for slot in memory if uid in self._bytes.get(slot, ())]
+        return _sum_known(*figures) if figures else None
+
+    def strays(self, memory: _Memory, reservations: Mapping[str, Reservation]) -> int:
+        uids = {uid for slot in memory for uid in self._bytes.get(slot, ())}
+        return sum(self.measured(uid, memory) or 0 for uid in uids - reservations.keys())
+
+    def known(self, memory: _Memory) -> bool:
+        """Whether the use of every pod was measured."""
+        return all(None not in self._bytes.get(slot, {}).values() for slot in memory)
 
 
-def _sum_known(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left + right
+def _sum_known(*figures: int | None) -> int | None:
+    """The sum; None where a figure is absent or cannot be true."""
+    known = [figure for figure in figures if figure is not None and figure >= 0]
+    return sum(known) if len(known) == len(figures) else None
 
 
-def _possible(
-    charge: Charge, seen: Mapping[int, int], missing: int, slot_of: Mapping[str, int]
-) -> dict[int, int]:
-    """Slot -> bytes, wherever the pod sits or may still land."""
+def _holders(
+    devices: Sequence[Device],
+    memories: Sequence[_Memory],
+    reservations: Mapping[str, Reservation],
+    uses: _Uses,
+) -> dict[_Memory, tuple[Holder, ...]]:
+    """Of each memory, the pods with a reservation that sit there or may come."""
+    holders: dict[_Memory, list[Holder]] = {memory: [] for memory in memories}
+    for uid, reservation in reservations.items():
+        seen = uses.slots(uid)
+        waiting = [charge for charge in reservation.charges if uses.missing(uid, charge)]
+        #: Memory -> most bytes asked there, and whether the pod was seen there.
+        places: dict[_Memory, tuple[int, bool]] = {}
+        for slot, device in enumerate(devices):
+            sits = slot in seen
+            due = (
+                _due(reservation, device) if sits else [c for c in waiting if _may_come(c, device)]
+            )
+            if sits or due:
+                asked, sat = places.get(memories[slot], (0, False))
+                most = max((_bytes_on(charge, device) for charge in due), default=0)
+                places[memories[slot]] = (max(asked, most), sat or sits)
+        for memory, (asked, sits) in places.items():
+            measured = uses.measured(uid, memory)
+            names = reservation.namespace, reservation.name
+            holders[memory].append(Holder(uid, *names, asked, measured, sits))
+    return {memory: tuple(held) for memory, held in holders.items()}
+
+
+def _due(reservation: Reservation, device: Device) -> list[Charge]:
+    """The charges for which the pod can sit on a device where it was seen.
+
+    A plugin that was restarted with another configuration can rename the resource under it; then
+    any of them can be meant.
+    """
+    charges = reservation.charges
+    meant = [c for c in charges if c.resource == device.resource or device.uuid in c.candidates]
+    return meant or charges
+
+
+def _bytes_on(charge: Charge, device: Device) -> int:
+    """What was promised for the device; the most for any, where it was not thought of."""
     most = max(charge.candidates.values(), default=0)
-    possible = {
-        slot: charge.candidates.get(uuid, most) for uuid, slot in slot_of.items() if slot in seen
-    }
-    if missing:
-        for uuid, requested_bytes in charge.candidates.items():
-            if uuid in slot_of:
-                possible[slot_of[uuid]] = requested_bytes
-    return possible
+    return charge.candidates.get(device.uuid, most)
 
 
-def _unowned(device: Device, uses: _Uses, holders: Iterable[Holder], tolerance_bytes: int) -> int:
-    """Bytes used by strangers beyond the tolerance.
+def _may_come(charge: Charge, device: Device) -> bool:
+    """Whether the plugin could give the device to a pod that still waits for its replicas.
+
+    Those it could have been given when the promise was made, and those that it could be given
+    now: a replica that became free since then is as good to the plugin as any.
+    """
+    return device.uuid in charge.candidates or (
+        device.resource == charge.resource and may_have_free_replica(device)
+    )
+
+
+def may_have_free_replica(device: Device) -> bool:
+    """The plugin goes by its own count: figures that cannot be true do not prove there is none."""
+    replicas = device.replicas
+    return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
+
+
+def _unowned(devices: Sequence[Device], known: bool, explained_bytes: int) -> int:
+    """Bytes of one memory that strangers use.
 
     Where the agent cannot attribute processes, or the driver does not tell what one of them uses,
-    it is all use beyond what the pods seen here asked for; idle requests can then hide strangers.
+    it is all use beyond what is charged for the pods seen here; idle requests can then hide
+    strangers.
     """
-    unowned = device.unowned_bytes
-    if unowned is None or not uses.all_measured(device.uuid):
-        observed = sum(holder.requested_bytes for holder in holders if holder.observed)
-        unowned = max(0, device.used_bytes - observed)
-    return max(0, unowned - tolerance_bytes)
+    unowned = [device.unowned_bytes for device in devices]
+    attributed = _sum_known(*unowned)
+    if known and attributed is not None:
+        return attributed
+    return max(0, max(device.used_bytes for device in devices) - explained_bytes)
 
 
-def _share_among_instances(
-    devices: Sequence[Device], promised: Counter[int], awaited: Counter[int]
-) -> None:
-    """Compute instances of one GPU instance share its memory: each is charged with all of them."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for slot, device in enumerate(devices):
-        if device.kind == "mig" and device.parent and device.gpu_instance is not None:
-            groups.setdefault((device.parent, device.gpu_instance), []).append(slot)
-    for slots in groups.values():
-        if len(slots) > 1:
-            for term in (promised, awaited):
-                together = sum(term[slot] for slot in slots)
-                for slot in slots:
-                    term[slot] = together
-
-
-def _fences(devices: Sequence[Device]) -> dict[int, tuple[Reason, str]]:
+def _fences(
+    devices: Sequence[Device], memories: Sequence[_Memory]
+) -> dict[int, tuple[Reason, str]]:
     """Slot -> why nothing may be placed on it."""
     times = Counter(device.uuid for device in devices)
-    fences: dict[int, tuple[Reason, str]] = {}
+    wrong: dict[int, str] = {}
     sick: dict[str, str] = {}
     for slot, device in enumerate(devices):
-        wrong = _contradiction(device)
         if times[device.uuid] > 1:
-            wrong = f"uuid {device.uuid!r} is reported {times[device.uuid]} times"
-        if wrong:
-            fences[slot] = (Reason.CONTRADICTORY_REPORT, wrong)
-        elif not device.healthy:
-            fences[slot] = (Reason.UNHEALTHY_DEVICE, device.health_reason or "unhealthy")
+            wrong[slot] = f"uuid {device.uuid!r} is reported {times[device.uuid]} times"
+        elif why := _contradiction(device):
+            wrong[slot] = why
+        if not device.healthy:
             sick[device.uuid] = device.health_reason or "unhealthy"
+    fences: dict[int, tuple[Reason, str]] = {}
     for slot, device in enumerate(devices):
-        # What breaks a physical GPU breaks all its instances.
-        if slot not in fences and device.parent in sick:
+        mistaken = next((wrong[mate] for mate in (slot, *memories[slot]) if mate in wrong), "")
+        if mistaken:
+            fences[slot] = (Reason.CONTRADICTORY_REPORT, mistaken)
+        elif device.uuid in sick:
+            fences[slot] = (Reason.UNHEALTHY_DEVICE, sick[device.uuid])
+        elif device.parent in sick:
+            # What breaks a physical GPU breaks all its instances.
             fences[slot] = (Reason.UNHEALTHY_DEVICE, f"its GPU: {sick[device.parent]}")
     return fences
 

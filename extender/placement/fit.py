@@ -1,13 +1,14 @@
 """Whether a pod can be placed on each node: on every device that it could end on, or not at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.annotations import ReplicaShare
 from contract.reasons import Reason
-from extender.placement.amounts import bytes_of, largest
+from extender.placement.amounts import Places, bytes_of, needed
 from extender.placement.candidates import Mask, candidates, slots_of
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import CODE_OF, REASONS, SHARING, Bytes2D, Rows, Snapshot
@@ -18,23 +19,43 @@ MIB_BITS = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskVerdict:
-    """One ask against every node: what was compared with what."""
+    """One ask against every node: what was compared with what.
+
+    Weighed for all nodes of the snapshot at once, which costs less than picking those asked about
+    from each column first; they are picked from the results, when somebody looks.
+    """
 
     ask: Ask
-    #: (n,) code of the first reason; 0 where it fits.
-    codes: Codes
-    #: (n, slots) devices that it could end on.
-    candidates: Mask
-    #: (n, slots) the most bytes that it could put there.
-    need_bytes: Bytes2D
-    #: (n, slots) what is left for it there.
-    room_bytes: Bytes2D
+    rows: Rows
+    #: (nodes,) code of the first reason; 0 where it fits.
+    all_codes: Codes
+    #: (nodes, slots)
+    all_candidates: Mask
+    all_need_bytes: Bytes2D
+    all_room_bytes: Bytes2D
+
+    @property
+    def candidates(self) -> Mask:
+        """(n, slots) devices that it could end on."""
+        return self.all_candidates[self.rows]
+
+    @property
+    def need_bytes(self) -> Bytes2D:
+        """(n, slots) the most bytes that it could put there."""
+        return self.all_need_bytes[self.rows]
+
+    @property
+    def room_bytes(self) -> Bytes2D:
+        """(n, slots) what is left for it there."""
+        return self.all_room_bytes[self.rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
     """The answer for each row asked about, in the order asked."""
 
+    request: VramRequest
+    snap: Snapshot
     rows: Rows
     codes: Codes
     asks: tuple[AskVerdict, ...]
@@ -48,42 +69,52 @@ class Verdicts:
         return REASONS[int(self.codes[i])]
 
 
-def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
+def fit(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    now_s: float,
+    earlier: Verdicts | None = None,
+) -> Verdicts:
     """Say, for each node, whether the request can be placed there.
 
     ``rows`` index the snapshot, int64 (n,), all known; the answer keeps their order.
     ``now_s`` is the receiver's monotonic clock: a stale node never fits, silence is not memory.
     A pod that asks for no GPU fits everywhere. Raises nothing: not fitting is an answer.
+    What ``earlier`` weighed is taken over when it was the same request on the same snapshot.
     """
     if not request.asks:
-        return Verdicts(rows, np.zeros(len(rows), np.int8), ())
+        return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), ())
     codes = snap.node_reason[rows].astype(np.int8)
     codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
-    asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
+    if earlier is not None and earlier.snap is snap and earlier.request == request:
+        asks = tuple(replace(verdict, rows=rows) for verdict in earlier.asks)
+    else:
+        asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
-        codes = np.where(codes == 0, verdict.codes, codes)
-    return Verdicts(rows, codes, asks)
+        codes = np.where(codes == 0, verdict.all_codes[rows], codes)
+    return Verdicts(request, snap, rows, codes, asks)
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
     columns = snap.columns
-    slots = slots_of(ask.resource, snap, rows)
-    could = candidates(slots, snap, rows)
-    allocatable = columns.allocatable_bytes[rows]
-    replicas = columns.replicas[rows].astype(np.int64)
-    sharing = columns.sharing[rows]
-    shared = sharing != 0
-    need = np.where(
-        shared,
-        largest(ask, allocatable, replicas, shared=True),
-        largest(ask, allocatable, replicas, shared=False),
+    slots = slots_of(ask.resource, snap)
+    could = candidates(slots, snap)
+    sharing = columns.sharing
+    sharers = columns.sharers.astype(np.int64)
+    places = Places(
+        allocatable_bytes=columns.allocatable_bytes,
+        replicas=columns.replicas.astype(np.int64),
+        common=(sharing != SHARING.index("none")) | (sharers > 1),
+        sharers=sharers,
     )
-    room = columns.room_bytes[rows]
+    need = needed(ask, request.asks, places)
+    room = columns.room_bytes
     enough = room >= need
-    free = (columns.replicas_free[rows] * could).sum(axis=1)
-    awaited = np.where(slots, columns.replicas_awaited[rows], 0).max(axis=1, initial=0)
+    free = (columns.replicas_free * could).sum(axis=1)
+    awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
 
-    codes = np.zeros(len(rows), np.int8)
+    codes = np.zeros(len(snap.nodes), np.int8)
 
     def refuse(where: Any, reason: Reason) -> None:
         codes[(codes == 0) & where] = CODE_OF[reason]
@@ -91,35 +122,31 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     refuse(~slots.any(axis=1), Reason.NO_SUCH_RESOURCE)
     refuse(free - awaited < ask.count, Reason.NO_REPLICA)
     for reason in (Reason.CONTRADICTORY_REPORT, Reason.UNHEALTHY_DEVICE):
-        refuse((could & (columns.fence[rows] == CODE_OF[reason])).any(axis=1), reason)
+        refuse((could & (columns.fence == CODE_OF[reason])).any(axis=1), reason)
     mps = could & (sharing == SHARING.index("mps"))
     if mps.any():
         if ask.widest > 1:
             refuse(mps.any(axis=1), Reason.TOO_MANY_SHARED)
-        refuse(
-            (mps & _above_mps_limit(ask, request.processes, snap, rows)).any(axis=1),
-            Reason.ABOVE_MPS_LIMIT,
-        )
+        above = _above_mps_limit(ask, request.processes, columns.memory_bytes, places)
+        refuse((mps & above).any(axis=1), Reason.ABOVE_MPS_LIMIT)
     if request.max_sm_ppm is not None:
-        activity = columns.sm_ppm[rows]
+        activity = columns.sm_ppm
         busy = (activity < 0) | (activity >= request.max_sm_ppm)
         refuse((could & busy).any(axis=1), Reason.SM_ABOVE_LIMIT)
     refuse(~(could & enough).any(axis=1), Reason.MEMORY_ON_ANY)
     refuse((could & ~enough).any(axis=1), Reason.MEMORY_ON_SOME)
-    return AskVerdict(ask, codes, could, need, room)
+    return AskVerdict(ask, rows, codes, could, need, room)
 
 
-def _above_mps_limit(ask: Ask, processes: int, snap: Snapshot, rows: Rows) -> Mask:
+def _above_mps_limit(ask: Ask, processes: int, memory_bytes: Bytes2D, at: Places) -> Mask:
     """(n, slots) where a container asks for more than its processes may take.
 
     The plugin caps each MPS process at total memory / replicas, in whole MiB; waiting for more
-    is waiting for ever.
+    is waiting for ever. Who asks for what a replica is worth is content with the cap.
     """
-    columns = snap.columns
-    replicas = np.maximum(columns.replicas[rows].astype(np.int64), 1)
-    cap = (columns.memory_bytes[rows] // replicas >> MIB_BITS << MIB_BITS) * processes
-    allocatable = columns.allocatable_bytes[rows]
+    cap = (memory_bytes // np.maximum(at.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
     above = np.zeros(cap.shape, bool)
-    for amount in {amount for phase in ask.phases for amount in phase}:
-        above |= bytes_of(amount, allocatable, replicas) > cap
+    for portion in {portion for phase in ask.phases for portion in phase}:
+        if portion.amount != ReplicaShare():
+            above |= bytes_of(portion.amount, portion.count, at) > cap
     return above

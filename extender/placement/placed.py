@@ -8,7 +8,7 @@ import numpy as np
 
 from contract.annotations import PLACEMENT, PREFIX
 from contract.gpunode import Charge
-from extender.placement.amounts import bytes_of
+from extender.placement.amounts import bytes_of, places_of
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
@@ -55,7 +55,9 @@ def _annotations(
     for ask in request.containers:
         devices = possible[ask.resource]
         sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
-        certain = len(devices) == ask.count and len(request.containers) == 1
+        # Two replicas that are shared can be of one device, however many devices there are.
+        unspread = ask.count == 1 or not any(term.shared for term in devices)
+        certain = len(devices) == ask.count and len(request.containers) == 1 and unspread
         containers[ask.name] = {
             "resource": ask.resource,
             "count": ask.count,
@@ -76,9 +78,7 @@ def _annotations(
 
 
 def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
-    allocatable = np.array([term.allocatable_bytes], np.int64)
-    replicas = np.array([term.device.replicas.total], np.int64)
-    return int(bytes_of(ask.amount, allocatable, replicas)[0])
+    return int(bytes_of(ask.amount, ask.count, places_of([term]))[0])
 
 
 def _fraction(part_bytes: int, whole_bytes: int) -> str:

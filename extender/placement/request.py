@@ -49,6 +49,14 @@ class ContainerAsk:
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """What one container takes: ``amount`` on the device of each of its ``count`` replicas."""
+
+    amount: Amount
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """All that a pod asks of one resource."""
 
@@ -57,8 +65,8 @@ class Ask:
     count: int
     #: The most replicas that one of its containers holds.
     widest: int
-    #: Amounts that one shared device may have to hold together, one tuple for each phase.
-    phases: tuple[tuple[Amount, ...], ...]
+    #: Portions that one shared device may have to hold together, one tuple for each phase.
+    phases: tuple[tuple[Portion, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,5 +265,7 @@ def _asks(pod: Pod, containers: tuple[ContainerAsk, ...]) -> Iterator[Ask]:
             resource=resource,
             count=max(sum(ask.count for ask in phase) for phase in phases),
             widest=max(ask.count for ask in own),
-            phases=tuple(dict.fromkeys(tuple(a.amount for a in phase) for phase in phases)),
+            phases=tuple(
+                dict.fromkeys(tuple(Portion(a.amount, a.count) for a in p) for p in phases)
+            ),
         )

@@ -7,11 +7,13 @@ same question has the same answer on every replica.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
+from contract.gpunode import MAX_DEVICE_BYTES
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
@@ -30,7 +32,7 @@ class Ranking:
     scores: Scores
     #: Named terms, each (n,) 0..1, whose mean is the score.
     terms: Mapping[str, Scores]
-    #: Place of the best node among those asked about; None when none fits.
+    #: Place of the best node among those asked about; None when none fits, or any would do.
     winner: int | None
 
     def wire(self) -> list[int]:
@@ -49,24 +51,32 @@ def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
     """Rank the nodes that fit; the others score 0."""
     fits = verdicts.fits
     if not request.asks or not fits.any():
-        return Ranking(np.zeros(len(fits)), {}, 0 if not request.asks and len(fits) else None)
+        return Ranking(np.zeros(len(fits)), {}, None)
     rows = verdicts.rows
-    device_left, taken = _left_on_device(verdicts)
-    headroom = np.maximum(snap.columns.headroom_bytes[rows], 0)
-    node_left = np.maximum(headroom.sum(axis=1) - taken, 0)
-    allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+    device_left, taken = (np.where(fits, term, 0) for term in _left_on_device(verdicts))
+    node_left = np.maximum(snap.node_headroom_bytes[rows] - taken, 0)
     terms = {
-        "device_full": 1 - device_left / max(1, int(allocatable.max(initial=0))),
-        "node_full": 1 - node_left / max(1, int(allocatable.sum(axis=1).max(initial=0))),
+        "device_full": 1 - device_left / snap.largest_device_bytes,
+        "node_full": 1 - node_left / snap.largest_node_bytes,
     }
     if request.policy is ScoringPolicy.SPREAD:
         terms = {"device_empty": 1 - terms["device_full"], "node_empty": 1 - terms["node_full"]}
         device_left, node_left = -device_left, -node_left
     terms = {name: np.where(fits, np.clip(term, 0, 1), 0.0) for name, term in terms.items()}
-    scores = np.mean(list(terms.values()), axis=0)
-    # lexsort: the last key is the first to decide.
-    order = np.lexsort((snap.name_rank[rows], device_left, node_left, -scores, ~fits))
-    return Ranking(scores, terms, int(order[0]))
+    one, other = terms.values()
+    scores = (one + other) / 2
+    return Ranking(
+        scores, terms, _first(~fits, -scores, node_left, device_left, snap.name_rank[rows])
+    )
+
+
+def _first(*keys: NDArray[Any]) -> int:
+    """Place of the smallest by the first key; ties are settled by the next one."""
+    left = np.arange(len(keys[0]))
+    for key in keys:
+        values = key[left]
+        left = left[values == values.min()]
+    return int(left[0])
 
 
 def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -74,8 +84,10 @@ def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.i
     left = np.zeros(len(verdicts.rows), np.int64)
     taken = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
-        after = np.where(verdict.candidates, verdict.room_bytes - verdict.need_bytes, 0)
-        left = np.maximum(left, after.max(axis=1, initial=0))
-        need = np.where(verdict.candidates, verdict.need_bytes, 0).max(axis=1, initial=0)
-        taken += need * verdict.ask.count
+        could, needed = verdict.all_candidates, verdict.all_need_bytes
+        after = np.where(could, verdict.all_room_bytes - needed, 0).max(axis=1, initial=0)
+        left = np.maximum(left, after[verdicts.rows])
+        # Beyond any memory it fits nowhere, and counts for nothing.
+        need = np.where(could, np.minimum(needed, MAX_DEVICE_BYTES), 0).max(axis=1, initial=0)
+        taken += need[verdicts.rows] * verdict.ask.count
     return left, taken

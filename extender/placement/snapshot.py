@@ -7,6 +7,7 @@ Every array is read-only; a slot that a node does not have holds -1. Made by
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ Rows = NDArray[np.int64]
 #: Code 0 is "fits"; every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
+#: What no column exceeds, nor any need compared with one: differences of two stay in int64.
+MOST_BYTES = 1 << 61
 SHARING = ("none", "time-slicing", "mps")
 
 
@@ -54,6 +57,8 @@ class Columns:
     replicas_awaited: Int2D
     #: Index into ``Snapshot.resources``.
     resource: Int2D
+    #: Devices that share the slot's memory, itself included.
+    sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D
     #: Code of the reason that fences the device; 0 for none.
@@ -77,8 +82,12 @@ class Snapshot:
     fresh_until_s: NDArray[np.float64]
     #: (rows,) place of the node's name in the order of names: the last tie-break.
     name_rank: Int2D
+    #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
+    node_headroom_bytes: Rows
+    #: The most that any device, and all devices of any node, can be promised; never 0.
+    largest_device_bytes: int
+    largest_node_bytes: int
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Row of each name, in the order given; -1 where it is not known."""
-        get = self.row_of.get
-        return np.fromiter((get(name, -1) for name in names), np.int64, len(names))
+        return np.array(list(map(self.row_of.get, names, repeat(-1))), np.int64)

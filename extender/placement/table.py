@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot
+from extender.placement.equation import DeviceTerms, may_have_free_replica
+from extender.placement.snapshot import CODE_OF, MOST_BYTES, SHARING, Columns, NodeTerms, Snapshot
 
 #: Replica counts are held below this; no plugin advertises as many.
 MANY = 1 << 20
@@ -78,6 +78,8 @@ class Table:
                 self._name_rank = _ranks([node.name for node in self._nodes])
                 self._members_changed = False
             self._generation += 1
+            headroom = np.maximum(self._columns["headroom_bytes"][:rows], 0).sum(axis=1)
+            allocatable = np.maximum(self._columns["allocatable_bytes"][:rows], 0)
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
@@ -89,6 +91,9 @@ class Table:
                 node_reason=_frozen(self._node_reason[:rows]),
                 fresh_until_s=_frozen(self._fresh_until_s[:rows]),
                 name_rank=self._name_rank,
+                node_headroom_bytes=_frozen(headroom),
+                largest_device_bytes=max(1, int(allocatable.max(initial=0))),
+                largest_node_bytes=max(1, int(allocatable.sum(axis=1).max(initial=0))),
             )
         return self._latest
 
@@ -124,9 +129,12 @@ class Table:
             "headroom_bytes": _clamped(terms.headroom_bytes),
             "replicas": device.replicas.total if believed else 1,
             # The plugin goes by its own count, whatever we think of the rest of the report.
-            "replicas_free": min(max(device.replicas.free, 0), MANY),
+            "replicas_free": min(
+                max(device.replicas.free, int(may_have_free_replica(device))), MANY
+            ),
             "replicas_awaited": min(terms.awaited_replicas, MANY),
             "resource": self._resources.setdefault(device.resource, len(self._resources)),
+            "sharers": terms.sharers,
             "sharing": SHARING.index(device.sharing),
             "fence": CODE_OF[terms.fence],
             "sm_ppm": round(activity.ratio * 1_000_000) if activity and known else -1,
@@ -142,11 +150,12 @@ def build(nodes: Iterable[NodeTerms]) -> Snapshot:
 
 
 def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
-    return {name: np.full((rows, slots), -1, dtype) for name, dtype in _COLUMNS}
+    # Slot by slot in memory: what is asked of a node's slots is then asked of all nodes at once.
+    return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    copy = array.copy()
+    copy = array.copy(order="K")
     copy.flags.writeable = False
     return copy
 
@@ -161,5 +170,5 @@ def _ranks(names: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _clamped(count_bytes: int) -> int:
-    """Held inside int64: an absurd promise is very large, never small again."""
-    return max(-(1 << 62), min(count_bytes, 1 << 62))
+    """An absurd promise is very large, never small again."""
+    return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))

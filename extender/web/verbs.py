@@ -57,6 +57,7 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
+        self._last_verdicts: Verdicts | None = None
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -86,11 +87,10 @@ class Verbs:
         offered = wire.decode_offer(body)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
-        scores = [0] * len(offered.names)
+        scores = np.zeros(len(offered.names), np.int64)
         if isinstance(request, VramRequest) and request.asks:
             known, verdicts = self._fit(request, offered.names, snap)
-            for i, score in zip(known, rank(request, snap, verdicts).wire(), strict=True):
-                scores[i] = score
+            scores[known] = rank(request, snap, verdicts).wire()
         return wire.encode_priorities(offered.names, scores)
 
     def preempt(self, body: bytes) -> bytes:
@@ -137,11 +137,9 @@ class Verbs:
         known, verdicts = self._fit(request, names, snap)
         codes = np.full(len(names), REASONS.index(Reason.UNKNOWN_NODE), np.int8)
         codes[known] = verdicts.codes
-        return {
-            name: reason
-            for name, code in zip(names, codes.tolist(), strict=True)
-            if (reason := REASONS[code]) is not None
-        }
+        refused = np.flatnonzero(codes)
+        reasons = map(REASONS.__getitem__, codes[refused].tolist())
+        return {names[i]: r for i, r in zip(refused.tolist(), reasons, strict=True) if r}
 
     def _fit(
         self, request: VramRequest, names: list[str], snap: Snapshot
@@ -149,7 +147,10 @@ class Verbs:
         """Places in ``names`` of the nodes we know, and their verdicts in that order."""
         rows = snap.rows(names)
         known = np.flatnonzero(rows >= 0)
-        return known, fit(request, snap, rows[known], self._monotonic_s())
+        # Prioritize asks about the pod that filter just asked about, mostly on the same snapshot.
+        verdicts = fit(request, snap, rows[known], self._monotonic_s(), self._last_verdicts)
+        self._last_verdicts = verdicts
+        return known, verdicts
 
     def _record(self, offered: wire.Offered, snap: Snapshot, refused: dict[str, Reason]) -> None:
         metadata = offered.pod.metadata

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.chores import leftovers, uninitialised
+from extender.cluster.chores import dying, leftovers, uninitialised
 from extender.cluster.events import Event, GPUNodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
@@ -53,20 +54,27 @@ class Extender:
         self.journal = Journal()
         self.telemetry = Telemetry(CollectorRegistry())
         self.unready = unready
+        self._inbox: deque[Sequence[Event]] = deque()
         self._pod_went = asyncio.Event()
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Take events from any thread; they are applied on the loop's, in order."""
+        """Take events from any thread; they are applied on the loop's, in the order of calls."""
+        self._inbox.append(events)
         if threading.get_ident() == self._owner:
-            self._apply(events)
+            self._take()
         else:
-            self.loop.call_soon_threadsafe(self._apply, events)
+            self.loop.call_soon_threadsafe(self._take)
 
-    def _apply(self, events: Sequence[Event]) -> None:
-        self.cluster.apply(events)
-        if any(isinstance(e, PodGone) or (isinstance(e, PodSeen) and e.pod.ended) for e in events):
-            self._pod_went.set()
+    def _take(self) -> None:
+        """Apply all that has come so far: what another thread handed in first goes first."""
+        while self._inbox:
+            events = self._inbox.popleft()
+            self.cluster.apply(events)
+            if any(map(_makes_room, events)):
+                self._pod_went.set()
+        # Made here, so that the next call finds it made.
+        self.cluster.snapshot()
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -127,13 +135,14 @@ class Extender:
         for node, uid in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
             gone = await self.loop.run_in_executor(self._pool, ledger.remove, node, uid)
             log.info("promise_looked_into", node=node, pod_uid=uid, removed=gone)
-        if waiting := uninitialised(self.cluster):
-            try:
+        try:
+            for node in dying(self.cluster):
+                await self.loop.run_in_executor(self._pool, ledger.let_go, node)
+            if waiting := uninitialised(self.cluster):
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
-            except StoreError as err:
-                log.warning("initialise_failed", message=str(err))
-            else:
                 log.info("nodes_initialised", nodes=ready)
+        except StoreError as err:
+            log.warning("chores_failed", message=str(err))
 
 
 async def serve(
@@ -170,6 +179,10 @@ async def serve(
         await asyncio.gather(*running)
     finally:
         chores.cancel()
+
+
+def _makes_room(event: Event) -> bool:
+    return isinstance(event, PodGone) or (isinstance(event, PodSeen) and event.pod.ended)
 
 
 class _Server(uvicorn.Server):

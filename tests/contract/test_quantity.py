@@ -1,4 +1,4 @@
-"""Our reading of quantities against the real one's answers (tests/contract/go_quantity/README.md)."""
+"""Our reading of quantities against the real one's answers; go_quantity/README.md says how."""
 
 import json
 from pathlib import Path

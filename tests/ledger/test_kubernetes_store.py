@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.annotations import TOUCHED
+from contract.annotations import FINALIZER, TOUCHED
 from contract.gpunode import Charge, Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.kube import ObjectMeta, Pod
 from extender.errors import (
@@ -24,6 +24,7 @@ from extender.kubeapi import KubeApi
 from extender.ledger.kubernetes import KubernetesStore, merge_patch
 from extender.ledger.store import Binding, Store
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
+from tests.ledger.store_behaviour import Stage, StoreBehaviour
 from tests.scripted import Exchange, scripted_server
 
 NAMESPACE = "store-tests"
@@ -49,9 +50,9 @@ def new_name() -> str:
     return f"x{next(_numbers)}"
 
 
-def new_pod(plane: ControlPlane, annotations: dict[str, str] | None = None) -> Pod:
+def new_pod(plane: ControlPlane, annotations: dict[str, str] | None = None, name: str = "") -> Pod:
     body = {
-        "metadata": {"name": new_name(), "annotations": annotations or {}},
+        "metadata": {"name": name or new_name(), "annotations": annotations or {}},
         "spec": {"containers": [{"name": "main", "image": "none"}]},
     }
     return msgspec.convert(plane.call("POST", PODS, body), Pod)
@@ -78,6 +79,35 @@ def again(store: Store, pod: Pod) -> Pod:
     found = store.read_pod(pod.metadata.namespace, pod.metadata.name)
     assert found is not None
     return found
+
+
+class PlaneStage:
+    """Users and the garbage collector, played against the API server."""
+
+    def __init__(self, plane: ControlPlane, store: Store) -> None:
+        self.plane = plane
+        self.store = store
+
+    def new_name(self) -> str:
+        return new_name()
+
+    def new_pod(self, name: str, annotations: Mapping[str, str]) -> Pod:
+        return new_pod(self.plane, dict(annotations), name)
+
+    def delete_pod(self, pod: Pod) -> None:
+        now = {"gracePeriodSeconds": 0}
+        self.plane.call("DELETE", f"{PODS}/{pod.metadata.name}", now)
+
+    def delete_gpunode(self, name: str) -> None:
+        self.plane.call("DELETE", f"{GPUNODES}/{name}")
+
+
+class TestBehaviour(StoreBehaviour):
+    """What every store promises."""
+
+    @pytest.fixture
+    def stage(self, plane: ControlPlane, store: Store) -> Stage:
+        return PlaneStage(plane, store)
 
 
 class TestGPUNode:
@@ -138,6 +168,20 @@ class TestGPUNode:
         emptied = store.write_spec(written, GPUNodeSpec())
         assert emptied.spec == GPUNodeSpec()
         assert store.read_gpunode(node.name) == emptied
+
+    def test_one_that_is_deleted_stays_until_it_is_let_go(
+        self, store: Store, plane: ControlPlane
+    ) -> None:
+        metadata = ObjectMeta(name=new_name(), finalizers=[FINALIZER])
+        before = store.create_gpunode(GPUNode(metadata=metadata))
+        plane.call("DELETE", f"{GPUNODES}/{before.name}")
+        dying = store.read_gpunode(before.name)
+        assert dying is not None
+        assert dying.metadata.deletion_timestamp
+        with pytest.raises(StoreConflict):
+            store.let_go(before)
+        store.let_go(dying)
+        assert store.read_gpunode(before.name) is None
 
     def test_writing_the_spec_leaves_status_and_unknown_fields_alone(
         self, store: Store, plane: ControlPlane

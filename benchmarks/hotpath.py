@@ -1,0 +1,303 @@
+"""How long filter and prioritize take, against reading and writing their bytes and nothing else.
+
+    python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
+
+Bodies have the shape that kube-scheduler sends with nodeCacheCapable. Every call asks for another
+pod, offers all nodes in another order, and comes after a bind, so that it pays for a new snapshot.
+Server and caller are two processes; the calls go over HTTP on the loopback. *echo* is a route of
+the same server that decodes and encodes the same body with msgspec without looking at it; it is
+called beside each verb, so that the ratio holds on a busy machine too.
+"""
+
+import gc
+import http.client
+import io
+import multiprocessing
+import os
+import platform
+import random
+import socket
+import time
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import structlog
+import typer
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+
+from contract.annotations import VRAM
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Replicas,
+    Reservation,
+)
+from contract.kube import Node, ObjectMeta
+from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.placement.rules import Rules
+from extender.telemetry import Telemetry
+from extender.web.serving import JSON, verbs_app
+from extender.web.verbs import Verbs
+
+GIB = 1 << 30
+GPU = "nvidia.com/gpu"
+DEVICES = 8
+REPLICAS = 4
+SEED = 1
+WARM_UP = 20
+
+
+class Fleet:
+    """Nodes of time-sliced 80 GiB GPUs, a third of them promised, and binds that keep it so."""
+
+    def __init__(self, nodes: int) -> None:
+        self._random = random.Random(SEED)
+        self.names = names_of(nodes)
+        self._stamp = datetime.now(UTC).isoformat()
+        self._serial = 0
+        self._promises: dict[str, dict[str, Reservation]] = {name: {} for name in self.names}
+        self._devices = {name: self._report(name) for name in self.names}
+        self.state = ClusterState(Rules(), 1e9, time.time() - time.monotonic())
+        self.state.apply(NodeSeen(Node(metadata=ObjectMeta(name=name))) for name in self.names)
+        for name in self.names:
+            for _ in range(self._random.randrange(4)):
+                self._promise(name)
+        self.state.apply([self._seen(name) for name in self.names])
+
+    def _report(self, name: str) -> list[Device]:
+        return [
+            Device(
+                uuid=f"GPU-{name}-{i}",
+                memory_bytes=80 * GIB,
+                reserved_bytes=GIB // 2,
+                used_bytes=0,
+                unowned_bytes=0,
+                sharing="time-slicing",
+                resource=GPU,
+                replicas=Replicas(free=self._random.randrange(REPLICAS + 1), allocated=0),
+            )
+            for i in range(DEVICES)
+        ]
+
+    def _promise(self, name: str) -> None:
+        self._serial += 1
+        size = self._random.choice([4, 8, 12, 20]) * GIB
+        charge = Charge(
+            resource=GPU, count=1, candidates={f"GPU-{name}-{i}": size for i in range(DEVICES)}
+        )
+        promise = Reservation(namespace="default", name=f"q{self._serial}", charges=[charge])
+        self._promises[name][f"uid-{self._serial}"] = promise
+
+    def _seen(self, name: str) -> GPUNodeSeen:
+        self._serial += 1
+        return GPUNodeSeen(
+            GPUNode(
+                metadata=ObjectMeta(name=name, uid=name, resource_version=str(self._serial)),
+                spec=GPUNodeSpec(initialised=True, reservations=dict(self._promises[name])),
+                status=GPUNodeStatus(observed_at=self._stamp, devices=self._devices[name]),
+            ),
+            time.monotonic(),
+        )
+
+    def bind_one(self) -> None:
+        """A promise is made on some node; the oldest there goes when it holds many."""
+        name = self._random.choice(self.names)
+        if len(self._promises[name]) > 3:
+            del self._promises[name][next(iter(self._promises[name]))]
+        self._promise(name)
+        self.state.apply([self._seen(name)])
+        self.state.snapshot()  # as the wiring does, outside the calls
+
+
+class Bodies:
+    """Filter calls, each for another pod, with the nodes in another order."""
+
+    def __init__(self, nodes: int) -> None:
+        self._random = random.Random(SEED)
+        self._names = names_of(nodes)
+        self._serial = 0
+
+    def another(self) -> bytes:
+        self._serial += 1
+        offered = self._random.sample(self._names, len(self._names))
+        size = self._random.choice(["4Gi", "10Gi", "24Gi", "40Gi", "25%"])
+        pod = pod_as_sent(f"train-{self._serial}", size)
+        return msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": offered})
+
+
+def names_of(nodes: int) -> list[str]:
+    return [f"gpu-a100-{i:04d}" for i in range(nodes)]
+
+
+def pod_as_sent(name: str, vram: str) -> dict[str, Any]:
+    resources = {"cpu": "100m", "memory": "1Gi", GPU: "1"}
+    managed = {
+        "manager": "unknown",
+        "operation": "Update",
+        "apiVersion": "v1",
+        "time": "2026-11-21T00:29:21Z",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {
+            "f:metadata": {"f:annotations": {".": {}, f"f:{VRAM}": {}}},
+            "f:spec": {"f:containers": {'k:{"name":"main"}': {".": {}, "f:resources": {}}}},
+        },
+    }
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"3b8d9ff9-{name}",
+            "resourceVersion": "8760",
+            "creationTimestamp": "2026-11-21T00:29:21Z",
+            "labels": {"app": "train"},
+            "annotations": {VRAM: vram},
+            "managedFields": [managed],
+        },
+        "spec": {
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "registry.example.com/ml/train:1",
+                    "resources": {"limits": resources, "requests": resources},
+                    "terminationMessagePath": "/dev/termination-log",
+                    "imagePullPolicy": "IfNotPresent",
+                }
+            ],
+            "restartPolicy": "Always",
+            "schedulerName": "default-scheduler",
+            "tolerations": [
+                {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
+            ],
+            "priority": 0,
+        },
+        "status": {"phase": "Pending", "qosClass": "Guaranteed"},
+    }
+
+
+def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
+    async def bind(*_: object) -> str:
+        return "no binds here"
+
+    return Verbs(
+        fleet.state,
+        Journal(),
+        telemetry,
+        bind,
+        unready=lambda: "",
+        shown=lambda pod: None,
+        monotonic_s=time.monotonic,
+        wall_s=time.time,
+    )
+
+
+def serve(nodes: int, pipe: Connection) -> None:
+    """The child process: verbs and echo behind one server on a free port of the loopback."""
+    quiet()
+    fleet = Fleet(nodes)
+    telemetry = Telemetry(CollectorRegistry())
+    app = verbs_app(verbs_of(fleet, telemetry), telemetry, max_body_bytes=64 << 20)
+
+    async def echo(request: Request) -> Response:
+        body = await request.body()
+        return Response(msgspec.json.encode(msgspec.json.decode(body)), media_type=JSON)
+
+    async def bind_one(_: Request) -> Response:
+        fleet.bind_one()
+        return Response()
+
+    app.router.add_route("/echo", echo, methods=["POST"])
+    app.router.add_route("/bind-one", bind_one, methods=["POST"])
+    gc.collect()
+    gc.freeze()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        pipe.send(listening.getsockname()[1])
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def measure(nodes: int, calls: int) -> dict[str, list[int]]:
+    """Nanoseconds of each call over HTTP, by what was called."""
+    took: dict[str, list[int]] = {"echo": [], "filter": [], "prioritize": []}
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=(nodes, theirs))
+    child.start()
+    try:
+        bodies = Bodies(nodes)
+        connection = http.client.HTTPConnection("127.0.0.1", ours.recv(), timeout=30)
+
+        def post(what: str, body: bytes) -> bytes:
+            began = time.perf_counter_ns()
+            connection.request("POST", f"/{what}", body, {"Content-Type": JSON})
+            answer = connection.getresponse().read()
+            took.setdefault(what, []).append(time.perf_counter_ns() - began)
+            return answer
+
+        connection.connect()
+        # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for i in range(calls + WARM_UP):
+            if i == WARM_UP:
+                for figures in took.values():
+                    figures.clear()
+            post("bind-one", b"")
+            body = bodies.another()
+            post("echo", body)
+            passed = msgspec.json.decode(post("filter", body))["NodeNames"]
+            asked = {**msgspec.json.decode(body), "NodeNames": passed}
+            post("prioritize", msgspec.json.encode(asked))
+        connection.close()
+    finally:
+        child.terminate()
+        child.join()
+    del took["bind-one"]
+    return took
+
+
+def quiet() -> None:
+    """Log lines are made, and kept from the terminal."""
+    structlog.configure(
+        processors=[structlog.processors.JSONRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(io.StringIO()),
+        cache_logger_on_first_use=True,
+    )
+
+
+def machine() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{models[0] if models else platform.machine()}, {cores} cores, "
+        f"Python {platform.python_version()}, numpy {np.__version__}, msgspec {msgspec.__version__}"
+    )
+
+
+def main(
+    calls: Annotated[int, typer.Option(help="Calls of each verb that are counted.")] = 300,
+    nodes: Annotated[list[int] | None, typer.Option(help="Sizes of the fleet.")] = None,
+) -> None:
+    """Print p50, p99 and their ratio to the echo's p50."""
+    typer.echo(machine())
+    typer.echo(f"{'nodes':>6}  {'verb':<11}{'p50 ms':>9}{'p99 ms':>9}{'ratio p50':>11}{'p99':>7}")
+    for size in nodes or [100, 1_000, 5_000]:
+        took = measure(size, calls)
+        base = np.percentile(took["echo"], [50, 99])
+        for verb, figures in took.items():
+            p50, p99 = np.percentile(figures, [50, 99])
+            ratios = f"{p50 / base[0]:>11.2f}{p99 / base[1]:>7.2f}"
+            typer.echo(f"{size:>6}  {verb:<11}{p50 / 1e6:>9.3f}{p99 / 1e6:>9.3f}{ratios}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,197 @@
+"""Small worlds with defaults: a test says only what it is about."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contract.annotations import VRAM
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Replicas,
+    Reservation,
+)
+from contract.kube import (
+    Container,
+    Namespace,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+)
+from contract.reasons import Reason
+from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.fit import Verdicts, fit
+from extender.placement.request import VramRequest, understand
+from extender.placement.rules import MIB, Rules
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import build
+
+__all__ = ["GIB", "GPU", "MIB", "NOW_S", "STAMP"]
+
+GIB = 1 << 30
+GPU = "nvidia.com/gpu"
+#: The receiver's monotonic clock in these tests, and a moment until which a report is fresh.
+NOW_S = 1000.0
+FRESH_S = 1060.0
+#: observedAt of the reports that builders make.
+STAMP = "2026-11-21T00:00:00+00:00"
+
+
+def device(uuid: str = "GPU-0", **other: Any) -> Device:
+    """An idle 24 GiB GPU that nobody shares, with its one replica free."""
+    given: dict[str, Any] = {
+        "memory_bytes": 24 * GIB,
+        "reserved_bytes": 0,
+        "used_bytes": 0,
+        "unowned_bytes": 0,
+        "resource": GPU,
+        "replicas": Replicas(free=1),
+    }
+    return Device(uuid=uuid, **{**given, **other})
+
+
+def shared(uuid: str = "GPU-0", free: int = 4, allocated: int = 0, **other: Any) -> Device:
+    """The same, with time-sliced replicas."""
+    replicas = Replicas(free=free, allocated=allocated)
+    return device(uuid, **{"sharing": "time-slicing", "replicas": replicas, **other})
+
+
+def mig(uuid: str, gpu_instance: int, parent: str = "GPU-0", **other: Any) -> Device:
+    """A MIG device; equal parent and ``gpu_instance`` make it share its memory."""
+    given = {"kind": "mig", "parent": parent, "gpu_instance": gpu_instance}
+    return device(uuid, **{**given, "memory_bytes": 10 * GIB, **other})
+
+
+def use(uid: str, on: str, used_bytes: int | None = 0, **other: Any) -> PodUse:
+    return PodUse(uid=uid, device=on, used_bytes=used_bytes, **other)
+
+
+def promise(
+    candidates: Mapping[str, int], count: int = 1, resource: str = GPU, name: str = "q"
+) -> Reservation:
+    charge = Charge(resource=resource, count=count, candidates=dict(candidates))
+    return Reservation(namespace="default", name=name, charges=[charge])
+
+
+def container(
+    name: str = "main", gpus: int = 1, resource: str = GPU, restart_policy: str | None = None
+) -> Container:
+    resources = ResourceRequirements(limits={resource: str(gpus)} if gpus else {})
+    return Container(name=name, resources=resources, restart_policy=restart_policy)
+
+
+def pod(
+    vram: str | None = "8Gi",
+    *containers: Container,
+    init: Sequence[Container] = (),
+    annotations: Mapping[str, str] | None = None,
+    uid: str = "uid-p",
+    name: str = "p",
+    namespace: str = "default",
+    node: str | None = None,
+    phase: str = "Pending",
+    version: str = "1",
+    deleted: str | None = None,
+) -> Pod:
+    """An unbound pod with one GPU container, unless told otherwise."""
+    written = {**({} if vram is None else {VRAM: vram}), **(annotations or {})}
+    return Pod(
+        metadata=ObjectMeta(
+            name=name,
+            namespace=namespace,
+            uid=uid,
+            resource_version=version,
+            annotations=written,
+            deletion_timestamp=deleted,
+        ),
+        spec=PodSpec(
+            containers=list(containers or (container(),)),
+            init_containers=list(init) or None,
+            node_name=node,
+        ),
+        status=PodStatus(phase=phase),
+    )
+
+
+def request(
+    of: Pod | str | None = "8Gi", default_vram: str | None = None, rules: Rules | None = None
+) -> VramRequest:
+    """What a pod asks for that can be read; text is the annotation of the default pod."""
+    asked = of if isinstance(of, Pod) else pod(of)
+    understood = understand(asked, default_vram, rules or Rules())
+    assert isinstance(understood, VramRequest), understood
+    return understood
+
+
+def status(
+    *devices: Device, pods: Sequence[PodUse] = (), observed_at: str = STAMP
+) -> GPUNodeStatus:
+    return GPUNodeStatus(observed_at=observed_at, devices=list(devices), pods=list(pods))
+
+
+def terms(
+    *devices: Device,
+    pods: Sequence[PodUse] = (),
+    promises: Mapping[str, Reservation] | None = None,
+    reserve_bytes: int = 0,
+    tolerance_bytes: int = 64 * MIB,
+) -> tuple[DeviceTerms, ...]:
+    return weigh(status(*devices, pods=pods), promises or {}, reserve_bytes, tolerance_bytes)
+
+
+def weighed(
+    *devices: Device,
+    name: str = "n",
+    reason: Reason | None = None,
+    fresh_until_s: float = FRESH_S,
+    **how: Any,
+) -> NodeTerms:
+    """A node whose devices decide."""
+    return NodeTerms(name, reason, fresh_until_s, terms(*devices, **how))
+
+
+def judged(
+    what: VramRequest | Pod | str | None, *nodes: NodeTerms, now_s: float = NOW_S
+) -> tuple[Snapshot, Verdicts]:
+    """Fit on all these nodes, in their order."""
+    snap = build(nodes)
+    asked = what if isinstance(what, VramRequest) else request(what)
+    return snap, fit(asked, snap, snap.rows([node.name for node in nodes]), now_s)
+
+
+def reason_for(what: VramRequest | Pod | str | None, node: NodeTerms) -> Reason | None:
+    return judged(what, node)[1].reason(0)
+
+
+def kube_node(name: str = "n", annotations: Mapping[str, str] | None = None) -> Node:
+    metadata = ObjectMeta(name=name, uid=name, annotations=annotations)
+    return Node(metadata=metadata, status=NodeStatus(allocatable={GPU: "1"}))
+
+
+def namespace(name: str = "default", annotations: Mapping[str, str] | None = None) -> Namespace:
+    return Namespace(metadata=ObjectMeta(name=name, annotations=annotations))
+
+
+def gpunode(
+    *devices: Device,
+    name: str = "n",
+    uid: str = "gn",
+    version: str = "1",
+    promises: Mapping[str, Reservation] | None = None,
+    initialised: bool = True,
+    pods: Sequence[PodUse] = (),
+    observed_at: str = STAMP,
+) -> GPUNode:
+    """An initialised node that reports these devices; without any it has not reported yet."""
+    return GPUNode(
+        metadata=ObjectMeta(name=name, uid=uid, resource_version=version),
+        spec=GPUNodeSpec(initialised=initialised, reservations=dict(promises or {})),
+        status=status(*devices, pods=pods, observed_at=observed_at) if devices else None,
+    )

@@ -1,0 +1,77 @@
+"""What is charged to pods that never asked."""
+
+import pytest
+
+from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, Replicas
+from contract.kube import Pod
+from extender.cluster.bystanders import ADOPTED, adopt
+from extender.placement.rules import Rules
+from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
+
+
+def charges(of: Pod, *devices: Device, default: str | None = None, **rules: bool) -> list[Charge]:
+    adopted = adopt(of, default, devices, GIB, Rules(**rules))  # type: ignore[arg-type]
+    assert adopted.flags == [ADOPTED]
+    assert (adopted.namespace, adopted.name) == ("default", "p")
+    return adopted.charges
+
+
+def test_every_device_of_the_resource_counts_free_or_not() -> None:
+    full, other = shared("b", free=0, allocated=4), device("c", resource="nvidia.com/mig-1g.5gb")
+    assert charges(pod("8Gi"), shared("a"), full, other) == [
+        Charge(resource=GPU, count=1, candidates={"a": 8 * GIB, "b": 8 * GIB})
+    ]
+
+
+def test_shares_are_of_what_the_reserve_leaves() -> None:
+    (charge,) = charges(pod(None), shared("a", memory_bytes=25 * GIB), device("b"))
+    assert charge.candidates == {"a": 6 * GIB, "b": 23 * GIB}
+
+
+def test_the_namespace_speaks_for_it() -> None:
+    (charge,) = charges(pod(None), shared("a"), default="3Gi")
+    assert charge.candidates == {"a": 3 * GIB}
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(pod("lots"), id="nonsense"),
+        pytest.param(pod("nobody=8Gi"), id="no such container"),
+        pytest.param(pod("8Gi", annotations={"headroom.gpu/policy": "best"}), id="bad policy"),
+    ],
+)
+def test_what_cannot_be_read_is_charged_a_replicas_worth(of: Pod) -> None:
+    (charge,) = charges(of, shared("a", memory_bytes=25 * GIB), default="also nonsense")
+    assert charge.candidates == {"a": 6 * GIB}
+
+
+def test_pods_that_would_have_been_refused_are_charged() -> None:
+    (charge,) = charges(pod(None), device("a"), refuse_unannotated=True)
+    assert charge.candidates == {"a": 23 * GIB}
+
+
+def test_several_containers_count_as_they_would_have_when_asked() -> None:
+    of = pod("a=8Gi,b=1Gi", container("a"), container("b"))
+    assert charges(of, shared("x"))[0].candidates == {"x": 9 * GIB}
+    of = pod("4Gi", container(gpus=2))
+    assert charges(of, mig("x", 1), mig("y", 1))[0].candidates == {"x": 8 * GIB, "y": 8 * GIB}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"memory_bytes": -1}, id="absent memory"),
+        pytest.param({"memory_bytes": 1 << 90}, id="memory beyond int64"),
+        pytest.param({"replicas": Replicas(free=1 << 90)}, id="replicas beyond int64"),
+    ],
+)
+def test_a_report_that_makes_no_sense_is_no_reason_to_charge_less(wrong: dict[str, int]) -> None:
+    absurd = device("a", **wrong)
+    assert charges(pod("8Gi"), absurd)[0].candidates == {"a": 8 * GIB}
+    assert charges(pod(None), absurd)[0].candidates == {"a": MAX_DEVICE_BYTES}
+
+
+def test_a_node_without_a_report_charges_no_device() -> None:
+    assert charges(pod("8Gi")) == [Charge(resource=GPU, count=1, candidates={})]
+    assert charges(pod("1Mi"), device("a"))[0].candidates == {"a": MIB}

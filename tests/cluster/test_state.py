@@ -1,0 +1,366 @@
+"""Events in, snapshots out."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import pytest
+
+from contract.annotations import DEFAULT_VRAM, RESERVE
+from contract.gpunode import GPUNode
+from contract.kube import Lease, LeaseSpec, Namespace, Node, ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.cluster.events import (
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceGone,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+)
+from extender.cluster.state import ClusterState
+from extender.placement.fit import fit
+from extender.placement.placed import Placement
+from extender.placement.request import VramRequest
+from extender.placement.rules import Rules
+from tests.builders import (
+    GIB,
+    NOW_S,
+    STAMP,
+    container,
+    device,
+    gpunode,
+    kube_node,
+    namespace,
+    pod,
+    promise,
+    shared,
+    use,
+)
+
+STALE_AFTER_S = 90.0
+EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
+
+
+def state_of(*events: Event, rules: Rules | None = None) -> ClusterState:
+    state = ClusterState(rules or Rules(), STALE_AFTER_S, EPOCH_S)
+    state.apply(events)
+    return state
+
+
+def seen(*what: Pod | Node | Namespace | GPUNode, at_s: float = NOW_S) -> Iterable[Event]:
+    for o in what:
+        match o:
+            case Pod():
+                yield PodSeen(o)
+            case Node():
+                yield NodeSeen(o)
+            case Namespace():
+                yield NamespaceSeen(o)
+            case GPUNode():
+                yield GPUNodeSeen(o, at_s)
+
+
+def lease(stamp: str, name: str = "n") -> Lease:
+    return Lease(metadata=ObjectMeta(name=name), spec=LeaseSpec(renew_time=stamp))
+
+
+def reason(state: ClusterState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:
+    snap = state.snapshot()
+    asked = state.understand(pod(of))
+    assert isinstance(asked, VramRequest)
+    rows = snap.rows(["n"])
+    assert (rows >= 0).all()
+    return fit(asked, snap, rows, at_s).reason(0)
+
+
+def headroom(state: ClusterState) -> list[int]:
+    (node,) = state.snapshot().nodes
+    return [terms.headroom_bytes // GIB for terms in node.devices]
+
+
+class TestTheNodeAsAWhole:
+    def test_a_reported_initialised_node_takes_pods(self) -> None:
+        assert reason(state_of(*seen(kube_node(), gpunode(device())))) is None
+
+    @pytest.mark.parametrize(
+        ("events", "expected"),
+        [
+            pytest.param([gpunode(device())], Reason.UNKNOWN_NODE, id="no node of that name"),
+            pytest.param([kube_node()], Reason.NO_REPORT, id="no GPUNode"),
+            pytest.param([kube_node(), gpunode()], Reason.NO_REPORT, id="no status yet"),
+            pytest.param(
+                [kube_node(), gpunode(device(), initialised=False)],
+                Reason.NOT_INITIALISED,
+                id="bystanders not charged yet",
+            ),
+            pytest.param(
+                [kube_node(annotations={RESERVE: "much"}), gpunode(device())],
+                Reason.BAD_NODE_ANNOTATION,
+                id="a reserve that cannot be read",
+            ),
+        ],
+    )
+    def test_it_says_why_it_takes_nothing(
+        self, events: list[Node | GPUNode], expected: Reason
+    ) -> None:
+        assert reason(state_of(*seen(*events))) is expected
+
+    def test_the_reserve_is_kept_free(self) -> None:
+        node = kube_node(annotations={RESERVE: "4Gi"})
+        assert headroom(state_of(*seen(node, gpunode(device())))) == [20]
+
+    def test_what_went_is_forgotten(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([NodeGone("n")])
+        assert reason(state) is Reason.UNKNOWN_NODE
+        state.apply([GPUNodeGone("n")])
+        assert state.snapshot().nodes == ()
+        assert state.gpunode("n") is None
+
+
+class TestFreshness:
+    def test_a_silent_node_grows_stale(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        assert reason(state, at_s=NOW_S + STALE_AFTER_S) is None
+        assert reason(state, at_s=NOW_S + STALE_AFTER_S + 1) is Reason.STALE_REPORT
+
+    def test_an_old_report_is_not_fresh_at_first_sight(self) -> None:
+        old = gpunode(device(), observed_at="2026-11-20T00:00:00Z")
+        assert reason(state_of(*seen(kube_node(), old))) is Reason.STALE_REPORT
+
+    def test_a_heartbeat_keeps_a_steady_node_fresh(self) -> None:
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:00Z"), NOW_S),
+            HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60),
+        )
+        assert reason(state, at_s=NOW_S + 150) is None
+        state.apply([HeartbeatGone("n")])
+        assert reason(state, at_s=NOW_S + 150) is Reason.STALE_REPORT
+
+    def test_a_new_version_with_the_same_sample_is_no_sign_of_life(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply(seen(gpunode(device(), version="2"), at_s=NOW_S + 80))
+        assert reason(state, at_s=NOW_S + 100) is Reason.STALE_REPORT
+
+    def test_an_object_made_again_is_a_first_sight(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([GPUNodeGone("n")])
+        again = gpunode(device(), uid="other", observed_at="2026-11-20T23:00:00Z")
+        state.apply(seen(again))
+        assert reason(state) is Reason.STALE_REPORT
+
+
+class TestVersions:
+    def test_an_older_version_that_comes_late_is_passed_over(self) -> None:
+        held = {"u": promise({"D": 8 * GIB})}
+        new = gpunode(shared("D"), version="10", promises=held)
+        state = state_of(*seen(kube_node(), new, gpunode(shared("D"), version="9")))
+        assert state.gpunode("n") is new
+        assert headroom(state) == [16]
+
+    def test_another_object_of_the_name_is_taken_whatever_its_version(self) -> None:
+        other = gpunode(shared("D"), uid="other", version="1")
+        state = state_of(*seen(kube_node(), gpunode(shared("D"), version="10"), other))
+        assert state.gpunode("n") is other
+
+    def test_versions_that_are_no_numbers_are_taken_as_they_come(self) -> None:
+        later = gpunode(shared("D"), version="a")
+        state = state_of(*seen(kube_node(), gpunode(shared("D"), version="b"), later))
+        assert state.gpunode("n") is later
+
+
+class TestBystanders:
+    """Pods bound without a promise."""
+
+    def test_they_are_charged_when_seen_and_not_when_gone(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a"), shared("b"))))
+        state.apply(seen(pod("8Gi", node="n")))
+        assert headroom(state) == [16, 16]
+        state.apply([PodGone("uid-p")])
+        assert headroom(state) == [24, 24]
+
+    def test_order_does_not_matter(self) -> None:
+        what: list[Pod | Node | Namespace | GPUNode]
+        what = [kube_node(), gpunode(shared("a")), pod(None, node="n")]
+        what.append(namespace(annotations={DEFAULT_VRAM: "10Gi"}))
+        for turn in range(4):
+            assert headroom(state_of(*seen(*what[turn:], *what[:turn]))) == [14]
+            state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S)
+            for event in seen(*what[turn:], *what[:turn]):
+                state.apply([event])
+            assert headroom(state) == [14]
+
+    def test_a_default_that_is_taken_away_counts_no_more(self) -> None:
+        state = state_of(
+            *seen(kube_node(), gpunode(shared("a")), pod(None, node="n")),
+            NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "10Gi"})),
+        )
+        state.apply([NamespaceSeen(namespace())])
+        assert headroom(state) == [18]
+        state.apply([NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "10Gi"}))])
+        state.apply([NamespaceGone("default")])
+        assert headroom(state) == [18]
+
+    def test_one_with_a_promise_is_charged_once(self) -> None:
+        held = {"uid-p": promise({"a": 8 * GIB})}
+        state = state_of(
+            *seen(kube_node(), gpunode(shared("a"), promises=held), pod("8Gi", node="n"))
+        )
+        assert headroom(state) == [16]
+
+    def test_one_that_ended_is_charged_what_is_still_measured(self) -> None:
+        report = gpunode(shared("a", used_bytes=2 * GIB), pods=[use("uid-p", "a", 2 * GIB)])
+        state = state_of(*seen(kube_node(), report, pod("8Gi", node="n", phase="Succeeded")))
+        assert headroom(state) == [22]
+
+    def test_unbound_and_gpuless_pods_are_not_charged(self) -> None:
+        gpuless = pod(None, container(gpus=0), node="n", uid="other", name="other")
+        state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi"), gpuless))
+        assert headroom(state) == [24]
+        assert [p.metadata.uid for p in state.pods()] == ["uid-p"]
+
+    def test_one_that_overcommits_is_charged_all_the_same(self) -> None:
+        two = [pod("20Gi", node="n", uid=u, name=u) for u in "ab"]
+        assert headroom(state_of(*seen(kube_node(), gpunode(shared("x")), *two))) == [-16]
+
+
+class TestPods:
+    def test_a_name_belongs_to_the_pod_that_has_it_now(self) -> None:
+        state = state_of(*seen(pod(uid="old"), pod(uid="new")), PodGone("old"))
+        found = state.pod_named("default", "p")
+        assert found is not None
+        assert found.metadata.uid == "new"
+        assert state.pod("old") is None
+
+    def test_a_pod_that_is_bound_is_charged_where_it_went(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi")))
+        state.apply(seen(pod("8Gi", node="n", version="2")))
+        assert headroom(state) == [16]
+
+
+class TestRelist:
+    def test_what_the_list_does_not_name_is_forgotten(self) -> None:
+        state = state_of(
+            *seen(kube_node(), kube_node("m"), gpunode(shared("a")), pod("8Gi", node="n")),
+            HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S),
+            NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "1Gi"})),
+        )
+        other = pod("4Gi", node="n", uid="other", name="other")
+        state.apply([Relisted(Pod, (other,), NOW_S)])
+        assert [p.metadata.uid for p in state.pods()] == ["other"]
+        assert headroom_of(state, "n") == [20]
+        state.apply([Relisted(Node, (kube_node(),), NOW_S)])
+        assert [node.metadata.name for node in state.nodes()] == ["n"]
+        state.apply([Relisted(Namespace, (), NOW_S)])
+        assert state.understand(pod(None)) == state_of().understand(pod(None))
+        state.apply([Relisted(Lease, (), NOW_S)])
+        assert reason(state, "1M", at_s=NOW_S + 89) is None
+        state.apply([Relisted(GPUNode, (), NOW_S)])
+        assert state.gpunodes() == []
+        assert reason(state) is Reason.NO_REPORT
+
+    def test_what_it_names_is_taken_as_seen(self) -> None:
+        state = state_of(
+            Relisted(Namespace, (namespace(annotations={DEFAULT_VRAM: "9Gi"}),), NOW_S),
+            Relisted(Node, (kube_node(),), NOW_S),
+            Relisted(GPUNode, (gpunode(shared("a")),), NOW_S),
+            Relisted(Pod, (pod(None, node="n"),), NOW_S),
+            Relisted(Lease, (lease("2026-11-21T00:00:00Z"),), NOW_S),
+        )
+        assert headroom(state) == [15]
+        assert reason(state, at_s=NOW_S) is None
+
+    def test_the_same_list_again_changes_nothing(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi", node="n")))
+        state.apply([Relisted(Pod, (pod("8Gi", node="n"),), NOW_S + 50)])
+        state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S + 50)])
+        assert headroom(state) == [16]
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+
+
+def headroom_of(state: ClusterState, name: str) -> list[int]:
+    snap = state.snapshot()
+    return [t.headroom_bytes // GIB for t in snap.nodes[snap.row_of[name]].devices]
+
+
+class TestJudge:
+    """What bind asks about the very object it is going to write."""
+
+    def test_it_decides_on_the_object_given(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a"))))
+        fuller = gpunode(shared("a"), version="2", promises={"u": promise({"a": 20 * GIB})})
+        assert state.judge(pod("8Gi"), fuller, NOW_S) is Reason.MEMORY_ON_ANY
+        placement = state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S)
+        assert isinstance(placement, Placement)
+        assert placement.charges[0].candidates == {"a": 8 * GIB}
+
+    def test_the_pods_own_promise_does_not_stand_in_its_way(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a"))))
+        own = gpunode(shared("a"), promises={"uid-p": promise({"a": 20 * GIB})})
+        assert isinstance(state.judge(pod("20Gi"), own, NOW_S), Placement)
+
+    def test_bystanders_count(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a"))))
+        state.apply(seen(pod("20Gi", node="n", uid="b", name="b")))
+        assert state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S) is Reason.MEMORY_ON_ANY
+
+    def test_it_refuses_what_filter_refuses(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("a"))))
+        assert state.judge(pod("lots"), gpunode(shared("a")), NOW_S) is Reason.BAD_VRAM
+        late = NOW_S + STALE_AFTER_S + 1
+        assert state.judge(pod(), gpunode(shared("a")), late) is Reason.STALE_REPORT
+        assert state.judge(pod(), gpunode(), NOW_S) is Reason.NO_REPORT
+
+
+class TestEviction:
+    def world(self) -> ClusterState:
+        held = {"v": promise({"a": 10 * GIB}), "w": promise({"a": 10 * GIB})}
+        device_ = shared("a", free=0, allocated=2, used_bytes=10 * GIB)
+        rows = [use("v", "a", 5 * GIB, replica="0"), use("w", "a", 5 * GIB, replica="1")]
+        return state_of(*seen(kube_node(), gpunode(device_, promises=held, pods=rows)))
+
+    @pytest.mark.parametrize(
+        ("vram", "victims", "fits"),
+        [
+            pytest.param("8Gi", {"v"}, True, id="one is enough"),
+            pytest.param("15Gi", {"v"}, False, id="one is not enough"),
+            pytest.param("24Gi", {"v", "w"}, True, id="both"),
+            pytest.param("1Gi", set(), False, id="nobody goes"),
+            pytest.param("1Gi", {"somebody"}, False, id="somebody else goes"),
+            pytest.param("lots", {"v", "w"}, False, id="a pod that cannot be read"),
+        ],
+    )
+    def test_victims_give_back_what_they_held(
+        self, vram: str, victims: set[str], fits: bool
+    ) -> None:
+        assert self.world().fits_after_eviction(pod(vram), "n", victims, NOW_S) is fits
+
+    def test_other_nodes_and_other_pods(self) -> None:
+        state = self.world()
+        assert not state.fits_after_eviction(pod(), "elsewhere", {"v", "w"}, NOW_S)
+        assert state.fits_after_eviction(pod(None, container(gpus=0)), "elsewhere", set(), NOW_S)
+
+
+def test_what_was_handed_out_does_not_change() -> None:
+    state = state_of(*seen(kube_node(), gpunode(shared("a"))))
+    snap = state.snapshot()
+    assert state.snapshot() is snap
+    state.apply(seen(pod("8Gi", node="n")))
+    assert snap.columns.headroom_bytes[0, 0] == 24 * GIB
+    assert state.snapshot().columns.headroom_bytes[0, 0] == 16 * GIB
+
+
+def test_an_absurd_report_harms_nobody_but_its_device() -> None:
+    """Whatever the agent says, events go on being applied."""
+    absurd = shared("b", memory_bytes=1 << 90, used_bytes=1 << 90)
+    state = state_of(*seen(kube_node(), gpunode(shared("a"), absurd), pod(None, node="n")))
+    assert reason(state) is Reason.CONTRADICTORY_REPORT
+    assert headroom(state)[0] == 18
+    assert datetime.fromtimestamp(EPOCH_S + NOW_S, UTC).isoformat() == STAMP

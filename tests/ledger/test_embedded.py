@@ -1,0 +1,245 @@
+"""The store in memory: the behaviour of every store, and what only this one promises."""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from contract.annotations import TOUCHED
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from contract.kube import ObjectMeta, Pod, PodSpec
+from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
+from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
+from extender.ledger.embedded import EmbeddedStore, Latency
+from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, promising, run_together
+
+
+def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "") -> Pod:
+    metadata = ObjectMeta(namespace="a", name=name, uid=uid, resource_version=version)
+    return Pod(metadata=metadata, spec=PodSpec(node_name=node or None))
+
+
+class EmbeddedStage:
+    """Pods get versions of their user's, as those that kube-scheduler shows to the demo do."""
+
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+        self.embedded = EmbeddedStore(self.told.extend, lambda: 7.0)
+        self.store = self.embedded
+        self._numbers = itertools.count(100)
+
+    def new_name(self) -> str:
+        return f"x{next(self._numbers)}"
+
+    def new_pod(self, name: str, annotations: Mapping[str, str]) -> Pod:
+        number = next(self._numbers)
+        metadata = ObjectMeta(
+            namespace="a",
+            name=name,
+            uid=f"uid-{number}",
+            resource_version=str(number),
+            annotations=annotations,
+        )
+        return self.embedded.admit(Pod(metadata=metadata))
+
+    def delete_pod(self, pod: Pod) -> None:
+        self.embedded.delete_pod(pod.metadata.namespace, pod.metadata.name)
+
+    def delete_gpunode(self, name: str) -> None:
+        self.embedded.delete_gpunode(name)
+
+
+class TestBehaviour(StoreBehaviour):
+    @pytest.fixture
+    def stage(self) -> Stage:
+        return EmbeddedStage()
+
+
+def test_a_gpunode_is_let_go_as_it_was_read_or_not_at_all() -> None:
+    stage = EmbeddedStage()
+    before = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+    after = stage.store.write_spec(before, promising("1"))
+    with pytest.raises(StoreConflict):
+        stage.store.let_go(before)
+    assert stage.store.read_gpunode("n") == after
+    stage.store.let_go(after)
+    assert stage.store.read_gpunode("n") is None
+    assert stage.told[-1] == GPUNodeGone("n")
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def store(told: list[Event]) -> EmbeddedStore:
+    return EmbeddedStore(told.extend, lambda: 7.0)
+
+
+class TestPodsOfTheirUsers:
+    def test_a_pod_keeps_the_version_it_came_with(self, store: EmbeddedStore) -> None:
+        """kube-scheduler binds the version that it showed to filter."""
+        assert store.admit(pod(version="100")).metadata.resource_version == "100"
+
+    def test_a_pod_without_a_version_gets_one(self, store: EmbeddedStore) -> None:
+        assert store.admit(pod(version="")).metadata.resource_version
+        with pytest.raises(StoreConflict):
+            store.bind(binding(pod(version="")))
+
+    def test_a_newer_version_replaces_an_older_one(self, store: EmbeddedStore) -> None:
+        store.admit(pod(version="100"))
+        assert store.admit(pod(version="101")).metadata.resource_version == "101"
+
+    @pytest.mark.parametrize("shown", ["100", "101"])
+    def test_a_version_shown_before_does_not_undo_a_touch(
+        self, store: EmbeddedStore, shown: str
+    ) -> None:
+        store.admit(pod(version="100"))
+        touched = store.touch_pod(store.admit(pod(version="101")), "1")
+        assert store.admit(pod(version=shown)) == touched
+        with pytest.raises(StoreConflict):
+            store.bind(binding(pod(version=shown)))
+
+    def test_a_bound_pod_is_not_shown_unbound_again(self, store: EmbeddedStore) -> None:
+        store.bind(binding(store.admit(pod())))
+        assert store.admit(pod(version="101")).node == "node-a"
+
+    def test_another_uid_of_that_name_deletes_the_old_pod(
+        self, store: EmbeddedStore, told: list[Event]
+    ) -> None:
+        old = store.admit(pod(uid="uid-1"))
+        new = store.admit(pod(uid="uid-2"))
+        assert told == [PodSeen(old), PodGone("uid-1"), PodSeen(new)]
+
+    def test_a_pod_being_deleted_is_not_bound(self, store: EmbeddedStore) -> None:
+        metadata = ObjectMeta(
+            namespace="a", name="p", uid="u", resource_version="1", deletion_timestamp="now"
+        )
+        with pytest.raises(StoreConflict, match="being deleted"):
+            store.bind(binding(store.admit(Pod(metadata=metadata))))
+
+
+class TestReports:
+    def test_a_report_replaces_the_status_and_leaves_the_promises(
+        self, store: EmbeddedStore
+    ) -> None:
+        store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=promising("1")))
+        store.report([("n", GPUNodeStatus(agent_version="2"))])
+        reported = store.read_gpunode("n")
+        assert reported is not None
+        assert (reported.spec, reported.status) == (
+            promising("1"),
+            GPUNodeStatus(agent_version="2"),
+        )
+
+    def test_a_report_makes_older_writes_fail(self, store: EmbeddedStore) -> None:
+        before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+        store.report([("n", GPUNodeStatus())])
+        with pytest.raises(StoreConflict):
+            store.write_spec(before, promising("1"))
+
+    def test_one_unknown_node_among_reports_means_none_is_taken(self, store: EmbeddedStore) -> None:
+        before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+        with pytest.raises(StoreNotFound):
+            store.report([("n", GPUNodeStatus()), ("nobody", GPUNodeStatus())])
+        assert store.read_gpunode("n") == before
+
+
+class TestWatch:
+    def test_watchers_are_told_of_every_write_once(
+        self, store: EmbeddedStore, told: list[Event]
+    ) -> None:
+        created = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+        written = store.write_spec(created, promising("1"))
+        admitted = store.admit(pod())
+        touched = store.touch_pod(admitted, "1")
+        store.bind(binding(touched))
+        bound = store.read_pod("a", "p")
+        assert bound is not None
+        store.delete_pod("a", "p")
+        store.delete_gpunode("n")
+        assert told == [
+            GPUNodeSeen(created, 7.0),
+            GPUNodeSeen(written, 7.0),
+            PodSeen(admitted),
+            PodSeen(touched),
+            PodSeen(bound),
+            PodGone("uid-1"),
+            GPUNodeGone("n"),
+        ]
+
+    def test_what_failed_or_changed_nothing_is_not_told(
+        self, store: EmbeddedStore, told: list[Event]
+    ) -> None:
+        before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+        touched = store.touch_pod(store.admit(pod()), "1")
+        del told[:]
+        store.write_spec(before, GPUNodeSpec())
+        store.touch_pod(touched, "1")
+        store.admit(pod())
+        with pytest.raises(StoreConflict):
+            store.bind(binding(pod()))
+        assert told == []
+
+    def test_watchers_are_told_in_the_order_of_writes(
+        self, store: EmbeddedStore, told: list[Event]
+    ) -> None:
+        store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
+
+        def report(_: int) -> None:
+            for _ in range(50):
+                store.report([("n", GPUNodeStatus())])
+
+        run_together(4, report)
+        versions = [
+            int(event.gpunode.metadata.resource_version)
+            for event in told
+            if isinstance(event, GPUNodeSeen)
+        ]
+        assert versions == list(range(1, 202))
+
+
+def only(operation: str, when: str) -> Callable[[str, str], None]:
+    """A fault that loses the given message."""
+
+    def fault(*at: str) -> None:
+        if at == (operation, when):
+            raise OutcomeUnknown(f"{operation} {when}")
+
+    return fault
+
+
+class TestFaults:
+    def faulty(self, operation: str, when: str) -> EmbeddedStore:
+        return EmbeddedStore(lambda events: None, lambda: 7.0, only(operation, when))
+
+    def test_what_is_lost_on_its_way_is_not_done(self) -> None:
+        store = self.faulty("bind", "before")
+        shown = store.admit(pod())
+        with pytest.raises(OutcomeUnknown):
+            store.bind(binding(shown))
+        assert store.read_pod("a", "p") == shown
+
+    def test_what_was_done_is_done_though_its_answer_is_lost(self) -> None:
+        store = self.faulty("touch_pod", "after")
+        shown = store.admit(pod())
+        with pytest.raises(OutcomeUnknown):
+            store.touch_pod(shown, "1")
+        held = store.read_pod("a", "p")
+        assert held is not None
+        assert held.annotation(TOUCHED) == "1"
+
+    def test_a_refusal_can_be_lost_as_well(self) -> None:
+        store = self.faulty("bind", "after")
+        store.admit(pod())
+        with pytest.raises(OutcomeUnknown):
+            store.bind(binding(pod(version="99")))
+
+    def test_latency_is_taken_by_every_call_and_not_under_the_lock(self) -> None:
+        store = EmbeddedStore(lambda events: None, time.monotonic, Latency(0.1))
+        began_s = time.monotonic()
+        run_together(8, lambda i: store.read_gpunode("n"))
+        took_s = time.monotonic() - began_s
+        assert 0.1 <= took_s < 0.4

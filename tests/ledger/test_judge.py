@@ -1,0 +1,40 @@
+"""The judge that the ledger asks is about the very object that the write will be conditional on."""
+
+import pytest
+
+from contract.gpunode import GPUNodeSpec
+from contract.kube import Node, ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from extender.cluster.state import ClusterState
+from extender.placement.placed import Placement
+from extender.placement.rules import Rules
+from tests.model.cluster import gpunode, pod
+from tests.model.world import changed
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    """Node n1 holds a promise to q; then q is bound to it by another scheduler."""
+    state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+    q = pod("q", 6)
+    promise = state.adopt(q, gpunode("n1"))
+    assert promise is not None
+    held = changed(gpunode("n1"), spec=GPUNodeSpec(initialised=True, reservations={"q": promise}))
+    bound: Pod = changed(q, spec=changed(q.spec, node_name="n1"))
+    state.apply(
+        [NodeSeen(Node(metadata=ObjectMeta(name="n1"))), GPUNodeSeen(held, 0.0), PodSeen(bound)]
+    )
+    return state
+
+
+def test_a_bystander_is_charged_once_its_promise_was_taken_back(state: ClusterState) -> None:
+    """The object read from the store is ahead of the one that the watch has shown."""
+    assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
+
+
+def test_a_bystander_with_a_promise_is_charged_once(state: ClusterState) -> None:
+    held = state.gpunode("n1")
+    assert held is not None
+    assert isinstance(state.judge(pod("p", 4), held, 0.0), Placement)
+    assert state.judge(pod("p", 5), held, 0.0) is Reason.MEMORY_ON_ANY

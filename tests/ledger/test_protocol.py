@@ -1,0 +1,624 @@
+"""Every step of bind, remove and initialise, with a fault at every call to the store."""
+
+import itertools
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from contract.annotations import FINALIZER, PLACEMENT, TOUCHED, VRAM
+from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
+from contract.reasons import Reason
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
+from extender.ledger.embedded import EmbeddedStore, Fault, Latency, no_fault
+from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
+from extender.ledger.store import Binding
+from extender.placement.placed import Placement
+from tests.ledger.store_behaviour import run_together
+
+RESOURCE = "nvidia.com/gpu"
+WALL_S = 1_000_000.0
+T = TypeVar("T")
+
+
+def pod(
+    name: str = "p", uid: str = "", asked: int = 6, version: str = "100", node: str = ""
+) -> Pod:
+    metadata = ObjectMeta(
+        namespace="a",
+        name=name,
+        uid=uid or f"uid-{name}",
+        resource_version=version,
+        annotations={VRAM: str(asked)} if asked else {},
+    )
+    return Pod(metadata=metadata, spec=PodSpec(node_name=node or None))
+
+
+def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
+    """One device of 10 bytes, on every node that is initialised."""
+    asked = int(pod.annotation(VRAM) or 0)
+    if not asked:
+        return Placement((), {})
+    if not gpunode.spec.initialised:
+        return Reason.NOT_INITIALISED
+    others = sum(
+        max(charge.candidates.values())
+        for uid, promise in gpunode.spec.reservations.items()
+        if uid != pod.metadata.uid
+        for charge in promise.charges
+    )
+    if others + asked > 10:
+        return Reason.MEMORY_ON_ANY
+    charge = Charge(resource=RESOURCE, count=1, candidates={"GPU-0": asked})
+    return Placement((charge,), {PLACEMENT: f"{asked} on {gpunode.name}"})
+
+
+def adopt(pod: Pod, gpunode: GPUNode) -> Reservation | None:
+    asked = int(pod.annotation(VRAM) or 0)
+    charge = Charge(resource=RESOURCE, count=1, candidates={"GPU-0": asked})
+    return Reservation(namespace="a", name=pod.metadata.name, charges=[charge]) if asked else None
+
+
+DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
+
+
+class Stage:
+    """A store with the node ``n`` and the pod ``p``, a ledger over it, and the seam between them.
+
+    ``fault`` is called before and after each call of the ledger, and may do in the meantime what
+    others do, or lose a message.
+    """
+
+    def __init__(self) -> None:
+        self.fault: Fault = no_fault
+        self.calls: list[str] = []
+        self.written: list[GPUNode] = []
+        self._armed = False
+        self.store = EmbeddedStore(lambda events: None, lambda: 0.0, self._on_the_way)
+        self.ledger = self.new_ledger("L")
+        self.new_node("n", initialised=True)
+        self.store.admit(pod())
+
+    def _on_the_way(self, operation: str, when: str) -> None:
+        if self._armed:
+            if when == "before":
+                self.calls.append(operation)
+            self._armed = False
+            try:
+                self.fault(operation, when)
+            finally:
+                self._armed = True
+
+    def new_ledger(self, name: str) -> Ledger:
+        ids = (f"{name}-{number}" for number in itertools.count(1))
+        return Ledger(
+            self.store, judge, adopt, self.written.append, lambda: WALL_S, lambda: next(ids)
+        )
+
+    def new_node(self, name: str, initialised: bool = False, devices: bool = True) -> None:
+        spec = GPUNodeSpec(initialised=initialised)
+        self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=name), spec=spec))
+        self.store.report([(name, DEVICES if devices else GPUNodeStatus())])
+
+    def node(self, name: str = "n") -> GPUNode:
+        node = self.store.read_gpunode(name)
+        assert node is not None
+        return node
+
+    def pod(self, name: str = "p") -> Pod:
+        found = self.store.read_pod("a", name)
+        assert found is not None
+        return found
+
+    @property
+    def promised(self) -> set[str]:
+        return set(self.node().spec.reservations)
+
+    def ask(self, shown: Pod, node: str = "n", held: bool = True) -> BindAsk:
+        metadata = shown.metadata
+        return BindAsk(
+            metadata.namespace,
+            metadata.name,
+            metadata.uid,
+            node,
+            shown if held else None,
+            self.store.read_gpunode(node) if held else None,
+        )
+
+    def bind(self, ask: BindAsk | None = None) -> Outcome:
+        asked = ask or self.ask(pod())
+        return self._watched(lambda: self.ledger.bind(asked))
+
+    def remove(self, node: str = "n", uid: str = "uid-p") -> bool:
+        return self._watched(lambda: self.ledger.remove(node, uid))
+
+    def initialise(self, *names: str) -> list[str]:
+        nodes = [Node(metadata=ObjectMeta(name=name, uid=f"node-{name}")) for name in names]
+        return self._watched(lambda: self.ledger.initialise(nodes))
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        self.calls.clear()
+        self._armed = True
+        try:
+            return work()
+        finally:
+            self._armed = False
+
+    # What others do.
+
+    def rival_binds(self, node: str = "n") -> None:
+        self.new_ledger("rival").bind(self.ask(self.pod(), node, held=False))
+
+    def replace_pod(self, **changes: Any) -> None:
+        self.store.admit(pod(**({"version": "101"} | changes)))
+
+    def end_pod(self) -> None:
+        """Only here does a pod come bound: the store takes a newer one while it is not."""
+        held = self.pod()
+        self.store.delete_pod("a", "p")
+        self.store.admit(msgspec.structs.replace(held, status=PodStatus(phase="Succeeded")))
+
+
+def once(operation: str, when: str, deed: Callable[[], object]) -> Fault:
+    """A fault that does the deed at the first such moment."""
+    left = [deed]
+
+    def fault(*at: str) -> None:
+        if at == (operation, when) and left:
+            left.pop()()
+
+    return fault
+
+
+def raises(kind: type[StoreError]) -> Callable[[], None]:
+    def deed() -> None:
+        raise kind(f"a {kind.__name__} for the tests")
+
+    return deed
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+class TestBind:
+    def test_what_is_held_is_not_read_again(self, stage: Stage) -> None:
+        assert stage.bind(stage.ask(pod())) == Bound()
+        assert stage.calls == ["write_spec", "bind"]
+        assert stage.pod().node == "n"
+        assert stage.pod().annotation(PLACEMENT) == "6 on n"
+        (promise,) = stage.node().spec.reservations.values()
+        assert (promise.name, promise.attempt) == ("p", "L-1")
+        assert promise.since == "1970-01-12T13:46:40.000+00:00"
+        assert stage.written == [stage.node()]
+
+    def test_what_is_not_held_is_read(self, stage: Stage) -> None:
+        assert stage.bind(stage.ask(pod(), held=False)) == Bound()
+        assert stage.calls == ["read_gpunode", "read_pod", "write_spec", "bind"]
+
+    def test_no_room_is_declined_and_nothing_is_written(self, stage: Stage) -> None:
+        stage.store.admit(pod("q"))
+        assert stage.bind(stage.ask(pod("q"))) == Bound()
+        assert stage.bind(stage.ask(pod())) == Declined(Reason.MEMORY_ON_ANY)
+        assert stage.calls == []
+        assert stage.promised == {"uid-q"}
+
+    def test_a_node_without_an_object_has_not_reported(self, stage: Stage) -> None:
+        assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
+
+    def test_a_pod_that_asks_for_no_gpu_is_bound_without_a_promise(self, stage: Stage) -> None:
+        stage.store.admit(pod("plain", asked=0))
+        assert stage.bind(stage.ask(pod("plain", asked=0))) == Bound()
+        assert stage.calls == ["bind"]
+        assert not stage.promised
+
+    @pytest.mark.parametrize("times", [1, 2, 3])
+    def test_asked_again_it_answers_the_same_and_changes_nothing(
+        self, stage: Stage, times: int
+    ) -> None:
+        first = stage.ask(pod())
+        assert stage.bind(first) == Bound()
+        node, bound = stage.node(), stage.pod()
+        for _ in range(times):
+            assert stage.bind(first) == Bound()
+            assert stage.bind(stage.ask(pod())) == Bound()
+            assert stage.bind(stage.ask(pod(), held=False)) == Bound()
+        assert (stage.node(), stage.pod()) == (node, bound)
+
+    @pytest.mark.parametrize("held", [True, False])
+    def test_a_promise_that_is_there_is_written_anew(self, stage: Stage, held: bool) -> None:
+        stage.fault = once("bind", "before", raises(StoreConflict))
+        assert stage.bind(stage.ask(pod(), held=held)) == Bound()
+        assert stage.calls.count("write_spec") == 2
+        assert stage.node().spec.reservations["uid-p"].attempt == "L-2"
+
+    def test_a_promise_never_shrinks_to_what_an_older_filter_call_showed(
+        self, stage: Stage
+    ) -> None:
+        old = stage.ask(pod(asked=2, version="99"), held=True)
+        stage.rival_binds()
+        assert stage.bind(old) == Bound()
+        (charge,) = stage.node().spec.reservations["uid-p"].charges
+        assert charge.candidates == {"GPU-0": 6}
+
+    def test_a_report_in_between_is_a_race_lost_and_run_again(self, stage: Stage) -> None:
+        stage.fault = once("write_spec", "before", lambda: stage.store.report([("n", DEVICES)]))
+        assert stage.bind() == Bound()
+        assert stage.calls == ["write_spec", "read_gpunode", "write_spec", "bind"]
+
+    def test_a_rival_that_takes_the_room_in_between_is_seen(self, stage: Stage) -> None:
+        stage.store.admit(pod("q"))
+        rival = stage.new_ledger("rival")
+        stage.fault = once(
+            "write_spec", "before", lambda: rival.bind(stage.ask(stage.pod("q"), held=False))
+        )
+        assert stage.bind() == Declined(Reason.MEMORY_ON_ANY)
+        assert (stage.promised, stage.pod().node) == ({"uid-q"}, "")
+
+    def test_a_pod_that_changed_since_filter_is_fitted_as_it_is(self, stage: Stage) -> None:
+        ask = stage.ask(pod())
+        stage.replace_pod(asked=3)
+        assert stage.bind(ask) == Bound()
+        assert stage.pod().annotation(PLACEMENT) == "3 on n"
+        (charge,) = stage.node().spec.reservations["uid-p"].charges
+        assert charge.candidates == {"GPU-0": 3}
+
+    def test_it_gives_up_on_a_node_that_always_changes(self, stage: Stage) -> None:
+        def report(operation: str, when: str) -> None:
+            if (operation, when) == ("write_spec", "before"):
+                stage.store.report([("n", DEVICES)])
+
+        stage.fault = report
+        outcome = stage.bind()
+        assert isinstance(outcome, Failed)
+        assert "gave up after 8 attempts: GPUNode n was written by" in outcome.message
+
+
+class TestBindingThatFails:
+    """Step 5: what the store answered, and what became of the pod."""
+
+    FATES: Mapping[str, tuple[Callable[[Stage], object], str, bool]] = {
+        "bound here by a rival": (lambda s: s.rival_binds(), "", True),
+        "bound elsewhere": (lambda s: s.rival_binds("m"), "pod a/p is bound to node m", False),
+        "replaced": (lambda s: s.replace_pod(uid="heir"), "its uid is heir, not uid-p", False),
+        "gone": (lambda s: s.store.delete_pod("a", "p"), "pod a/p does not exist", False),
+    }
+
+    @pytest.mark.parametrize("answer", [StoreRefused, StoreConflict, OutcomeUnknown])
+    @pytest.mark.parametrize("fate", FATES)
+    def test_the_fate_of_the_pod_decides(
+        self, stage: Stage, fate: str, answer: type[StoreError]
+    ) -> None:
+        deed, words, kept = self.FATES[fate]
+        stage.new_node("m", initialised=True)
+
+        def then_answers() -> None:
+            deed(stage)
+            raises(answer)()
+
+        stage.fault = once("bind", "before", then_answers)
+        outcome = stage.bind()
+        assert outcome == Bound() if kept else isinstance(outcome, Failed)
+        if isinstance(outcome, Failed):
+            assert words in outcome.message
+        assert ("uid-p" in stage.promised) == kept
+
+    @pytest.mark.parametrize("answer", [StoreConflict, OutcomeUnknown])
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_pod_still_unbound_is_tried_again_and_a_bound_one_is_bound(
+        self, stage: Stage, answer: type[StoreError], when: str
+    ) -> None:
+        stage.fault = once("bind", when, raises(answer))
+        assert stage.bind() == Bound()
+        assert stage.calls.count("bind") == (2 if when == "before" else 1)
+        assert stage.pod().node == "n"
+        assert stage.promised == {"uid-p"}
+
+    def test_what_is_refused_is_not_tried_again(self, stage: Stage) -> None:
+        stage.fault = once("bind", "before", raises(StoreRefused))
+        assert stage.bind() == Failed("a StoreRefused for the tests")
+        assert stage.calls.count("bind") == 1
+        assert (stage.pod().node, stage.promised) == ("", set())
+        assert stage.pod().annotation(TOUCHED)
+
+    def test_a_pod_being_deleted_is_left_alone(self, stage: Stage) -> None:
+        dying = pod(version="101")
+        metadata = msgspec.structs.replace(dying.metadata, deletion_timestamp="now")
+        ask = stage.ask(pod())
+        stage.store.admit(msgspec.structs.replace(dying, metadata=metadata))
+        assert stage.bind(ask) == Failed("pod a/p is being deleted")
+        assert stage.calls.count("bind") == 1
+        assert not stage.promised
+
+    def test_without_a_word_about_the_pod_the_promise_stays(self, stage: Stage) -> None:
+        def silent(operation: str, when: str) -> None:
+            if operation in ("bind", "read_pod"):
+                raise OutcomeUnknown("silence")
+
+        stage.fault = silent
+        assert stage.bind() == Failed("silence")
+        assert stage.promised == {"uid-p"}
+
+    def test_a_removal_between_promise_and_binding_makes_it_start_over(self, stage: Stage) -> None:
+        rival = stage.new_ledger("rival")
+        stage.fault = once("bind", "before", lambda: rival.remove("n", "uid-p"))
+        assert stage.bind() == Bound()
+        assert stage.pod().annotation(TOUCHED)
+        assert stage.promised == {"uid-p"}
+
+
+class TestFaultAtEveryCall:
+    """Whatever call is lost, on its way or on its way back: no pod bound without its promise."""
+
+    CALLS: tuple[str, ...] = ("read_gpunode", "read_pod", "write_spec", "bind", "touch_pod")
+
+    @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreConflict, StoreRefused])
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("operation", CALLS)
+    @pytest.mark.parametrize("always", [False, True])
+    def test_bind_then_remove(
+        self, stage: Stage, operation: str, when: str, kind: type[StoreError], always: bool
+    ) -> None:
+        def fault(*at: str) -> None:
+            if at == (operation, when):
+                raise kind("lost")
+
+        stage.fault = fault if always else once(operation, when, raises(kind))
+        ask = stage.ask(pod(), held=False)
+        outcome = stage.bind(ask)
+        bound = stage.pod().node == "n"
+        assert bound or outcome != Bound()
+        assert not bound or "uid-p" in stage.promised
+        removed = stage.remove()
+        assert not bound or (not removed and "uid-p" in stage.promised)
+        stage.fault = no_fault
+        # The store is well again: nothing is in the way of the next attempt, or of tidying up.
+        assert stage.bind(ask) == Bound()
+        assert stage.promised == {"uid-p"}
+        stage.store.delete_pod("a", "p")
+        assert stage.remove()
+        assert not stage.promised
+
+
+class TestRemove:
+    @pytest.fixture
+    def promised(self, stage: Stage) -> Stage:
+        """The pod has a promise and is not bound: whoever made it crashed."""
+        stage.fault = lambda *at: raises(OutcomeUnknown)() if at[0] == "bind" else None
+        stage.bind()
+        stage.fault = no_fault
+        assert stage.promised == {"uid-p"}
+        return stage
+
+    def test_a_promise_in_use_is_kept(self, stage: Stage) -> None:
+        stage.bind()
+        before = stage.pod(), stage.node()
+        assert not stage.remove()
+        assert (stage.pod(), stage.node()) == before
+
+    def test_an_unbound_pod_is_touched_first(self, promised: Stage) -> None:
+        assert promised.remove()
+        assert promised.calls == ["read_gpunode", "read_pod", "touch_pod", "write_spec"]
+        assert not promised.promised
+        assert promised.written[-1] == promised.node()
+        late = Binding("a", "p", "uid-p", "100", "n")
+        with pytest.raises(StoreConflict):
+            promised.store.bind(late)
+
+    @pytest.mark.parametrize(
+        "deed",
+        [
+            pytest.param(lambda s: s.store.delete_pod("a", "p"), id="gone"),
+            pytest.param(lambda s: s.replace_pod(uid="heir"), id="replaced"),
+            pytest.param(lambda s: s.rival_binds("m"), id="bound elsewhere"),
+            pytest.param(lambda s: (s.rival_binds(), s.end_pod()), id="ended"),
+        ],
+    )
+    def test_a_pod_that_can_never_use_it_is_not_touched(
+        self, promised: Stage, deed: Callable[[Stage], object]
+    ) -> None:
+        promised.new_node("m", initialised=True)
+        deed(promised)
+        assert promised.remove()
+        assert promised.calls == ["read_gpunode", "read_pod", "write_spec"]
+        assert not promised.promised
+
+    @pytest.mark.parametrize("node", ["n", "nowhere"])
+    def test_what_is_not_there_is_gone(self, stage: Stage, node: str) -> None:
+        assert stage.remove(node)
+        assert stage.calls == ["read_gpunode"]
+
+    @pytest.mark.parametrize("operation", ["touch_pod", "write_spec"])
+    def test_a_race_lost_to_a_bind_keeps_the_promise(self, promised: Stage, operation: str) -> None:
+        promised.fault = once(operation, "before", promised.rival_binds)
+        assert not promised.remove()
+        assert promised.pod().node == "n"
+        assert promised.promised == {"uid-p"}
+
+    def test_a_pod_that_goes_before_it_is_touched_is_looked_for_again(
+        self, promised: Stage
+    ) -> None:
+        promised.fault = once("touch_pod", "before", lambda: promised.store.delete_pod("a", "p"))
+        assert promised.remove()
+        assert not promised.promised
+
+    def test_an_object_that_goes_takes_the_promise_with_it(self, promised: Stage) -> None:
+        promised.fault = once("write_spec", "before", lambda: promised.store.delete_gpunode("n"))
+        assert promised.remove()
+
+    @pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "touch_pod", "write_spec"])
+    @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreRefused])
+    def test_a_silent_store_keeps_the_promise(
+        self, promised: Stage, operation: str, kind: type[StoreError]
+    ) -> None:
+        promised.fault = once(operation, "before", raises(kind))
+        assert not promised.remove()
+        assert promised.promised == {"uid-p"}
+
+    def test_other_promises_stay(self, promised: Stage) -> None:
+        promised.store.admit(pod("q", asked=4))
+        assert promised.bind(promised.ask(pod("q", asked=4))) == Bound()
+        assert promised.remove()
+        assert promised.promised == {"uid-q"}
+
+
+class TestInitialise:
+    @pytest.fixture(autouse=True)
+    def fresh(self, stage: Stage) -> None:
+        stage.store.delete_gpunode("n")
+
+    def test_an_object_is_created_with_finalizer_and_owner_and_waits_for_a_report(
+        self, stage: Stage
+    ) -> None:
+        assert stage.initialise("n") == []
+        made = stage.node()
+        assert made.metadata.finalizers == [FINALIZER]
+        (owner,) = made.metadata.owner_references or []
+        assert (owner.kind, owner.name, owner.uid) == ("Node", "n", "node-n")
+        assert stage.initialise("n") == []
+        assert not stage.node().spec.initialised
+        stage.store.report([("n", DEVICES)])
+        assert stage.initialise("n") == ["n"]
+        assert stage.node().spec.initialised
+
+    def test_a_report_without_devices_says_nothing_about_where_pods_sit(self, stage: Stage) -> None:
+        stage.new_node("n", devices=False)
+        assert stage.initialise("n") == []
+        assert not stage.node().spec.initialised
+
+    def test_it_takes_no_pods_before(self, stage: Stage) -> None:
+        stage.new_node("n")
+        assert stage.bind() == Declined(Reason.NOT_INITIALISED)
+
+    def test_unbound_pods_of_ours_are_touched_and_bound_ones_charged(self, stage: Stage) -> None:
+        stage.new_node("n")
+        for other in (pod("plain", asked=0), pod("q", node="n"), pod("far", node="m")):
+            stage.store.admit(other)
+        ended = pod("ended", node="n")
+        stage.store.admit(msgspec.structs.replace(ended, status=PodStatus(phase="Failed")))
+        assert stage.initialise("n") == ["n"]
+        assert stage.pod().annotation(TOUCHED)
+        assert not stage.pod("plain").annotation(TOUCHED)
+        assert not stage.pod("q").annotation(TOUCHED)
+        assert stage.promised == {"uid-q"}
+        promise = stage.node().spec.reservations["uid-q"]
+        assert promise.attempt
+        assert promise.since
+        assert stage.node().spec.promised == "6"
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_pod_bound_under_the_touch_is_charged(self, stage: Stage, when: str) -> None:
+        stage.new_node("n")
+
+        def bound_by_somebody_else() -> None:
+            version = stage.pod().metadata.resource_version
+            stage.store.bind(Binding("a", "p", "uid-p", version, "n"))
+
+        stage.fault = once("touch_pod", when, bound_by_somebody_else)
+        assert stage.initialise("n") == ["n"]
+        assert stage.promised == {"uid-p"}
+
+    @pytest.mark.parametrize("operation", ["touch_pod", "list_pods"])
+    def test_a_pod_that_goes_meanwhile_is_not_missed(self, stage: Stage, operation: str) -> None:
+        stage.new_node("n")
+        stage.fault = once(operation, "before", lambda: stage.store.delete_pod("a", "p"))
+        assert stage.initialise("n") == ["n"]
+        assert not stage.promised
+
+    @pytest.mark.parametrize(
+        "deed",
+        [
+            pytest.param(lambda s: s.store.report([("n", DEVICES)]), id="a report"),
+            pytest.param(lambda s: s.store.delete_gpunode("n"), id="the object goes"),
+        ],
+    )
+    def test_a_race_lost_on_one_node_leaves_the_others_alone(
+        self, stage: Stage, deed: Callable[[Stage], object]
+    ) -> None:
+        stage.new_node("n")
+        stage.new_node("m")
+        stage.fault = once("write_spec", "before", lambda: deed(stage))
+        assert stage.initialise("n", "m") == ["m"]
+
+    def test_an_object_created_by_another_replica_meanwhile_is_its_affair(
+        self, stage: Stage
+    ) -> None:
+        stage.new_node("m")
+        stage.fault = once("create_gpunode", "before", lambda: stage.new_node("n"))
+        assert stage.initialise("n", "m") == ["m"]
+        assert stage.initialise("n", "m") == ["n"]
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize(
+        "operation", ["read_gpunode", "create_gpunode", "list_pods", "touch_pod", "write_spec"]
+    )
+    def test_whatever_is_lost_it_is_done_in_the_end(
+        self, stage: Stage, operation: str, when: str
+    ) -> None:
+        stage.new_node("m")
+        stage.store.admit(pod("q", node="n"))
+        stage.fault = once(operation, when, raises(OutcomeUnknown))
+        for _ in range(3):
+            with suppress(OutcomeUnknown):
+                stage.initialise("n", "m")
+            if stage.store.read_gpunode("n") and not stage.node().status:
+                assert not stage.node().spec.initialised
+                stage.store.report([("n", DEVICES)])
+        assert stage.node().spec.initialised
+        assert stage.node("m").spec.initialised
+        assert stage.promised == {"uid-q"}
+
+    def test_what_is_ready_is_left_alone(self, stage: Stage) -> None:
+        stage.new_node("n", initialised=True)
+        before = stage.node()
+        assert stage.initialise("n") == []
+        assert stage.calls == ["read_gpunode"]
+        assert stage.node() == before
+
+
+class TestPromisedFigure:
+    def test_it_adds_up_what_is_promised(self, stage: Stage) -> None:
+        stage.store.admit(pod("q", asked=4))
+        stage.bind()
+        assert stage.node().spec.promised == "6"
+        assert stage.bind(stage.ask(pod("q", asked=4))) == Bound()
+        assert stage.node().spec.promised == "10"
+        stage.store.delete_pod("a", "p")
+        assert stage.remove()
+        assert stage.node().spec.promised == "4"
+
+    def test_it_counts_every_replica_at_the_largest_candidate(self, stage: Stage) -> None:
+        def two_of(pod: Pod, gpunode: GPUNode) -> Placement:
+            candidates = {"GPU-0": 5, "GPU-1": 1 << 30}
+            return Placement((Charge(resource=RESOURCE, count=2, candidates=candidates),), {})
+
+        ledger = Ledger(
+            stage.store, two_of, adopt, stage.written.append, lambda: WALL_S, lambda: "id"
+        )
+        assert ledger.bind(stage.ask(pod())) == Bound()
+        assert stage.node().spec.promised == "2Gi"
+
+
+def test_many_threads_bind_one_node_and_none_gives_up() -> None:
+    """kube-scheduler has no bound on open binds, and packing sends them all to one node."""
+    stage, binders = Stage(), 16
+    store = EmbeddedStore(lambda events: None, lambda: 0.0, Latency(0.002))
+    store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True)))
+    pods = [store.admit(pod(f"p{i}", asked=1)) for i in range(binders)]
+    held = store.read_gpunode("n")
+    ledger = Ledger(
+        store, judge, adopt, stage.written.append, lambda: WALL_S, lambda: uuid.uuid4().hex
+    )
+    outcomes: list[Outcome] = []
+
+    def bind(i: int) -> None:
+        outcomes.append(ledger.bind(BindAsk("a", f"p{i}", f"uid-p{i}", "n", pods[i], held)))
+
+    run_together(binders, bind)
+    assert outcomes.count(Bound()) == 10
+    assert outcomes.count(Declined(Reason.MEMORY_ON_ANY)) == binders - 10

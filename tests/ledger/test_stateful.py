@@ -1,0 +1,262 @@
+"""Whatever happens in whatever order over a store in memory: nothing overcommitted, nothing leaked.
+
+Binds come one after the other here, but each of their calls may be lost, or meet what somebody
+else does to the same pod just then. The parts are together as in the extender: the state that
+learns from the store's watch, the judge, the chores that suggest what to look into, the ledger.
+What the watch tells arrives when the machine says: the state is behind the store for that long.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from contract.annotations import VRAM
+from contract.gpunode import Device, GPUNodeStatus, Replicas
+from contract.kube import (
+    Container,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+)
+from extender.cluster.chores import leftovers, uninitialised
+from extender.cluster.events import Event, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.errors import OutcomeUnknown
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.placement.rules import Rules
+
+RESOURCE = "nvidia.com/gpu"
+MEMORY_BYTES = 10
+ORPHAN_AFTER_S = 60.0
+names_of_nodes = st.sampled_from(["n1", "n2"])
+names_of_pods = st.sampled_from(["p1", "p2", "p3"])
+calls = st.sampled_from(["read_gpunode", "read_pod", "write_spec", "bind", "touch_pod"])
+
+
+def report(name: str, number: int) -> GPUNodeStatus:
+    device = Device(
+        uuid=f"GPU-{name}",
+        memory_bytes=MEMORY_BYTES,
+        reserved_bytes=0,
+        used_bytes=0,
+        unowned_bytes=0,
+        sharing="time-slicing",
+        resource=RESOURCE,
+        replicas=Replicas(free=8),
+    )
+    return GPUNodeStatus(
+        observed_at="1970-01-01T00:00:00Z", devices=[device], agent_version=str(number)
+    )
+
+
+class Cluster(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wall_s = 0.0
+        self.numbers = itertools.count(1)
+        self.untold: list[Event] = []
+        #: Operation, before or after it, and what happens then, once.
+        self.fault: tuple[str, str, str] | None = None
+        #: The pod that is being bound, and to which node.
+        self.being_bound = ("p1", "n1")
+        self.store = EmbeddedStore(self.untold.extend, lambda: 0.0, self.on_the_way)
+        self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        self.ledger, self.rival = self.new_ledger(), self.new_ledger()
+
+    def new_ledger(self) -> Ledger:
+        return Ledger(
+            self.store,
+            lambda pod, gpunode: self.state.judge(pod, gpunode, 0.0),
+            self.state.adopt,
+            written=lambda gpunode: None,
+            wall_s=lambda: self.wall_s,
+            new_id=lambda: f"id-{next(self.numbers)}",
+        )
+
+    def on_the_way(self, operation: str, when: str) -> None:
+        if self.fault is None or self.fault[:2] != (operation, when):
+            return
+        (_, _, what), self.fault = self.fault, None
+        name, node = self.being_bound
+        if what == "lost":
+            raise OutcomeUnknown(f"{operation} {when}")
+        if what == "removed":
+            self.anybody_looks_into_any_promise(node, name)
+        elif what == "changed":
+            self.user_makes_or_changes_a_pod(name, 8)
+        elif what == "deleted":
+            self.user_deletes_a_pod(name)
+        elif (pod := self.pods().get(name)) is not None:
+            rivals = {"bound here": node, "bound elsewhere": "n1" if node == "n2" else "n2"}
+            self.rival.bind(BindAsk("a", name, pod.metadata.uid, rivals[what], pod, None))
+
+    def unhurt(self, work: Callable[[], object]) -> None:
+        """The fault is for the ledger."""
+        fault, self.fault = self.fault, None
+        work()
+        self.fault = fault
+
+    def pods(self) -> dict[str, Pod]:
+        fault, self.fault = self.fault, None
+        pods = {pod.metadata.name: pod for pod in self.store.list_pods()}
+        self.fault = fault
+        return pods
+
+    @initialize()
+    def the_nodes_are_set_up(self) -> None:
+        for name in ("n1", "n2"):
+            status = NodeStatus(allocatable={RESOURCE: 8})
+            self.state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name), status=status))])
+        for _ in range(2):
+            self.watch_catches_up()
+            self.chores()
+            for name in ("n1", "n2"):
+                self.store.report([(name, report(name, 0))])
+        self.watch_catches_up()
+        self.chores()
+        self.watch_catches_up()
+        assert not uninitialised(self.state)
+
+    @rule(name=names_of_pods, asked=st.integers(1, 8))
+    def user_makes_or_changes_a_pod(self, name: str, asked: int) -> None:
+        held = self.pods().get(name)
+        if held is not None and held.node:
+            return
+        number = next(self.numbers)
+        container = Container(name="main", resources=ResourceRequirements(limits={RESOURCE: 1}))
+        metadata = ObjectMeta(
+            namespace="a",
+            name=name,
+            uid=held.metadata.uid if held else f"uid-{number}",
+            resource_version=f"u{number}",
+            annotations={VRAM: str(asked)},
+        )
+        pod = Pod(metadata=metadata, spec=PodSpec(containers=[container]))
+        self.unhurt(lambda: self.store.admit(pod))
+
+    @rule(name=names_of_pods, node=names_of_nodes, fresh=st.booleans())
+    def kube_scheduler_binds(self, name: str, node: str, fresh: bool) -> None:
+        if name not in self.pods():
+            self.user_makes_or_changes_a_pod(name, 6)
+        pod = self.pods()[name]
+        self.being_bound = name, node
+        # What this replica holds may be old, or nothing.
+        held = pod if fresh else self.state.pod(pod.metadata.uid)
+        ask = BindAsk("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
+        outcome = self.ledger.bind(ask)
+        self.fault = None
+        after = self.pods().get(name)
+        assert outcome != Bound() or after is None or after.node == node
+
+    @rule(name=names_of_pods)
+    def user_deletes_a_pod(self, name: str) -> None:
+        if name in self.pods():
+            self.unhurt(lambda: self.store.delete_pod("a", name))
+
+    @rule(name=names_of_pods)
+    def a_pod_ends(self, name: str) -> None:
+        pod = self.pods().get(name)
+        if pod is not None and pod.node:
+            ended = msgspec.structs.replace(pod, status=PodStatus(phase="Succeeded"))
+            # The store has no hand for it, and takes no newer version of a bound pod.
+            self.unhurt(lambda: (self.store.delete_pod("a", name), self.store.admit(ended)))
+
+    @rule(name=names_of_nodes)
+    def agent_reports(self, name: str) -> None:
+        self.unhurt(lambda: self.store.report([(name, report(name, next(self.numbers)))]))
+
+    @rule(
+        operation=calls,
+        when=st.sampled_from(["before", "after"]),
+        what=st.sampled_from(
+            ["lost", "removed", "changed", "deleted", "bound here", "bound elsewhere"]
+        ),
+        name=names_of_pods,
+        node=names_of_nodes,
+        fresh=st.booleans(),
+    )
+    def a_bind_meets_trouble(
+        self, operation: str, when: str, what: str, name: str, node: str, fresh: bool
+    ) -> None:
+        self.fault = operation, when, what
+        self.kube_scheduler_binds(name, node, fresh)
+
+    @rule(operation=calls, when=st.sampled_from(["before", "after"]))
+    def the_next_chore_meets_trouble(self, operation: str, when: str) -> None:
+        self.fault = operation, when, "lost"
+
+    @rule(many=st.integers(1, 5))
+    @precondition(lambda self: bool(self.untold))
+    def watch_tells_some(self, many: int) -> None:
+        told, self.untold[:] = self.untold[:many], self.untold[many:]
+        self.state.apply(told)
+
+    @rule()
+    def watch_catches_up(self) -> None:
+        self.watch_tells_some(len(self.untold))
+
+    @rule(seconds=st.sampled_from([1.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.wall_s += seconds
+
+    @rule()
+    def chores(self) -> None:
+        for node, uid in leftovers(self.state, self.wall_s, ORPHAN_AFTER_S):
+            self.ledger.remove(node, uid)
+        if waiting := uninitialised(self.state):
+            self.ledger.initialise(waiting)
+
+    @rule(node=names_of_nodes, name=names_of_pods)
+    def anybody_looks_into_any_promise(self, node: str, name: str) -> None:
+        if (pod := self.pods().get(name)) is not None:
+            self.ledger.remove(node, pod.metadata.uid)
+
+    @invariant()
+    def nothing_is_overcommitted(self) -> None:
+        sitting = [pod for pod in self.pods().values() if pod.node and not pod.ended]
+        for node in ("n1", "n2"):
+            asked = [int(pod.annotation(VRAM) or 0) for pod in sitting if pod.node == node]
+            assert sum(asked) <= MEMORY_BYTES, asked
+
+    @invariant()
+    def whoever_is_bound_has_a_promise_that_is_large_enough(self) -> None:
+        for pod in self.pods().values():
+            if pod.node and not pod.ended:
+                gpunode = self.promises_on(pod.node)
+                promised = gpunode[pod.metadata.uid]
+                assert promised >= int(pod.annotation(VRAM) or 0)
+
+    def promises_on(self, node: str) -> dict[str, int]:
+        fault, self.fault = self.fault, None
+        gpunode = self.store.read_gpunode(node)
+        self.fault = fault
+        promises = gpunode.spec.reservations if gpunode else {}
+        return {
+            uid: sum(sum(charge.candidates.values()) for charge in promise.charges)
+            for uid, promise in promises.items()
+        }
+
+    def teardown(self) -> None:
+        """When all is quiet and the chores have run, nothing has leaked."""
+        self.fault = None
+        for _ in range(2):
+            self.wall_s += ORPHAN_AFTER_S + 1
+            self.watch_catches_up()
+            self.chores()
+        pods = self.pods().values()
+        for node in ("n1", "n2"):
+            sitting = {p.metadata.uid for p in pods if p.node == node and not p.ended}
+            assert self.promises_on(node).keys() == sitting
+
+
+Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCluster = Cluster.TestCase

@@ -1,0 +1,249 @@
+"""The cluster that the model explores, and the judge that knows nothing of how promises are made.
+
+Nodes have one shared device of 10 bytes, pods ask for so many bytes in their annotation. What fits
+is decided by the extender's own ``ClusterState``; ``wrong_with`` only reads what the server holds.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from contract.annotations import PLACEMENT, VRAM
+from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Replicas
+from contract.kube import (
+    Container,
+    Node,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+)
+from contract.reasons import Reason
+from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.ledger import protocol
+from extender.ledger.store import Store
+from extender.placement.placed import Placement
+from extender.placement.rules import Rules
+from tests.model.explorer import Deed, Program
+from tests.model.world import World, WorldStore, changed
+
+MEMORY_BYTES = 10
+RESOURCE = "nvidia.com/gpu"
+NODES = ("n1", "n2")
+
+
+def pod(name: str, asked_bytes: int, uid: str = "") -> Pod:
+    container = Container(name="main", resources=ResourceRequirements(limits={RESOURCE: 1}))
+    metadata = ObjectMeta(
+        namespace="a", name=name, uid=uid or name, annotations={VRAM: str(asked_bytes)}
+    )
+    return Pod(metadata=metadata, spec=PodSpec(containers=[container]))
+
+
+def gpunode(name: str, initialised: bool = True) -> GPUNode:
+    device = Device(
+        uuid=f"GPU-{name}",
+        memory_bytes=MEMORY_BYTES,
+        reserved_bytes=0,
+        used_bytes=0,
+        unowned_bytes=0,
+        sharing="time-slicing",
+        resource=RESOURCE,
+        replicas=Replicas(free=4),
+    )
+    return GPUNode(
+        metadata=ObjectMeta(name=name, uid=name),
+        spec=GPUNodeSpec(initialised=initialised),
+        status=GPUNodeStatus(observed_at="1970-01-01T00:00:00Z", devices=[device]),
+    )
+
+
+def world(*pods: Pod) -> World:
+    made = World()
+    for name in NODES:
+        made = made.with_gpunode(gpunode(name))
+    for one in pods:
+        made = made.with_pod(one)
+    return made
+
+
+def _cluster_state() -> ClusterState:
+    state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+    for name in NODES:
+        state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name)))])
+        state.apply([GPUNodeSeen(gpunode(name), 0.0)])
+    return state
+
+
+_STATE = _cluster_state()
+_fitted: dict[bytes, Placement | Reason] = {}
+
+
+def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
+    """``ClusterState.judge``, remembered: it is a function of its arguments."""
+    key = msgspec.json.encode((pod, node))
+    if key not in _fitted:
+        _fitted[key] = _STATE.judge(pod, node, 0.0)
+    return _fitted[key]
+
+
+# What actors do. ``code`` is the module of the protocol, or a mutant of it.
+
+
+def ledger(store: Store, name: str, code: ModuleType) -> Any:
+    numbers = itertools.count(1)
+    return code.Ledger(
+        store,
+        fitted,
+        _STATE.adopt,
+        written=lambda gpunode: None,
+        wall_s=lambda: 0.0,
+        new_id=lambda: f"{name}-{next(numbers)}",
+    )
+
+
+def binds(
+    name: str,
+    pod: Pod,
+    node: str,
+    held: World | None = None,
+    code: ModuleType = protocol,
+) -> Program:
+    """Bind a pod, knowing what ``held`` shows of it and of the node; nothing where it is None."""
+    metadata = pod.metadata
+
+    def work(store: Store) -> object:
+        ask = protocol.BindAsk(
+            metadata.namespace,
+            metadata.name,
+            metadata.uid,
+            node,
+            held.pods[metadata.name] if held else None,
+            held.gpunodes[node] if held else None,
+        )
+        return ledger(store, name, code).bind(ask)
+
+    return work
+
+
+def removes(name: str, node: str, uid: str, code: ModuleType = protocol) -> Program:
+    return lambda store: ledger(store, name, code).remove(node, uid)
+
+
+def initialises(name: str, node: str, code: ModuleType = protocol) -> Program:
+    nodes = [Node(metadata=ObjectMeta(name=node, uid=node))]
+    return lambda store: ledger(store, name, code).initialise(nodes)
+
+
+# What others do.
+
+
+def edits(name: str, asked_bytes: int) -> Deed:
+    """The user changes what an unbound pod asks for."""
+
+    def deed(world: World) -> World | None:
+        held = world.pods.get(name)
+        if held is None or held.node:
+            return None
+        annotations = {**(held.metadata.annotations or {}), VRAM: str(asked_bytes)}
+        return world.with_pod(
+            changed(held, metadata=changed(held.metadata, annotations=annotations))
+        )
+
+    return deed
+
+
+def recreates(name: str, asked_bytes: int) -> Deed:
+    """The user deletes the pod and makes another of that name."""
+    return lambda world: world.with_pod(pod(name, asked_bytes, uid=f"{name}-heir"))
+
+
+def deletes(name: str) -> Deed:
+    return lambda world: world.without_pod(name)
+
+
+def ends(name: str) -> Deed:
+    """The pod's containers end, once it is bound."""
+
+    def deed(world: World) -> World | None:
+        held = world.pods.get(name)
+        if held is None or not held.node:
+            return None
+        return world.with_pod(changed(held, status=PodStatus(phase="Succeeded")))
+
+    return deed
+
+
+def loses_the_object(node: str) -> Deed:
+    """Somebody deletes the GPUNode by force; it is made anew and its agent reports to it."""
+    return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
+
+
+# The judge.
+
+
+def asked_bytes(pod: Pod) -> int:
+    return int((pod.metadata.annotations or {})[VRAM])
+
+
+def wrong_with(world: World, code: ModuleType = protocol) -> str:
+    """What is wrong with a world as it is, or once it is quiet and was tidied by ``code``."""
+    return _wrong(world) or _wrong(tidied := _tidy(world, code)) or _left_over(tidied)
+
+
+def _wrong(world: World) -> str:
+    for name, node in world.gpunodes.items():
+        sitting = [p for p in world.pods.values() if p.node == name and not p.ended]
+        total = sum(asked_bytes(p) for p in sitting)
+        if total > MEMORY_BYTES:
+            return f"{name} is overcommitted: {total} of {MEMORY_BYTES} bytes"
+        if not node.spec.initialised:
+            continue
+        for one in sitting:
+            promise = node.spec.reservations.get(one.metadata.uid)
+            if promise is None:
+                return f"{one.metadata.uid} is bound to {name} without a promise"
+            promised = sum(sum(charge.candidates.values()) for charge in promise.charges)
+            if promised < asked_bytes(one):
+                return f"{one.metadata.uid} is promised {promised} of {asked_bytes(one)} bytes"
+            if PLACEMENT not in (one.metadata.annotations or {}):
+                assert "adopted" in promise.flags
+    return ""
+
+
+def _tidy(world: World, code: ModuleType) -> World:
+    """All actors have crashed and all messages are lost: housekeeping looks into every promise."""
+    store = WorldStore(world)
+    housekeeper = ledger(store, "housekeeper", code)
+    for node, uid in _promises(world):
+        housekeeper.remove(node, uid)
+    return store.world
+
+
+def _left_over(world: World) -> str:
+    uids_on = {(p.node, p.metadata.uid) for p in world.pods.values() if p.node and not p.ended}
+    leaked = [promise for promise in _promises(world) if promise not in uids_on]
+    return f"nobody needs, and nobody takes back, the promises {leaked}" if leaked else ""
+
+
+def _promises(world: World) -> Iterator[tuple[str, str]]:
+    for name, node in world.gpunodes.items():
+        for uid in node.spec.reservations:
+            yield name, uid
+
+
+def protocol_with(changes: Mapping[str, str]) -> ModuleType:
+    """The protocol with passages written otherwise; each must be there, once."""
+    source = Path(protocol.__file__).read_text()
+    for before, after in changes.items():
+        assert source.count(before) == 1, f"the protocol does not say this once:\n{before}"
+        source = source.replace(before, after)
+    module = ModuleType("rewritten_protocol")
+    exec(compile(source, "rewritten_protocol.py", "exec"), module.__dict__)
+    return module

@@ -1,0 +1,137 @@
+"""What the explorer plays: few actors, chosen so that every pair of rules meets.
+
+Every pod asks for 6 of the 10 bytes of the only device, so that two of them never fit together,
+or for 2 where its user changes it or makes it anew.
+"""
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+from tests.model.cluster import (
+    binds,
+    deletes,
+    edits,
+    ends,
+    initialises,
+    loses_the_object,
+    pod,
+    recreates,
+    removes,
+    world,
+)
+from tests.model.explorer import Scenario
+
+P, Q, HEIR = pod("p", 6), pod("q", 6), pod("p", 2, uid="p-heir")
+HELD = world(P, Q)
+SMALL = world(pod("p", 2), Q)
+
+Play = Callable[[ModuleType, int], Scenario]
+
+
+def two_pods_for_one_device(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "B binds q": binds("B", Q, "n1", HELD, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {"p ends": ends("p")}, losses)
+
+
+def one_pod_on_two_nodes(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p to n1": binds("A", P, "n1", HELD, code),
+        "B binds p to n2": binds("B", P, "n2", HELD, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {}, losses)
+
+
+def one_pod_bound_twice_to_a_node(code: ModuleType, losses: int) -> Scenario:
+    """kube-scheduler gave up waiting for one replica, and asks another."""
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "B binds p": binds("B", P, "n1", HELD, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {}, losses)
+
+
+def two_removals_under_a_bind(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "R": removes("R", "n1", "p", code),
+        "S": removes("S", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {}, losses)
+
+
+def a_request_that_grows(code: ModuleType, losses: int) -> Scenario:
+    """A has seen the pod as it was, B sees it as its user changed it."""
+    actors = {
+        "A binds p": binds("A", P, "n1", SMALL, code),
+        "B binds p": binds("B", P, "n1", None, code),
+    }
+    return Scenario(SMALL, actors, {"p grows": edits("p", 6)}, losses)
+
+
+def a_pod_replaced_by_its_heir(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "B binds the heir": binds("B", HEIR, "n1", None, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {"p is replaced": recreates("p", 2)}, losses)
+
+
+def a_pod_deleted_under_its_bind(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "B binds q": binds("B", Q, "n1", HELD, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {"p is deleted": deletes("p")}, losses)
+
+
+def the_object_is_lost(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "B binds q": binds("B", Q, "n1", HELD, code),
+        "I": initialises("I", "n1", code),
+    }
+    return Scenario(HELD, actors, {"the object is lost": loses_the_object("n1")}, losses)
+
+
+def two_set_up_the_lost_object(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "I": initialises("I", "n1", code),
+        "J": initialises("J", "n1", code),
+    }
+    return Scenario(HELD, actors, {"the object is lost": loses_the_object("n1")}, losses)
+
+
+def three_extenders(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p to n1": binds("A", P, "n1", HELD, code),
+        "B binds q to n1": binds("B", Q, "n1", HELD, code),
+        "C binds p to n2": binds("C", P, "n2", HELD, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(HELD, actors, {}, losses)
+
+
+PLAYS: Mapping[str, Play] = {
+    play.__name__.replace("_", " "): play
+    for play in (
+        two_pods_for_one_device,
+        one_pod_on_two_nodes,
+        one_pod_bound_twice_to_a_node,
+        two_removals_under_a_bind,
+        a_request_that_grows,
+        a_pod_replaced_by_its_heir,
+        a_pod_deleted_under_its_bind,
+        the_object_is_lost,
+        two_set_up_the_lost_object,
+        three_extenders,
+    )
+}

@@ -1,0 +1,282 @@
+"""The equation and the rules of DESIGN sections 4 and 5 once more, as plainly as possible.
+
+Loops over Python integers, written from the text and not from ``extender.placement``, of which it
+imports nothing. It answers with every reason that applies; none means that the pod fits.
+"""
+
+from collections.abc import Mapping
+
+from contract.annotations import MAX_SM, PROCESSES, VRAM, Bytes, Share, parse_max_sm, parse_vram
+from contract.gpunode import MAX_DEVICE_BYTES, Device, GPUNodeStatus, PodUse, Reservation
+from contract.kube import Container, Pod
+from contract.reasons import Reason
+
+
+def reasons(
+    pod: Pod,
+    status: GPUNodeStatus,
+    promises: Mapping[str, Reservation],
+    reserve_bytes: int,
+    tolerance_bytes: int,
+) -> set[Reason]:
+    """Why the pod, whose annotations can be read, cannot be placed on the node."""
+    found: set[Reason] = set()
+    for resource in resources_of(pod):
+        devices = [d for d in status.devices if d.resource == resource]
+        if not devices:
+            found.add(Reason.NO_SUCH_RESOURCE)
+            continue
+        could = [d for d in devices if may_have_a_free_replica(d)]
+        free = sum(max(d.replicas.free, 0) for d in could)
+        free += sum(1 for d in could if d.replicas.free < 1)
+        if free - unobserved(resource, status, promises) < most_replicas(pod, resource):
+            found.add(Reason.NO_REPLICA)
+        enough: list[bool] = []
+        for d in could:
+            if contradictory(d, status):
+                found.add(Reason.CONTRADICTORY_REPORT)
+            elif sick(d, status):
+                found.add(Reason.UNHEALTHY_DEVICE)
+            if d.sharing == "mps":
+                found |= mps_reasons(pod, resource, d, status, reserve_bytes)
+            if (limit := pod.annotation(MAX_SM)) is not None:
+                activity = d.sm_activity
+                known = activity is not None and 0 <= activity.ratio <= 1
+                if not known or activity.ratio * 1_000_000 >= parse_max_sm(limit):  # type: ignore[union-attr]
+                    found.add(Reason.SM_ABOVE_LIMIT)
+            need = needed(pod, d, status, reserve_bytes, resource)
+            left = room(d, status, promises, reserve_bytes, tolerance_bytes)
+            enough.append(need <= left)
+        if not any(enough):
+            found.add(Reason.MEMORY_ON_ANY)
+        if not all(enough):
+            found.add(Reason.MEMORY_ON_SOME)
+    return found
+
+
+# What the pod asks.
+
+
+def counts(container: Container) -> dict[str, int]:
+    asked = container.resources.limits if container.resources else None
+    return {resource: int(count) for resource, count in (asked or {}).items() if int(count)}
+
+
+def resources_of(pod: Pod) -> list[str]:
+    every = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
+    return sorted({resource for container in every for resource in counts(container)})
+
+
+def moments(pod: Pod) -> list[list[Container]]:
+    """Containers that run at the same time: at each init container, and at the end."""
+    found: list[list[Container]] = []
+    sidecars: list[Container] = []
+    for container in pod.spec.init_containers or []:
+        if container.restart_policy == "Always":
+            sidecars.append(container)
+        else:
+            found.append([*sidecars, container])
+    found.append([*sidecars, *(pod.spec.containers or [])])
+    return found
+
+
+def most_replicas(pod: Pod, resource: str) -> int:
+    return max(sum(counts(c).get(resource, 0) for c in moment) for moment in moments(pod))
+
+
+def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: int) -> int:
+    """Bytes of a container on one device, of which it may hold as many as ``count`` replicas."""
+    text = pod.annotation(VRAM)
+    asked = None if text is None else parse_vram(text).of(container.name)
+    if isinstance(asked, Bytes):
+        return asked.count_bytes
+    if isinstance(asked, Share):
+        return max(1, allocatable * asked.ppm // 1_000_000)
+    total = max(1, on.replicas.total)
+    return max(1, allocatable // total * min(count, total))
+
+
+def needed(pod: Pod, on: Device, status: GPUNodeStatus, reserve: int, resource: str) -> int:
+    """The most bytes that the pod could put into the memory of the device ``on``; what it asks of
+    another resource can only be there where several devices share it."""
+    if len(mates(on, status)) == 1:
+        return needed_of(pod, resource, on, status, reserve)
+    return sum(needed_of(pod, other, on, status, reserve) for other in resources_of(pod))
+
+
+def needed_of(pod: Pod, resource: str, on: Device, status: GPUNodeStatus, reserve: int) -> int:
+    together = on.sharing != "none" or len(mates(on, status)) > 1
+    most = 0
+    for moment in moments(pod):
+        loads = []
+        for container in moment:
+            if count := counts(container).get(resource, 0):
+                one = amount(pod, container, count, on, allocatable(on, status, reserve))
+                loads.append(one * min(count, len(mates(on, status))))
+        most = max(most, sum(loads) if together else max(loads, default=0))
+    return most
+
+
+def mps_reasons(
+    pod: Pod, resource: str, on: Device, status: GPUNodeStatus, reserve: int
+) -> set[Reason]:
+    found: set[Reason] = set()
+    mib = 1 << 20
+    memory = 0 if contradictory(on, status) else on.memory_bytes
+    total = 1 if contradictory(on, status) else max(1, on.replicas.total)
+    cap = memory // total // mib * mib * int(pod.annotation(PROCESSES) or "1")
+    for container in [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]:
+        count = counts(container).get(resource, 0)
+        if count > 1:
+            found.add(Reason.TOO_MANY_SHARED)
+        text = pod.annotation(VRAM)
+        named = text is not None and parse_vram(text).of(container.name) is not None
+        # What a replica is worth is what the plugin grants.
+        if (
+            named
+            and count
+            and amount(pod, container, 1, on, allocatable(on, status, reserve)) > cap
+        ):
+            found.add(Reason.ABOVE_MPS_LIMIT)
+    return found
+
+
+# What the node has.
+
+
+def mates(d: Device, status: GPUNodeStatus) -> list[Device]:
+    """The devices of the same GPU instance, itself included: they share one memory."""
+    if d.kind != "mig" or not d.parent or d.gpu_instance is None:
+        return [d]
+    return [
+        other
+        for other in status.devices
+        if other.kind == "mig" and other.parent == d.parent and other.gpu_instance == d.gpu_instance
+    ]
+
+
+def nonsense(d: Device, status: GPUNodeStatus) -> bool:
+    replicas = d.replicas
+    return (
+        not d.uuid
+        or [other.uuid for other in status.devices].count(d.uuid) > 1
+        or not 0 < d.memory_bytes <= MAX_DEVICE_BYTES
+        or not 0 <= d.reserved_bytes <= d.memory_bytes
+        or not 0 <= d.used_bytes <= d.memory_bytes
+        or (d.unowned_bytes is not None and not 0 <= d.unowned_bytes <= d.used_bytes)
+        or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
+        or replicas.total > (1024 if d.sharing != "none" else 1)
+    )
+
+
+def contradictory(d: Device, status: GPUNodeStatus) -> bool:
+    return any(nonsense(mate, status) for mate in mates(d, status))
+
+
+def sick(d: Device, status: GPUNodeStatus) -> bool:
+    parents = [other for other in status.devices if other.uuid == d.parent]
+    return not d.healthy or any(not parent.healthy for parent in parents)
+
+
+def may_have_a_free_replica(d: Device) -> bool:
+    """The plugin counts for itself: a count that cannot be right does not prove that none is."""
+    replicas = d.replicas
+    return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
+
+
+def allocatable(d: Device, status: GPUNodeStatus, reserve_bytes: int) -> int:
+    if contradictory(d, status):
+        return 0
+    return max(0, d.memory_bytes - d.reserved_bytes - reserve_bytes)
+
+
+def observed_on(uid: str, d: Device, status: GPUNodeStatus) -> set[str]:
+    """The replicas of the device that the pod was seen to hold."""
+    return {row.replica for row in status.pods if row.uid == uid and row.device == d.uuid}
+
+
+def missing(uid: str, resource: str, count: int, status: GPUNodeStatus) -> int:
+    """Replicas that a pod will still be given by the kubelet."""
+    seen = 0
+    for uuid in {d.uuid for d in status.devices if d.resource == resource}:
+        rows = {row.replica for row in status.pods if row.uid == uid and row.device == uuid}
+        seen += len(rows)
+    return max(0, count - seen)
+
+
+def unobserved(resource: str, status: GPUNodeStatus, promises: Mapping[str, Reservation]) -> int:
+    return sum(
+        missing(uid, resource, charge.count, status)
+        for uid, promise in promises.items()
+        for charge in promise.charges
+        if charge.resource == resource
+    )
+
+
+def measured(rows: list[PodUse]) -> int:
+    return sum(row.used_bytes for row in rows if row.used_bytes is not None and row.used_bytes > 0)
+
+
+def all_known(rows: list[PodUse]) -> bool:
+    return all(row.used_bytes is not None and row.used_bytes >= 0 for row in rows)
+
+
+def room(
+    d: Device,
+    status: GPUNodeStatus,
+    promises: Mapping[str, Reservation],
+    reserve_bytes: int,
+    tolerance_bytes: int,
+) -> int:
+    """What a newcomer may count on: pods that wait for an unshared device leave it one to spare."""
+    memory = mates(d, status)
+    uuids = {mate.uuid for mate in memory}
+    together = len(memory) > 1 or d.sharing != "none"
+    rows = [row for row in status.pods if row.device in uuids]
+    taken = explained = 0
+    for uid, promise in promises.items():
+        own = [row for row in rows if row.uid == uid]
+        asked = 0
+        seen = may_come = False
+        for mate in memory:
+            if observed_on(uid, mate, status):
+                seen = True
+                meant = [
+                    charge
+                    for charge in promise.charges
+                    if charge.resource == mate.resource or mate.uuid in charge.candidates
+                ]
+                due = meant or promise.charges
+            else:
+                due = [
+                    charge
+                    for charge in promise.charges
+                    if missing(uid, charge.resource, charge.count, status)
+                    and (
+                        mate.uuid in charge.candidates
+                        or (charge.resource == mate.resource and may_have_a_free_replica(mate))
+                    )
+                ]
+                may_come = may_come or bool(due)
+            for charge in due:
+                most = max(charge.candidates.values(), default=0)
+                asked = max(asked, charge.candidates.get(mate.uuid, most))
+        use = measured(own) if all_known(own) else 0
+        if seen or (may_come and together):
+            taken += max(asked, use)
+        if seen:
+            explained += max(asked, use)
+    stray_rows: dict[str, list[PodUse]] = {}
+    for row in rows:
+        if row.uid not in promises:
+            stray_rows.setdefault(row.uid, []).append(row)
+    strays = sum(measured(own) for own in stray_rows.values() if all_known(own))
+    used = max(mate.used_bytes for mate in memory)
+    if any(mate.unowned_bytes is None for mate in memory) or not all_known(rows):
+        unowned = max(0, used - explained - strays)
+    else:
+        unowned = sum(mate.unowned_bytes or 0 for mate in memory)
+    if contradictory(d, status):
+        unowned = 0
+    unowned = max(0, unowned - tolerance_bytes)
+    return allocatable(d, status, reserve_bytes) - taken - strays - unowned

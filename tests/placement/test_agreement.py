@@ -1,0 +1,162 @@
+"""What must hold for every node and pod, tried on random ones."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.annotations import POLICY, VRAM
+from contract.kube import Pod
+from extender.placement.explain import explain, explain_node
+from extender.placement.fit import fit
+from extender.placement.score import rank
+from extender.placement.snapshot import MOST_BYTES, REASONS, SHARING
+from extender.placement.table import build
+from tests.builders import NOW_S, judged, pod, request
+from tests.placement import oracle
+from tests.placement.worlds import World, pods, worlds
+
+fleets = st.lists(worlds(), min_size=1, max_size=5)
+
+
+@settings(max_examples=700, deadline=None)
+@given(worlds(), pods())
+def test_fit_agrees_with_the_oracle(world: World, asked: Pod) -> None:
+    _, verdicts = judged(asked, world.weighed())
+    reason = verdicts.reason(0)
+    expected = oracle.reasons(
+        asked, world.status, world.promises, world.reserve_bytes, world.tolerance_bytes
+    )
+    assert (reason is None) == (not expected)
+    assert reason is None or reason in expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), pods())
+def test_room_is_what_the_oracle_says(world: World, asked: Pod) -> None:
+    snap, verdicts = judged(asked, world.weighed())
+    for slot, device in enumerate(world.status.devices):
+        if oracle.contradictory(device, world.status):
+            continue  # nothing is said of what it holds
+        room = oracle.room(
+            device, world.status, world.promises, world.reserve_bytes, world.tolerance_bytes
+        )
+        assert snap.columns.room_bytes[0, slot] == max(-MOST_BYTES, room)
+        for verdict in verdicts.asks:
+            if verdict.candidates[0, slot]:
+                need = oracle.needed(
+                    asked, device, world.status, world.reserve_bytes, verdict.ask.resource
+                )
+                assert verdict.need_bytes[0, slot] == need
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets, st.sampled_from(["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]))
+def test_asking_for_less_never_loses_a_node(fleet: list[World], largest: str) -> None:
+    nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
+    sizes = ["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]
+    asked = reversed(sizes[: sizes.index(largest) + 1])
+    fits = [set(np.flatnonzero(judged(size, *nodes)[1].fits).tolist()) for size in asked]
+    assert all(more <= less for more, less in pairwise(fits))
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets, pods())
+def test_the_explanation_agrees_with_filter(fleet: list[World], asked: Pod) -> None:
+    nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
+    snap, verdicts = judged(asked, *nodes)
+    told = explain(request(asked), snap, verdicts, nearest=len(nodes))
+    assert sorted(node.node for node in told.nearest) == sorted(node.name for node in nodes)
+    for node in told.nearest:
+        assert node.reason == verdicts.reason(int(node.node))
+    assert told.fits == verdicts.fits.sum()
+    assert told.fits + sum(n for _, n in told.reasons) == len(nodes)
+    for i, _ in enumerate(nodes):
+        if verdicts.reason(i) is None:
+            assert explain_node(snap, verdicts, i).short_bytes == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(worlds(mps=False), min_size=1, max_size=5))  # its cap is another reason
+def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[World]) -> None:
+    nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
+    snap, verdicts = judged("1M", *nodes)
+    largest = explain(request("1M"), snap, verdicts).largest_fitting_bytes
+    if largest is None:
+        assert not verdicts.fits.any()
+        return
+    assert largest == 0 or judged(str(largest), *nodes)[1].fits.any()
+    assert not judged(str(largest + 1), *nodes)[1].fits.any()
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets)
+def test_columns_equal_the_terms(fleet: list[World]) -> None:
+    snap = build([world.weighed(str(i)) for i, world in enumerate(fleet)])
+    columns = snap.columns
+    for row, node in enumerate(snap.nodes):
+        assert (columns.resource[row, len(node.devices) :] == -1).all()
+        for slot, terms in enumerate(node.devices):
+            at = row, slot
+            assert columns.allocatable_bytes[at] == terms.allocatable_bytes
+            assert columns.headroom_bytes[at] == max(-MOST_BYTES, terms.headroom_bytes)
+            assert columns.room_bytes[at] >= columns.headroom_bytes[at]
+            assert columns.replicas_awaited[at] == terms.awaited_replicas
+            assert REASONS[columns.fence[at]] is terms.fence
+            assert SHARING[columns.sharing[at]] == terms.device.sharing
+            assert snap.resources[terms.device.resource] == columns.resource[at]
+            assert columns.sharers[at] == terms.sharers
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets, pods(), st.randoms(use_true_random=False))
+def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
+    fleet: list[World], asked: Pod, random: object
+) -> None:
+    nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
+    snap, together = judged(asked, *nodes)
+    what = request(asked)
+    order = list(range(len(nodes)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    mixed = fit(what, snap, snap.rows([str(i) for i in order]), NOW_S)
+    assert mixed.codes.tolist() == [together.codes[i] for i in order]
+    for one, all_of_them in zip(mixed.asks, together.asks, strict=True):
+        assert (one.candidates == all_of_them.candidates[order]).all()
+        assert (one.need_bytes == all_of_them.need_bytes[order]).all()
+        assert (one.room_bytes == all_of_them.room_bytes[order]).all()
+    for i, _ in enumerate(nodes):
+        alone = fit(what, snap, snap.rows([str(i)]), NOW_S)
+        assert alone.codes[0] == together.codes[i]
+        for one, all_of_them in zip(alone.asks, together.asks, strict=True):
+            slots = one.candidates[0]
+            assert (slots == all_of_them.candidates[i]).all()
+            assert (one.need_bytes[0][slots] == all_of_them.need_bytes[i][slots]).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    fleets,
+    st.sampled_from(["1M", "4Gi", "12Gi"]),
+    st.sampled_from(["pack", "spread"]),
+    st.randoms(use_true_random=False),
+)
+def test_one_node_wins_whatever_the_order(
+    fleet: list[World], vram: str, policy: str, random: object
+) -> None:
+    # Equal nodes are the hard case: each world stands twice.
+    nodes = [world.weighed(f"{i}{twin}") for i, world in enumerate(fleet) for twin in "ab"]
+    what = request(pod(None, annotations={VRAM: vram, POLICY: policy}))
+    snap, verdicts = judged(what, *nodes)
+    names = [node.name for node in nodes]
+    before = dict(zip(names, rank(what, snap, verdicts).wire(), strict=True))
+    random.shuffle(names)  # type: ignore[attr-defined]
+    shuffled = build([next(n for n in nodes if n.name == name) for name in names])
+    again = rank(what, shuffled, fit(what, shuffled, shuffled.rows(names), NOW_S))
+    assert dict(zip(names, again.wire(), strict=True)) == before
+    winners = [name for name, score in before.items() if score == 10]
+    assert len(winners) == bool(verdicts.fits.any())
+    assert all(0 <= score <= 9 for name, score in before.items() if name not in winners)
+    assert all(
+        before[node.name] == 0 for node, fits in zip(nodes, verdicts.fits, strict=True) if not fits
+    )

@@ -1,0 +1,84 @@
+"""Bytes of an amount on a device, exactly and without wrapping."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
+from contract.gpunode import MAX_DEVICE_BYTES, Device, Replicas
+from contract.kube import Container
+from extender.placement.amounts import TOO_MUCH_BYTES, bytes_of, needed, places_of
+from extender.placement.request import Ask, Portion
+from extender.placement.snapshot import MOST_BYTES
+from tests.builders import GIB, container, device, mig, pod, request, shared, terms
+
+
+def on(amount: Amount, of: Device, count: int = 1) -> int:
+    return int(bytes_of(amount, count, places_of(terms(of)))[0])
+
+
+def need(of: Device, vram: str | None, *containers: Container, **other: Device) -> int:
+    asks = request(pod(vram, *containers)).asks
+    return int(needed(asks[0], asks, places_of(terms(of, *other.values())))[0])
+
+
+@given(st.integers(1, MAX_DEVICE_BYTES), st.integers(1, PPM))
+def test_a_share_is_exact_and_rounded_down(memory: int, ppm: int) -> None:
+    exact = Fraction(memory) * ppm / PPM
+    assert on(Share(ppm), device(memory_bytes=memory)) == max(1, int(exact))
+
+
+@given(st.integers(1, MAX_DEVICE_BYTES), st.integers(1, 1024))
+def test_replicas_are_never_worth_more_than_their_device(memory: int, replicas: int) -> None:
+    one = on(ReplicaShare(), shared(memory_bytes=memory, free=replicas))
+    assert one == max(1, memory // replicas)
+
+
+def test_a_share_of_nothing_is_not_nothing() -> None:
+    used_up = device(reserved_bytes=24 * GIB)
+    assert on(Share(1), used_up) == on(ReplicaShare(), used_up) == 1
+
+
+def test_replicas_of_one_device_add_up_to_no_more_than_the_device() -> None:
+    assert on(ReplicaShare(), shared(free=4), count=2) == 12 * GIB
+    assert on(ReplicaShare(), shared(free=4), count=60) == 24 * GIB
+    assert on(ReplicaShare(), device(), count=2) == 24 * GIB
+
+
+def test_on_a_shared_device_all_containers_may_meet() -> None:
+    containers = container("a"), container("b")
+    assert need(shared(), "a=8Gi,b=2Gi", *containers) == 10 * GIB
+    assert need(device(), "a=8Gi,b=2Gi", *containers) == 8 * GIB
+
+
+def test_in_the_memory_of_several_instances_a_container_may_have_them_all() -> None:
+    other = mig("M1", 1)
+    assert need(mig("M0", 1), "2Gi", container(gpus=2), other=other) == 4 * GIB
+    assert need(mig("M0", 1), "2Gi", container(gpus=3), other=other) == 4 * GIB
+    assert need(mig("M0", 2), "2Gi", container(gpus=2), other=other) == 2 * GIB
+
+
+def test_instances_of_another_resource_count_in_the_memory_they_share() -> None:
+    other = mig("M1", 1, resource="nvidia.com/mig-2c")
+    containers = container("a"), container("b", resource="nvidia.com/mig-2c")
+    assert need(mig("M0", 1), "a=2Gi,b=3Gi", *containers, other=other) == 5 * GIB
+    assert need(mig("M0", 2), "a=2Gi,b=3Gi", *containers, other=other) == 2 * GIB
+
+
+@pytest.mark.parametrize("of", [shared(), device(), mig("M0", 1)])
+def test_an_absurd_sum_is_too_much_and_never_small_again(of: Device) -> None:
+    most = Portion(Bytes(MAX_DEVICE_BYTES), 1 << 16)
+    many = Ask(of.resource, 1 << 28, 1 << 16, ((most,) * (1 << 12),))
+    assert needed(many, (many,), places_of(terms(of)))[0] >= MAX_DEVICE_BYTES
+    at = places_of(terms(*(mig(f"M{i}", 1) for i in range(256))))
+    assert needed(many, (many,), at).min() == TOO_MUCH_BYTES
+    others = (Ask(f"r{i}", 1 << 16, 1 << 16, ((most,),)) for i in range(1 << 12))
+    assert needed(many, (many, *others), at).min() == MOST_BYTES
+
+
+def test_a_share_of_a_device_that_contradicts_itself_could_be_any() -> None:
+    absurd = device(memory_bytes=1 << 90, replicas=Replicas(free=1 << 90))
+    assert on(Share(PPM), absurd) == on(ReplicaShare(), absurd) == MAX_DEVICE_BYTES
+    assert on(Bytes(GIB), absurd) == GIB

@@ -1,0 +1,35 @@
+"""Devices that the plugin could choose: it counts replicas, and looks at nothing else."""
+
+from contract.gpunode import Replicas
+from extender.placement.candidates import candidates, slots_of
+from extender.placement.table import build
+from tests.builders import GPU, device, promise, shared, weighed
+
+
+def could(resource: str = GPU, *devices: object, **how: object) -> list[bool]:
+    snap = build([weighed(*devices, **how)])  # type: ignore[arg-type]
+    found: list[bool] = candidates(slots_of(resource, snap), snap)[0].tolist()
+    return found
+
+
+def test_every_device_with_a_free_replica_is_a_candidate() -> None:
+    nearly_full = shared("b", free=1, allocated=3, used_bytes=24 << 30)
+    full = shared("c", free=0, allocated=4)
+    assert could(GPU, shared("a"), nearly_full, full) == [True, True, False]
+
+
+def test_the_plugin_looks_neither_at_health_nor_at_sense() -> None:
+    assert could(GPU, device("a", healthy=False), device("b", used_bytes=-1)) == [True, True]
+
+
+def test_unhealthy_replicas_are_not_given_out() -> None:
+    assert could(GPU, device("a", replicas=Replicas(unhealthy=1))) == [False]
+
+
+def test_devices_of_other_resources_are_not_candidates() -> None:
+    assert could(GPU, device("a"), device("b", resource="nvidia.com/mig-1g.5gb")) == [True, False]
+    assert could("nobody.has/this", device("a")) == [False]
+
+
+def test_a_device_stays_a_candidate_while_others_wait_for_it() -> None:
+    assert could(GPU, shared("a", free=1), promises={"u": promise({"a": 1})}) == [True]

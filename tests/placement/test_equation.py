@@ -1,0 +1,267 @@
+"""The terms of the equation, one by one."""
+
+from typing import Any
+
+import pytest
+
+from contract.gpunode import Charge, Device, Replicas, Reservation
+from contract.reasons import Reason
+from extender.placement.equation import weigh, without
+from tests.builders import GIB, MIB, device, mig, promise, shared, status, terms, use
+
+
+def test_allocatable_is_memory_less_both_reserves() -> None:
+    (t,) = terms(device(reserved_bytes=GIB), reserve_bytes=2 * GIB)
+    assert t.allocatable_bytes == t.headroom_bytes == 21 * GIB
+    (t,) = terms(device(), reserve_bytes=25 * GIB)
+    assert t.allocatable_bytes == 0
+
+
+def test_an_unobserved_pod_is_charged_on_every_shared_device_it_could_be_on() -> None:
+    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}), "u2": promise({"D1": 4 * GIB})}
+    a, b, c = terms(shared("D0"), shared("D1"), shared("D2", free=0, allocated=4), promises=held)
+    assert (a.promised_bytes, b.promised_bytes, c.promised_bytes) == (10 * GIB, 10 * GIB, 0)
+    assert a.awaited_replicas == b.awaited_replicas == 2
+    assert [h.observed for h in b.holders] == [False, False]
+
+
+def test_a_replica_that_became_free_can_be_given_to_a_pod_that_waits() -> None:
+    """u1 was placed when D1 had no free replica; now the plugin may choose it all the same."""
+    held = {"u1": promise({"D0": 6 * GIB})}
+    _, b = terms(shared("D0"), shared("D1"), promises=held)
+    assert b.promised_bytes == 6 * GIB
+
+
+def test_an_observed_pod_is_charged_where_it_sits_and_nowhere_else() -> None:
+    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB})}
+    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=[use("u1", "D1")])
+    assert (a.promised_bytes, b.promised_bytes) == (0, 6 * GIB)
+    assert a.awaited_replicas == 0
+
+
+def test_a_pod_seen_in_part_still_waits_for_the_rest() -> None:
+    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
+    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=[use("u1", "D1")])
+    assert (a.promised_bytes, b.promised_bytes, a.awaited_replicas) == (6 * GIB, 6 * GIB, 1)
+
+
+def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
+    """The kubelet names the init container's replica again for the app container that reuses it."""
+    rows = [use("u1", "D0", container=name, replica="0") for name in ("init", "main")]
+    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
+    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=rows)
+    assert (b.promised_bytes, a.awaited_replicas) == (6 * GIB, 1)
+    rows[1] = use("u1", "D0", container="main", replica="1")
+    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=rows)
+    assert (b.promised_bytes, a.awaited_replicas) == (0, 0)
+
+
+def test_of_those_awaited_on_an_unshared_device_only_the_largest_is_kept_in_mind() -> None:
+    both = {"D0": 6 * GIB, "D1": 6 * GIB}
+    held = {"u1": promise(both), "u2": promise({uuid: 9 * GIB for uuid in both})}
+    for t in terms(device("D0"), device("D1"), promises=held):
+        assert (t.promised_bytes, t.awaited_bytes, t.awaited_replicas) == (0, 9 * GIB, 2)
+        assert t.headroom_bytes == 15 * GIB
+
+
+def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
+    """u2 can come to D0 only after u1 has gone from it."""
+    both = {"D0": 20 * GIB, "D1": 20 * GIB}
+    held = {"u1": promise({uuid: 15 * GIB for uuid in both}), "u2": promise(both)}
+    taken = device("D0", replicas=Replicas(free=0, allocated=1))
+    a, b = terms(taken, device("D1"), promises=held, pods=[use("u1", "D0")])
+    assert (a.promised_bytes, a.awaited_bytes, a.headroom_bytes) == (15 * GIB, 5 * GIB, 4 * GIB)
+    assert (b.promised_bytes, b.awaited_bytes, b.headroom_bytes) == (0, 20 * GIB, 4 * GIB)
+
+
+def test_the_larger_of_request_and_measured_use_is_charged() -> None:
+    held = {"u1": promise({"D0": 6 * GIB})}
+    for used, charged in ((None, 6), (2 * GIB, 6), (8 * GIB, 8), (-GIB, 6)):
+        (t,) = terms(device("D0"), promises=held, pods=[use("u1", "D0", used)])
+        assert t.promised_bytes == charged * GIB
+
+
+def test_a_pod_seen_where_nobody_expected_it_is_charged_the_most_it_could_ask() -> None:
+    held = {"u1": promise({"D0": 6 * GIB, "D1": 7 * GIB})}
+    _, _, c = terms(*(shared(f"D{i}") for i in range(3)), promises=held, pods=[use("u1", "D2")])
+    assert c.promised_bytes == 7 * GIB
+
+
+def test_a_pod_seen_under_a_resource_that_was_renamed_stays_charged() -> None:
+    held = {"u1": promise({"D0": 6 * GIB}), "u2": Reservation(namespace="d", name="q")}
+    rows = [use("u1", "D1", GIB), use("u2", "D1", 2 * GIB)]
+    other = shared("D1", resource="nvidia.com/gpu.shared")
+    _, b = terms(shared("D0"), other, promises=held, pods=rows)
+    assert b.promised_bytes == 8 * GIB
+    assert b.strays_bytes == 0
+
+
+def test_use_of_pods_without_a_promise_is_charged_as_measured() -> None:
+    rows = [use("s1", "D0", 3 * GIB), use("s1", "D0", GIB, container="b"), use("s2", "D0", GIB)]
+    (t,) = terms(shared("D0", used_bytes=5 * GIB), pods=rows)
+    assert (t.strays_bytes, t.unowned_bytes) == (5 * GIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("unowned", "charged"),
+    [
+        pytest.param(64 * MIB, 0, id="what is tolerated is not charged"),
+        pytest.param(64 * MIB + 1, 1, id="beyond it the rest is"),
+    ],
+)
+def test_small_unowned_use_is_tolerated(unowned: int, charged: int) -> None:
+    (t,) = terms(device(used_bytes=GIB, unowned_bytes=unowned))
+    assert t.unowned_bytes == charged
+
+
+@pytest.mark.parametrize(
+    ("own", "stray", "unowned"),
+    [
+        pytest.param(None, None, 9 - 6, id="nothing told: what the request does not explain"),
+        pytest.param(None, 2, 9 - 6 - 2, id="a stray that is charged is not charged twice"),
+        pytest.param(8, None, 9 - 8, id="nor is a pod that outgrew its request"),
+        pytest.param(-1, 2, 9 - 6 - 2, id="a negative figure tells nothing"),
+        pytest.param(8, 1, 0, id="all told: the agent's word"),
+    ],
+)
+def test_unowned_use_by_difference(own: int | None, stray: int | None, unowned: int) -> None:
+    rows = [
+        use("u1", "D0", own and own * GIB),
+        use("s1", "D0", stray and stray * GIB, replica="1"),
+    ]
+    (t,) = terms(
+        shared("D0", used_bytes=9 * GIB, unowned_bytes=0),
+        promises={"u1": promise({"D0": 6 * GIB})},
+        pods=rows,
+        tolerance_bytes=0,
+    )
+    assert t.unowned_bytes == unowned * GIB
+    assert t.committed_bytes >= 9 * GIB
+
+
+def test_without_attribution_idle_promises_hide_strangers() -> None:
+    (t,) = terms(
+        shared("D0", used_bytes=5 * GIB, unowned_bytes=None),
+        promises={"u1": promise({"D0": 6 * GIB})},
+        pods=[use("u1", "D0", 0)],
+    )
+    assert t.unowned_bytes == 0
+
+
+class TestInstancesThatShareAMemory:
+    """Compute instances D0 and D1 are of one GPU instance, D2 of another."""
+
+    devices = (mig("D0", 1), mig("D1", 1), mig("D2", 2))
+
+    def test_what_sits_on_one_is_taken_from_all(self) -> None:
+        held = {"u1": promise({"D0": 3 * GIB})}
+        a, b, c = terms(*self.devices, promises=held, pods=[use("u1", "D0", 4 * GIB)])
+        assert [t.promised_bytes for t in (a, b, c)] == [4 * GIB, 4 * GIB, 0]
+        assert [t.sharers for t in (a, b, c)] == [2, 2, 1]
+
+    def test_who_may_come_to_either_is_charged_once(self) -> None:
+        both = {d.uuid: 3 * GIB for d in self.devices}
+        held = {"u1": promise(both), "u2": promise(both)}
+        a, b, c = terms(*self.devices, promises=held)
+        assert [t.promised_bytes for t in (a, b, c)] == [6 * GIB, 6 * GIB, 0]
+        assert c.awaited_bytes == 3 * GIB
+
+    def test_strays_and_strangers_are_everybodys(self) -> None:
+        first = mig("D0", 1, used_bytes=5 * GIB, unowned_bytes=2 * GIB)
+        second = mig("D1", 1, used_bytes=5 * GIB, unowned_bytes=0)
+        a, b = terms(first, second, pods=[use("s1", "D1", 3 * GIB)], tolerance_bytes=0)
+        assert a.headroom_bytes == b.headroom_bytes == 5 * GIB
+
+    def test_the_use_of_a_neighbour_is_not_unowned(self) -> None:
+        quiet = [mig(f"D{i}", 1, used_bytes=4 * GIB, unowned_bytes=None) for i in (0, 1)]
+        held = {"u1": promise({"D0": 4 * GIB})}
+        a, b = terms(*quiet, promises=held, pods=[use("u1", "D0", None)])
+        assert a.unowned_bytes == b.unowned_bytes == 0
+
+    def test_a_contradiction_in_one_fences_all(self) -> None:
+        a, b, c = terms(mig("D0", 1, used_bytes=-1), *self.devices[1:])
+        assert (a.fence, b.fence, c.fence) == (Reason.CONTRADICTORY_REPORT,) * 2 + (None,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"uuid": ""}, id="no uuid"),
+        pytest.param({"memory_bytes": -1}, id="memory is absent"),
+        pytest.param({"memory_bytes": 1 << 90}, id="memory beyond any device"),
+        pytest.param({"reserved_bytes": 25 * GIB}, id="more reserved than there is"),
+        pytest.param({"used_bytes": 24 * GIB + 1}, id="more used than there is"),
+        pytest.param({"used_bytes": -1}, id="use is absent"),
+        pytest.param({"unowned_bytes": 1}, id="more unowned than used"),
+        pytest.param({"unowned_bytes": -1}, id="negative unowned"),
+        pytest.param({"replicas": Replicas(free=-1)}, id="negative replicas"),
+        pytest.param({"replicas": Replicas(free=1, allocated=1)}, id="two replicas, unshared"),
+        pytest.param(
+            {"sharing": "mps", "replicas": Replicas(free=1025)}, id="more replicas than can be"
+        ),
+    ],
+)
+def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, Any]) -> None:
+    a, b = terms(device(**{"uuid": "D0", **wrong}), device("D1"))
+    assert a.fence is Reason.CONTRADICTORY_REPORT
+    assert a.fence_detail
+    assert a.allocatable_bytes == 0
+    assert (b.fence, b.headroom_bytes) == (None, 24 * GIB)
+
+
+def test_devices_of_one_uuid_are_all_fenced() -> None:
+    a, b, c = terms(device("D0"), device("D0"), device("D1"))
+    assert (a.fence, b.fence, c.fence) == (Reason.CONTRADICTORY_REPORT,) * 2 + (None,)
+    assert "2 times" in a.fence_detail
+
+
+@pytest.mark.parametrize("more", [{}, {"used_bytes": -1}], ids=["", "and contradicts itself"])
+def test_a_gpu_that_is_sick_makes_its_instances_sick(more: dict[str, int]) -> None:
+    gpu = device("GPU-0", healthy=False, health_reason="XID 79", resource="", **more)
+    _, b, c = terms(gpu, mig("M0", 1), mig("M1", 1, parent="GPU-1"))
+    assert b.fence is Reason.UNHEALTHY_DEVICE
+    assert "XID 79" in b.fence_detail
+    assert c.fence is None
+
+
+def test_absurd_promises_do_not_wrap() -> None:
+    held = {f"u{i}": promise({"D0": (1 << 63) - 1}) for i in range(3)}
+    (t,) = terms(shared("D0"), promises=held)
+    assert t.headroom_bytes == 24 * GIB - 3 * ((1 << 63) - 1)
+
+
+def test_one_megabyte_is_charged_to_the_byte() -> None:
+    (t,) = terms(shared("D0"), promises={"u1": promise({"D0": 1_000_000})})
+    assert t.headroom_bytes == 24 * GIB - 1_000_000
+
+
+def test_a_charge_without_candidates_charges_nothing() -> None:
+    held = {"u1": Reservation(namespace="d", name="q", charges=[Charge(resource="x", count=1)])}
+    (t,) = terms(device(), promises=held)
+    assert t.committed_bytes == 0
+
+
+def test_a_report_without_some_pods_gives_back_what_they_held() -> None:
+    device_ = shared("D0", free=1, allocated=3, used_bytes=9 * GIB)
+    rows = [
+        use("u1", "D0", 2 * GIB, container="init", replica="0"),
+        use("u1", "D0", 3 * GIB, container="main", replica="0"),
+        use("u2", "D0", 4 * GIB, replica="1"),
+        use("u3", "D0", None, replica="2"),
+    ]
+    left = without(status(device_, pods=rows), {"u1", "u3"})
+    (d,) = left.devices
+    assert (d.replicas, d.used_bytes) == (Replicas(free=3, allocated=1), 4 * GIB)
+    assert [row.uid for row in left.pods] == ["u2"]
+    assert without(left, set()) == left
+
+
+def test_weighing_an_empty_report_gives_no_terms() -> None:
+    assert weigh(status(), {"u1": promise({"D0": GIB})}, 0, 0) == ()
+
+
+def test_a_report_may_name_devices_that_it_does_not_show() -> None:
+    device_: Device = shared("D0")
+    held = {"u1": promise({"D0": GIB})}
+    (t,) = terms(device_, promises=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])
+    assert (t.promised_bytes, t.strays_bytes) == (GIB, 0)

@@ -1,0 +1,62 @@
+"""Why: told from the verdicts themselves."""
+
+from contract.reasons import Reason
+from extender.placement.explain import Explanation, explain, explain_node
+from extender.placement.snapshot import NodeTerms
+from tests.builders import GIB, device, judged, promise, request, shared, weighed
+
+
+def explained(vram: str, *nodes: NodeTerms, nearest: int = 5) -> Explanation:
+    snap, verdicts = judged(vram, *nodes)
+    return explain(request(vram), snap, verdicts, nearest)
+
+
+def holding(name: str, gib: int) -> NodeTerms:
+    return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})})
+
+
+def test_reasons_are_counted_most_frequent_first() -> None:
+    stale = [weighed(device(), name=f"s{i}", fresh_until_s=0) for i in range(2)]
+    told = explained("8Gi", holding("a", 20), *stale, holding("b", 0))
+    assert told.fits == 1
+    assert told.reasons == ((Reason.STALE_REPORT, 2), (Reason.MEMORY_ON_ANY, 1))
+
+
+def test_the_nearest_are_those_that_fit_then_those_that_lack_least() -> None:
+    nodes = holding("far", 22), holding("fits", 0), holding("near", 17)
+    stale = weighed(device(), name="stale", fresh_until_s=0)
+    told = explained("8Gi", stale, *nodes)
+    assert [n.node for n in told.nearest] == ["fits", "near", "far", "stale"]
+    assert [n.short_bytes for n in told.nearest] == [0, GIB, 6 * GIB, None]
+    assert [n.node for n in explained("8Gi", stale, *nodes, nearest=2).nearest] == ["fits", "near"]
+
+
+def test_an_absurd_promise_lacks_most_and_not_least() -> None:
+    absurd = weighed(shared("x"), name="a", promises={"u": promise({"x": 1 << 90})})
+    told = explained("16Ti", absurd, holding("b", 20))
+    assert [n.node for n in told.nearest] == ["b", "a"]
+
+
+def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candidate() -> None:
+    uneven = weighed(shared("x"), shared("y"), name="u", promises={"u": promise({"x": 16 * GIB})})
+    # Who waits for x can be given y as well: its promise is taken from both.
+    assert explained("20Gi", uneven, holding("b", 15)).largest_fitting_bytes == 9 * GIB
+    stale = weighed(device(), name="s", fresh_until_s=0)
+    assert explained("20Gi", stale).largest_fitting_bytes is None
+    assert explained("20Gi", stale, holding("b", 15)).largest_fitting_bytes == 9 * GIB
+    assert explained("8Gi", holding("over", 30)).largest_fitting_bytes == 0
+
+
+def test_each_candidate_shows_what_it_needs_and_lacks() -> None:
+    node = weighed(shared("x"), shared("y", used_bytes=20 * GIB, unowned_bytes=20 * GIB))
+    snap, verdicts = judged("8Gi", node)
+    told = explain_node(snap, verdicts, 0)
+    assert told.reason is Reason.MEMORY_ON_SOME
+    assert [c.terms.device.uuid for c in told.candidates] == ["x", "y"]
+    assert [c.short_bytes for c in told.candidates] == [0, told.short_bytes]
+    assert told.short_bytes == 4 * GIB - (64 << 20)
+
+
+def test_no_nodes_have_nothing_to_tell() -> None:
+    told = explained("8Gi")
+    assert (told.fits, told.reasons, told.nearest, told.largest_fitting_bytes) == (0, (), (), None)

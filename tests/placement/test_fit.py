@@ -1,0 +1,280 @@
+"""Every reason that a node can give, and what is none."""
+
+import numpy as np
+import pytest
+
+from contract.annotations import PROCESSES
+from contract.gpunode import MAX_DEVICE_BYTES, Device, Replicas, SmActivity
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.snapshot import NodeTerms
+from tests.builders import (
+    FRESH_S,
+    GIB,
+    NOW_S,
+    container,
+    device,
+    judged,
+    mig,
+    pod,
+    promise,
+    reason_for,
+    request,
+    shared,
+    use,
+    weighed,
+)
+
+SHARED = "nvidia.com/gpu.shared"
+SMALL_MIG = "nvidia.com/mig-1g.5gb"
+
+
+def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
+    return shared(uuid, free, **{"sharing": "mps", **other})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "node", "reason"),
+    [
+        pytest.param(pod("24Gi"), weighed(device()), None, id="all of an idle GPU"),
+        pytest.param(pod("1M"), weighed(device()), None, id="one megabyte"),
+        pytest.param(
+            pod(str(24 * GIB + 1)), weighed(device()), Reason.MEMORY_ON_ANY, id="one byte too many"
+        ),
+        pytest.param(
+            pod(str(MAX_DEVICE_BYTES)), weighed(shared()), Reason.MEMORY_ON_ANY, id="the most"
+        ),
+        pytest.param(
+            pod(), weighed(device(resource=SHARED)), Reason.NO_SUCH_RESOURCE, id="other resource"
+        ),
+        pytest.param(pod(), weighed(), Reason.NO_SUCH_RESOURCE, id="no devices"),
+        pytest.param(
+            pod(),
+            weighed(device(replicas=Replicas(allocated=1))),
+            Reason.NO_REPLICA,
+            id="every replica is held",
+        ),
+        pytest.param(
+            pod(),
+            weighed(device("D"), promises={"u": promise({"D": 1})}),
+            Reason.NO_REPLICA,
+            id="the last replica is promised",
+        ),
+        pytest.param(
+            pod("1Gi", container(gpus=3)),
+            weighed(device("a"), device("b")),
+            Reason.NO_REPLICA,
+            id="more GPUs than there are",
+        ),
+        pytest.param(
+            pod("9Gi"),
+            weighed(shared("a"), shared("b", used_bytes=16 * GIB, unowned_bytes=16 * GIB)),
+            Reason.MEMORY_ON_SOME,
+            id="the plugin could choose the full one",
+        ),
+        pytest.param(
+            pod(), weighed(device(), reserve_bytes=24 * GIB), Reason.MEMORY_ON_ANY, id="reserved"
+        ),
+        pytest.param(
+            pod("25%"),
+            weighed(device(), reserve_bytes=24 * GIB),
+            Reason.MEMORY_ON_ANY,
+            id="a share of nothing",
+        ),
+        pytest.param(
+            pod(None),
+            weighed(device(), reserve_bytes=24 * GIB),
+            Reason.MEMORY_ON_ANY,
+            id="a replica worth nothing",
+        ),
+    ],
+)
+def test_memory_and_replicas(asked: Pod, node: NodeTerms, reason: Reason | None) -> None:
+    assert reason_for(asked, node) is reason
+
+
+@pytest.mark.parametrize("reason", [Reason.UNKNOWN_NODE, Reason.NO_REPORT, Reason.NOT_INITIALISED])
+def test_what_holds_for_the_node_goes_first(reason: Reason) -> None:
+    assert reason_for("1Ti", weighed(device(), reason=reason)) is reason
+
+
+def test_stale_node_never_fits() -> None:
+    node = weighed(device())
+    assert judged("1M", node, now_s=FRESH_S)[1].reason(0) is None
+    assert judged("1M", node, now_s=FRESH_S + 0.001)[1].reason(0) is Reason.STALE_REPORT
+    never = weighed(device(), fresh_until_s=float("-inf"))
+    assert reason_for("1M", never) is Reason.STALE_REPORT
+
+
+def test_a_pod_that_asks_for_no_gpu_fits_everywhere() -> None:
+    asked = pod(None, container(gpus=0))
+    node = weighed(reason=Reason.NO_REPORT, fresh_until_s=float("-inf"))
+    assert reason_for(asked, node) is None
+
+
+class TestFences:
+    """A fenced device with a free replica stops its resource; nothing else."""
+
+    fenced = (
+        pytest.param({"used_bytes": 25 * GIB}, Reason.CONTRADICTORY_REPORT, id="contradictory"),
+        pytest.param({"healthy": False}, Reason.UNHEALTHY_DEVICE, id="unhealthy"),
+        pytest.param(
+            {"replicas": Replicas(free=-1)}, Reason.CONTRADICTORY_REPORT, id="unknown replicas"
+        ),
+    )
+
+    @pytest.mark.parametrize(("wrong", "reason"), fenced)
+    def test_the_plugin_cannot_be_kept_from_it(
+        self, wrong: dict[str, object], reason: Reason
+    ) -> None:
+        assert reason_for("1M", weighed(device("a"), device("b", **wrong))) is reason
+
+    @pytest.mark.parametrize(("wrong", "reason"), fenced[:2])
+    def test_without_a_free_replica_it_does_not_matter(
+        self, wrong: dict[str, object], reason: Reason
+    ) -> None:
+        held = device("b", **{**wrong, "replicas": Replicas(allocated=1)})
+        assert reason_for("1M", weighed(device("a"), held)) is None
+
+    @pytest.mark.parametrize(("wrong", "reason"), fenced)
+    def test_other_resources_go_on(self, wrong: dict[str, object], reason: Reason) -> None:
+        node = weighed(device("a", **wrong), device("b", resource=SMALL_MIG))
+        assert reason_for(pod("1Gi", container(resource=SMALL_MIG)), node) is None
+        assert reason_for("1Gi", node) is not None
+
+    def test_equal_uuids(self) -> None:
+        node = weighed(device("a"), device("a"), device("b"))
+        assert reason_for("1M", node) is Reason.CONTRADICTORY_REPORT
+
+
+class TestMps:
+    """24 GiB and 4 replicas: 6 GiB for each process."""
+
+    @pytest.mark.parametrize(
+        ("vram", "processes", "reason"),
+        [
+            pytest.param("6Gi", "1", None, id="the cap itself"),
+            pytest.param(str(6 * GIB + 1), "1", Reason.ABOVE_MPS_LIMIT, id="a byte above it"),
+            pytest.param("12Gi", "2", None, id="the cap is for each process"),
+            pytest.param(str(12 * GIB + 1), "2", Reason.ABOVE_MPS_LIMIT, id="and only that"),
+            pytest.param("25%", "1", None, id="a share up to it"),
+            pytest.param("26%", "1", Reason.ABOVE_MPS_LIMIT, id="a share above it"),
+        ],
+    )
+    def test_a_process_gets_its_replicas_part(
+        self, vram: str, processes: str, reason: Reason | None
+    ) -> None:
+        asked = pod(vram, annotations={PROCESSES: processes})
+        assert reason_for(asked, weighed(mps())) is reason
+
+    def test_each_container_has_a_cap_of_its_own(self) -> None:
+        assert reason_for(pod("6Gi", container("a"), container("b")), weighed(mps())) is None
+
+    def test_what_a_replica_is_worth_is_what_the_plugin_grants(self) -> None:
+        odd = mps(free=5)  # no whole number of MiB for each
+        assert reason_for(None, weighed(odd)) is None
+        assert reason_for("20%", weighed(odd)) is Reason.ABOVE_MPS_LIMIT
+
+    def test_two_replicas_in_one_container_are_refused(self) -> None:
+        two = pod("1Gi", container(gpus=2))
+        assert reason_for(two, weighed(mps())) is Reason.TOO_MANY_SHARED
+        assert reason_for(two, weighed(shared())) is None
+
+
+class TestSmLimit:
+    @pytest.mark.parametrize(
+        ("activity", "reason"),
+        [
+            pytest.param(SmActivity(ratio=0.6999), None, id="below"),
+            pytest.param(SmActivity(ratio=0.7), Reason.SM_ABOVE_LIMIT, id="at the limit"),
+            pytest.param(None, Reason.SM_ABOVE_LIMIT, id="unknown"),
+        ],
+    )
+    def test_activity_must_be_known_and_below(
+        self, activity: SmActivity | None, reason: Reason | None
+    ) -> None:
+        asked = pod("1Gi", annotations={"headroom.gpu/max-sm": "70%"})
+        idle = device("b", sm_activity=SmActivity(ratio=0))
+        assert reason_for(asked, weighed(device("a", sm_activity=activity), idle)) is reason
+        assert reason_for("1Gi", weighed(device(sm_activity=activity))) is None
+
+
+class TestUnobservedPods:
+    def test_on_shared_devices_their_sum_is_taken_everywhere(self) -> None:
+        held = {f"u{i}": promise({"a": 8 * GIB, "b": 8 * GIB}) for i in range(2)}
+        node = weighed(shared("a"), shared("b"), promises=held)
+        assert reason_for("8Gi", node) is None
+        assert reason_for(str(8 * GIB + 1), node) is Reason.MEMORY_ON_ANY
+
+    def test_on_unshared_devices_each_takes_one_of_them(self) -> None:
+        uuids = {"a": 24 * GIB, "b": 24 * GIB, "c": 24 * GIB}
+        devices = [device(uuid) for uuid in uuids]
+        held = {f"u{i}": promise(uuids) for i in range(2)}
+        assert reason_for("24Gi", weighed(*devices, promises=held)) is None
+        held["u2"] = promise(uuids)
+        assert reason_for("1M", weighed(*devices, promises=held)) is Reason.NO_REPLICA
+
+    def test_once_observed_they_are_taken_from_one_device(self) -> None:
+        held = {"u0": promise({"a": 20 * GIB, "b": 20 * GIB})}
+        devices = shared("a", free=0, allocated=1), shared("b")
+        assert reason_for("20Gi", weighed(*devices, promises=held)) is Reason.MEMORY_ON_ANY
+        node = weighed(*devices, promises=held, pods=[use("u0", "a")])
+        assert reason_for("20Gi", node) is None
+
+
+class TestMig:
+    def test_one_free_instance_is_certain(self) -> None:
+        full = mig("M0", 1, replicas=Replicas(allocated=1), used_bytes=9 * GIB)
+        _, verdicts = judged("10Gi", weighed(full, mig("M1", 2)))
+        assert verdicts.fits.all()
+        assert verdicts.asks[0].candidates.tolist() == [[False, True]]
+
+    def test_compute_instances_share_their_memory(self) -> None:
+        held = {"u": promise({"M0": 6 * GIB, "M1": 6 * GIB})}
+        same = weighed(mig("M0", 1), mig("M1", 1), promises=held)
+        assert reason_for("4Gi", same) is None
+        assert reason_for(str(4 * GIB + 1), same) is Reason.MEMORY_ON_ANY
+        apart = weighed(mig("M0", 1), mig("M1", 2), promises=held)
+        assert reason_for("10Gi", apart) is None
+
+    def test_two_of_them_for_one_container_need_twice(self) -> None:
+        two = pod("6Gi", container(gpus=2))
+        assert reason_for(two, weighed(mig("M0", 1), mig("M1", 1))) is Reason.MEMORY_ON_ANY
+        assert reason_for(two, weighed(mig("M0", 1), mig("M1", 2))) is None
+
+
+class TestUnannotated:
+    def test_on_a_shared_device_it_takes_a_replicas_worth(self) -> None:
+        held = {"u": promise({"a": 18 * GIB})}
+        assert reason_for(None, weighed(shared("a"), promises=held)) is None
+        held["u"] = promise({"a": 18 * GIB + 1})
+        assert reason_for(None, weighed(shared("a"), promises=held)) is Reason.MEMORY_ON_ANY
+
+    def test_on_an_unshared_device_it_is_exclusive(self) -> None:
+        little, more = (device(used_bytes=n, unowned_bytes=n) for n in (64 << 20, (64 << 20) + 1))
+        assert reason_for(None, weighed(little)) is None
+        assert reason_for(None, weighed(more)) is Reason.MEMORY_ON_ANY
+
+
+def test_of_several_asks_the_first_that_fails_gives_the_reason() -> None:
+    asked = pod("8Gi", container("a"), container("b", resource=SMALL_MIG))
+    assert reason_for(asked, weighed(device("a"))) is Reason.NO_SUCH_RESOURCE
+    small = device("b", resource=SMALL_MIG, memory_bytes=5 * GIB)
+    assert reason_for(asked, weighed(device("a"), small)) is Reason.MEMORY_ON_ANY
+    assert (
+        reason_for(pod("a=8Gi,b=5Gi", *asked.spec.containers or ()), weighed(device("a"), small))
+        is None
+    )
+
+
+def test_a_node_with_fewer_devices_does_not_read_its_neighbour() -> None:
+    empty = weighed(name="empty")
+    _, verdicts = judged("1M", weighed(device("a"), device("b"), name="full"), empty)
+    assert [verdicts.reason(i) for i in (0, 1)] == [None, Reason.NO_SUCH_RESOURCE]
+
+
+def test_no_rows_get_no_answers() -> None:
+    snap, _ = judged("1M", weighed(device()))
+    verdicts = fit(request("1M"), snap, np.empty(0, np.int64), NOW_S)
+    assert verdicts.codes.shape == (0,)

@@ -1,0 +1,115 @@
+"""What is written down about a pod that fits."""
+
+import json
+
+import pytest
+
+from contract.annotations import PLACEMENT
+from contract.gpunode import Charge
+from contract.kube import Pod
+from extender.placement.placed import Placement, place
+from extender.placement.snapshot import NodeTerms
+from tests.builders import GIB, GPU, container, device, judged, mig, pod, request, shared, weighed
+
+SHARED = "nvidia.com/gpu.shared"
+
+
+def placed(asked: Pod, node: NodeTerms) -> Placement:
+    snap, verdicts = judged(asked, node)
+    assert verdicts.fits.all()
+    return place(request(asked), snap, verdicts, 0)
+
+
+def written(placement: Placement) -> dict[str, str]:
+    prefix = "headroom.gpu/"
+    return {
+        key.removeprefix(prefix): value
+        for key, value in placement.annotations.items()
+        if key != PLACEMENT
+    }
+
+
+def test_the_charge_names_every_device_that_the_pod_could_get() -> None:
+    node = weighed(shared("a"), shared("b"), shared("c", free=0, allocated=4))
+    assert placed(pod("8Gi"), node).charges == (
+        Charge(resource=GPU, count=1, candidates={"a": 8 * GIB, "b": 8 * GIB}),
+    )
+
+
+def test_a_share_is_charged_in_bytes_of_each_device() -> None:
+    node = weighed(shared("a"), shared("b", memory_bytes=16 * GIB))
+    (charge,) = placed(pod("25%"), node).charges
+    assert charge.candidates == {"a": 6 * GIB, "b": 4 * GIB}
+
+
+def test_containers_are_charged_together_where_they_can_meet() -> None:
+    asked = pod("a=8Gi,b=2Gi", container("a"), container("b"), init=[container("i", gpus=0)])
+    (charge,) = placed(asked, weighed(shared("x"))).charges
+    assert (charge.count, charge.candidates) == (2, {"x": 10 * GIB})
+    (charge,) = placed(asked, weighed(device("x"), device("y"))).charges
+    assert charge.candidates == {"x": 8 * GIB, "y": 8 * GIB}
+
+
+def test_instances_are_charged_with_what_can_land_in_their_memory() -> None:
+    (charge,) = placed(pod("3Gi", container(gpus=2)), weighed(mig("x", 1), mig("y", 1))).charges
+    assert charge.candidates == {"x": 6 * GIB, "y": 6 * GIB}
+
+
+def test_the_downward_api_finds_device_bytes_and_fraction() -> None:
+    placement = placed(pod("6Gi"), weighed(device("a")))
+    expected = {"devices.0": "a", "bytes.0": str(6 * GIB), "fraction.0": "0.2500"}
+    assert written(placement) == expected
+    body = json.loads(placement.annotations[PLACEMENT])
+    assert body == {
+        "node": "n",
+        "decision": "uid-p.1",
+        "containers": {
+            "main": {"resource": GPU, "count": 1, "bytes": {"a": 6 * GIB}, "devices": ["a"]}
+        },
+    }
+
+
+def test_where_the_device_is_not_certain_it_is_not_claimed() -> None:
+    placement = placed(pod("6Gi"), weighed(shared("a"), shared("b")))
+    assert written(placement) == {"bytes.0": str(6 * GIB), "fraction.0": "0.2500"}
+    main = json.loads(placement.annotations[PLACEMENT])["containers"]["main"]
+    assert main["candidates"] == ["a", "b"]
+    assert "devices" not in main
+
+
+@pytest.mark.parametrize(
+    ("node", "certain"),
+    [
+        pytest.param(weighed(device("a"), device("b")), True, id="both unshared devices"),
+        pytest.param(
+            weighed(shared("a"), shared("b")), False, id="two replicas can be of one device"
+        ),
+        pytest.param(weighed(device("a"), device("b"), device("c")), False, id="two of three"),
+    ],
+)
+def test_two_replicas(node: NodeTerms, certain: bool) -> None:
+    placement = placed(pod("1Gi", container(gpus=2)), node)
+    assert ("devices.0" in written(placement)) is certain
+
+
+def test_what_differs_between_devices_is_left_out() -> None:
+    sizes = weighed(shared("a"), shared("b", memory_bytes=16 * GIB))
+    assert set(written(placed(pod("25%"), sizes))) == {"fraction.0"}
+    assert set(written(placed(pod("8Gi"), sizes))) == {"bytes.0"}
+
+
+def test_a_fraction_is_rounded_down_to_what_may_be_claimed() -> None:
+    third = placed(pod("8Gi"), weighed(device("a", memory_bytes=24 * GIB + 1)))
+    assert written(third)["fraction.0"] == "0.3333"
+    assert written(placed(pod(None), weighed(device("a"))))["fraction.0"] == "1.0000"
+    assert written(placed(pod("1M"), weighed(device("a"))))["fraction.0"] == "0.0000"
+
+
+def test_init_containers_have_no_index_of_their_own() -> None:
+    placement = placed(pod("1Gi", container("a"), init=[container("i")]), weighed(device("x")))
+    assert set(written(placement)) == {"bytes.0", "fraction.0"}
+    assert set(json.loads(placement.annotations[PLACEMENT])["containers"]) == {"i", "a"}
+
+
+def test_a_pod_without_gpus_gets_nothing_written() -> None:
+    assert placed(pod(None, container(gpus=0)), weighed(device())) == Placement((), {})

@@ -1,0 +1,152 @@
+"""Columns and snapshots: what was handed out never changes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.gpunode import Replicas, SmActivity
+from contract.reasons import Reason
+from extender.placement.snapshot import CODE_OF, MOST_BYTES, Snapshot
+from extender.placement.table import _COLUMNS, Table, build
+from tests.builders import GIB, device, promise, shared, weighed
+
+
+def copied(snap: Snapshot) -> dict[str, object]:
+    return {
+        "names": [node.name for node in snap.nodes],
+        "row_of": dict(snap.row_of),
+        "resources": dict(snap.resources),
+        "rank": snap.name_rank.tolist(),
+        "reasons": snap.node_reason.tolist(),
+        "fresh": snap.fresh_until_s.tolist(),
+        **{name: getattr(snap.columns, name).tolist() for name, _ in _COLUMNS},
+    }
+
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "drop", "look"]), st.integers(0, 5), st.integers(0, 3)
+    ),
+    max_size=30,
+)
+
+
+@settings(deadline=None)
+@given(changes)
+def test_snapshots_never_change_and_equal_one_made_afresh(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    table = Table()
+    held: list[tuple[Snapshot, dict[str, object]]] = []
+    nodes = {}
+    for verb, number, devices in steps:
+        name = f"n{number}"
+        if verb == "put":
+            of = [shared(f"{name}-{i}", free=i, resource=f"r{i}") for i in range(devices)]
+            nodes[name] = weighed(*of, name=name, fresh_until_s=float(devices))
+            table.put(nodes[name])
+        elif verb == "drop":
+            table.drop(name)
+            nodes.pop(name, None)
+        else:
+            snap = table.snapshot()
+            assert table.snapshot() is snap
+            held.append((snap, copied(snap)))
+    for snap, before in held:
+        assert copied(snap) == before
+    snap = table.snapshot()
+    assert {node.name: node for node in snap.nodes} == nodes
+    names = sorted(nodes)
+    assert [snap.nodes[row].name for row in snap.rows(names)] == names
+    assert snap.name_rank[snap.rows(names)].tolist() == list(range(len(names)))
+    afresh = build(nodes[name] for name in names)
+    for name in names:
+        row, again = snap.row_of[name], afresh.row_of[name]
+        assert snap.fresh_until_s[row] == afresh.fresh_until_s[again]
+        for column, _ in _COLUMNS:
+            if column != "resource":
+                slots = len(nodes[name].devices)
+                now, then = getattr(snap.columns, column), getattr(afresh.columns, column)
+                assert (now[row, :slots] == then[again, :slots]).all()
+                assert (now[row, slots:] == -1).all()
+
+
+def test_every_array_is_read_only() -> None:
+    snap = build([weighed(device())])
+    arrays = [getattr(snap.columns, name) for name, _ in _COLUMNS]
+    for array in [*arrays, snap.node_reason, snap.fresh_until_s, snap.name_rank]:
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+def test_generations_grow_only_with_changes() -> None:
+    table = Table()
+    first = table.snapshot()
+    table.put(weighed(device()))
+    second = table.snapshot()
+    table.drop("nobody")
+    assert table.snapshot() is second
+    assert second.generation == first.generation + 1
+
+
+def test_a_node_that_shrinks_leaves_no_device_behind() -> None:
+    table = Table()
+    table.put(weighed(device("a"), device("b")))
+    table.put(weighed(device("a")))
+    assert (table.snapshot().columns.memory_bytes == [[24 * GIB, -1]]).all()
+
+
+def test_unknown_names_have_no_row() -> None:
+    snap = build([weighed(device(), name="a")])
+    assert snap.rows(["b", "a", "b"]).tolist() == [-1, 0, -1]
+
+
+def test_contradictory_figures_do_not_reach_the_columns() -> None:
+    snap = build([weighed(device(memory_bytes=1 << 90, replicas=Replicas(free=1 << 70)))])
+    assert snap.columns.fence[0, 0] == CODE_OF[Reason.CONTRADICTORY_REPORT]
+    assert snap.columns.memory_bytes[0, 0] == snap.columns.allocatable_bytes[0, 0] == 0
+    assert snap.columns.replicas_free[0, 0] == 1 << 20
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        pytest.param(Replicas(free=-1), id="negative free"),
+        pytest.param(Replicas(allocated=-1), id="negative allocated"),
+    ],
+)
+def test_a_count_that_cannot_be_true_does_not_prove_that_no_replica_is_free(
+    replicas: Replicas,
+) -> None:
+    snap = build([weighed(device(replicas=replicas))])
+    assert snap.columns.replicas_free[0, 0] == 1
+
+
+def test_absurd_promises_stay_very_large() -> None:
+    held = {"u": promise({"D": 1 << 100}, count=1 << 40)}
+    snap = build([weighed(shared("D"), promises=held)])
+    assert snap.columns.room_bytes[0, 0] == snap.columns.headroom_bytes[0, 0] == -MOST_BYTES
+    assert snap.columns.replicas_awaited[0, 0] == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("activity", "ppm"),
+    [
+        pytest.param(None, -1, id="absent"),
+        pytest.param(SmActivity(ratio=0.25), 250_000, id="measured"),
+        pytest.param(SmActivity(ratio=0.0), 0, id="idle is known"),
+        pytest.param(SmActivity(ratio=1.5), -1, id="impossible"),
+        pytest.param(SmActivity(ratio=-0.1), -1, id="negative"),
+    ],
+)
+def test_sm_activity_is_known_or_absent(activity: SmActivity | None, ppm: int) -> None:
+    snap = build([weighed(device(sm_activity=activity))])
+    assert snap.columns.sm_ppm[0, 0] == ppm
+
+
+def test_an_empty_table_can_be_asked() -> None:
+    snap = build([])
+    assert snap.columns.memory_bytes.shape == (0, 0)
+    assert snap.rows(["a"]).tolist() == [-1]
+    assert snap.name_rank.dtype == np.int32

@@ -1,0 +1,160 @@
+"""Random nodes and pods for hypothesis: everything mixed, most of it valid."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from contract.annotations import MAX_SM, PROCESSES
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNodeStatus,
+    PodUse,
+    Replicas,
+    Reservation,
+    SmActivity,
+)
+from contract.kube import Container, Pod
+from extender.placement.equation import weigh
+from extender.placement.snapshot import NodeTerms
+from tests.builders import FRESH_S, GIB, GPU, MIB, container, pod, status
+
+SHARED = "nvidia.com/gpu.shared"
+MIG = "nvidia.com/mig-1c.3g.20gb"
+OTHER_MIG = "nvidia.com/mig-2c.3g.20gb"
+RESOURCES = (GPU, SHARED, MIG, OTHER_MIG)
+
+amounts_bytes = st.one_of(
+    st.integers(0, 26).map(lambda gib: gib * GIB),
+    st.sampled_from([1, MIB, 12 * GIB - 1, 12 * GIB + 1, 1 << 44]),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """A node: its report, its ledger, and what it keeps free."""
+
+    status: GPUNodeStatus
+    promises: dict[str, Reservation]
+    reserve_bytes: int
+    tolerance_bytes: int
+
+    def weighed(self, name: str = "n", fresh_until_s: float = FRESH_S) -> NodeTerms:
+        devices = weigh(self.status, self.promises, self.reserve_bytes, self.tolerance_bytes)
+        return NodeTerms(name, None, fresh_until_s, devices)
+
+
+@st.composite
+def devices(draw: DrawFn, index: int, mps: bool) -> Device:
+    resource = draw(st.sampled_from(RESOURCES))
+    memory = draw(st.sampled_from([24 * GIB, 24 * GIB, 16 * GIB + 5]))
+    used = draw(st.integers(0, 24).map(lambda gib: min(gib * GIB, memory)))
+    is_mig = resource in (MIG, OTHER_MIG)
+    sharing = draw(st.sampled_from(["none", "time-slicing"] if is_mig else ["none"]))
+    if resource == SHARED:
+        sharing = draw(st.sampled_from(["time-slicing", "mps"] if mps else ["time-slicing"]))
+    most = 4 if sharing != "none" else 1
+    free = draw(st.integers(0, most))
+    sane = Device(
+        uuid=f"D{index}",
+        kind="mig" if is_mig else "gpu",
+        parent=draw(st.sampled_from(["P0", "D0"])) if is_mig else None,
+        gpu_instance=draw(st.sampled_from([0, 1, None])) if is_mig else None,
+        memory_bytes=memory,
+        reserved_bytes=draw(st.sampled_from([0, 0, GIB, memory])),
+        used_bytes=used,
+        unowned_bytes=draw(st.sampled_from([None, 0, 0, min(used, MIB), used // 2])),
+        sm_activity=draw(st.sampled_from([None, SmActivity(ratio=0.5), SmActivity(ratio=0.0)])),
+        sharing=sharing,  # type: ignore[arg-type]
+        resource=resource,
+        replicas=Replicas(free=free, allocated=most - free),
+        healthy=draw(st.integers(0, 9)) > 0,
+    )
+    if draw(st.integers(0, 14)):
+        return sane
+    wrong: dict[str, Any] = draw(
+        st.sampled_from(
+            [
+                {"uuid": "D0"},
+                {"uuid": ""},
+                {"memory_bytes": -1},
+                {"memory_bytes": 1 << 80},
+                {"used_bytes": memory + 1},
+                {"used_bytes": -1},
+                {"reserved_bytes": memory + 1},
+                {"unowned_bytes": memory + 1},
+                {"replicas": Replicas(free=-1)},
+                {"replicas": Replicas(free=0, allocated=-1)},
+                {"replicas": Replicas(free=1 << 70)},
+            ]
+        )
+    )
+    return Device(**{**{f: getattr(sane, f) for f in sane.__struct_fields__}, **wrong})
+
+
+@st.composite
+def worlds(draw: DrawFn, mps: bool = True) -> World:
+    seen = [draw(devices(index, mps)) for index in range(draw(st.integers(0, 4)))]
+    uuids = [*{d.uuid for d in seen}, "gone"]
+    promises = {
+        f"u{i}": Reservation(
+            namespace="default",
+            name=f"q{i}",
+            charges=[
+                Charge(
+                    resource=resource,
+                    count=draw(st.integers(1, 3)),
+                    candidates={
+                        uuid: draw(amounts_bytes)
+                        for uuid in draw(st.lists(st.sampled_from(uuids), unique=True, max_size=3))
+                    },
+                )
+                for resource in draw(st.lists(st.sampled_from(RESOURCES), unique=True, max_size=2))
+            ],
+        )
+        for i in range(draw(st.integers(0, 3)))
+    }
+    rows = [
+        PodUse(
+            uid=draw(st.sampled_from(["u0", "u1", "u2", "stray"])),
+            device=draw(st.sampled_from(uuids)),
+            container=draw(st.sampled_from(["init", "main"])),
+            replica=draw(st.sampled_from(["", "0", "1"])),
+            used_bytes=draw(st.one_of(st.none(), amounts_bytes, st.just(-GIB))),
+        )
+        for _ in range(draw(st.integers(0, 5)))
+    ]
+    return World(
+        status(*seen, pods=rows),
+        promises,
+        reserve_bytes=draw(st.sampled_from([0, 0, GIB, 1 << 44])),
+        tolerance_bytes=draw(st.sampled_from([0, 64 * MIB])),
+    )
+
+
+vrams: SearchStrategy[str | None] = st.sampled_from(
+    [None, "1M", "4Gi", "6Gi", "8Gi", "12Gi", "16Gi", "24Gi", "25%", "100%", "0.0001%", "a=6Gi"]
+)
+
+
+@st.composite
+def pods(draw: DrawFn, vram: SearchStrategy[str | None] = vrams) -> Pod:
+    def some(name: str, sidecar: bool = False) -> Container:
+        return container(
+            name,
+            gpus=draw(st.sampled_from([1, 1, 1, 2])),
+            resource=draw(st.sampled_from(resources)),
+            restart_policy="Always" if sidecar else None,
+        )
+
+    resources = draw(st.lists(st.sampled_from(RESOURCES), min_size=1, max_size=2))
+    init = [some(f"i{i}", draw(st.booleans())) for i in range(draw(st.sampled_from([0, 0, 1, 2])))]
+    more = [some("b")] if draw(st.integers(0, 3)) == 0 else []
+    annotations = {}
+    if draw(st.integers(0, 5)) == 0:
+        annotations[MAX_SM] = draw(st.sampled_from(["50%", "80%"]))
+    if draw(st.integers(0, 5)) == 0:
+        annotations[PROCESSES] = "2"
+    return pod(draw(vram), some("a"), *more, init=init, annotations=annotations)
