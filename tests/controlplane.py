@@ -114,8 +114,9 @@ class ControlPlane(Processes):
     def _start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
-        self._spawn(
+        self.spawn(
             "etcd",
+            str(self.binaries["etcd"]),
             f"--data-dir={self.folder / 'etcd'}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
@@ -130,8 +131,9 @@ class ControlPlane(Processes):
     def start_apiserver(self) -> None:
         """Start it, again on the same port after ``kill("kube-apiserver")``."""
         key = self.folder / "service-account.key"
-        self._spawn(
+        self.spawn(
             "kube-apiserver",
+            str(self.binaries["kube-apiserver"]),
             f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
@@ -191,9 +193,6 @@ class ControlPlane(Processes):
         if answer.status != 200:
             raise ApiRefused(f"compaction: {answer.status} {answer.data.decode()}")
         return revision
-
-    def _spawn(self, name: str, *arguments: str) -> None:
-        self.spawn(name, str(self.binaries[name]), *arguments)
 
     def _wait_ready(self) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S

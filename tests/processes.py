@@ -39,6 +39,10 @@ class Processes:
         self._lock.close()
 
     def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+        """Run a process until ``kill(name)`` or ``stop``; ``log(name)`` is what it printed.
+
+        Only from a thread that lasts: the kernel kills the process when that thread ends.
+        """
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [*DIE_WITH_PARENT, str(os.getpid()), *command],
@@ -46,7 +50,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env=env,
+                env=None if env is None else {**os.environ, **env},
                 start_new_session=True,  # Ctrl-C is for the tests to handle, not for them
             )
 

@@ -70,7 +70,10 @@ class Held:
 
 
 class Node(Processes):
-    """``start`` returns when the kubelet has told the API server of every replica."""
+    """``start`` returns when the kubelet has told the API server of every replica.
+
+    ``settings`` replace those of the kubelet's configuration.
+    """
 
     def __init__(
         self, plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
@@ -105,6 +108,10 @@ class Node(Processes):
         self.start_kubelet()
         self.start_plugin()
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
+        # Admission taints every new node; what would untaint it is a controller.
+        patch = {"spec": {"taints": None}}
+        path = f"/api/v1/nodes/{self.name}"
+        self.plane.call("PATCH", path, patch, "application/merge-patch+json")
 
     def stop(self) -> None:
         super().stop()
@@ -240,7 +247,6 @@ class Node(Processes):
             *("unshare", "--mount", "sh", "-c", INSIDE, "sh", str(self.folder)),
             *(str(self._binaries[name]), *arguments),
             env={
-                "PATH": os.environ["PATH"],
                 "LD_LIBRARY_PATH": str(library_folder()),
                 "FAKE_NVML_TABLE": str(self.driver.table),
             },
