@@ -26,10 +26,26 @@ SKIPS_ALLOWED = {
 }
 
 
+#: Fixtures that start processes, and modules that take long: `make check` leaves them out.
+SLOW_FIXTURES = {"plane", "server"}
+SLOW_MODULES = (
+    "tests/agent/test_on_driver_library",
+    "tests/agent/test_publish",
+    "tests/demo/test_demo",
+    "tests/e2e/",
+    "tests/kubelet/",
+    "tests/model/",
+    "tests/placement/test_agreement",
+    "tests/test_cli",
+    "tests/test_controlplane",
+    "tests/test_dockerfile",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real API server is slow: its first build takes minutes."""
     for item in items:
-        if "plane" in getattr(item, "fixturenames", ()):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & SLOW_FIXTURES or item.nodeid.startswith(SLOW_MODULES):
             item.add_marker(pytest.mark.slow)
 
 

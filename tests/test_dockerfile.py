@@ -17,8 +17,6 @@ import pytest
 
 from tests.serving import ROOT
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass
 class Image:
