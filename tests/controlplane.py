@@ -3,22 +3,13 @@
 RBAC is on, TLS is real (the API server signs for itself and its certificate is trusted by name),
 and the tests hold a cluster-admin token. The ServiceAccount admission plugin is off, since no
 controller creates the accounts that it asks for. kube-scheduler, kube-controller-manager and
-whatever else a test needs a process for run beside them, each as a user of its own. All processes
-are killed by the kernel when the one that started them dies, however it dies; their files go with
-``stop``, or, where that was never reached, with the next start.
+whatever else a test needs a process for run beside them, each as a user of its own.
 """
 
 import contextlib
-import ctypes
-import fcntl
 import json
-import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +18,8 @@ from typing import Any
 import urllib3
 import yaml
 from kubernetes.client import Configuration
+
+from tests.processes import Processes, free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 ADMIN_TOKEN = "admin-of-the-tests"
@@ -49,11 +42,6 @@ CONTROLLERS = (
     "garbage-collector-controller",
 )
 START_TIMEOUT_S = 60.0
-
-_SCRATCH = "headroom-plane-"
-_YOUNG_S = 60.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def built(*names: str) -> dict[str, Path]:
@@ -102,17 +90,13 @@ class ApiRefused(Exception):
     """The API server did not do what a test asked in passing."""
 
 
-class ControlPlane:
+class ControlPlane(Processes):
     """``start`` returns when the API server is ready; ``stop`` leaves nothing behind."""
 
     def __init__(self) -> None:
-        _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-        self._lock = (self.folder / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        super().__init__("headroom-plane-")
         self.binaries = built("etcd", "kube-apiserver")
         self.etcd_port, self._peer_port, self.port = free_ports(3)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._http = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(10.0))
 
     @property
@@ -143,12 +127,6 @@ class ControlPlane:
         (self.folder / "tokens.csv").write_text(admin + users)
         self._start_etcd()
         self.start_apiserver()
-
-    def stop(self) -> None:
-        for name in list(self._processes):
-            self.kill(name)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
 
     def _start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self.etcd_port}"
@@ -233,22 +211,6 @@ class ControlPlane:
         command += [f"--cache-dir={self.folder / 'kubectl'}", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    def kill(self, name: str) -> None:
-        """SIGKILL, as a machine that fails would; returns when the process is gone."""
-        process = self._processes.pop(name)
-        process.kill()
-        process.wait()
-
-    def pause(self, name: str) -> None:
-        """Freeze it: its connections stay open and nothing answers."""
-        self._processes[name].send_signal(signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGCONT)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
     def call(
         self,
         method: str,
@@ -294,36 +256,10 @@ class ControlPlane:
             raise ApiRefused(f"compaction: {answer.status} {answer.data.decode()}")
         return revision
 
-    def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
-        """Run a process until ``kill(name)`` or ``stop``; ``log(name)`` is what it printed.
-
-        Only from a thread that lasts: the kernel kills the process when that thread ends.
-        """
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command,
-                env=None if env is None else {**os.environ, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                preexec_fn=die_with_parent,
-                start_new_session=True,  # Ctrl-C is for the tests to handle, not for them
-            )
-
     def _wait_ready(self) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    raise RuntimeError(f"{name} ended by itself:\n{self.log(name)[-4000:]}")
+            self.raise_if_ended()
             if self.ca_file.exists() and self._ready():
                 return
             if time.monotonic() > deadline_s:
@@ -382,25 +318,3 @@ def control_plane() -> Iterator[ControlPlane]:
         yield plane
     finally:
         plane.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free just now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _sweep() -> None:
-    """Remove what a session that was killed could not.
-
-    The lock tells the dead from the living, process ids would not across containers; a folder
-    that is younger than a minute may not have been locked yet.
-    """
-    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError), (folder / "lock").open() as lock:
-            if time.time() - folder.stat().st_ctime > _YOUNG_S:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)

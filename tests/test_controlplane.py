@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import ROOT, ControlPlane
+from tests.processes import alive
 
 #: Starts one, tells its folder and its processes, then waits to be ended.
 SESSION = """
@@ -24,14 +25,6 @@ with control_plane() as plane:
 """
 
 
-def alive(pid: int) -> bool:
-    """Whether it still runs; a zombie that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize(
     ("ending", "tidy"),
     [
@@ -44,7 +37,7 @@ def test_nothing_is_left(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody else's are swept here
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("tests.controlplane._YOUNG_S", -1.0)
+    monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -65,7 +58,7 @@ def test_nothing_is_left(
 
 
 def test_one_that_runs_is_not_swept(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.controlplane._YOUNG_S", -1.0)
+    monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
     ControlPlane().stop()
     assert plane.folder.exists()

@@ -1,50 +1,24 @@
 """The fake driver library, built once for each state of its source, and the agent run on it."""
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.driver import library_folder
+
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(__file__).with_name("fake_nvml.c")
 
 
 @pytest.fixture(scope="session")
 def driver_folder() -> Path:
     """A folder with libnvidia-ml.so.1 in it, for LD_LIBRARY_PATH."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"headroom-fake-nvml-{os.getuid()}-{digest}"
-    library = folder / "libnvidia-ml.so.1"
-    if not library.exists():
-        if shutil.which("gcc") is None:
-            pytest.fail(
-                "gcc is missing: the fake driver library of the agent's tests is C; "
-                "right is, for example: apt-get install gcc libc6-dev",
-                pytrace=False,
-            )
-        folder.mkdir(exist_ok=True)
-        built = folder / f"building-{os.getpid()}"
-        done = subprocess.run(
-            [
-                *("gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"),
-                built,
-                SOURCE,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        built.rename(library)  # at once, so that sessions side by side see all of it or nothing
-    return folder
+    return library_folder()
 
 
 @pytest.fixture

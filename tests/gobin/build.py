@@ -4,7 +4,8 @@
     build.py [--cache DIR] [NAME ...]      all of them when none is named
 
 A folder with a ``go.mod`` is one binary: its name is the folder's, its package the ``tool`` line,
-its versions ``go.mod`` and ``go.sum``, nothing else. What was built is kept outside git under the
+its versions ``go.mod`` and ``go.sum``, nothing else. The few that need C say so to the build in a
+comment of ``go.mod``: ``// build: CGO_ENABLED=1``. What was built is kept outside git under the
 hash of those files and of the flags, so that nothing happens when nothing changed. Interrupted,
 it goes on where it stopped: Go keeps what it had compiled. Needs the standard library only, and Go:
 the one on PATH if it is new enough for the module, else a pinned one from PyPI.
@@ -101,14 +102,21 @@ def build_flags(go_mod: str) -> list[str]:
     return ["-trimpath", "-ldflags", ldflags, package[1]]
 
 
-def compile_module(name: str, module: Path, cache: Path, flags: list[str], output: Path) -> None:
-    go = find_go(cache, required_go((module / "go.mod").read_text()))
-    environment = os.environ | {
+def build_environment(go_mod: str) -> dict[str, str]:
+    """What the build is told by environment; no C unless the module says so."""
+    own = re.search(r"^// build: (.+)$", go_mod, re.MULTILINE)
+    return {
         "GOTOOLCHAIN": "local",
         "GOFLAGS": "-mod=readonly -buildvcs=false",
         "GOWORK": "off",
         "CGO_ENABLED": "0",
-    }
+    } | dict(pair.split("=", 1) for pair in (own[1].split() if own else ()))
+
+
+def compile_module(name: str, module: Path, cache: Path, flags: list[str], output: Path) -> None:
+    go_mod = (module / "go.mod").read_text()
+    go = find_go(cache, required_go(go_mod))
+    environment = os.environ | build_environment(go_mod)
     say(f"{name}: building, minutes the first time")
     command = ["nice", go, "build", "-v", "-o", str(output), *flags]
     begun = last = time.monotonic()

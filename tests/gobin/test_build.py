@@ -37,6 +37,17 @@ def test_a_module_that_does_not_say_what_to_build_is_refused(build: ModuleType) 
         build.build_flags("go 1.26.0\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param("", "0", id="no C, so that a binary runs wherever it is copied"),
+        pytest.param("// build: CGO_ENABLED=1\n", "1", id="C where the module says so"),
+    ],
+)
+def test_a_module_says_whether_it_needs_c(build: ModuleType, line: str, expected: str) -> None:
+    assert build.build_environment(f"go 1.26.0\n{line}tool x/y\n")["CGO_ENABLED"] == expected
+
+
 def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
     modules = sorted(SCRIPT.parent.glob("*/go.mod"))
     assert {module.parent.name for module in modules} >= {

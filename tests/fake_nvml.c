@@ -9,20 +9,24 @@
  *   mig <uuid> <gpu instance> <compute instance> <total> <reserved> <free> <name>   of that device
  *   process <compute|graphics|mps> <pid> <bytes|na>                      of the last device or mig
  *   fail <function|all> <NVML code>                                      of the last device or mig
+ *   xid <number>                                  an event of the last device, told once
  *
  * Sizes are bytes. "fail all 15" is a lost GPU: it is counted, but gives no handle. As in the real
  * library, lists that do not fit answer INSUFFICIENT_SIZE with the size, structs carry a version
  * that is checked, v1's `used` includes the reserve, and nothing works before nvmlInit.
  */
 
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int ret;
 typedef unsigned long long u64;
 enum { OK = 0, UNINIT = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
-       VERSION = 25, UNKNOWN = 999 };
+       TIMEOUT = 10, VERSION = 25, UNKNOWN = 999 };
 enum { COMPUTE, GRAPHICS, MPS };
 
 typedef struct { unsigned pid; u64 used; unsigned gi, ci; } process; /* nvmlProcessInfo_v2 = _v3 */
@@ -38,10 +42,16 @@ typedef struct {
     unsigned count[3];
     failure failures[8];
     unsigned failed;
+    u64 xids[32];
+    unsigned raised;
 } device;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } pci;
+typedef struct { device *device; u64 kind, xid; unsigned gi, ci; } event;
 
 static device table[64];
 static int devices, initialised;
+static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static unsigned told[64]; /* XIDs of each device */
 static failure codes[32];
 static unsigned coded;
 static char driver[80];
@@ -57,6 +67,7 @@ static void load(void)
     while (file && fgets(line, sizeof line, file)) {
         device *last = devices ? &table[devices - 1] : NULL, *next = &table[devices];
         unsigned pid, gi, ci;
+        u64 xid;
         if (line[0] == '#' || line[0] == '\n')
             continue;
         if (sscanf(line, "driver %79s", driver) == 1)
@@ -66,6 +77,8 @@ static void load(void)
         } else if (sscanf(line, "fail %63s %d", word, &code) == 2 && last) {
             strcpy(last->failures[last->failed].function, word);
             last->failures[last->failed++].code = code;
+        } else if (sscanf(line, "xid %llu", &xid) == 1 && last) {
+            last->xids[last->raised++] = xid;
         } else if (sscanf(line, "process %15s %u %31s", kind, &pid, bytes) == 3 && last) {
             int list = !strcmp(kind, "mps") ? MPS : !strcmp(kind, "graphics") ? GRAPHICS : COMPUTE;
             u64 used = !strcmp(bytes, "na") ? ~0ULL : strtoull(bytes, NULL, 10);
@@ -109,7 +122,14 @@ static ret enter(const char *function, device *d)
             return d->failures[i].code;
     return OK;
 }
-#define ENTER(d) do { ret r_ = enter(__func__, d); if (r_) return r_; } while (0)
+static void unlock(int *held) { (void)held; pthread_mutex_unlock(&mutex); }
+/* To the end of the block that it stands in, no other thread reads the table again. */
+#define ENTER_(d, line) \
+    __attribute__((cleanup(unlock))) int held_##line = pthread_mutex_lock(&mutex); \
+    (void)held_##line; \
+    do { ret r_ = enter(__func__, d); if (r_) return r_; } while (0)
+#define ENTER__(d, line) ENTER_(d, line)
+#define ENTER(d) ENTER__(d, __LINE__)
 
 static ret text(const char *from, char *to, unsigned size)
 {
@@ -141,11 +161,12 @@ static ret list(device *d, int kind, unsigned *count, process *out)
 ret nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
+    pthread_mutex_lock(&mutex);
     ret r = enter(__func__, NULL);
-    if (r && r != UNINIT)
-        return r;
-    initialised++;
-    return OK;
+    if (!r || r == UNINIT)
+        initialised++, r = OK;
+    pthread_mutex_unlock(&mutex);
+    return r;
 }
 ret nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 ret nvmlShutdown(void) { ENTER(NULL); initialised--; return OK; }
@@ -249,3 +270,49 @@ ret nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *d, device **to)
 
 ret nvmlDeviceGetGpuInstanceId(device *d, unsigned *to) { ENTER(d); *to = d->gi; return d->parent < 0 ? UNSUPPORTED : OK; }
 ret nvmlDeviceGetComputeInstanceId(device *d, unsigned *to) { ENTER(d); *to = d->ci; return d->parent < 0 ? UNSUPPORTED : OK; }
+
+/* What else NVIDIA's device plugin asks. */
+ret nvmlDeviceGetMinorNumber(device *d, unsigned *to) { return nvmlDeviceGetIndex(d, to); }
+ret nvmlDeviceGetCudaComputeCapability(device *d, int *major, int *minor) { ENTER(d); *major = 9; *minor = 0; return OK; }
+
+ret nvmlDeviceGetPciInfo_v3(device *d, pci *to)
+{
+    unsigned index;
+    ret r = nvmlDeviceGetIndex(d, &index);
+    if (r)
+        return r;
+    memset(to, 0, sizeof *to);
+    to->bus = index + 1;
+    snprintf(to->legacy, sizeof to->legacy, "0000:%02X:00.0", to->bus);
+    snprintf(to->address, sizeof to->address, "00000000:%02X:00.0", to->bus);
+    return OK;
+}
+
+ret nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *to) { ENTER(d); (void)other; *to = 40; return OK; }
+ret nvmlDeviceGetNvLinkState(device *d, unsigned link, int *to) { ENTER(d); (void)link; (void)to; return UNSUPPORTED; }
+
+ret nvmlEventSetCreate(void **to) { ENTER(NULL); *to = &mutex; return OK; }
+ret nvmlEventSetFree(void *set) { (void)set; return OK; }
+ret nvmlDeviceGetSupportedEventTypes(device *d, u64 *to) { ENTER(d); *to = 8; return OK; } /* XIDs */
+ret nvmlDeviceRegisterEvents(device *d, u64 kinds, void *set) { ENTER(d); (void)kinds; (void)set; return OK; }
+
+static ret next_event(event *to)
+{
+    ENTER(NULL);
+    for (int i = 0; i < devices; i++)
+        if (told[i] < table[i].raised) {
+            event e = {&table[i], 8, table[i].xids[told[i]++], ~0U, ~0U};
+            *to = e;
+            return OK;
+        }
+    return TIMEOUT;
+}
+
+ret nvmlEventSetWait_v2(void *set, event *to, unsigned timeout_ms)
+{
+    ret r;
+    (void)set;
+    for (unsigned waited = 0; (r = next_event(to)) == TIMEOUT && waited < timeout_ms; waited += 50)
+        usleep(50000);
+    return r;
+}

@@ -1,0 +1,40 @@
+"""Real nodes for the tests of this folder."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.controlplane import ControlPlane, built
+from tests.driver import Gpu
+from tests.kubelet.node import Node, node
+
+StartNode = Callable[..., Node]
+
+
+@pytest.fixture
+def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[StartNode]:
+    """Start a node of so many GPUs, each with so many replicas; its name is its own.
+
+    ``numa`` says for each device on which NUMA node it hangs.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("a kubelet needs root, in a mount namespace of its own")
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        built("kubelet", "nvidia-device-plugin")
+    with ExitStack() as stack:
+
+        def start(
+            gpus: int, replicas: int, numa: Sequence[int | None] = (), **settings: Any
+        ) -> Node:
+            name = f"kubelet-{os.urandom(4).hex()}"
+            devices = [
+                Gpu(f"GPU-{index}", numa=each)
+                for index, each in zip(range(gpus), numa or (None,) * gpus, strict=True)
+            ]
+            return stack.enter_context(node(plane, name, devices, replicas, **settings))
+
+        yield start

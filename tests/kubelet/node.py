@@ -1,0 +1,358 @@
+"""A node: NVIDIA's device plugin and a kubelet, both real, on a driver and a runtime that are not.
+
+The kubelet's paths are fixed, so both processes see a folder of ours as ``/var/lib/kubelet``: each
+runs in a mount namespace of its own and leaves the machine's mounts alone. There the kubelet also
+finds the kernel settings that it insists on, and does not change the machine's, and as many NUMA
+nodes as the devices hang on. It manages no cgroups and listens on Unix sockets only. What it does
+with devices and pods is all its own: device manager, topology manager, checkpoint, PodResources,
+admission, status.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import yaml
+
+from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
+from tests.driver import Driver, Gpu, library_folder
+from tests.kubelet.runtime import Runtime
+from tests.processes import Processes
+
+podresources, podresources_services = grpc.protos_and_services("tests/kubelet/podresources.proto")
+
+RESOURCE = "nvidia.com/gpu"
+PODS = "/api/v1/namespaces/default/pods"
+TIMEOUT_S = 60.0
+
+#: What the kubelet would write to /proc/sys.
+KERNEL = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+
+NUMA = "/sys/devices/system/node"
+PCI = "/sys/bus/pci/devices"
+
+#: Runs "$@" where "$1" is the folder of the node.
+INSIDE = """
+set -e
+cd "$1" && shift
+mount -t tmpfs tmpfs /var/log
+mount -t tmpfs tmpfs /var/lib
+mkdir /var/lib/kubelet
+mount --bind kubelet /var/lib/kubelet
+while read -r path; do mount --bind "over$path" "$path"; done < covered
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a container was given."""
+
+    pod: str
+    container: str
+    replica: str
+
+    @property
+    def device(self) -> str:
+        return self.replica.partition("::")[0]
+
+
+class Node(Processes):
+    """``start`` returns when the kubelet has told the API server of every replica.
+
+    ``settings`` replace those of the kubelet's configuration.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
+    ) -> None:
+        super().__init__("headroom-node-")
+        self.plane = plane
+        self.name = name
+        self.replicas = len(gpus) * replicas
+        self.driver = Driver(self.folder / "devices", gpus)
+        self.runtime = Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver)
+        self._binaries = built("kubelet", "nvidia-device-plugin")
+        self.root = self.folder / "kubelet"
+        self.root.mkdir()
+        files = {f"/proc/sys/{setting}": f"{value}\n" for setting, value in KERNEL.items()}
+        covered = [*files]
+        if any(gpu.numa is not None for gpu in gpus):
+            files |= numa_files(gpus)
+            covered += [NUMA, PCI]
+        for path, text in files.items():
+            file = self.folder / f"over{path}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        (self.folder / "covered").write_text("".join(f"{path}\n" for path in covered))
+        (self.folder / "plugin.yaml").write_text(yaml.safe_dump(plugin_configuration(replicas)))
+        (self.folder / "kubeconfig").write_text(yaml.safe_dump(self._kubeconfig()))
+        (self.folder / "kubelet.yaml").write_text(
+            yaml.safe_dump(self._kubelet_configuration() | settings)
+        )
+
+    def start(self) -> None:
+        self.runtime.start()
+        self.start_kubelet()
+        self.start_plugin()
+        self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
+        # Admission taints every new node; what would untaint it is a controller.
+        patch = {"spec": {"taints": None}}
+        path = f"/api/v1/nodes/{self.name}"
+        self.plane.call("PATCH", path, patch, "application/merge-patch+json")
+
+    def stop(self) -> None:
+        super().stop()
+        self.runtime.stop()
+
+    def start_kubelet(self) -> None:
+        """Again after ``kill("kubelet")``: it finds its checkpoint and its containers."""
+        self._spawn_inside(
+            "kubelet",
+            f"--config={self.folder}/kubelet.yaml",
+            f"--kubeconfig={self.folder}/kubeconfig",
+            f"--hostname-override={self.name}",
+            "--v=2",
+        )
+        self.wait(self._is_ready, "a node that is ready")
+
+    def start_plugin(self) -> None:
+        self._spawn_inside(
+            "nvidia-device-plugin",
+            f"--config-file={self.folder}/plugin.yaml",
+            "--device-discovery-strategy=nvml",
+        )
+
+    def bind(self, pod: Mapping[str, Any]) -> None:
+        """Create a pod and bind it here, as a scheduler does; the kubelet takes it from there."""
+        self.plane.call("POST", PODS, pod)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod["metadata"]["name"]},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self.name},
+        }
+        self.plane.call("POST", f"{PODS}/{pod['metadata']['name']}/binding", binding)
+
+    def run(self, pod: Mapping[str, Any]) -> dict[str, Any]:
+        """Bind it and wait until the kubelet has decided; the pod's status."""
+        self.bind(pod)
+        name = pod["metadata"]["name"]
+        self.wait(lambda: self.status(name)["phase"] != "Pending", f"a pod {name} that started")
+        return self.status(name)
+
+    def admit(self, pod: Mapping[str, Any]) -> list[Held]:
+        """Bind it and wait until it holds all that it asks for; quicker: no status yet."""
+        self.bind(pod)
+        name, containers = pod["metadata"]["name"], pod["spec"]["containers"]
+        count = sum(each["resources"]["limits"][RESOURCE] for each in containers)
+        self.wait(lambda: len(self.held(name)) == count, f"a pod {name} that was admitted")
+        return self.held(name)
+
+    def status(self, pod: str) -> dict[str, Any]:
+        status: dict[str, Any] = self.plane.call("GET", f"{PODS}/{pod}")["status"]
+        return status
+
+    def uid(self, pod: str) -> str:
+        uid: str = self.plane.call("GET", f"{PODS}/{pod}")["metadata"]["uid"]
+        return uid
+
+    def events(self, pod: str) -> set[str]:
+        """The reasons of its events; of a refusal they tell at once, its status takes 10 s."""
+        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={pod}"
+        return {event["reason"] for event in self.plane.call("GET", path)["items"]}
+
+    def delete(self, pod: str, *, by_force: bool = False) -> None:
+        """By force it is gone at once; else when the kubelet has ended it."""
+        self.plane.call("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0} if by_force else None)
+
+    def is_gone(self, pod: str) -> bool:
+        try:
+            self.status(pod)
+        except ApiRefused:
+            return True
+        return False
+
+    def object(self) -> dict[str, Any]:
+        return self.plane.call("GET", f"/api/v1/nodes/{self.name}")
+
+    def allocatable(self) -> int:
+        return int(self.object()["status"]["allocatable"].get(RESOURCE, "0"))
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The device manager's own record, as it is on the disk."""
+        text = (self.root / "device-plugins/kubelet_internal_checkpoint").read_text()
+        decoded: dict[str, Any] = json.loads(text)
+        return decoded["Data"]
+
+    def held(self, pod: str | None = None) -> list[Held]:
+        """Which container holds which replica, as PodResources tells; of all pods or of one."""
+        while (answer := self._pod_resources()) is None:
+            time.sleep(0.05)
+        return sorted(
+            (
+                Held(each.name, container.name, replica)
+                for each in answer.pod_resources
+                if pod in (None, each.name)
+                for container in each.containers
+                for device in container.devices
+                for replica in device.device_ids
+            ),
+            key=lambda held: (held.pod, held.container, held.replica),
+        )
+
+    def wait(self, done: Callable[[], object], what: str) -> None:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not done():
+            self.raise_if_ended()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"never came: {what}\n{self.logs()}")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            conditions = self.object()["status"].get("conditions", [])
+            self.held()
+        except (ApiRefused, grpc.RpcError):
+            return False
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _pod_resources(self) -> Any:
+        """The kubelet's answer; None where it was asked too often (ten at once, 100 a second)."""
+        socket = self.root / "pod-resources/kubelet.sock"
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            lister = podresources_services.PodResourcesListerStub(channel)
+            try:
+                return lister.List(podresources.ListPodResourcesRequest(), timeout=10.0)
+            except grpc.RpcError as refused:
+                if refused.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                return None
+
+    def _spawn_inside(self, name: str, *arguments: str) -> None:
+        self.spawn(
+            name,
+            *("unshare", "--mount", "sh", "-c", INSIDE, "sh", str(self.folder)),
+            *(str(self._binaries[name]), *arguments),
+            env={
+                "LD_LIBRARY_PATH": str(library_folder()),
+                "FAKE_NVML_TABLE": str(self.driver.table),
+            },
+        )
+
+    def _kubeconfig(self) -> dict[str, Any]:
+        server = {"server": self.plane.url, "certificate-authority": str(self.plane.ca_file)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+
+    def _kubelet_configuration(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": f"unix://{self.folder}/cri.sock",
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": False,
+            "enforceNodeAllocatable": [],
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "makeIPTablesUtilChains": False,
+            "localStorageCapacityIsolation": False,
+            "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            "podLogsDir": "/var/lib/kubelet/pod-logs",
+            "resolvConf": "",
+            "enableServer": False,
+            "healthzPort": 0,
+            "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
+            "nodeStatusUpdateFrequency": "1s",
+            "syncFrequency": "5s",
+        }
+
+
+def gpu_pod(name: str, **spec: Any) -> dict[str, Any]:
+    """A pod of one container, ``main``; ``spec`` adds to the pod's or replaces."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [gpu_container("main")],
+        }
+        | spec,
+    }
+
+
+def gpu_container(name: str, *command: str, gpus: int = 1, takes_bytes: int = 0) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": "any",
+        "command": list(command),
+        "env": [{"name": "TAKES_VRAM", "value": str(takes_bytes)}],
+        "resources": {"limits": {RESOURCE: gpus}},
+    }
+
+
+def numa_files(gpus: list[Gpu]) -> dict[str, str]:
+    """What kubelet and plugin read of a machine whose devices hang on several NUMA nodes."""
+    count = 1 + max(gpu.numa or 0 for gpu in gpus)
+    files = {}
+    for cpu in range(os.cpu_count() or 1):
+        topology = f"{NUMA}/node{cpu % count}/cpu{cpu}/topology"
+        files[f"{topology}/core_id"] = f"{cpu}\n"
+        files[f"{topology}/physical_package_id"] = f"{cpu % count}\n"
+    for numa in range(count):
+        distances = " ".join("10" if other == numa else "20" for other in range(count))
+        files[f"{NUMA}/node{numa}/distance"] = f"{distances}\n"
+        files[f"{NUMA}/node{numa}/meminfo"] = f"Node {numa} MemTotal: {8 << 20} kB\n"
+        files[f"{NUMA}/node{numa}/hugepages/hugepages-2048kB/nr_hugepages"] = "0\n"
+    for index, gpu in enumerate(gpus):  # as the fake driver library numbers them
+        numa_node = -1 if gpu.numa is None else gpu.numa
+        files[f"{PCI}/0000:{index + 1:02x}:00.0/numa_node"] = f"{numa_node}\n"
+    return files
+
+
+def plugin_configuration(replicas: int) -> dict[str, Any]:
+    """Of NVIDIA's device plugin; a single replica is no sharing."""
+    if replicas == 1:
+        return {"version": "v1"}
+    shared = {"name": RESOURCE, "replicas": replicas}
+    return {"version": "v1", "sharing": {"timeSlicing": {"resources": [shared]}}}
+
+
+@contextlib.contextmanager
+def node(
+    plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
+) -> Iterator[Node]:
+    """A running node; ``settings`` are the kubelet's. Its objects and its pods go with it."""
+    running = Node(plane, name, gpus, replicas, **settings)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+        plane.call(
+            "DELETE", f"{PODS}?fieldSelector=spec.nodeName={name}", {"gracePeriodSeconds": 0}
+        )
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"
+        for path in (f"/api/v1/nodes/{name}", lease):
+            with contextlib.suppress(ApiRefused):
+                plane.call("DELETE", path)

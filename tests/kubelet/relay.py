@@ -1,0 +1,93 @@
+"""A process between kubelet and device plugin: it passes all on, and answers one call itself.
+
+What the agent does for `steered` nodes, as small as it can be, to learn what a kubelet makes of it.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+api, api_services = grpc.protos_and_services("tests/kubelet/deviceplugin.proto")
+
+SERVICE = "v1beta1.DevicePlugin"
+Choose = Callable[[list[str]], str]
+
+
+class Relay:
+    """``choose`` picks one of the replicas that the kubelet says are free.
+
+    It listens at once; the kubelet asks it after ``register``.
+    """
+
+    def __init__(self, folder: Path, plugin: str, resource: str, choose: Choose) -> None:
+        self.folder = folder
+        self.plugin = plugin
+        self.resource = resource
+        self.choose = choose
+        #: The methods that the kubelet called here, in order.
+        self.calls: list[str] = []
+        self._channel = grpc.insecure_channel(f"unix:{folder / plugin}")
+        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        handlers = {
+            "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
+                self._prefer,
+                api.PreferredAllocationRequest.FromString,
+                api.PreferredAllocationResponse.SerializeToString,
+            ),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch),
+        } | {
+            method: grpc.unary_unary_rpc_method_handler(self._pass(method))
+            for method in ("GetDevicePluginOptions", "Allocate", "PreStartContainer")
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+        )
+        self._server.add_insecure_port(f"unix:{folder / 'relay.sock'}")
+        self._server.start()
+
+    def register(self) -> None:
+        register(self.folder, "relay.sock", self.resource)
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()
+        self._channel.close()
+
+    def _prefer(self, request: Any, context: Any) -> Any:
+        self.calls.append("GetPreferredAllocation")
+        return api.PreferredAllocationResponse(
+            container_responses=[
+                {"deviceIDs": [self.choose(list(each.available_deviceIDs))]}
+                for each in request.container_requests
+            ]
+        )
+
+    def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
+        self.calls.append("ListAndWatch")
+        stream = self._channel.unary_stream(f"/{SERVICE}/ListAndWatch")(request)
+        context.add_callback(stream.cancel)
+        yield from stream
+
+    def _pass(self, method: str) -> Callable[[bytes, Any], bytes]:
+        def call(request: bytes, context: Any) -> bytes:
+            self.calls.append(method)
+            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(request, timeout=10.0)
+            return answer
+
+        return call
+
+
+def register(folder: Path, endpoint: str, resource: str) -> None:
+    """Tell the kubelet whom to ask from now on; anyone may, for anyone."""
+    with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
+        api_services.RegistrationStub(channel).Register(
+            api.RegisterRequest(
+                version="v1beta1",
+                endpoint=endpoint,
+                resource_name=resource,
+                options={"get_preferred_allocation_available": True},
+            ),
+            timeout=10.0,
+        )

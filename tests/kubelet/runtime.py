@@ -1,0 +1,329 @@
+"""A container runtime that runs nothing: the kubelet's CRI over a Unix socket, states in memory.
+
+Sandboxes and containers go through the states that the kubelet expects and keep what it gave them.
+A container runs until the kubelet stops it or a test ends it (``exit``), but for two commands:
+``["exit", "3"]`` has ended with that code when it starts, ``["stubborn"]`` takes its whole grace
+period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM`` says
+on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with; ``use`` changes that later.
+Its process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
+"""
+
+import contextlib
+import itertools
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.driver import Driver
+
+cri, services = grpc.protos_and_services("tests/kubelet/cri.proto")
+
+FIRST_PID = 100_000
+
+
+@dataclass(eq=False)
+class Sandbox:
+    id: str
+    config: Any
+    created_ns: int
+    ready: bool = True
+
+    def listed(self) -> dict[str, Any]:
+        """What list and status have in common."""
+        return {
+            "id": self.id,
+            "metadata": self.config.metadata,
+            "state": cri.SANDBOX_READY if self.ready else cri.SANDBOX_NOTREADY,
+            "created_at": self.created_ns,
+            "labels": dict(self.config.labels),
+            "annotations": dict(self.config.annotations),
+        }
+
+
+@dataclass(eq=False)
+class Container:
+    id: str
+    sandbox: Sandbox
+    config: Any
+    created_ns: int
+    started_ns: int = 0
+    finished_ns: int = 0
+    exit_code: int = 0
+    #: Of the process that it pretends to be; 0 unless it runs.
+    pid: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def pod(self) -> str:
+        name: str = self.sandbox.config.metadata.name
+        return name
+
+    @property
+    def name(self) -> str:
+        name: str = self.config.metadata.name
+        return name
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As a runtime reads it: of a name that is there twice, the last value counts."""
+        return {pair.key: pair.value.decode() for pair in self.config.envs}
+
+    @property
+    def devices(self) -> list[str]:
+        visible = self.environment.get("NVIDIA_VISIBLE_DEVICES", "")
+        return [each for each in visible.split(",") if each not in ("", "void", "none")]
+
+    @property
+    def state(self) -> int:
+        states = (cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED)
+        state: int = states[bool(self.started_ns) + bool(self.finished_ns)]
+        return state
+
+    def listed(self) -> dict[str, Any]:
+        """What list and status have in common."""
+        return {
+            "id": self.id,
+            "metadata": self.config.metadata,
+            "image": self.config.image,
+            "image_ref": self.config.image.image,
+            "image_id": self.config.image.image,
+            "state": self.state,
+            "created_at": self.created_ns,
+            "labels": dict(self.config.labels),
+            "annotations": dict(self.config.annotations),
+        }
+
+
+class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  # type: ignore[name-defined,misc]
+    def __init__(self, socket: Path, proc: Path, driver: Driver) -> None:
+        self.proc = proc
+        self.driver = driver
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.containers: dict[str, Container] = {}
+        self._lock = threading.RLock()
+        self._pids = itertools.count(FIRST_PID)
+        self._server = grpc.server(futures.ThreadPoolExecutor(16))
+        services.add_RuntimeServiceServicer_to_server(self, self._server)
+        services.add_ImageServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{socket}")
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()
+
+    # What tests do.
+
+    def running(self, pod: str) -> dict[str, Container]:
+        """The containers of a pod that run now, by name."""
+        with self._lock:
+            return {
+                each.name: each
+                for each in self.containers.values()
+                if each.pod == pod and each.state == cri.CONTAINER_RUNNING
+            }
+
+    def use(self, container: Container, used_bytes: int) -> None:
+        """From now on the container holds that much on each of its devices."""
+        with self._lock:
+            if container.pid:
+                self.driver.use(container.pid, dict.fromkeys(container.devices, used_bytes))
+
+    def exit(self, container: Container, code: int) -> None:
+        """The container's process ends by itself."""
+        self._end(container, code)
+
+    def _end(self, container: Container, code: int) -> None:
+        with self._lock:
+            if container.state == cri.CONTAINER_RUNNING:
+                self.driver.use(container.pid, {})
+                shutil.rmtree(self.proc / str(container.pid))
+                container.pid = 0
+                container.exit_code = code
+                container.finished_ns = time.time_ns()
+                container.ended.set()
+
+    # The runtime's service.
+
+    def Version(self, request: Any, context: Any) -> Any:
+        return cri.VersionResponse(
+            version="0.1.0",
+            runtime_name="nothing",
+            runtime_version="1.0.0",
+            runtime_api_version="v1",
+        )
+
+    def Status(self, request: Any, context: Any) -> Any:
+        conditions = [{"type": kind, "status": True} for kind in ("RuntimeReady", "NetworkReady")]
+        return cri.StatusResponse(status={"conditions": conditions})
+
+    def RuntimeConfig(self, request: Any, context: Any) -> Any:
+        return cri.RuntimeConfigResponse(linux={"cgroup_driver": cri.CGROUPFS})
+
+    def UpdateRuntimeConfig(self, request: Any, context: Any) -> Any:
+        return cri.UpdateRuntimeConfigResponse()
+
+    def RunPodSandbox(self, request: Any, context: Any) -> Any:
+        sandbox = Sandbox(secrets.token_hex(32), request.config, time.time_ns())
+        with self._lock:
+            self.sandboxes[sandbox.id] = sandbox
+        return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
+
+    def StopPodSandbox(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            if sandbox := self.sandboxes.get(request.pod_sandbox_id):
+                for container in self._inside(sandbox):
+                    self._end(container, 137)
+                sandbox.ready = False
+        return cri.StopPodSandboxResponse()
+
+    def RemovePodSandbox(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            if sandbox := self.sandboxes.pop(request.pod_sandbox_id, None):
+                for container in self._inside(sandbox):
+                    self._end(container, 137)
+                    del self.containers[container.id]
+        return cri.RemovePodSandboxResponse()
+
+    def PodSandboxStatus(self, request: Any, context: Any) -> Any:
+        with self._lock, known(context):
+            sandbox = self.sandboxes[request.pod_sandbox_id]
+            return cri.PodSandboxStatusResponse(
+                status=cri.PodSandboxStatus(**sandbox.listed(), network={"ip": "127.0.0.1"})
+            )
+
+    def ListPodSandbox(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            items = [cri.PodSandbox(**each.listed()) for each in self.sandboxes.values()]
+        return cri.ListPodSandboxResponse(items=[x for x in items if passes(x, request.filter)])
+
+    def CreateContainer(self, request: Any, context: Any) -> Any:
+        with self._lock, known(context):
+            sandbox = self.sandboxes[request.pod_sandbox_id]
+            container = Container(secrets.token_hex(32), sandbox, request.config, time.time_ns())
+            self.containers[container.id] = container
+            return cri.CreateContainerResponse(container_id=container.id)
+
+    def StartContainer(self, request: Any, context: Any) -> Any:
+        with self._lock, known(context):
+            container = self.containers[request.container_id]
+            container.pid = next(self._pids)
+            container.started_ns = time.time_ns()
+            process = self.proc / str(container.pid)
+            process.mkdir(parents=True)
+            pod = container.sandbox.config.metadata.uid
+            (process / "cgroup").write_text(f"0::/kubepods/pod{pod}/{container.id}\n")
+            self.use(container, int(container.environment.get("TAKES_VRAM", "0")))
+            match list(container.config.command):
+                case ["exit", code]:
+                    self._end(container, int(code))
+            return cri.StartContainerResponse()
+
+    def StopContainer(self, request: Any, context: Any) -> Any:
+        container = self.containers.get(request.container_id)
+        if container is not None:
+            if list(container.config.command) == ["stubborn"]:
+                container.ended.wait(request.timeout)
+                self._end(container, 137)
+            self._end(container, 143)
+        return cri.StopContainerResponse()
+
+    def RemoveContainer(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            if container := self.containers.pop(request.container_id, None):
+                self._end(container, 137)
+        return cri.RemoveContainerResponse()
+
+    def ListContainers(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            items = [
+                cri.Container(**each.listed(), pod_sandbox_id=each.sandbox.id)
+                for each in self.containers.values()
+            ]
+        wanted = request.filter
+        return cri.ListContainersResponse(
+            containers=[
+                x
+                for x in items
+                if passes(x, wanted) and wanted.pod_sandbox_id in ("", x.pod_sandbox_id)
+            ]
+        )
+
+    def ContainerStatus(self, request: Any, context: Any) -> Any:
+        with self._lock, known(context):
+            container = self.containers[request.container_id]
+            ended = container.state == cri.CONTAINER_EXITED
+            reason = ("Error" if container.exit_code else "Completed") if ended else ""
+            return cri.ContainerStatusResponse(
+                status=cri.ContainerStatus(
+                    **container.listed(),
+                    started_at=container.started_ns,
+                    finished_at=container.finished_ns,
+                    exit_code=container.exit_code,
+                    reason=reason,
+                    log_path=container.config.log_path,
+                )
+            )
+
+    def ListContainerStats(self, request: Any, context: Any) -> Any:
+        return cri.ListContainerStatsResponse()
+
+    def ListPodSandboxStats(self, request: Any, context: Any) -> Any:
+        return cri.ListPodSandboxStatsResponse()
+
+    def _inside(self, sandbox: Sandbox) -> list[Container]:
+        return [each for each in self.containers.values() if each.sandbox is sandbox]
+
+    # The images' service: whatever is asked for is there.
+
+    def ListImages(self, request: Any, context: Any) -> Any:
+        return cri.ListImagesResponse()
+
+    def ImageStatus(self, request: Any, context: Any) -> Any:
+        name = request.image.image
+        return cri.ImageStatusResponse(
+            image={"id": name, "repo_tags": [name], "size": 1, "username": "root"}
+        )
+
+    def PullImage(self, request: Any, context: Any) -> Any:
+        return cri.PullImageResponse(image_ref=request.image.image)
+
+    def RemoveImage(self, request: Any, context: Any) -> Any:
+        return cri.RemoveImageResponse()
+
+    def ImageFsInfo(self, request: Any, context: Any) -> Any:
+        usage = {
+            "timestamp": time.time_ns(),
+            "fs_id": {"mountpoint": "/"},
+            "used_bytes": {"value": 1},
+            "inodes_used": {"value": 1},
+        }
+        return cri.ImageFsInfoResponse(image_filesystems=[usage], container_filesystems=[usage])
+
+
+@contextlib.contextmanager
+def known(context: Any) -> Iterator[None]:
+    """Answer NOT_FOUND, as runtimes do, for an id that is not there."""
+    try:
+        yield
+    except KeyError as missing:
+        context.abort(grpc.StatusCode.NOT_FOUND, f"not found: {missing}")
+
+
+def passes(item: Any, wanted: Any) -> bool:
+    """Whether a sandbox or container is one that the filter asks for."""
+    labels: Mapping[str, str] = item.labels
+    return (
+        wanted.id in ("", item.id)
+        and (not wanted.HasField("state") or wanted.state.state == item.state)
+        and all(labels.get(key) == value for key, value in wanted.label_selector.items())
+    )

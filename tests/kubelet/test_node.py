@@ -1,0 +1,288 @@
+"""What a real kubelet and NVIDIA's real device plugin do: facts that the rest is built on.
+
+Each test holds one sentence of DESIGN.md, sections 4, 5 and 8, against the real ones.
+"""
+
+import collections
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane import ROOT
+from tests.kubelet.conftest import StartNode
+from tests.kubelet.node import RESOURCE, Held, Node, gpu_container, gpu_pod
+from tests.processes import alive
+
+GIB = 1 << 30
+
+
+def devices(node: Node) -> list[str]:
+    """The device of each replica that is held, ordered by pod."""
+    return [held.device for held in node.held()]
+
+
+def processes(node: Node) -> int:
+    return node.driver.table.read_text().count("process ")
+
+
+def registrations(node: Node) -> int:
+    return node.log("nvidia-device-plugin").count("Registered device plugin")
+
+
+def test_a_pod_is_admitted_takes_memory_and_gives_all_of_it_back(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=4)
+    status = node.run(gpu_pod("p", containers=[gpu_container("main", takes_bytes=8 * GIB)]))
+    assert status["phase"] == "Running"
+    (held,) = node.held()
+    assert held in {Held("p", "main", f"GPU-{gpu}::{n}") for gpu in range(2) for n in range(4)}
+    container = node.runtime.running("p")["main"]
+    assert container.environment["NVIDIA_VISIBLE_DEVICES"] == held.device
+    assert f"process compute {container.pid} {8 * GIB}\n" in node.driver.table.read_text()
+    cgroup = (node.runtime.proc / str(container.pid) / "cgroup").read_text()
+    assert cgroup == f"0::/kubepods/pod{node.uid('p')}/{container.id}\n"
+    (entry,) = node.checkpoint()["PodDeviceEntries"]
+    assert (entry["ContainerName"], entry["ResourceName"]) == ("main", RESOURCE)
+    assert list(entry["DeviceIDs"].values()) == [[held.replica]]
+    assert entry["PodUID"] == node.uid("p")
+
+    node.delete("p")
+    node.wait(lambda: node.is_gone("p"), "the end of the pod")
+    assert node.held() == []
+    assert processes(node) == 0
+    assert not list(node.runtime.proc.iterdir())
+
+
+def replica_in_status(node: Node, pod: str) -> dict[str, str]:
+    """Whichever replica of the only container its status tells of, with its health."""
+    (container,) = node.status(pod)["containerStatuses"]
+    (resource,) = container["allocatedResourcesStatus"]
+    assert resource["name"] == RESOURCE
+    (told,) = resource["resources"]
+    return dict(told)
+
+
+def test_the_status_of_a_pod_names_its_replica_and_its_health(start_node: StartNode) -> None:
+    node = start_node(gpus=1, replicas=2)
+    for name in ("a", "b"):
+        node.run(gpu_pod(name))
+    held = {each.pod: each.replica for each in node.held()}
+    for name in ("a", "b"):
+        healthy = {"resourceID": held[name], "health": "Healthy"}
+        assert replica_in_status(node, name) == healthy
+    node.driver.fail("GPU-0", 79)
+    node.wait(
+        lambda: "Unhealthy" in [replica_in_status(node, name)["health"] for name in ("a", "b")],
+        "the bad news",
+    )
+
+
+def test_distributed_takes_a_device_with_the_fewest_replicas(start_node: StartNode) -> None:
+    node = start_node(gpus=4, replicas=4)
+    counts = collections.Counter[str]({f"GPU-{gpu}": 0 for gpu in range(4)})
+    for number in range(16):
+        fewest = {device for device, count in counts.items() if count == min(counts.values())}
+        (held,) = node.admit(gpu_pod(f"p{number}"))
+        assert held.device in fewest
+        counts[held.device] += 1
+
+
+def test_a_tie_is_broken_at_random(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=2)
+    seen = set()
+    for number in range(20):  # all the same once in half a million runs
+        (held,) = node.admit(gpu_pod(f"p{number}"))
+        seen.add(held.device)
+        node.delete(f"p{number}", by_force=True)
+        node.wait(lambda: not node.held(), "its end")
+    assert seen == {"GPU-0", "GPU-1"}
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
+def test_a_topology_policy_fills_the_lowest_numa_node_first(
+    start_node: StartNode, policy: str
+) -> None:
+    node = start_node(gpus=4, replicas=2, numa=(1, 0, 1, 0), topologyManagerPolicy=policy)
+    order = [node.admit(gpu_pod(f"p{number}"))[0].device for number in range(8)]
+    waves = [set(order[start : start + 2]) for start in (0, 2, 4, 6)]
+    assert waves == [{"GPU-1", "GPU-3"}] * 2 + [{"GPU-0", "GPU-2"}] * 2
+    for pod in (order.index("GPU-0"), order.index("GPU-3")):
+        node.delete(f"p{pod}", by_force=True)
+    node.wait(lambda: len(node.held()) == 6, "two free replicas")
+    assert [node.admit(gpu_pod(f"q{number}"))[0].device for number in range(2)] == [
+        "GPU-3",
+        "GPU-0",
+    ]
+
+
+def test_no_topology_policy_no_preference(start_node: StartNode) -> None:
+    node = start_node(gpus=4, replicas=2, numa=(1, 0, 1, 0))
+    order = [node.admit(gpu_pod(f"p{number}"))[0].device for number in range(8)]
+    assert len(set(order[:4])) == len(set(order[4:])) == 4
+
+
+def test_a_set_across_numa_nodes_is_rejected_after_it_was_bound(start_node: StartNode) -> None:
+    node = start_node(
+        gpus=4, replicas=1, numa=(0, 0, 1, 1), topologyManagerPolicy="single-numa-node"
+    )
+    node.bind(gpu_pod("p", containers=[gpu_container("main", gpus=3)]))
+    node.wait(lambda: "TopologyAffinityError" in node.events("p"), "its refusal")
+
+
+def test_a_pod_too_many_is_rejected_after_it_was_bound(start_node: StartNode) -> None:
+    node = start_node(gpus=1, replicas=2)
+    for name in ("a", "b"):
+        node.admit(gpu_pod(name))
+    status = node.run(gpu_pod("c"))
+    assert (status["phase"], status["reason"]) == ("Failed", "UnexpectedAdmissionError")
+    assert "Requested: 1, Available: 0" in status["message"]
+    assert [held.pod for held in node.held()] == ["a", "b"]
+
+
+def test_unshared_devices_hold_one_pod_each(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=1)
+    for name in ("a", "b"):
+        node.admit(gpu_pod(name))
+    assert sorted(held.replica for held in node.held()) == ["GPU-0", "GPU-1"]
+
+
+def test_two_replicas_are_two_devices_while_there_is_room(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=2)
+    node.run(gpu_pod("p", containers=[gpu_container("main", gpus=2, takes_bytes=GIB)]))
+    assert sorted(devices(node)) == ["GPU-0", "GPU-1"]
+    assert processes(node) == 2
+
+
+def test_a_container_takes_over_what_a_finished_init_container_had(start_node: StartNode) -> None:
+    node = start_node(gpus=4, replicas=4)
+    node.run(gpu_pod("p", initContainers=[gpu_container("first", "exit", "0")]))
+    assert [held.container for held in node.held()] == ["main"]
+    entries = {e["ContainerName"]: e["DeviceIDs"] for e in node.checkpoint()["PodDeviceEntries"]}
+    assert entries["first"] == entries["main"]
+
+
+def test_an_ended_pod_frees_its_replica_and_the_checkpoint_still_names_it(
+    start_node: StartNode,
+) -> None:
+    node = start_node(gpus=1, replicas=2)
+    node.run(gpu_pod("a"))
+    node.runtime.exit(node.runtime.running("a")["main"], 0)
+    node.wait(lambda: node.status("a")["phase"] == "Succeeded", "the end of the pod")
+    node.wait(lambda: not node.held(), "a free replica")
+    (stale,) = node.checkpoint()["PodDeviceEntries"]
+    for name in ("b", "c"):  # the next allocation forgets it
+        node.admit(gpu_pod(name))
+    assert stale["PodUID"] not in {e["PodUID"] for e in node.checkpoint()["PodDeviceEntries"]}
+
+
+def test_a_restarted_kubelet_keeps_what_was_assigned(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=2)
+    for name in ("a", "b", "c"):
+        node.run(gpu_pod(name))
+    before, containers = node.held(), set(node.runtime.containers)
+    node.kill("kubelet")
+    node.start_kubelet()
+    node.wait(lambda: node.held() == before, "the same assignments")
+    node.wait(lambda: registrations(node) == 2, "the plugin's second registration")
+    assert node.run(gpu_pod("d"))["phase"] == "Running"
+    after = node.held()
+    assert after[:3] == before
+    assert len({held.replica for held in after}) == 4
+    assert containers < set(node.runtime.containers)
+    assert all(node.status(name)["phase"] == "Running" for name in ("a", "b", "c"))
+
+
+def test_a_pod_bound_before_the_plugin_is_back_is_rejected(start_node: StartNode) -> None:
+    node = start_node(gpus=1, replicas=2)
+    node.run(gpu_pod("a"))
+    node.kill("kubelet")
+    node.pause("nvidia-device-plugin")
+    node.start_kubelet()
+    assert node.allocatable() == 2  # what the API server was told before
+    node.bind(gpu_pod("b"))
+    node.wait(lambda: "UnexpectedAdmissionError" in node.events("b"), "its refusal")
+    node.wait(lambda: node.allocatable() == 0, "a status without replicas")
+    node.resume("nvidia-device-plugin")
+    node.wait(lambda: node.allocatable() == 2, "the plugin's second registration")
+    assert [held.pod for held in node.held()] == ["a"]
+    assert node.status("a")["phase"] == "Running"
+
+
+def test_forced_deletion_frees_a_replica_whose_memory_is_still_taken(
+    start_node: StartNode,
+) -> None:
+    node = start_node(gpus=1, replicas=1)
+    stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
+    node.run(gpu_pod("old", terminationGracePeriodSeconds=30, containers=[stubborn]))
+    node.delete("old", by_force=True)
+    assert node.is_gone("old")
+    assert node.held() == []  # the kubelet tells nobody
+    new = gpu_container("main", takes_bytes=GIB)
+    assert node.run(gpu_pod("new", containers=[new]))["phase"] == "Running"
+    assert processes(node) == 2  # on an unshared device
+    node.wait(lambda: processes(node) == 1, "the end of the old container")
+
+
+def test_a_pod_that_is_ending_holds_its_replica(start_node: StartNode) -> None:
+    node = start_node(gpus=1, replicas=1)
+    stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
+    node.run(gpu_pod("old", terminationGracePeriodSeconds=3, containers=[stubborn]))
+    node.delete("old")
+    node.bind(gpu_pod("new"))
+    node.wait(lambda: "UnexpectedAdmissionError" in node.events("new"), "its refusal")
+    node.wait(lambda: node.is_gone("old"), "the end of its grace")
+    assert processes(node) == 0
+
+
+def test_an_xid_takes_one_replica_of_the_device_only(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=4)
+    node.driver.fail("GPU-0", 79)
+    node.wait(lambda: node.allocatable() < 8, "an unhealthy replica")
+    time.sleep(2.5)  # two more status updates
+    assert node.allocatable() == 7  # the plugin's mistake: seven can still be had, three of GPU-0
+
+
+@pytest.mark.parametrize("name", ["kubelet", "nvidia-device-plugin"])
+def test_the_machine_keeps_its_mounts_and_settings(start_node: StartNode, name: str) -> None:
+    node = start_node(gpus=1, replicas=1)
+    pids = ("self", node._processes[name].pid)
+    own, inside = (Path(f"/proc/{pid}/mounts").read_text() for pid in pids)
+    assert "/var/lib/kubelet" in inside
+    assert "/var/lib/kubelet" not in own
+    assert inside.count(" /proc/sys/") == 6
+    assert " /proc/sys/" not in own
+
+
+SESSION = """
+import signal, sys
+from tests.controlplane import control_plane
+from tests.driver import Gpu
+from tests.kubelet.node import node
+with control_plane() as plane, node(plane, "n", [Gpu("GPU-0")], 2) as n:
+    processes = [*plane._processes.values(), *n._processes.values()]
+    sys.stdout.write(" ".join(str(process.pid) for process in processes) + "\\n")
+    sys.stdout.flush()
+    signal.pause()
+"""
+
+
+def test_a_killed_session_leaves_no_process(start_node: StartNode) -> None:
+    command = [sys.executable, "-c", SESSION]
+    with (
+        tempfile.TemporaryDirectory() as short,  # a socket's path has 107 characters at most
+        subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"TMPDIR": short}, stdout=subprocess.PIPE, text=True
+        ) as session,
+    ):
+        assert session.stdout is not None
+        pids = session.stdout.readline().split()
+        assert len(pids) == 4
+        session.kill()
+        deadline_s = time.monotonic() + 5.0
+        while any(alive(int(pid)) for pid in pids):
+            assert time.monotonic() < deadline_s, "processes outlive the session that started them"
+            time.sleep(0.02)

@@ -1,0 +1,96 @@
+"""What a stock kubelet and a stock plugin make of a process between them: `steered` nodes."""
+
+import contextlib
+from collections.abc import Iterator
+
+from tests.kubelet.conftest import StartNode
+from tests.kubelet.node import RESOURCE, Node, gpu_pod
+from tests.kubelet.relay import Relay, register
+
+PLUGIN = "nvidia-gpu.sock"
+
+
+@contextlib.contextmanager
+def relay(node: Node) -> Iterator[Relay]:
+    """One that the kubelet asks, and that always wants the last device."""
+    running = Relay(node.root / "device-plugins", PLUGIN, RESOURCE, max)
+    try:
+        running.register()
+        node.wait(lambda: "ListAndWatch" in running.calls, "the kubelet's interest")
+        yield running
+    finally:
+        running.stop()
+
+
+def device(node: Node, pod: str) -> str:
+    (held,) = node.admit(gpu_pod(pod))
+    return held.device
+
+
+def plugin_starts(node: Node, count: int) -> bool:
+    return node.log("nvidia-device-plugin").count("Registered device plugin") == count
+
+
+def test_it_chooses_the_device_and_the_plugin_does_the_rest(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=3)
+    with relay(node) as running:
+        # The plugin would take both in turn, kubelet and container get what it did not choose.
+        assert [device(node, f"p{number}") for number in range(4)] == ["GPU-1"] * 3 + ["GPU-0"]
+        assert running.calls[-2:] == ["GetPreferredAllocation", "Allocate"]
+        node.wait(lambda: node.runtime.running("p2"), "a container")
+        environment = node.runtime.running("p2")["main"].environment
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
+        assert node.allocatable() == 6
+        node.driver.fail("GPU-0", 79)
+        node.wait(lambda: node.allocatable() == 5, "the plugin's bad news")
+
+
+def test_when_it_dies_nothing_starts_until_the_plugin_is_brought_back(
+    start_node: StartNode,
+) -> None:
+    node = start_node(gpus=2, replicas=2)
+    with relay(node):
+        node.run(gpu_pod("before"))
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+    assert node.status("before")["phase"] == "Running"
+    assert [held.pod for held in node.held()] == ["before"]
+    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # anyone may do this
+    node.wait(lambda: node.allocatable() == 4, "the plugin's replicas")
+    assert device(node, "after") == "GPU-0"
+
+
+def test_to_bring_the_plugin_back_before_it_goes_is_too_early(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=2)
+    with relay(node) as running:
+        calls = list(running.calls)
+        register(node.root / "device-plugins", PLUGIN, RESOURCE)
+        node.admit(gpu_pod("p"))
+        assert running.calls == calls  # the plugin is asked, and yet
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+
+
+def test_a_restarted_plugin_takes_over_until_it_registers_again(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=4)
+    with relay(node) as running:
+        assert [device(node, f"p{number}") for number in range(2)] == ["GPU-1"] * 2
+        node.kill("nvidia-device-plugin")
+        node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+        node.start_plugin()
+        node.wait(lambda: node.allocatable() == 8, "the plugin's replicas")
+        assert device(node, "q") == "GPU-0"  # the plugin's choice
+        running.register()
+        node.wait(lambda: running.calls.count("ListAndWatch") == 2, "the kubelet's interest")
+        assert device(node, "r") == "GPU-1"
+
+
+def test_a_restarted_kubelet_forgets_it_and_removes_its_socket(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=4)
+    with relay(node):
+        assert [device(node, f"p{number}") for number in range(2)] == ["GPU-1"] * 2
+        node.kill("kubelet")
+        node.start_kubelet()
+        node.wait(lambda: plugin_starts(node, 2), "the plugin's second registration")
+        assert not (node.root / "device-plugins/relay.sock").exists()
+        assert device(node, "q") == "GPU-0"  # the plugin's choice
+    with relay(node):
+        assert device(node, "r") == "GPU-1"

@@ -1,0 +1,111 @@
+"""Real processes for tests, and one folder for their files; neither outlives the session.
+
+They are killed by the kernel when the one that started them dies, however it dies; the folder goes
+with ``stop``, or, where that was never reached, with the next one of the same kind.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_YOUNG_S = 60.0
+#: Runs a command that the kernel kills when its parent, whose id comes first, dies or has died.
+#: No ``preexec_fn``, which is Python code between fork and exec and not safe beside gRPC's threads.
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ $PPID = "$0" ] && exec "$@"')
+
+
+class Processes:
+    """``kind`` begins the name of the folder, whose log files are ``<name of a process>.log``."""
+
+    def __init__(self, kind: str) -> None:
+        _sweep(kind)
+        self.folder = Path(tempfile.mkdtemp(prefix=kind))
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def stop(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+    def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+        """Run a process until ``kill(name)`` or ``stop``; ``log(name)`` is what it printed.
+
+        Only from a thread that lasts: the kernel kills the process when that thread ends.
+        """
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*DIE_WITH_PARENT, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=None if env is None else {**os.environ, **env},
+                start_new_session=True,  # Ctrl-C is for the tests to handle, not for them
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, as a machine that fails would; returns when the process is gone."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def pause(self, name: str) -> None:
+        """Freeze it: its connections stay open and nothing answers."""
+        self._processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        self._processes[name].send_signal(signal.SIGCONT)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def logs(self) -> str:
+        """The end of each."""
+        return "\n".join(f"--- {name}\n{self.log(name)[-4000:]}" for name in self._processes)
+
+    def raise_if_ended(self) -> None:
+        """All of them serve until they are told to stop: one that ended by itself has failed."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} ended by itself:\n{self.logs()}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free just now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def alive(pid: int) -> bool:
+    """Whether it still runs; a zombie that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _sweep(kind: str) -> None:
+    """Remove what a session that was killed could not.
+
+    The lock tells the dead from the living, process ids would not across containers; a folder
+    that is younger than a minute may not have been locked yet.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
+        with contextlib.suppress(OSError), (folder / "lock").open() as lock:
+            if time.time() - folder.stat().st_ctime > _YOUNG_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
