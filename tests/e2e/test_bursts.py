@@ -22,8 +22,10 @@ def test_two_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) 
     chance = random.Random(7)
     for i in range(200):
         cluster.create_pod(f"p{i}", chance.choice(MIXED))
-    cluster.until(lambda: watch(cluster) and settled(cluster), "every pod is bound or refused")
-    assert len(cluster.bound()) > 120
+    cluster.until(
+        lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 120,
+        "most pods are bound, all others refused",
+    )
     # Filter knows of binds on their way, so that few pods are sent where others just went.
     declined = cluster.metric('headroom_binds_total{outcome="declined"}')
     assert declined < len(cluster.bound()) / 10
@@ -36,8 +38,9 @@ def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: Ne
     for i in range(70):
         cluster.create_pod(f"p{i}", "3Gi")  # eight fill a device to the last byte
         if i == 40:
+            cluster.until(lambda: bool(cluster.bound()), "the burst is under way")
             cluster.kill("extender")
-    assert 0 < len(cluster.bound()) < 70
+    assert len(cluster.bound()) < 70
     cluster.start_extender()
     cluster.until(lambda: watch(cluster) and len(cluster.bound()) == 70, "every pod is bound")
     assert_nothing_is_promised_twice(cluster)
