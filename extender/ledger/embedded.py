@@ -117,7 +117,7 @@ class EmbeddedStore:
 
         self._do("bind", bind)
 
-    def touch_pod(self, pod: Pod, value: str) -> Pod:
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         def touch() -> Pod:
             held = self._held_pod(pod.metadata.namespace, pod.metadata.name)
             ours, theirs = pod.metadata, held.metadata
@@ -127,7 +127,7 @@ class EmbeddedStore:
                 )
             if held.annotation(TOUCHED) == value:
                 return held
-            return self._put_pod(held, {**(theirs.annotations or {}), TOUCHED: value}, held.spec)
+            return self._put_pod(held, {**(theirs.annotations or {}), key: value}, held.spec)
 
         return self._do("touch_pod", touch)
 

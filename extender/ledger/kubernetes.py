@@ -115,14 +115,14 @@ class KubernetesStore:
         path = f"{_pod_path(binding.namespace, binding.name)}/binding"
         self._call(what, "POST", path, _encode(body))
 
-    def touch_pod(self, pod: Pod, value: str) -> Pod:
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         metadata = pod.metadata
         what = f"touch pod {metadata.namespace}/{metadata.name}"
         patch = {
             "metadata": {
                 "uid": metadata.uid,
                 "resourceVersion": _version(what, metadata.resource_version),
-                "annotations": {TOUCHED: value},
+                "annotations": {key: value},
             }
         }
         path = _pod_path(metadata.namespace, metadata.name)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from contract.annotations import FINALIZER
+from contract.annotations import FINALIZER, RETRY
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
 from contract.quantity import format_bytes
@@ -232,7 +232,7 @@ class Ledger:
             if current is None or current.metadata.uid != pod.metadata.uid or current.node:
                 return
             with suppress(StoreConflict, StoreNotFound):
-                self._store.touch_pod(current, self._new_id())
+                self._store.touch_pod(current, self._new_id(), RETRY)
                 return
             # kube-scheduler has just written why it was refused.
             current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from contract.annotations import TOUCHED
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Pod
 
@@ -55,6 +56,6 @@ class Store(Protocol):
     def bind(self, binding: Binding) -> None:
         """Bind, atomically with the annotations; ``StoreConflict`` when a precondition fails."""
 
-    def touch_pod(self, pod: Pod, value: str) -> Pod:
-        """Write ``value`` under the annotation ``headroom.gpu/touched``, with the uid and
-        resourceVersion of ``pod`` as preconditions, so that Bindings in flight fail."""
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+        """Write ``value`` under the annotation ``key``, with the uid and resourceVersion of
+        ``pod`` as preconditions, so that Bindings in flight fail."""

@@ -139,7 +139,10 @@ class Extender:
         again the next time."""
         while True:
             self._pod_went.clear()
-            await self.tidy_once(ledger)
+            try:
+                await self.tidy_once(ledger)
+            except Exception:  # chores that stopped would let memory leak, unseen
+                log.exception("chores_broken")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._pod_went.wait(), CHORES_EVERY_S)
 
@@ -162,15 +165,21 @@ class Extender:
             await self._room_came.wait()
             await asyncio.sleep(WAKE_AFTER_S)
             self._room_came.clear()
-            roomier, refused = self.cluster.take_roomier(), self.journal.refused()
-            woken = to_wake(self.cluster, refused, roomier, time.monotonic())[:WAKE_AT_ONCE]
-            for pod in woken:
-                try:
-                    await self.loop.run_in_executor(self._pool, ledger.wake, pod)
-                except StoreError as err:
-                    log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
-            if woken:
-                log.info("pods_woken", pods=len(woken), nodes=len(roomier))
+            try:
+                await self.wake_once(ledger)
+            except Exception:  # pods that nobody wakes would wait for minutes, unseen
+                log.exception("waking_broken")
+
+    async def wake_once(self, ledger: Ledger) -> None:
+        roomier, refused = self.cluster.take_roomier(), self.journal.refused()
+        woken = to_wake(self.cluster, refused, roomier, time.monotonic())[:WAKE_AT_ONCE]
+        for pod in woken:
+            try:
+                await self.loop.run_in_executor(self._pool, ledger.wake, pod)
+            except StoreError as err:
+                log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+        if woken:
+            log.info("pods_woken", pods=len(woken), nodes=len(roomier))
 
 
 async def serve(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from contract.annotations import FINALIZER, PLACEMENT, TOUCHED, VRAM
+from contract.annotations import FINALIZER, PLACEMENT, RETRY, TOUCHED, VRAM
 from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
@@ -470,12 +470,12 @@ class TestRemove:
 class TestWake:
     def test_an_unbound_pod_is_touched(self, stage: Stage) -> None:
         stage.ledger.wake(pod())
-        assert stage.pod().annotation(TOUCHED)
+        assert stage.pod().annotation(RETRY)
 
     def test_one_that_changed_since_it_was_seen_is_touched_as_it_is(self, stage: Stage) -> None:
         stage.replace_pod()
         stage.ledger.wake(pod())
-        assert stage.pod().annotation(TOUCHED)
+        assert stage.pod().annotation(RETRY)
 
     @pytest.mark.parametrize(
         "deed",

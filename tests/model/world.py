@@ -173,7 +173,7 @@ class Seam:
     def bind(self, binding: Binding) -> None:
         self._call(Call("bind", (binding,)))
 
-    def touch_pod(self, pod: Pod, value: str) -> Pod:
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         touched: Pod = self._call(Call("touch_pod", (pod, value)))
         return touched
 
