@@ -22,9 +22,9 @@ from extender.errors import (
 )
 from extender.kubeapi import KubeApi
 from extender.ledger.kubernetes import KubernetesStore, merge_patch
-from extender.ledger.store import Binding, Store
+from extender.ledger.store import Store
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
-from tests.ledger.store_behaviour import Stage, StoreBehaviour
+from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding
 from tests.scripted import Exchange, scripted_server
 
 NAMESPACE = "store-tests"
@@ -56,18 +56,6 @@ def new_pod(plane: ControlPlane, annotations: dict[str, str] | None = None, name
         "spec": {"containers": [{"name": "main", "image": "none"}]},
     }
     return msgspec.convert(plane.call("POST", PODS, body), Pod)
-
-
-def binding(pod: Pod, **changes: Any) -> Binding:
-    values = {
-        "namespace": pod.metadata.namespace,
-        "name": pod.metadata.name,
-        "uid": pod.metadata.uid,
-        "resource_version": pod.metadata.resource_version,
-        "node": "node-a",
-        "annotations": {"headroom.gpu/placement": "{}"},
-    }
-    return Binding(**(values | changes))
 
 
 def reservation(**candidates: int) -> Reservation:
