@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -168,6 +169,7 @@ def test_client_that_goes_away_in_the_middle_hurts_nobody(server: Server) -> Non
     url = urlsplit(server.verbs)
     with socket.create_connection((url.hostname, url.port), timeout=5) as raw:
         raw.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    time.sleep(0.3)  # until the server has seen it go
     assert server.post("/filter", offer(pod("p", "1Gi"), "gpu-a")).json()["NodeNames"] == ["gpu-a"]
     assert "Traceback" not in server.log.read_text()
 

@@ -35,7 +35,8 @@ def bind(server: Server, shown: dict[str, Any], node: str) -> str:
     return str(server.post("/bind", binding(shown, node)).json()["Error"])
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+def eventually(holds: Callable[[], bool], within_s: float = 2.5) -> None:
+    """By default well within the interval at which chores are done anyway."""
     deadline_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline_s, "it did not come true"
@@ -65,6 +66,16 @@ def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Se
     assert passed(server, second, "shared")
     assert bind(server, first, "shared") == ""
     assert bind(server, second, "shared") == "insufficient GPU memory on any device"
+
+
+def test_whole_nodes_are_answered_with_those_that_pass(server: Server) -> None:
+    nodes = [{"metadata": {"name": name, "labels": {"n": name}}} for name in ("large", "shared")]
+    args = {"Pod": pod("whole-nodes", "40Gi"), "Nodes": {"items": nodes}, "NodeNames": None}
+    answer = server.post("/filter", args).json()
+    assert answer["Nodes"] == {"items": [nodes[0]]}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "shared": "insufficient GPU memory on any device"
+    }
 
 
 def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> None:
