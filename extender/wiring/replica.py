@@ -147,6 +147,8 @@ class Extender:
                 await asyncio.wait_for(self._pod_went.wait(), CHORES_EVERY_S)
 
     async def tidy_once(self, ledger: Ledger) -> None:
+        if self.unready():
+            return  # what has not been listed yet is not missing
         for node, uid in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
             gone = await self.loop.run_in_executor(self._pool, ledger.remove, node, uid)
             log.info("promise_looked_into", node=node, pod_uid=uid, removed=gone)

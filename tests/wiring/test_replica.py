@@ -2,9 +2,12 @@
 
 import asyncio
 import threading
+from typing import cast
 
+from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
-from extender.cluster.events import PodGone, PodSeen
+from extender.cluster.events import GPUNodeSeen, PodGone, PodSeen
+from extender.ledger.protocol import Ledger
 from extender.settings import Settings
 from extender.wiring.replica import Extender
 
@@ -14,6 +17,27 @@ GPU = ResourceRequirements(limits={"nvidia.com/gpu": "1"})
 def bound_pod(uid: str) -> Pod:
     spec = PodSpec(containers=[Container(name="main", resources=GPU)], node_name="n")
     return Pod(metadata=ObjectMeta(name=uid, namespace="default", uid=uid), spec=spec)
+
+
+def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
+    async def play(unready: str) -> list[str]:
+        extender = Extender(Settings(), unready=lambda: unready)
+        looked_into: list[str] = []
+
+        class Hands:
+            def remove(self, node: str, uid: str) -> bool:
+                looked_into.append(uid)
+                return True
+
+        old = Reservation(namespace="default", name="p", since="2020-01-01T00:00:00Z")
+        spec = GPUNodeSpec(initialised=True, reservations={"u": old})
+        node = GPUNode(metadata=ObjectMeta(name="n"), spec=spec)
+        extender.deliver([GPUNodeSeen(node, 0.0)])
+        await extender.tidy_once(cast(Ledger, Hands()))
+        return looked_into
+
+    assert asyncio.run(play("pods were not listed yet")) == []
+    assert asyncio.run(play("")) == ["u"]
 
 
 def test_what_another_thread_heard_first_is_applied_first() -> None:
