@@ -21,6 +21,8 @@ KIND = "GPUNode"
 MAX_DEVICE_BYTES = 1 << 44
 MAX_DEVICES = 256
 MAX_REPLICAS = 1024
+#: More strangers than this on one node are counted, not named.
+MAX_UNOWNED_PROCESSES = 64
 
 Sharing = Literal["none", "time-slicing", "mps"]
 
@@ -47,6 +49,8 @@ class SmActivity(KubeStruct, frozen=True):
 
     ratio: float
     source: str = ""
+    #: Exponentially weighted over about a minute; None before there is a second sample.
+    smoothed_ratio: float | None = None
 
 
 class Device(KubeStruct, frozen=True):
@@ -69,12 +73,22 @@ class Device(KubeStruct, frozen=True):
     #: Used by processes of no known pod; None where the agent cannot attribute processes.
     unowned_bytes: int | None = msgspec.field(default=None, name="unowned")
     sm_activity: SmActivity | None = None
+    #: Share of the SMs' warp slots in use, 0..1.
+    sm_occupancy_ratio: float | None = msgspec.field(default=None, name="smOccupancy")
+    #: Share of time in which any kernel ran, 0..1: not SM activity, which one small kernel leaves
+    #: near zero.
+    utilization_ratio: float | None = msgspec.field(default=None, name="utilization")
     sharing: Sharing = "none"
     #: The extended resource the plugin advertises it under, as in nvidia.com/gpu.
     resource: str = ""
     replicas: Replicas = Replicas()
     healthy: bool = True
     health_reason: str = ""
+    #: RFC 3339, when it was first seen unhealthy; empty while it is healthy.
+    unhealthy_since: str = ""
+    pci_bus_id: str = ""
+    architecture: str = ""
+    compute_mode: str = ""
 
 
 class PodUse(KubeStruct, frozen=True):
@@ -88,13 +102,46 @@ class PodUse(KubeStruct, frozen=True):
     replica: str = ""
     #: None where the driver does not tell.
     used_bytes: int | None = msgspec.field(default=None, name="used")
+    #: Where the holding of the device was learned, and where the bytes were, as in
+    #: "checkpoint,nvml".
     source: str = ""
 
 
+class UnownedProcess(KubeStruct, frozen=True):
+    """A process on a device that belongs to no pod we know."""
+
+    device: str
+    pid: int
+    command: str = ""
+    #: None where the driver does not tell.
+    used_bytes: int | None = msgspec.field(default=None, name="used")
+
+
 class Plugin(KubeStruct, frozen=True):
+    """The device plugin and the kubelet as the node shows them; what is not known is said."""
+
     allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
+    #: As in "envvar" or "cdi-annotations,cdi-cri"; empty where not known.
     device_list_strategy: str = ""
+    #: none, best-effort, restricted or single-numa-node; empty where not known.
     topology_manager_policy: str = ""
+    #: Whether a container that asks for several shared replicas is refused at admission; None
+    #: where not known.
+    fail_requests_greater_than_one: bool | None = None
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
+    pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
+    #: Where this was learned, as in "plugin-config,configz".
+    source: str = ""
+
+
+class Source(KubeStruct, frozen=True):
+    """One probe of the agent: whether its part of the truth is in the report."""
+
+    name: str
+    #: ok; degraded: some of it is missing; absent: all of it, as where nothing serves it here.
+    state: Literal["ok", "degraded", "absent"] = "ok"
+    #: What is missing and why; constant while the cause is.
+    message: str = ""
 
 
 class Summary(KubeStruct, frozen=True):
@@ -118,11 +165,15 @@ class GPUNodeStatus(KubeStruct, frozen=True):
     observed_at: str = ""
     devices: list[Device] = msgspec.field(default_factory=list)
     pods: list[PodUse] = msgspec.field(default_factory=list)
+    #: The largest strangers; their bytes are in the devices' ``unowned``.
+    unowned_processes: list[UnownedProcess] = msgspec.field(default_factory=list)
     plugin: Plugin = Plugin()
+    sources: list[Source] = msgspec.field(default_factory=list)
     summary: Summary = Summary()
     conditions: list[Condition] = msgspec.field(default_factory=list)
     agent_version: str = ""
     driver_version: str = ""
+    cuda_version: str = ""
 
 
 class Charge(KubeStruct, frozen=True):
