@@ -7,6 +7,8 @@ import pytest
 
 from tests.controlplane import ControlPlane, built, control_plane
 
+pytest_plugins = ["tests.budgets"]
+
 
 @pytest.fixture(scope="session")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
