@@ -19,7 +19,7 @@ BUDGETS_S = {
     "gobin": 10,
     "helm": 5,
     "kubelet": 120,
-    "ledger": 15,
+    "ledger": 20,
     "model": 60,
     "nvidia": 10,
     "placement": 60,
