@@ -7,6 +7,8 @@ import pytest
 
 from tests.controlplane import ControlPlane, built, control_plane
 
+pytest_plugins = ["tests.budgets"]
+
 
 @pytest.fixture(scope="session")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
@@ -33,8 +35,10 @@ SLOW_MODULES = (
     "tests/agent/test_publish",
     "tests/demo/test_demo",
     "tests/e2e/",
+    "tests/helm/",
     "tests/kubelet/",
     "tests/model/",
+    "tests/nvidia/",
     "tests/placement/test_agreement",
     "tests/test_cli",
     "tests/test_controlplane",

@@ -84,6 +84,7 @@ def build(name: str, cache: Path) -> tuple[Path, float | None]:
         begun = time.monotonic()
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(".unfinished")
+        unfinished.unlink(missing_ok=True)  # half of one: a build was killed
         compile_module(name, module, cache, flags, unfinished)
         unfinished.replace(target)
         return target, time.monotonic() - begun

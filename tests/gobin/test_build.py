@@ -1,15 +1,14 @@
 """The build script: what it would build, and that it does nothing where nothing changed."""
 
 import importlib.util
+import re
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from tests.controlplane import built
 
 SCRIPT = Path(__file__).with_name("build.py")
 
@@ -58,6 +57,10 @@ def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
         "kube-scheduler-1.34",
         "kube-controller-manager",
         "kubectl",
+        "kubelet",
+        "nvidia-device-plugin",
+        "gpu-feature-discovery",
+        "helm",
     }
     for module in modules:
         assert build.build_flags(module.read_text())
@@ -65,25 +68,67 @@ def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
         assert module.with_name("go.sum").exists()
 
 
-def test_nothing_is_done_where_nothing_changed(build: ModuleType) -> None:
-    first = built("etcd")
-    begun_s = time.monotonic()
-    assert built("etcd") == first
-    assert time.monotonic() - begun_s < 2.0
-    assert first["etcd"].parent.parent == build.default_cache()
+#: A module that needs no other and no network.
+GO_MOD = "module small\n\ngo 1.24.0\n\ntool small\n"
+MAIN_GO = 'package main\n\nfunc main() { println("small") }\n'
 
 
-def test_a_build_that_fails_says_why_and_leaves_no_binary(
-    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = tmp_path / "modules/broken"
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A copy of the script among modules of its own; the one there is called ``small``."""
+    module = tmp_path / "modules/small"
     module.mkdir(parents=True)
-    (module / "go.mod").write_text("module broken\n\ngo 1.21.0\n\ntool broken/missing\n")
+    (module / "go.mod").write_text(GO_MOD)
     (module / "go.sum").touch()
-    monkeypatch.setattr(build, "MODULES", tmp_path / "modules")
-    with pytest.raises(SystemExit, match="broken: go build failed"):
-        build.build("broken", tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*/broken*"))
+    (module / "main.go").write_text(MAIN_GO)
+    return Path(shutil.copy(SCRIPT, module.parent))
+
+
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), f"--cache={script.parent.parent / 'cache'}"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_what_is_built_is_built_once_and_its_seconds_are_said_at_the_end(script: Path) -> None:
+    first = run(script)
+    name, path = first.stdout.strip().split("\t")
+    assert name == "small"
+    assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "small\n"
+    assert re.fullmatch(r"small: built in \d+ s", first.stderr.splitlines()[-1])
+    again = run(script)
+    assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
+
+
+@pytest.mark.slow
+def test_a_change_of_what_is_pinned_is_built_beside_what_was(script: Path) -> None:
+    first = run(script).stdout
+    (script.parent / "small/go.mod").write_text(f"// build: CGO_ENABLED=0\n{GO_MOD}")
+    second = run(script)
+    assert "small: built in" in second.stderr
+    assert second.stdout != first
+    (script.parent / "small/go.mod").write_text(GO_MOD)
+    assert run(script).stdout == first
+
+
+@pytest.mark.slow
+def test_a_build_that_was_killed_goes_on(script: Path) -> None:
+    path = Path(run(script).stdout.strip().partition("\t")[2])
+    path.rename(path.with_suffix(".unfinished")).write_text("half a binary")
+    assert "small: built in" in run(script).stderr
+    assert path.read_bytes().startswith(b"\x7fELF")
+    assert [each.name for each in path.parent.iterdir()] == ["small"]
+
+
+@pytest.mark.slow
+def test_a_build_that_fails_says_why_and_leaves_no_binary(script: Path) -> None:
+    (script.parent / "small/main.go").write_text("package main\n\nfunc main() { nonsense() }\n")
+    failed = run(script)
+    assert failed.returncode == 1
+    assert "small: go build failed:" in failed.stderr
+    assert "undefined: nonsense" in failed.stderr
+    assert failed.stdout == ""
+    assert not list(script.parent.parent.glob("cache/*/small"))
 
 
 def test_a_name_that_is_no_module_is_refused() -> None:

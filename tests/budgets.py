@@ -1,0 +1,67 @@
+"""How long each suite may take, said at the end of every run.
+
+A suite is a folder below ``tests``; the few modules beside them are one more. Each has a budget, or
+nothing is collected. One that is over it is only warned of, because machines differ.
+"""
+
+import collections
+from pathlib import Path
+
+import pytest
+
+#: Suite -> seconds on two cores with the binaries built, installation aside.
+BUDGETS_S = {
+    "agent": 20,
+    "cluster": 5,
+    "contract": 10,
+    "demo": 30,
+    "e2e": 240,
+    "gobin": 10,
+    "helm": 5,
+    "kubelet": 120,
+    "ledger": 20,
+    "model": 60,
+    "nvidia": 10,
+    "placement": 60,
+    "sources": 30,
+    "web": 60,
+    "wiring": 10,
+    "modules beside": 90,
+}
+
+_took_s: collections.Counter[str] = collections.Counter()
+
+
+def suite_of(path: str) -> str:
+    """The suite of a test by its path, which may go on with ``::`` and the test's name."""
+    below_tests = Path(path.partition("::")[0]).parent.parts[1:]
+    return below_tests[0] if below_tests else "modules beside"
+
+
+def table(took_s: dict[str, float]) -> list[str]:
+    """The suites that ran, slowest first, each beside its budget."""
+    lines = ["suite           seconds  budget"]
+    for suite, seconds in sorted(took_s.items(), key=lambda each: -each[1]):
+        over = "  WARNING: over its budget" if seconds > BUDGETS_S[suite] else ""
+        lines.append(f"{suite:<14} {seconds:8.1f} {BUDGETS_S[suite]:7}{over}")
+    return lines
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if missing := {suite_of(item.nodeid) for item in items} - set(BUDGETS_S):
+        raise pytest.UsageError(
+            f"no budget in tests/budgets.py for: {', '.join(sorted(missing))}; "
+            f'right is, for example: "{min(missing)}": 30'
+        )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Every phase counts: what a fixture starts is paid by the suite that asks for it first."""
+    _took_s[suite_of(report.nodeid)] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _took_s:
+        terminalreporter.section("seconds by suite")
+        for line in table(_took_s):
+            terminalreporter.line(line)

@@ -1,0 +1,166 @@
+"""NVIDIA's device plugin and GPU feature discovery, both real, on a driver without GPUs.
+
+Both read the same configuration file, so one ``sharing`` serves both.
+"""
+
+import contextlib
+import os
+import queue
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from tests.controlplane import built
+from tests.driver import Driver, Gpu, library_folder
+from tests.kubelet.node import INSIDE
+from tests.kubelet.relay import api, api_services
+from tests.processes import Processes
+
+RESOURCE = "nvidia.com/gpu"
+TIMEOUT_S = 60.0
+
+
+def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:
+    """The configuration of a node whose GPUs are shared; ``strategy`` as the file spells it."""
+    resource = {"name": RESOURCE, "replicas": replicas}
+    return {"sharing": {strategy: {"resources": [resource], **more}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """What a kubelet learns of a plugin: by its registration, and of ListAndWatch's first word."""
+
+    resource: str
+    socket: str
+    #: Replica -> Healthy or Unhealthy.
+    replicas: Mapping[str, str]
+
+
+class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[misc]
+    """As much of one as a plugin sees when it registers, and the plugin, in its folder.
+
+    The plugin's paths are fixed: it runs in a mount namespace of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("headroom-plugin-")
+        self.plugins = self.folder / "kubelet/device-plugins"
+        self.plugins.mkdir(parents=True)
+        (self.folder / "covered").touch()
+        self._registrations: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._server = grpc.server(futures.ThreadPoolExecutor(1))
+        api_services.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.plugins / 'kubelet.sock'}")
+        self._server.start()
+
+    def Register(self, request: Any, context: Any) -> Any:
+        self._registrations.put(request)
+        return api.Empty()
+
+    def start(self, gpus: list[Gpu], config: Mapping[str, Any]) -> None:
+        (self.folder / "plugin.yaml").write_text(yaml.safe_dump({"version": "v1", **config}))
+        name = "nvidia-device-plugin"
+        self.spawn(
+            name,
+            *("unshare", "--mount", "sh", "-c", INSIDE, "sh", str(self.folder)),
+            str(built(name)[name]),
+            f"--config-file={self.folder}/plugin.yaml",
+            "--device-discovery-strategy=nvml",
+            env=driver_environment(self.folder, gpus),
+        )
+
+    def advertised(self) -> Advertised:
+        registered = self._registered()
+        with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
+            plugin = api_services.DevicePluginStub(channel)
+            first = next(plugin.ListAndWatch(api.Empty(), timeout=TIMEOUT_S))
+        return Advertised(
+            registered.resource_name,
+            registered.endpoint,
+            {device.ID: device.health for device in first.devices},
+        )
+
+    def _registered(self) -> Any:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            self.raise_if_ended()
+            with contextlib.suppress(queue.Empty):
+                return self._registrations.get(timeout=0.1)
+        raise TimeoutError(f"no plugin registered\n{self.logs()}")
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()
+        super().stop()
+
+
+def driver_environment(folder: Path, gpus: list[Gpu]) -> dict[str, str]:
+    return {
+        "LD_LIBRARY_PATH": str(library_folder()),
+        "FAKE_NVML_TABLE": str(Driver(folder / "devices", gpus).table),
+    }
+
+
+@pytest.fixture(scope="session")
+def binaries(request: pytest.FixtureRequest) -> dict[str, Path]:
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        return built("gpu-feature-discovery", "nvidia-device-plugin")
+
+
+@pytest.fixture
+def start_plugin(binaries: dict[str, Path]) -> Iterator[Callable[..., Kubelet]]:
+    """Run the plugin on these GPUs with this configuration, before a kubelet of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("the plugin's paths are fixed: it needs root, in a mount namespace of its own")
+    with ExitStack() as stack:
+
+        def start(gpus: list[Gpu], config: Mapping[str, Any]) -> Kubelet:
+            kubelet = Kubelet()
+            stack.callback(kubelet.stop)
+            kubelet.start(gpus, config)
+            return kubelet
+
+        yield start
+
+
+@pytest.fixture
+def discover(binaries: dict[str, Path], tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Run GPU feature discovery once; the labels that it gives the node.
+
+    ``statements`` follow those of the last GPU in the driver's table.
+    """
+
+    def run(gpus: list[Gpu], config: Mapping[str, Any], *statements: str) -> dict[str, str]:
+        (tmp_path / "gfd.yaml").write_text(yaml.safe_dump({"version": "v1", **config}))
+        environment = os.environ | driver_environment(tmp_path, gpus)
+        with (tmp_path / "devices").open("a") as table:
+            table.writelines(f"{statement}\n" for statement in statements)
+        done = subprocess.run(
+            [
+                binaries["gpu-feature-discovery"],
+                "--oneshot",
+                "--use-node-feature-api=false",
+                "--device-discovery-strategy=nvml",
+                f"--config-file={tmp_path / 'gfd.yaml'}",
+                f"--output-file={tmp_path / 'labels'}",
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / "labels").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    return run

@@ -1,0 +1,122 @@
+"""What the real GPU feature discovery writes on a node, and how far a scheduler can believe it.
+
+Its labels tell of physical GPUs, not of replicas, and of one model only.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.driver import GIB, Gpu
+from tests.nvidia.conftest import sharing
+
+MIB = 1 << 20
+L4_MIB = 23034
+H200_MIB = 143771
+
+Discover = Callable[..., dict[str, str]]
+
+
+def gpus(count: int, model: str, memory_bytes: int, first: int = 0) -> list[Gpu]:
+    return [
+        Gpu(f"GPU-{index}", memory_bytes, reserved_bytes=500 * MIB, model=model)
+        for index in range(first, first + count)
+    ]
+
+
+L4S = gpus(3, "NVIDIA L4", L4_MIB * MIB + MIB // 2)
+H200S = gpus(2, "NVIDIA H200", H200_MIB * MIB, first=3)
+
+
+def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
+    """What schedulers read of them."""
+    names = ("count", "replicas", "memory", "product", "sharing-strategy")
+    told = {name: labels[f"nvidia.com/gpu.{name}"] for name in names}
+    return told | {"mps.capable": labels["nvidia.com/mps.capable"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param(
+            {},
+            {"replicas": "1", "sharing-strategy": "none", "product": "NVIDIA-L4"},
+            id="not shared",
+        ),
+        pytest.param(
+            sharing("timeSlicing", 4),
+            {"replicas": "4", "sharing-strategy": "time-slicing", "product": "NVIDIA-L4-SHARED"},
+            id="time-slicing, marked in the product's name",
+        ),
+        pytest.param(
+            sharing("timeSlicing", 4, renameByDefault=True),
+            {"replicas": "4", "sharing-strategy": "time-slicing", "product": "NVIDIA-L4"},
+            id="time-slicing, marked in the resource's name and so not in the product's",
+        ),
+        pytest.param(
+            sharing("mps", 5),
+            {
+                "replicas": "5",
+                "sharing-strategy": "mps",
+                "product": "NVIDIA-L4-SHARED",
+                "mps.capable": "true",
+            },
+            id="mps",
+        ),
+        pytest.param(
+            sharing("mps", 5, renameByDefault=True),
+            {
+                "replicas": "5",
+                "sharing-strategy": "mps",
+                "product": "NVIDIA-L4",
+                "mps.capable": "true",
+            },
+            id="mps, renamed",
+        ),
+        pytest.param(
+            {"sharing": sharing("mps", 5)["sharing"] | sharing("timeSlicing", 4)["sharing"]},
+            {
+                "replicas": "5",
+                "sharing-strategy": "mps",
+                "product": "NVIDIA-L4-SHARED",
+                "mps.capable": "true",
+            },
+            id="both: mps wins and nobody is told",
+        ),
+    ],
+)
+def test_gpus_are_counted_and_measured_as_if_nobody_shared_them(
+    discover: Discover, config: dict[str, Any], expected: dict[str, str]
+) -> None:
+    whole = {"count": "3", "memory": str(L4_MIB), "mps.capable": "false"}
+    labels = discover(L4S, config)
+    assert of_gpu(labels) == whole | expected
+    # Whatever the resource is called, its labels are those of nvidia.com/gpu.
+    assert not [name for name in labels if name.startswith("nvidia.com/gpu.shared")]
+
+
+def test_of_several_models_one_is_told_of_and_not_always_the_same(discover: Discover) -> None:
+    one = {"replicas": "4", "sharing-strategy": "time-slicing", "mps.capable": "false"}
+    l4 = one | {"count": "3", "memory": str(L4_MIB), "product": "NVIDIA-L4-SHARED"}
+    h200 = one | {"count": "2", "memory": str(H200_MIB), "product": "NVIDIA-H200-SHARED"}
+    seen = []
+    while not (l4 in seen and h200 in seen):  # the same one 60 times: never in our lives
+        assert len(seen) < 60, f"always {seen[0]}"
+        seen.append(of_gpu(discover(L4S + H200S, sharing("timeSlicing", 4))))
+    assert all(each in (l4, h200) for each in seen)
+
+
+def test_memory_that_the_driver_does_not_tell_is_no_label(discover: Discover) -> None:
+    unsupported = "fail nvmlDeviceGetMemoryInfo 3"  # as where it is the machine's own memory
+    labels = discover(gpus(1, "NVIDIA GB10", 128 * GIB), {}, unsupported)
+    assert labels["nvidia.com/gpu.product"] == "NVIDIA-GB10"
+    assert "nvidia.com/gpu.memory" not in labels
+
+
+def test_without_mig_no_strategy_is_told(discover: Discover) -> None:
+    capable = discover(H200S, {})
+    assert capable["nvidia.com/mig.capable"] == "true"
+    assert "nvidia.com/mig.strategy" not in capable
+    not_capable = discover(gpus(1, "NVIDIA GeForce RTX 4090", 24564 * MIB), {})
+    assert not_capable["nvidia.com/mig.capable"] == "false"

@@ -1,0 +1,62 @@
+"""What the real device plugin offers a kubelet: every GPU of the node, each as often as it says.
+
+A shared replica is ``<uuid>::<number>``: it has no memory of its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.driver import GIB, Gpu
+from tests.nvidia.conftest import Advertised, Kubelet, sharing
+
+UUIDS = [f"GPU-{number:08x}-1111-2222-3333-444444444444" for number in range(3)]
+GPUS = [
+    Gpu(UUIDS[0]),
+    Gpu(UUIDS[1]),
+    Gpu(UUIDS[2], memory_bytes=24 * GIB, model="NVIDIA L4"),
+]
+
+StartPlugin = Callable[..., Kubelet]
+
+
+def healthy(resource: str, replicas: list[str]) -> Advertised:
+    socket = f"nvidia-{resource.partition('/')[2]}.sock"
+    return Advertised(resource, socket, dict.fromkeys(replicas, "Healthy"))
+
+
+def shared(replicas: int) -> list[str]:
+    return [f"{uuid}::{number}" for uuid in UUIDS for number in range(replicas)]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param({}, healthy("nvidia.com/gpu", UUIDS), id="not shared: the UUIDs themselves"),
+        pytest.param(
+            sharing("timeSlicing", 4),
+            healthy("nvidia.com/gpu", shared(4)),
+            id="time-slicing under the same name as whole GPUs",
+        ),
+        pytest.param(
+            sharing("timeSlicing", 4, renameByDefault=True),
+            healthy("nvidia.com/gpu.shared", shared(4)),
+            id="time-slicing, renamed",
+        ),
+    ],
+)
+def test_every_gpu_is_offered_whatever_its_model(
+    start_plugin: StartPlugin, config: dict[str, Any], expected: Advertised
+) -> None:
+    assert start_plugin(GPUS, config).advertised() == expected
+
+
+def test_a_name_or_a_choice_of_devices_of_ones_own_is_ignored(start_plugin: StartPlugin) -> None:
+    own = {"name": "nvidia.com/gpu", "replicas": 2, "rename": "nvidia.com/mine", "devices": [0]}
+    config = {"sharing": {"timeSlicing": {"resources": [own]}}}
+    kubelet = start_plugin(GPUS, config)
+    assert kubelet.advertised() == healthy("nvidia.com/gpu", shared(2))
+    log = kubelet.log("nvidia-device-plugin")
+    for field in ("rename", "devices"):
+        assert f"the '{field}' field in sharing.timeSlicing.resources is not yet supported" in log
