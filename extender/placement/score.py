@@ -35,16 +35,16 @@ class Ranking:
     #: Place of the best node among those asked about; None when none fits, or any would do.
     winner: int | None
 
-    def wire(self) -> list[int]:
+    def wire(self) -> NDArray[np.int64]:
         """0..10 for kube-scheduler: 10 for the winner, at most 9 for everybody else.
 
         Not stretched between the worst and the best: that makes near-equal nodes ties, and
         kube-scheduler breaks ties at random.
         """
-        scores = np.floor(self.scores * (MAX_WIRE_SCORE - 1)).astype(int).tolist()
+        scores = np.floor(self.scores * (MAX_WIRE_SCORE - 1)).astype(np.int64)
         if self.winner is not None:
             scores[self.winner] = MAX_WIRE_SCORE
-        return scores  # type: ignore[no-any-return]
+        return scores
 
 
 def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:

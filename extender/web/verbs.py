@@ -5,7 +5,6 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -16,12 +15,13 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
-from extender.placement.fit import Verdicts, fit
+from extender.placement.fit import Codes, Verdicts, fit
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.score import rank
-from extender.placement.snapshot import REASONS, Snapshot
+from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
 from extender.telemetry import Telemetry
 from extender.web import wire
+from extender.web.names import Names, NodeIndex
 
 log = structlog.get_logger()
 
@@ -58,6 +58,7 @@ class Verbs:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._last_verdicts: Verdicts | None = None
+        self._index: NodeIndex | None = None
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -70,11 +71,9 @@ class Verbs:
         self._shown(offered.pod)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
-        refused = self._refusals(request, offered.names, snap)
-        self._record(offered, snap, refused)
-        return wire.encode_filter(
-            offered, {name: reason.sentence for name, reason in refused.items()}
-        )
+        codes = self._codes(request, offered.names, snap)
+        self._record(offered, snap, codes)
+        return wire.encode_filter(offered, codes, SENTENCES)
 
     def filter_error(self, message: str) -> bytes:
         """kube-scheduler backs off after an Error, and shows it on the pod."""
@@ -126,42 +125,39 @@ class Verbs:
         log.warning("bind_error", message=message)
         return wire.encode_bind(message)
 
-    def _refusals(
-        self, request: VramRequest | Unreadable, names: list[str], snap: Snapshot
-    ) -> dict[str, Reason]:
-        """Name -> reason, for those that cannot take it."""
+    def _codes(self, request: VramRequest | Unreadable, names: Names, snap: Snapshot) -> Codes:
+        """The code of each node's reason; 0 where the pod fits."""
         if isinstance(request, Unreadable):
-            return dict.fromkeys(names, request.reason)
+            return np.full(len(names), CODE_OF[request.reason], np.int8)
         if not request.asks:
-            return {}
+            return np.zeros(len(names), np.int8)
         known, verdicts = self._fit(request, names, snap)
-        codes = np.full(len(names), REASONS.index(Reason.UNKNOWN_NODE), np.int8)
+        codes = np.full(len(names), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
         codes[known] = verdicts.codes
-        refused = np.flatnonzero(codes)
-        reasons = map(REASONS.__getitem__, codes[refused].tolist())
-        return {names[i]: r for i, r in zip(refused.tolist(), reasons, strict=True) if r}
+        return codes
 
-    def _fit(
-        self, request: VramRequest, names: list[str], snap: Snapshot
-    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], Verdicts]:
+    def _fit(self, request: VramRequest, names: Names, snap: Snapshot) -> tuple[Rows, Verdicts]:
         """Places in ``names`` of the nodes we know, and their verdicts in that order."""
-        rows = snap.rows(names)
+        if self._index is None or not self._index.serves(snap):
+            self._index = NodeIndex(snap)
+        rows = self._index.rows(names)
         known = np.flatnonzero(rows >= 0)
         # Prioritize asks about the pod that filter just asked about, mostly on the same snapshot.
         verdicts = fit(request, snap, rows[known], self._monotonic_s(), self._last_verdicts)
         self._last_verdicts = verdicts
         return known, verdicts
 
-    def _record(self, offered: wire.Offered, snap: Snapshot, refused: dict[str, Reason]) -> None:
+    def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes) -> None:
         metadata = offered.pod.metadata
-        counts = Counter(refused.values())
+        nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
+        counts = {r: n for r, n in zip(REASONS, nodes_by_code, strict=True) if r and n}
         decision = Decision(
             pod=offered.pod,
             decision_id=f"{metadata.uid}.{metadata.resource_version}",
             at_s=self._wall_s(),
             generation=snap.generation,
             offered=len(offered.names),
-            fits=len(offered.names) - len(refused),
+            fits=nodes_by_code[0],
             refused=counts,
         )
         self._journal.record(decision)

@@ -1,0 +1,140 @@
+"""Node names as they stand in a body, and the rows that they mean.
+
+kube-scheduler sends thousands of names with every call, each time in another order. To make a
+string of each, and to look each up, takes longer than to weigh all nodes. So they stay the bytes
+that came, eight bytes to a word, and are compared with the known names all at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from extender.placement.snapshot import Rows, Snapshot
+
+_encode = msgspec.json.encode
+_decode = msgspec.json.Decoder(str).decode
+_QUOTE = ord('"')
+_WORD_BYTES = 8
+#: The i-th keeps the first i bytes of a word, as it lies in memory.
+_FIRST_BYTES = np.array([(1 << 8 * i) - 1 for i in range(_WORD_BYTES + 1)], "<u8")
+_HALF = np.uint64(32)
+#: Slots of the table for each known name: one name in thirty loses its slot to another.
+_SPARSE = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Names:
+    """A JSON list of strings, and where each of them begins and ends, quotes not included.
+
+    No two names lie in one place; a name is written as msgspec writes it.
+    """
+
+    json: bytes
+    starts: Rows
+    ends: Rows
+
+    @classmethod
+    def plain(cls, json: bytes) -> "Names | None":
+        """A valid JSON value as it came; None where it is no list of strings with nothing between
+        them but commas, or where a name holds what JSON can write in more than one way."""
+        if json == b"[]":
+            return cls.of([])
+        if not (json.startswith(b'["') and json.endswith(b'"]') and json.isascii()):
+            return None
+        if b"\\" in json:
+            return None
+        quotes = np.flatnonzero(np.frombuffer(json, np.uint8) == _QUOTE)
+        starts, ends = quotes[::2] + 1, quotes[1::2]
+        # Of what is one byte long, only a comma can stand between two strings.
+        if (starts[1:] - ends[:-1] != len('","')).any():
+            return None
+        return cls(json, starts, ends)
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "Names":
+        quoted = [_encode(name) for name in names]
+        lengths = np.fromiter(map(len, quoted), np.int64, len(quoted))
+        ends = np.cumsum(lengths + 1) - 1
+        return cls(b"[%b]" % b",".join(quoted), ends - lengths + 2, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def texts(self, places: Rows) -> list[str]:
+        """The names in these places, as strings."""
+        bounds = zip(self.starts[places].tolist(), self.ends[places].tolist(), strict=True)
+        return [_decode(self.json[start - 1 : end + 1]) for start, end in bounds]
+
+    def only(self, chosen: NDArray[np.bool_]) -> bytes:
+        """The JSON list of those names, in their order."""
+        if chosen.all():
+            return self.json
+        after_bracket = np.frombuffer(self.json, np.uint8, offset=1)
+        # Each name goes with its quotes and the comma, or bracket, after it.
+        with_quotes = self.ends - self.starts + len('"",')
+        return b"[%b]" % after_bracket[np.repeat(chosen, with_quotes)].tobytes()[:-1]
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """(count, n) the first words of each name, filled up with zeros."""
+        size = count * _WORD_BYTES
+        # The bytes from every place on; what a place is not followed by is zero.
+        padded = self.json + bytes(size)
+        at = np.ndarray(len(self.json), f"V{size}", padded, strides=(1,))
+        lengths = np.minimum(self.ends - self.starts, size)
+        words = at[self.starts].view("<u8").reshape(-1, count) & _masks(count).take(lengths, axis=0)
+        return np.ascontiguousarray(words.T)
+
+
+class NodeIndex:
+    """The rows of one set of nodes, by the bytes of their names."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self._row_of = snap.row_of
+        known = Names.of([node.name for node in snap.nodes])
+        self._lengths = known.ends - known.starts
+        longest = int(self._lengths.max(initial=1))
+        self._known = known.words(-(-longest // _WORD_BYTES))
+        self._bits = (_SPARSE * max(len(known), 1)).bit_length()
+        self._row_at = np.zeros(1 << self._bits, np.int32)
+        self._row_at[self._slots(self._known)] = np.arange(len(known))
+
+    def serves(self, snap: Snapshot) -> bool:
+        """Whether the snapshot has the same nodes in the same rows: then it has the same map."""
+        return snap.row_of is self._row_of
+
+    def rows(self, names: Names) -> Rows:
+        """Row of each name, in the order given; -1 where it is not known."""
+        if not self._row_of:
+            return np.full(len(names), -1, np.int64)
+        words = names.words(len(self._known))
+        rows = self._row_at.take(self._slots(words)).astype(np.int64)
+        found = self._lengths.take(rows) == names.ends - names.starts
+        for known, word in zip(self._known, words, strict=True):
+            found &= known.take(rows) == word
+        # The others are unknown, or lost their slot to another.
+        others = np.flatnonzero(~found)
+        rows[others] = [self._row_of.get(name, -1) for name in names.texts(others)]
+        return rows
+
+    def _slots(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Place in the table for each name; which of those that meet there stays is no matter."""
+        mixed = np.zeros(words.shape[1], np.uint64)
+        for word in words:
+            mixed = (mixed ^ word) * _ODD
+            mixed ^= mixed >> _HALF
+        return (mixed & np.uint64((1 << self._bits) - 1)).astype(np.int64)
+
+
+#: 2**64 divided by the golden ratio.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _masks(count: int) -> NDArray[np.uint64]:
+    """(lengths, count) what of each word belongs to a name of so many bytes."""
+    size = count * _WORD_BYTES
+    within = np.arange(size + 1)[:, None] - np.arange(0, size, _WORD_BYTES)
+    masks: NDArray[np.uint64] = _FIRST_BYTES[np.clip(within, 0, _WORD_BYTES)]
+    return masks
