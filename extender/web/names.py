@@ -21,8 +21,14 @@ _WORD_BYTES = 8
 #: The i-th keeps the first i bytes of a word, as it lies in memory.
 _FIRST_BYTES = np.array([(1 << 8 * i) - 1 for i in range(_WORD_BYTES + 1)], "<u8")
 _HALF = np.uint64(32)
-#: Slots of the table for each known name: one name in thirty loses its slot to another.
-_SPARSE = 16
+#: 2**64 divided by the golden ratio.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+#: Tables, and places in each of them for a known name: one name in fifty meets another in the
+#: first, hardly any in both.
+_TABLES, _SPARSE = 2, 16
+
+#: (words, names), or (names,).
+Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +83,14 @@ class Names:
         with_quotes = self.ends - self.starts + len('"",')
         return b"[%b]" % after_bracket[np.repeat(chosen, with_quotes)].tobytes()[:-1]
 
-    def words(self, count: int) -> NDArray[np.uint64]:
+    def joined(self, between: bytes, chosen: NDArray[np.bool_]) -> bytes:
+        """Those names in their quotes, and this between each two of them."""
+        if b"\\" in self.json:
+            # A quote in a name, and a comma after it, would look like the end of the name.
+            return between.join(map(_encode, self.texts(np.flatnonzero(chosen))))
+        return self.only(chosen)[1:-1].replace(b'","', b'"%b"' % between)
+
+    def words(self, count: int) -> Words:
         """(count, n) the first words of each name, filled up with zeros."""
         size = count * _WORD_BYTES
         # The bytes from every place on; what a place is not followed by is zero.
@@ -96,10 +109,18 @@ class NodeIndex:
         known = Names.of([node.name for node in snap.nodes])
         self._lengths = known.ends - known.starts
         longest = int(self._lengths.max(initial=1))
-        self._known = known.words(-(-longest // _WORD_BYTES))
-        self._bits = (_SPARSE * max(len(known), 1)).bit_length()
-        self._row_at = np.zeros(1 << self._bits, np.int32)
-        self._row_at[self._slots(self._known)] = np.arange(len(known))
+        self._words = known.words(-(-longest // _WORD_BYTES))
+        self._bits = (_SPARSE * len(known)).bit_length()
+        # Of the names that meet in a place of one table, all but one are looked for in the next.
+        hashes = _hashes(self._words)
+        left = np.arange(len(known))
+        self._tables: list[NDArray[np.int32]] = []
+        for turn in range(_TABLES):
+            table = np.zeros(1 << self._bits, np.int32)
+            places = self._places(hashes[left], turn)
+            table[places] = left
+            left = left[table[places] != left]
+            self._tables.append(table)
 
     def serves(self, snap: Snapshot) -> bool:
         """Whether the snapshot has the same nodes in the same rows: then it has the same map."""
@@ -109,32 +130,41 @@ class NodeIndex:
         """Row of each name, in the order given; -1 where it is not known."""
         if not self._row_of:
             return np.full(len(names), -1, np.int64)
-        words = names.words(len(self._known))
-        rows = self._row_at.take(self._slots(words)).astype(np.int64)
-        found = self._lengths.take(rows) == names.ends - names.starts
-        for known, word in zip(self._known, words, strict=True):
-            found &= known.take(rows) == word
-        # The others are unknown, or lost their slot to another.
-        others = np.flatnonzero(~found)
-        rows[others] = [self._row_of.get(name, -1) for name in names.texts(others)]
+        words, lengths = names.words(len(self._words)), names.ends - names.starts
+        hashes = _hashes(words)
+        rows = self._look_up(0, hashes, words, lengths)
+        for turn in range(1, _TABLES):
+            left = np.flatnonzero(rows < 0)
+            rows[left] = self._look_up(turn, hashes[left], words[:, left], lengths[left])
+        left = np.flatnonzero(rows < 0)
+        rows[left] = [self._row_of.get(name, -1) for name in names.texts(left)]
         return rows
 
-    def _slots(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Place in the table for each name; which of those that meet there stays is no matter."""
-        mixed = np.zeros(words.shape[1], np.uint64)
-        for word in words:
-            mixed = (mixed ^ word) * _ODD
-            mixed ^= mixed >> _HALF
-        return (mixed & np.uint64((1 << self._bits) - 1)).astype(np.int64)
+    def _look_up(self, turn: int, hashes: Words, words: Words, lengths: Rows) -> Rows:
+        """The row that the table has, if it is of the very same name, else -1."""
+        rows = self._tables[turn].take(self._places(hashes, turn))
+        same = self._lengths.take(rows) == lengths
+        for known, word in zip(self._words, words, strict=True):
+            same &= known.take(rows) == word
+        return np.where(same, rows, -1)
+
+    def _places(self, hashes: Words, turn: int) -> Rows:
+        shifted = hashes >> np.uint64(turn * self._bits)
+        return (shifted & np.uint64((1 << self._bits) - 1)).astype(np.int64)
 
 
-#: 2**64 divided by the golden ratio.
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+def _hashes(words: Words) -> Words:
+    """(n,) a number of 64 bits made of the words of each name."""
+    hashes = np.zeros(words.shape[1], np.uint64)
+    for word in words:
+        hashes = (hashes ^ word) * _ODD
+        hashes ^= hashes >> _HALF
+    return hashes
 
 
-def _masks(count: int) -> NDArray[np.uint64]:
+def _masks(count: int) -> Words:
     """(lengths, count) what of each word belongs to a name of so many bytes."""
     size = count * _WORD_BYTES
     within = np.arange(size + 1)[:, None] - np.arange(0, size, _WORD_BYTES)
-    masks: NDArray[np.uint64] = _FIRST_BYTES[np.clip(within, 0, _WORD_BYTES)]
+    masks: Words = _FIRST_BYTES[np.clip(within, 0, _WORD_BYTES)]
     return masks

@@ -15,10 +15,10 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
-from extender.placement.fit import Codes, Verdicts, fit
+from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
-from extender.placement.score import rank
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
+from extender.placement.weighing import Weighings
 from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.names import Names, NodeIndex
@@ -57,7 +57,7 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
-        self._last_verdicts: Verdicts | None = None
+        self._weighings = Weighings()
         self._index: NodeIndex | None = None
 
     def filter(self, body: bytes) -> bytes:
@@ -88,8 +88,9 @@ class Verbs:
         request = self._cluster.understand(offered.pod)
         scores = np.zeros(len(offered.names), np.int64)
         if isinstance(request, VramRequest) and request.asks:
-            known, verdicts = self._fit(request, offered.names, snap)
-            scores[known] = rank(request, snap, verdicts).wire()
+            known, rows = self._rows(offered.names, snap)
+            ranking = self._weighings.weigh(request, snap).rank(rows, self._monotonic_s())
+            scores[known] = ranking.wire()
         return wire.encode_priorities(offered.names, scores)
 
     def preempt(self, body: bytes) -> bytes:
@@ -131,21 +132,18 @@ class Verbs:
             return np.full(len(names), CODE_OF[request.reason], np.int8)
         if not request.asks:
             return np.zeros(len(names), np.int8)
-        known, verdicts = self._fit(request, names, snap)
+        known, rows = self._rows(names, snap)
         codes = np.full(len(names), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
-        codes[known] = verdicts.codes
+        codes[known] = self._weighings.weigh(request, snap).codes(rows, self._monotonic_s())
         return codes
 
-    def _fit(self, request: VramRequest, names: Names, snap: Snapshot) -> tuple[Rows, Verdicts]:
-        """Places in ``names`` of the nodes we know, and their verdicts in that order."""
+    def _rows(self, names: Names, snap: Snapshot) -> tuple[Rows, Rows]:
+        """Places in ``names`` of the nodes we know, and their rows in that order."""
         if self._index is None or not self._index.serves(snap):
             self._index = NodeIndex(snap)
         rows = self._index.rows(names)
         known = np.flatnonzero(rows >= 0)
-        # Prioritize asks about the pod that filter just asked about, mostly on the same snapshot.
-        verdicts = fit(request, snap, rows[known], self._monotonic_s(), self._last_verdicts)
-        self._last_verdicts = verdicts
-        return known, verdicts
+        return known, rows[known]
 
     def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes) -> None:
         metadata = offered.pod.metadata

@@ -11,7 +11,7 @@ from extender.web.names import Names
 from extender.web.wire import Offered, encode_filter, encode_priorities, printable
 
 NAMES = st.lists(
-    st.text() | st.sampled_from(['","', '"', "\\", 'a","Score":9},{"Host":"b', "é\x00"])
+    st.text() | st.sampled_from(['","', '",', ',"', '"', "\\", 'a","Score":9},{"Host":"b', "é\x00"])
 )
 
 
