@@ -93,6 +93,7 @@ class Snapshot:
     def part(self, rows: Rows) -> "Snapshot":
         """Some of the nodes, in this order; what is the largest remains that of all."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
+        # Not take(): it copies the whole of an array that lies slot by slot.
         columns = {f.name: getattr(self.columns, f.name)[rows] for f in fields(Columns)}
         return replace(
             self,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.fit import Codes, fit
 from extender.placement.request import Ask, VramRequest
@@ -24,28 +25,30 @@ _Kind = tuple[tuple[Ask, ...], int | None, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighing:
-    """One kind of request on one snapshot; arrays are over the rows of the snapshot."""
+    """One kind of request on one snapshot; arrays are over the rows of the snapshot.
 
-    request: VramRequest
-    snap: Snapshot
+    It does not keep the snapshot itself in memory, so that is an argument.
+    """
+
+    generation: int
     #: Code of the first reason, if all reports were fresh.
     fresh_codes: Codes
     #: As ``score.left_and_taken`` says.
     left_bytes: Rows
     taken_bytes: Rows
 
-    def codes(self, rows: Rows, now_s: float) -> Codes:
+    def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """What ``fit`` says about these rows."""
         codes = self.fresh_codes.take(rows)
-        stale = self.snap.fresh_until_s.take(rows) < now_s
-        codes[stale & (self.snap.node_reason.take(rows) == 0)] = CODE_OF[Reason.STALE_REPORT]
+        stale = snap.fresh_until_s.take(rows) < now_s
+        codes[stale & (snap.node_reason.take(rows) == 0)] = CODE_OF[Reason.STALE_REPORT]
         return codes
 
-    def rank(self, rows: Rows, now_s: float) -> Ranking:
+    def rank(self, policy: ScoringPolicy, snap: Snapshot, rows: Rows, now_s: float) -> Ranking:
         """What ``score.rank`` says about these rows."""
-        fits = self.codes(rows, now_s) == 0
+        fits = self.codes(snap, rows, now_s) == 0
         left, taken = self.left_bytes.take(rows), self.taken_bytes.take(rows)
-        return rank_rows(self.request.policy, self.snap, rows, fits, left, taken)
+        return rank_rows(policy, snap, rows, fits, left, taken)
 
 
 class Weighings:
@@ -72,7 +75,7 @@ def _weigh(request: VramRequest, snap: Snapshot, held: Weighing | None) -> Weigh
         changed = np.arange(nodes)
         kept = (np.empty(0, np.int8), np.empty(0, np.int64), np.empty(0, np.int64))
     else:
-        changed = np.flatnonzero(snap.changed_in > held.snap.generation)
+        changed = np.flatnonzero(snap.changed_in > held.generation)
         kept = (held.fresh_codes, held.left_bytes, held.taken_bytes)
     codes, left, taken = (_of_length(array, nodes) for array in kept)
     if len(changed):
@@ -80,7 +83,7 @@ def _weigh(request: VramRequest, snap: Snapshot, held: Weighing | None) -> Weigh
         verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
         codes[changed] = verdicts.codes
         left[changed], taken[changed] = left_and_taken(verdicts)
-    return Weighing(request, snap, codes, left, taken)
+    return Weighing(snap.generation, codes, left, taken)
 
 
 def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:

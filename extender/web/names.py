@@ -23,9 +23,11 @@ _FIRST_BYTES = np.array([(1 << 8 * i) - 1 for i in range(_WORD_BYTES + 1)], "<u8
 _HALF = np.uint64(32)
 #: 2**64 divided by the golden ratio.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-#: Tables, and places in each of them for a known name: one name in fifty meets another in the
-#: first, hardly any in both.
-_TABLES, _SPARSE = 2, 16
+#: Tables, and places in each of them for a known name: one in ten meets another in the first, one
+#: in a thousand in two, and small tables stay in the processor's cache.
+_TABLES, _SPARSE = 3, 4
+#: Names that are sooner copied one by one than picked from all.
+_FEW = 200
 
 #: (words, names), or (names,).
 Words = NDArray[np.uint64]
@@ -71,24 +73,31 @@ class Names:
 
     def texts(self, places: Rows) -> list[str]:
         """The names in these places, as strings."""
-        bounds = zip(self.starts[places].tolist(), self.ends[places].tolist(), strict=True)
-        return [_decode(self.json[start - 1 : end + 1]) for start, end in bounds]
+        return [_decode(quoted) for quoted in self._quoted(places)]
 
-    def only(self, chosen: NDArray[np.bool_]) -> bytes:
-        """The JSON list of those names, in their order."""
+    def _quoted(self, places: Rows) -> list[bytes]:
+        bounds = zip(self.starts[places].tolist(), self.ends[places].tolist(), strict=True)
+        return [self.json[start - 1 : end + 1] for start, end in bounds]
+
+    def only(self, chosen: NDArray[np.bool_]) -> "Names":
+        """Those names, in their order."""
         if chosen.all():
-            return self.json
-        after_bracket = np.frombuffer(self.json, np.uint8, offset=1)
+            return self
         # Each name goes with its quotes and the comma, or bracket, after it.
-        with_quotes = self.ends - self.starts + len('"",')
-        return b"[%b]" % after_bracket[np.repeat(chosen, with_quotes)].tobytes()[:-1]
+        lengths = self.ends - self.starts + len('"",')
+        after_bracket = np.frombuffer(self.json, np.uint8, offset=1)
+        json = b"[%b]" % after_bracket[np.repeat(chosen, lengths)].tobytes()[:-1]
+        kept = lengths[chosen]
+        ends = np.cumsum(kept) - 1
+        return Names(json, ends - kept + len('"",'), ends)
 
     def joined(self, between: bytes, chosen: NDArray[np.bool_]) -> bytes:
         """Those names in their quotes, and this between each two of them."""
-        if b"\\" in self.json:
-            # A quote in a name, and a comma after it, would look like the end of the name.
-            return between.join(map(_encode, self.texts(np.flatnonzero(chosen))))
-        return self.only(chosen)[1:-1].replace(b'","', b'"%b"' % between)
+        places = np.flatnonzero(chosen)
+        if len(places) > _FEW and b"\\" not in self.json:
+            return self.only(chosen).json[1:-1].replace(b'","', b'"%b"' % between)
+        # A quote in a name, and a comma after it, would look like the end of the name.
+        return between.join(self._quoted(places))
 
     def words(self, count: int) -> Words:
         """(count, n) the first words of each name, filled up with zeros."""
@@ -107,9 +116,9 @@ class NodeIndex:
     def __init__(self, snap: Snapshot) -> None:
         self._row_of = snap.row_of
         known = Names.of([node.name for node in snap.nodes])
-        self._lengths = known.ends - known.starts
-        longest = int(self._lengths.max(initial=1))
-        self._words = known.words(-(-longest // _WORD_BYTES))
+        longest = int((known.ends - known.starts).max(initial=0))
+        # One byte more than any has: where it is not zero, as no byte of JSON is, a name is longer.
+        self._words = known.words(longest // _WORD_BYTES + 1)
         self._bits = (_SPARSE * len(known)).bit_length()
         # Of the names that meet in a place of one table, all but one are looked for in the next.
         hashes = _hashes(self._words)
@@ -130,27 +139,28 @@ class NodeIndex:
         """Row of each name, in the order given; -1 where it is not known."""
         if not self._row_of:
             return np.full(len(names), -1, np.int64)
-        words, lengths = names.words(len(self._words)), names.ends - names.starts
+        words = names.words(len(self._words))
         hashes = _hashes(words)
-        rows = self._look_up(0, hashes, words, lengths)
+        rows = self._look_up(0, hashes, words)
         for turn in range(1, _TABLES):
             left = np.flatnonzero(rows < 0)
-            rows[left] = self._look_up(turn, hashes[left], words[:, left], lengths[left])
+            rows[left] = self._look_up(turn, hashes[left], words[:, left])
         left = np.flatnonzero(rows < 0)
         rows[left] = [self._row_of.get(name, -1) for name in names.texts(left)]
         return rows
 
-    def _look_up(self, turn: int, hashes: Words, words: Words, lengths: Rows) -> Rows:
+    def _look_up(self, turn: int, hashes: Words, words: Words) -> Rows:
         """The row that the table has, if it is of the very same name, else -1."""
-        rows = self._tables[turn].take(self._places(hashes, turn))
-        same = self._lengths.take(rows) == lengths
+        rows = self._tables[turn].take(self._places(hashes, turn)).astype(np.int64)
+        same = np.ones(len(rows), bool)
         for known, word in zip(self._words, words, strict=True):
             same &= known.take(rows) == word
-        return np.where(same, rows, -1)
+        rows[~same] = -1
+        return rows
 
     def _places(self, hashes: Words, turn: int) -> Rows:
         shifted = hashes >> np.uint64(turn * self._bits)
-        return (shifted & np.uint64((1 << self._bits) - 1)).astype(np.int64)
+        return (shifted & np.uint64((1 << self._bits) - 1)).view(np.int64)
 
 
 def _hashes(words: Words) -> Words:

@@ -59,6 +59,9 @@ class Verbs:
         self._wall_s = wall_s
         self._weighings = Weighings()
         self._index: NodeIndex | None = None
+        #: What filter answered last: kube-scheduler asks prioritize about these next.
+        self._passed: Names | None = None
+        self._passed_rows = np.empty(0, np.int64)
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -71,9 +74,12 @@ class Verbs:
         self._shown(offered.pod)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
-        codes = self._codes(request, offered.names, snap)
+        rows = self._rows(offered.names, snap)
+        codes = self._codes(request, rows, snap)
         self._record(offered, snap, codes)
-        return wire.encode_filter(offered, codes, SENTENCES)
+        passed = offered.names.only(codes == 0)
+        self._passed, self._passed_rows = passed, rows[codes == 0]
+        return wire.encode_filter(offered, passed, codes, SENTENCES)
 
     def filter_error(self, message: str) -> bytes:
         """kube-scheduler backs off after an Error, and shows it on the pod."""
@@ -83,13 +89,15 @@ class Verbs:
 
     def prioritize(self, body: bytes) -> bytes:
         """Score the nodes that filter let pass; raises ``wire.MalformedBody``."""
-        offered = wire.decode_offer(body)
+        offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
         scores = np.zeros(len(offered.names), np.int64)
         if isinstance(request, VramRequest) and request.asks:
-            known, rows = self._rows(offered.names, snap)
-            ranking = self._weighings.weigh(request, snap).rank(rows, self._monotonic_s())
+            rows = self._rows(offered.names, snap)
+            known = rows >= 0
+            weighing = self._weighings.weigh(request, snap)
+            ranking = weighing.rank(request.policy, snap, rows[known], self._monotonic_s())
             scores[known] = ranking.wire()
         return wire.encode_priorities(offered.names, scores)
 
@@ -126,24 +134,24 @@ class Verbs:
         log.warning("bind_error", message=message)
         return wire.encode_bind(message)
 
-    def _codes(self, request: VramRequest | Unreadable, names: Names, snap: Snapshot) -> Codes:
-        """The code of each node's reason; 0 where the pod fits."""
-        if isinstance(request, Unreadable):
-            return np.full(len(names), CODE_OF[request.reason], np.int8)
-        if not request.asks:
-            return np.zeros(len(names), np.int8)
-        known, rows = self._rows(names, snap)
-        codes = np.full(len(names), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
-        codes[known] = self._weighings.weigh(request, snap).codes(rows, self._monotonic_s())
-        return codes
-
-    def _rows(self, names: Names, snap: Snapshot) -> tuple[Rows, Rows]:
-        """Places in ``names`` of the nodes we know, and their rows in that order."""
+    def _rows(self, names: Names, snap: Snapshot) -> Rows:
+        """Row of each name; -1 where it is not known."""
         if self._index is None or not self._index.serves(snap):
             self._index = NodeIndex(snap)
-        rows = self._index.rows(names)
-        known = np.flatnonzero(rows >= 0)
-        return known, rows[known]
+            self._passed = None
+        return self._passed_rows if names is self._passed else self._index.rows(names)
+
+    def _codes(self, request: VramRequest | Unreadable, rows: Rows, snap: Snapshot) -> Codes:
+        """The code of each node's reason; 0 where the pod fits."""
+        if isinstance(request, Unreadable):
+            return np.full(len(rows), CODE_OF[request.reason], np.int8)
+        if not request.asks:
+            return np.zeros(len(rows), np.int8)
+        known = rows >= 0
+        codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
+        weighing = self._weighings.weigh(request, snap)
+        codes[known] = weighing.codes(snap, rows[known], self._monotonic_s())
+        return codes
 
     def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes) -> None:
         metadata = offered.pod.metadata

@@ -123,12 +123,16 @@ class Offered(msgspec.Struct):
     objects: list[msgspec.Raw] | None
 
 
-def decode_offer(body: bytes) -> Offered:
-    """Read the body of filter or prioritize; raises ``MalformedBody``."""
+def decode_offer(body: bytes, expected: Names | None = None) -> Offered:
+    """Read the body of filter or prioritize; raises ``MalformedBody``.
+
+    The names that are ``expected`` are not read again when they came.
+    """
     args = _decoded(_filter_args, body)
     pod = _whole(args.pod)
     if args.node_names != NULL:
-        names = Names.plain(bytes(args.node_names))
+        json = bytes(args.node_names)
+        names = expected if expected and json == expected.json else Names.plain(json)
         if names is None:
             names = Names.of(_decoded(_named_nodes, body).node_names or ())
         return Offered(pod, names, None)
@@ -178,21 +182,22 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
         raise MalformedBody("body is nested too deeply") from err
 
 
-def encode_filter(offered: Offered, codes: NDArray[np.int8], sentences: Sequence[str]) -> bytes:
-    """Each node offered passes, in the form it came in, or is refused: ``codes`` has 0, or the
-    place of the reason among ``sentences``.
+def encode_filter(
+    offered: Offered, passed: Names, codes: NDArray[np.int8], sentences: Sequence[str]
+) -> bytes:
+    """Each node offered has passed, and goes back in the form it came in, or is refused: ``codes``
+    has 0, or the place of the reason among ``sentences``.
 
     Refused nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
     could only find that no victim is needed, and newer schedulers then retry without end.
     """
-    passes = codes == 0
     result = FilterResult(
         failed_and_unresolvable_nodes=msgspec.Raw(_refusals(offered.names, codes, sentences))
     )
     if offered.objects is None:
-        result.node_names = msgspec.Raw(offered.names.only(passes))
+        result.node_names = msgspec.Raw(passed.json)
     else:
-        result.nodes = {"items": list(compress(offered.objects, passes.tolist()))}
+        result.nodes = {"items": list(compress(offered.objects, (codes == 0).tolist()))}
     return _encoder.encode(result)
 
 
