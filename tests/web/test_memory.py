@@ -1,6 +1,7 @@
 """What the verbs remember of earlier calls changes no answer."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 from hypothesis import settings
@@ -14,9 +15,11 @@ from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
 from extender.web.verbs import Verbs
-from tests.builders import GIB, NOW_S, gpunode, kube_node, promise, shared
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, promise, shared
 from tests.serving import pod
 
+#: So that the reports are of now.
+EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
 NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
 
@@ -42,7 +45,7 @@ class Calls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = ClusterState(Rules(), 1e9, 0.0)
+        self.state = ClusterState(Rules(), 1e9, EPOCH_S)
         self.verbs = verbs_on(self.state)
         self.version = 0
         self.last = list(NAMES)
@@ -84,3 +87,14 @@ class Calls(RuleBasedStateMachine):
 
 TestCalls = Calls.TestCase
 TestCalls.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+def test_rows_that_moved_since_filter_are_looked_up_again() -> None:
+    calls = Calls()
+    for name in ("a", "b", "c"):
+        calls.report(name, 0)
+    calls.filter("1Gi", ["a", "b", "c"])
+    assert calls.last == ["a", "b", "c"]
+    calls.lose("a")  # the last node takes over its row
+    calls.report("c", 20)
+    calls.prioritize_what_passed("1Gi")
