@@ -3,12 +3,16 @@
     python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
 
 Bodies have the shape that kube-scheduler sends with nodeCacheCapable. Every call asks for another
-pod, offers all nodes in another order, and comes after a bind, so that it pays for a new snapshot.
-Server and caller are two processes; the calls go over HTTP on the loopback. *echo* is a route of
-the same server that decodes and encodes the same body with msgspec without looking at it; it is
-called beside each verb, so that the ratio holds on a busy machine too.
+pod, offers all nodes in another order, and comes after a bind, so that it pays for what a new
+snapshot costs. Server and caller are two processes; the calls go over HTTP on the loopback. Beside
+each verb the *echo* is called with the very same body, so that the ratio holds on a busy machine
+too: a route of the same server that decodes the body with msgspec into plain Python values, encodes
+them again and decides nothing. What it sends back is smaller than what prioritize must.
+
+Then the same is done with a stopwatch in the verbs, to show where their time goes.
 """
 
+import functools
 import gc
 import http.client
 import io
@@ -18,6 +22,8 @@ import platform
 import random
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from typing import Annotated, Any
@@ -46,7 +52,10 @@ from extender.cluster.events import GPUNodeSeen, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.rules import Rules
+from extender.placement.weighing import Weighing, Weighings
 from extender.telemetry import Telemetry
+from extender.web import wire
+from extender.web.names import NodeIndex
 from extender.web.serving import JSON, verbs_app
 from extender.web.verbs import Verbs
 
@@ -201,9 +210,56 @@ def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
     )
 
 
-def serve(nodes: int, pipe: Connection) -> None:
+class Stopwatch:
+    """Time spent in parts of a verb, the parts within them not counted."""
+
+    PARTS = (
+        ("decode", wire, "decode_offer"),
+        ("understand the pod", ClusterState, "understand"),
+        ("look up names", NodeIndex, "rows"),
+        ("weigh what changed", Weighings, "weigh"),
+        ("pick the verdicts", Weighing, "codes"),
+        ("rank", Weighing, "rank"),
+        ("journal, log, metrics", Verbs, "_record"),
+        ("encode", wire, "encode_filter"),
+        ("encode", wire, "encode_priorities"),
+        ("filter", Verbs, "filter"),
+        ("prioritize", Verbs, "prioritize"),
+    )
+
+    def __init__(self) -> None:
+        #: Of each call of a verb, by verb: nanoseconds of each part.
+        self.calls: dict[str, list[dict[str, int]]] = {"filter": [], "prioritize": []}
+        self._within = [0]
+        self._parts: dict[str, int] = {}
+
+    def attach(self) -> None:
+        for part, owner, name in self.PARTS:
+            setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any) -> Any:
+            self._within.append(0)
+            began = time.perf_counter_ns()
+            answer = function(*args)
+            took = time.perf_counter_ns() - began
+            self._parts[part] = self._parts.get(part, 0) + took - self._within.pop()
+            self._within[-1] += took
+            if part in self.calls:
+                self.calls[part].append(self._parts)
+                self._parts = {}
+            return answer
+
+        return timed
+
+
+def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
     """The child process: verbs and echo behind one server on a free port of the loopback."""
     quiet()
+    watch = Stopwatch()
+    if stopwatch:
+        watch.attach()
     fleet = Fleet(nodes)
     telemetry = Telemetry(CollectorRegistry())
     app = verbs_app(verbs_of(fleet, telemetry), telemetry, max_body_bytes=64 << 20)
@@ -213,11 +269,16 @@ def serve(nodes: int, pipe: Connection) -> None:
         return Response(msgspec.json.encode(msgspec.json.decode(body)), media_type=JSON)
 
     async def bind_one(_: Request) -> Response:
+        began = time.perf_counter_ns()
         fleet.bind_one()
-        return Response()
+        return Response(str(time.perf_counter_ns() - began))
+
+    async def parts(_: Request) -> Response:
+        return Response(msgspec.json.encode(watch.calls))
 
     app.router.add_route("/echo", echo, methods=["POST"])
     app.router.add_route("/bind-one", bind_one, methods=["POST"])
+    app.router.add_route("/parts", parts, methods=["POST"])
     gc.collect()
     gc.freeze()
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -226,42 +287,73 @@ def serve(nodes: int, pipe: Connection) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def measure(nodes: int, calls: int) -> dict[str, list[int]]:
-    """Nanoseconds of each call over HTTP, by what was called."""
-    took: dict[str, list[int]] = {"echo": [], "filter": [], "prioritize": []}
+class Caller:
+    """kube-scheduler's side: one connection, as Go keeps it open."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._connection.connect()
+        # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
+        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post(self, what: str, body: bytes = b"") -> tuple[bytes, int]:
+        """The answer, and the nanoseconds that it took."""
+        began = time.perf_counter_ns()
+        self._connection.request("POST", f"/{what}", body, {"Content-Type": JSON})
+        answer = self._connection.getresponse().read()
+        return answer, time.perf_counter_ns() - began
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass
+class Measured:
+    """Nanoseconds of each call; the i-th echo had the body of the i-th call of the verb."""
+
+    verbs: dict[str, list[int]]
+    echoes: dict[str, list[int]]
+    #: What the server spends on a report and the snapshot after it.
+    reports: list[int]
+    #: By verb; empty without a stopwatch.
+    parts: dict[str, list[dict[str, int]]]
+
+
+def measure(nodes: int, calls: int, stopwatch: bool = False) -> Measured:
+    found = Measured({"filter": [], "prioritize": []}, {"filter": [], "prioritize": []}, [], {})
     ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=serve, args=(nodes, theirs))
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=serve, args=(nodes, stopwatch, theirs))
     child.start()
     try:
         bodies = Bodies(nodes)
-        connection = http.client.HTTPConnection("127.0.0.1", ours.recv(), timeout=30)
+        caller = Caller(ours.recv())
 
-        def post(what: str, body: bytes) -> bytes:
-            began = time.perf_counter_ns()
-            connection.request("POST", f"/{what}", body, {"Content-Type": JSON})
-            answer = connection.getresponse().read()
-            took.setdefault(what, []).append(time.perf_counter_ns() - began)
+        def call(verb: str, body: bytes) -> bytes:
+            found.echoes[verb].append(caller.post("echo", body)[1])
+            answer, took = caller.post(verb, body)
+            found.verbs[verb].append(took)
             return answer
 
-        connection.connect()
-        # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for i in range(calls + WARM_UP):
-            if i == WARM_UP:
-                for figures in took.values():
-                    figures.clear()
-            post("bind-one", b"")
+        for _ in range(calls + WARM_UP):
+            found.reports.append(int(caller.post("bind-one")[0]))
             body = bodies.another()
-            post("echo", body)
-            passed = msgspec.json.decode(post("filter", body))["NodeNames"]
-            asked = {**msgspec.json.decode(body), "NodeNames": passed}
-            post("prioritize", msgspec.json.encode(asked))
-        connection.close()
+            passed = msgspec.json.decode(call("filter", body))["NodeNames"]
+            call(
+                "prioritize",
+                msgspec.json.encode({**msgspec.json.decode(body), "NodeNames": passed}),
+            )
+        if stopwatch:
+            found.parts = msgspec.json.decode(caller.post("parts")[0])
+        caller.close()
     finally:
         child.terminate()
         child.join()
-    del took["bind-one"]
-    return took
+    for kept in (found.verbs, found.echoes, found.parts):
+        for series in kept.values():
+            del series[:WARM_UP]
+    del found.reports[:WARM_UP]
+    return found
 
 
 def quiet() -> None:
@@ -283,20 +375,44 @@ def machine() -> str:
     )
 
 
+def show(nodes: int, found: Measured) -> None:
+    for verb, took in found.verbs.items():
+        echoed = np.percentile(found.echoes[verb], [50, 99])
+        p50, p99 = np.percentile(took, [50, 99])
+        of_echo = f"{echoed[0] / 1e6:>10.3f}{echoed[1] / 1e6:>9.3f}"
+        ratios = f"{p50 / echoed[0]:>11.2f}{p99 / echoed[1]:>7.2f}"
+        typer.echo(f"{nodes:>6}  {verb:<11}{p50 / 1e6:>9.3f}{p99 / 1e6:>9.3f}{of_echo}{ratios}")
+
+
+def show_parts(nodes: int, found: Measured) -> None:
+    typer.echo(f"\nWhere the time goes at {nodes} nodes, p50 in ms, with a stopwatch in the verbs:")
+    for verb, calls in found.parts.items():
+        typer.echo(f"  {verb}")
+        within = 0.0
+        for part in dict.fromkeys(part for call in calls for part in call):
+            p50 = float(np.median([call.get(part, 0) for call in calls]))
+            within += p50
+            label = "the verb itself" if part == verb else part
+            typer.echo(f"    {label:<40}{p50 / 1e6:>8.3f}")
+        rest = float(np.median(found.verbs[verb])) - within
+        typer.echo(f"    {'HTTP: both ends and the loopback':<40}{rest / 1e6:>8.3f}")
+    p50, p99 = np.percentile(found.reports, [50, 99]) / 1e6
+    typer.echo(f"  a report, and the snapshot after it: p50 {p50:.3f}, p99 {p99:.3f}")
+
+
 def main(
     calls: Annotated[int, typer.Option(help="Calls of each verb that are counted.")] = 300,
     nodes: Annotated[list[int] | None, typer.Option(help="Sizes of the fleet.")] = None,
 ) -> None:
-    """Print p50, p99 and their ratio to the echo's p50."""
+    """Print p50 and p99, their ratios to the echo's, and where the time goes."""
+    sizes = nodes or [100, 1_000, 5_000]
     typer.echo(machine())
-    typer.echo(f"{'nodes':>6}  {'verb':<11}{'p50 ms':>9}{'p99 ms':>9}{'ratio p50':>11}{'p99':>7}")
-    for size in nodes or [100, 1_000, 5_000]:
-        took = measure(size, calls)
-        base = np.percentile(took["echo"], [50, 99])
-        for verb, figures in took.items():
-            p50, p99 = np.percentile(figures, [50, 99])
-            ratios = f"{p50 / base[0]:>11.2f}{p99 / base[1]:>7.2f}"
-            typer.echo(f"{size:>6}  {verb:<11}{p50 / 1e6:>9.3f}{p99 / 1e6:>9.3f}{ratios}")
+    typer.echo(
+        f"{'':>19}{'p50 ms':>9}{'p99 ms':>9}{'echo p50':>10}{'p99':>9}{'ratio p50':>11}{'p99':>7}"
+    )
+    for size in sizes:
+        show(size, measure(size, calls))
+    show_parts(sizes[-1], measure(sizes[-1], calls, stopwatch=True))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whether a pod can be placed on each node: on every device that it could end on, or not at all."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,28 +69,18 @@ class Verdicts:
         return REASONS[int(self.codes[i])]
 
 
-def fit(
-    request: VramRequest,
-    snap: Snapshot,
-    rows: Rows,
-    now_s: float,
-    earlier: Verdicts | None = None,
-) -> Verdicts:
+def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
     """Say, for each node, whether the request can be placed there.
 
     ``rows`` index the snapshot, int64 (n,), all known; the answer keeps their order.
     ``now_s`` is the receiver's monotonic clock: a stale node never fits, silence is not memory.
     A pod that asks for no GPU fits everywhere. Raises nothing: not fitting is an answer.
-    What ``earlier`` weighed is taken over when it was the same request on the same snapshot.
     """
     if not request.asks:
         return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), ())
     codes = snap.node_reason[rows].astype(np.int8)
     codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
-    if earlier is not None and earlier.snap is snap and earlier.request == request:
-        asks = tuple(replace(verdict, rows=rows) for verdict in earlier.asks)
-    else:
-        asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
+    asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)
     return Verdicts(request, snap, rows, codes, asks)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.gpunode import MAX_DEVICE_BYTES
+from extender.placement.candidates import Mask
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import Snapshot
+from extender.placement.snapshot import Rows, Snapshot
 
 Scores = NDArray[np.float64]
 
@@ -35,38 +36,51 @@ class Ranking:
     #: Place of the best node among those asked about; None when none fits, or any would do.
     winner: int | None
 
-    def wire(self) -> list[int]:
+    def wire(self) -> NDArray[np.int64]:
         """0..10 for kube-scheduler: 10 for the winner, at most 9 for everybody else.
 
         Not stretched between the worst and the best: that makes near-equal nodes ties, and
         kube-scheduler breaks ties at random.
         """
-        scores = np.floor(self.scores * (MAX_WIRE_SCORE - 1)).astype(int).tolist()
+        scores = np.floor(self.scores * (MAX_WIRE_SCORE - 1)).astype(np.int64)
         if self.winner is not None:
             scores[self.winner] = MAX_WIRE_SCORE
-        return scores  # type: ignore[no-any-return]
+        return scores
 
 
 def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
     """Rank the nodes that fit; the others score 0."""
-    fits = verdicts.fits
-    if not request.asks or not fits.any():
-        return Ranking(np.zeros(len(fits)), {}, None)
-    rows = verdicts.rows
-    device_left, taken = (np.where(fits, term, 0) for term in _left_on_device(verdicts))
-    node_left = np.maximum(snap.node_headroom_bytes[rows] - taken, 0)
+    if not request.asks:
+        return Ranking(np.zeros(len(verdicts.rows)), {}, None)
+    left, taken = left_and_taken(verdicts)
+    return rank_rows(request.policy, snap, verdicts.rows, verdicts.fits, left, taken)
+
+
+def rank_rows(
+    policy: ScoringPolicy,
+    snap: Snapshot,
+    rows: Rows,
+    fits: Mask,
+    left_bytes: Rows,
+    taken_bytes: Rows,
+) -> Ranking:
+    """The same, from what ``left_and_taken`` says about each of the rows."""
+    if not fits.any():
+        return Ranking(np.zeros(len(rows)), {}, None)
+    device_left, taken = np.where(fits, left_bytes, 0), np.where(fits, taken_bytes, 0)
+    node_left = np.maximum(snap.node_headroom_bytes.take(rows) - taken, 0)
     terms = {
         "device_full": 1 - device_left / snap.largest_device_bytes,
         "node_full": 1 - node_left / snap.largest_node_bytes,
     }
-    if request.policy is ScoringPolicy.SPREAD:
+    if policy is ScoringPolicy.SPREAD:
         terms = {"device_empty": 1 - terms["device_full"], "node_empty": 1 - terms["node_full"]}
         device_left, node_left = -device_left, -node_left
     terms = {name: np.where(fits, np.clip(term, 0, 1), 0.0) for name, term in terms.items()}
     one, other = terms.values()
     scores = (one + other) / 2
     return Ranking(
-        scores, terms, _first(~fits, -scores, node_left, device_left, snap.name_rank[rows])
+        scores, terms, _first(~fits, -scores, node_left, device_left, snap.name_rank.take(rows))
     )
 
 
@@ -79,7 +93,7 @@ def _first(*keys: NDArray[Any]) -> int:
     return int(left[0])
 
 
-def _left_on_device(verdicts: Verdicts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def left_and_taken(verdicts: Verdicts) -> tuple[Rows, Rows]:
     """(n,) bytes left on the emptiest device that each ask could end on, and (n,) bytes taken."""
     left = np.zeros(len(verdicts.rows), np.int64)
     taken = np.zeros(len(verdicts.rows), np.int64)

@@ -6,7 +6,7 @@ Every array is read-only; a slot that a node does not have holds -1. Made by
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import repeat
 
 import numpy as np
@@ -82,11 +82,30 @@ class Snapshot:
     fresh_until_s: NDArray[np.float64]
     #: (rows,) place of the node's name in the order of names: the last tie-break.
     name_rank: Int2D
+    #: (rows,) generation of the first snapshot that has the node as it is.
+    changed_in: Rows
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
     node_headroom_bytes: Rows
     #: The most that any device, and all devices of any node, can be promised; never 0.
     largest_device_bytes: int
     largest_node_bytes: int
+
+    def part(self, rows: Rows) -> "Snapshot":
+        """Some of the nodes, in this order; what is the largest remains that of all."""
+        nodes = tuple(self.nodes[row] for row in rows.tolist())
+        # Not take(): it copies the whole of an array that lies slot by slot.
+        columns = {f.name: getattr(self.columns, f.name)[rows] for f in fields(Columns)}
+        return replace(
+            self,
+            row_of={node.name: row for row, node in enumerate(nodes)},
+            nodes=nodes,
+            columns=Columns(**columns),
+            node_reason=self.node_reason[rows],
+            fresh_until_s=self.fresh_until_s[rows],
+            name_rank=self.name_rank[rows],
+            changed_in=self.changed_in[rows],
+            node_headroom_bytes=self.node_headroom_bytes[rows],
+        )
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Row of each name, in the order given; -1 where it is not known."""

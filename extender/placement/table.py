@@ -21,8 +21,8 @@ _COLUMNS = tuple(
 class Table:
     """Nodes by name, each with its row of columns.
 
-    Replacing a node costs that row; a snapshot costs one copy of the arrays, and nothing when
-    nothing changed since the last one.
+    Replacing a node costs that row; a snapshot costs one copy of each column in which a figure
+    changed since the last one, and nothing when nothing changed.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,9 @@ class Table:
         self._row_of: dict[str, int] = {}
         self._resources: dict[str, int] = {}
         self._columns = _absent(0, 0)
-        self._node_reason = np.empty(0, np.int32)
-        self._fresh_until_s = np.empty(0, np.float64)
+        self._per_node = _absent_nodes(0)
+        #: Columns as they were handed out last; those in which a figure changed since are gone.
+        self._handed_out: dict[str, NDArray[Any]] = {}
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
@@ -50,9 +51,7 @@ class Table:
             self._row_of[node.name] = row
         self._nodes[row] = node
         self._make_room(len(self._nodes), len(node.devices))
-        self._node_reason[row] = CODE_OF[node.reason]
-        self._fresh_until_s[row] = node.fresh_until_s
-        self._write_row(row, node.devices)
+        self._write_row(row, node)
         self._latest = None
 
     def get(self, name: str) -> NodeTerms | None:
@@ -83,24 +82,30 @@ class Table:
                 self._name_rank = _ranks([node.name for node in self._nodes])
                 self._members_changed = False
             self._generation += 1
-            headroom = np.maximum(self._columns["headroom_bytes"][:rows], 0).sum(axis=1)
-            allocatable = np.maximum(self._columns["allocatable_bytes"][:rows], 0)
+            of_node = {name: array[:rows] for name, array in self._per_node.items()}
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
-                columns=Columns(
-                    **{name: _frozen(self._columns[name][:rows]) for name, _ in _COLUMNS}
-                ),
-                node_reason=_frozen(self._node_reason[:rows]),
-                fresh_until_s=_frozen(self._fresh_until_s[:rows]),
+                columns=Columns(**{name: self._column(name, rows) for name, _ in _COLUMNS}),
+                node_reason=_frozen(of_node["reason"]),
+                fresh_until_s=_frozen(of_node["fresh_until_s"]),
                 name_rank=self._name_rank,
-                node_headroom_bytes=_frozen(headroom),
-                largest_device_bytes=max(1, int(allocatable.max(initial=0))),
-                largest_node_bytes=max(1, int(allocatable.sum(axis=1).max(initial=0))),
+                changed_in=_frozen(of_node["changed_in"]),
+                node_headroom_bytes=_frozen(of_node["headroom_bytes"]),
+                largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
+                largest_node_bytes=max(1, int(of_node["allocatable_bytes"].max(initial=0))),
             )
         return self._latest
+
+    def _column(self, name: str, rows: int) -> NDArray[Any]:
+        """The column for a snapshot: the one handed out last as long as it is the same."""
+        held = self._handed_out.get(name)
+        now = self._columns[name]
+        if held is None or held.shape != (rows, now.shape[1]):
+            held = self._handed_out[name] = _frozen(now[:rows])
+        return held
 
     def _make_room(self, rows: int, slots: int) -> None:
         old_rows, old_slots = self._columns["resource"].shape
@@ -111,15 +116,31 @@ class Table:
         for name, _ in _COLUMNS:
             larger[name][:old_rows, :old_slots] = self._columns[name]
         self._columns = larger
-        self._node_reason = np.resize(self._node_reason, new_rows)
-        self._fresh_until_s = np.resize(self._fresh_until_s, new_rows)
+        nodes = _absent_nodes(new_rows)
+        for name, array in self._per_node.items():
+            nodes[name][:old_rows] = array
+        self._per_node = nodes
 
-    def _write_row(self, row: int, devices: Sequence[DeviceTerms]) -> None:
-        for name, _ in _COLUMNS:
-            self._columns[name][row, :] = -1
-        for slot, terms in enumerate(devices):
-            for name, value in self._values(terms).items():
-                self._columns[name][row, slot] = value
+    def _write_row(self, row: int, node: NodeTerms) -> None:
+        values = [self._values(terms) for terms in node.devices]
+        for name, dtype in _COLUMNS:
+            column = self._columns[name]
+            new = np.full(column.shape[1], -1, dtype)
+            new[: len(values)] = [value[name] for value in values]
+            if (column[row] != new).any():
+                column[row] = new
+                self._handed_out.pop(name, None)
+        allocatable = [max(value["allocatable_bytes"], 0) for value in values]
+        per_node = {
+            "reason": CODE_OF[node.reason],
+            "fresh_until_s": node.fresh_until_s,
+            "changed_in": self._generation + 1,
+            "headroom_bytes": sum(max(value["headroom_bytes"], 0) for value in values),
+            "allocatable_bytes": sum(allocatable),
+            "largest_device_bytes": max(allocatable, default=0),
+        }
+        for name, figure in per_node.items():
+            self._per_node[name][row] = figure
 
     def _values(self, terms: DeviceTerms) -> dict[str, int]:
         device = terms.device
@@ -157,6 +178,17 @@ def build(nodes: Iterable[NodeTerms]) -> Snapshot:
 def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
     # Slot by slot in memory: what is asked of a node's slots is then asked of all nodes at once.
     return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
+
+
+def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
+    return {
+        "reason": np.zeros(rows, np.int32),
+        "fresh_until_s": np.zeros(rows, np.float64),
+        "changed_in": np.zeros(rows, np.int64),
+        "headroom_bytes": np.zeros(rows, np.int64),
+        "allocatable_bytes": np.zeros(rows, np.int64),
+        "largest_device_bytes": np.zeros(rows, np.int64),
+    }
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:

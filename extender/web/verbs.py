@@ -5,7 +5,6 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -16,12 +15,13 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
-from extender.placement.fit import Verdicts, fit
+from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
-from extender.placement.score import rank
-from extender.placement.snapshot import REASONS, Snapshot
+from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
+from extender.placement.weighing import Weighings
 from extender.telemetry import Telemetry
 from extender.web import wire
+from extender.web.names import Names, NodeIndex
 
 log = structlog.get_logger()
 
@@ -57,7 +57,11 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
-        self._last_verdicts: Verdicts | None = None
+        self._weighings = Weighings()
+        self._index: NodeIndex | None = None
+        #: What filter answered last: kube-scheduler asks prioritize about these next.
+        self._passed: Names | None = None
+        self._passed_rows = np.empty(0, np.int64)
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -70,11 +74,12 @@ class Verbs:
         self._shown(offered.pod)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
-        refused = self._refusals(request, offered.names, snap)
-        self._record(offered, snap, refused)
-        return wire.encode_filter(
-            offered, {name: reason.sentence for name, reason in refused.items()}
-        )
+        rows = self._rows(offered.names, snap)
+        codes = self._codes(request, rows, snap)
+        self._record(offered, snap, codes)
+        passed = offered.names.only(codes == 0)
+        self._passed, self._passed_rows = passed, rows[codes == 0]
+        return wire.encode_filter(offered, passed, codes, SENTENCES)
 
     def filter_error(self, message: str) -> bytes:
         """kube-scheduler backs off after an Error, and shows it on the pod."""
@@ -84,13 +89,16 @@ class Verbs:
 
     def prioritize(self, body: bytes) -> bytes:
         """Score the nodes that filter let pass; raises ``wire.MalformedBody``."""
-        offered = wire.decode_offer(body)
+        offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
         request = self._cluster.understand(offered.pod)
         scores = np.zeros(len(offered.names), np.int64)
         if isinstance(request, VramRequest) and request.asks:
-            known, verdicts = self._fit(request, offered.names, snap)
-            scores[known] = rank(request, snap, verdicts).wire()
+            rows = self._rows(offered.names, snap)
+            known = rows >= 0
+            weighing = self._weighings.weigh(request, snap)
+            ranking = weighing.rank(request.policy, snap, rows[known], self._monotonic_s())
+            scores[known] = ranking.wire()
         return wire.encode_priorities(offered.names, scores)
 
     def preempt(self, body: bytes) -> bytes:
@@ -126,42 +134,36 @@ class Verbs:
         log.warning("bind_error", message=message)
         return wire.encode_bind(message)
 
-    def _refusals(
-        self, request: VramRequest | Unreadable, names: list[str], snap: Snapshot
-    ) -> dict[str, Reason]:
-        """Name -> reason, for those that cannot take it."""
+    def _rows(self, names: Names, snap: Snapshot) -> Rows:
+        """Row of each name; -1 where it is not known."""
+        if self._index is None or not self._index.serves(snap):
+            self._index = NodeIndex(snap)
+            self._passed = None
+        return self._passed_rows if names is self._passed else self._index.rows(names)
+
+    def _codes(self, request: VramRequest | Unreadable, rows: Rows, snap: Snapshot) -> Codes:
+        """The code of each node's reason; 0 where the pod fits."""
         if isinstance(request, Unreadable):
-            return dict.fromkeys(names, request.reason)
+            return np.full(len(rows), CODE_OF[request.reason], np.int8)
         if not request.asks:
-            return {}
-        known, verdicts = self._fit(request, names, snap)
-        codes = np.full(len(names), REASONS.index(Reason.UNKNOWN_NODE), np.int8)
-        codes[known] = verdicts.codes
-        refused = np.flatnonzero(codes)
-        reasons = map(REASONS.__getitem__, codes[refused].tolist())
-        return {names[i]: r for i, r in zip(refused.tolist(), reasons, strict=True) if r}
+            return np.zeros(len(rows), np.int8)
+        known = rows >= 0
+        codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
+        weighing = self._weighings.weigh(request, snap)
+        codes[known] = weighing.codes(snap, rows[known], self._monotonic_s())
+        return codes
 
-    def _fit(
-        self, request: VramRequest, names: list[str], snap: Snapshot
-    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], Verdicts]:
-        """Places in ``names`` of the nodes we know, and their verdicts in that order."""
-        rows = snap.rows(names)
-        known = np.flatnonzero(rows >= 0)
-        # Prioritize asks about the pod that filter just asked about, mostly on the same snapshot.
-        verdicts = fit(request, snap, rows[known], self._monotonic_s(), self._last_verdicts)
-        self._last_verdicts = verdicts
-        return known, verdicts
-
-    def _record(self, offered: wire.Offered, snap: Snapshot, refused: dict[str, Reason]) -> None:
+    def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes) -> None:
         metadata = offered.pod.metadata
-        counts = Counter(refused.values())
+        nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
+        counts = {r: n for r, n in zip(REASONS, nodes_by_code, strict=True) if r and n}
         decision = Decision(
             pod=offered.pod,
             decision_id=f"{metadata.uid}.{metadata.resource_version}",
             at_s=self._wall_s(),
             generation=snap.generation,
             offered=len(offered.names),
-            fits=len(offered.names) - len(refused),
+            fits=nodes_by_code[0],
             refused=counts,
         )
         self._journal.record(decision)

@@ -5,7 +5,8 @@ Kubernetes' usual ones. With nodeCacheCapable the nodes are names; without it th
 objects, which go back as the very bytes that came.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.kube import Pod
+from extender.web.names import Names
 
 
 class MalformedBody(ValueError):
@@ -23,11 +25,20 @@ class NodeList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
+NULL = msgspec.Raw(b"null")
+
+
 class FilterArgs(msgspec.Struct, rename="pascal"):
     """Of filter and prioritize alike."""
 
     pod: Pod | None = None
     nodes: NodeList | None = None
+    node_names: msgspec.Raw = NULL
+
+
+class NamedNodes(msgspec.Struct, rename="pascal"):
+    """The names of the same, where they have to be read one by one."""
+
     node_names: list[str] | None = None
 
 
@@ -71,9 +82,10 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
 
 class FilterResult(msgspec.Struct, rename="pascal"):
     nodes: dict[str, list[msgspec.Raw]] | None = None
-    node_names: list[str] | None = None
-    failed_nodes: Mapping[str, str] = {}
-    failed_and_unresolvable_nodes: Mapping[str, str] = {}
+    node_names: msgspec.Raw = NULL
+    failed_nodes: dict[str, str] = {}
+    #: Node -> sentence.
+    failed_and_unresolvable_nodes: msgspec.Raw = msgspec.Raw(b"{}")
     error: str = ""
 
 
@@ -95,6 +107,7 @@ class _NamedNode(msgspec.Struct):
 
 T = TypeVar("T")
 _filter_args = msgspec.json.Decoder(FilterArgs)
+_named_nodes = msgspec.json.Decoder(NamedNodes)
 _bind_args = msgspec.json.Decoder(BindArgs)
 _preempt_args = msgspec.json.Decoder(PreemptArgs)
 _named_node = msgspec.json.Decoder(_NamedNode)
@@ -105,21 +118,28 @@ class Offered(msgspec.Struct):
     """The pod and the nodes of a filter or prioritize call."""
 
     pod: Pod
-    names: list[str]
+    names: Names
     #: Whole nodes in the order of ``names``, where they were sent; they go back as they came.
     objects: list[msgspec.Raw] | None
 
 
-def decode_offer(body: bytes) -> Offered:
-    """Read the body of filter or prioritize; raises ``MalformedBody``."""
+def decode_offer(body: bytes, expected: Names | None = None) -> Offered:
+    """Read the body of filter or prioritize; raises ``MalformedBody``.
+
+    The names that are ``expected`` are not read again when they came.
+    """
     args = _decoded(_filter_args, body)
     pod = _whole(args.pod)
-    if args.node_names is not None:
-        return Offered(pod, args.node_names, None)
+    if args.node_names != NULL:
+        json = bytes(args.node_names)
+        names = expected if expected and json == expected.json else Names.plain(json)
+        if names is None:
+            names = Names.of(_decoded(_named_nodes, body).node_names or ())
+        return Offered(pod, names, None)
     if args.nodes is None or args.nodes.items is None:
         raise MalformedBody('neither NodeNames nor Nodes.items is given, as in "NodeNames":["n1"]')
-    names = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
-    return Offered(pod, names, args.nodes.items)
+    found = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
+    return Offered(pod, Names.of(found), args.nodes.items)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -162,42 +182,57 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
         raise MalformedBody("body is nested too deeply") from err
 
 
-def encode_filter(offered: Offered, refused: Mapping[str, str]) -> bytes:
-    """Everybody offered passes except ``refused`` (name -> sentence), in the form they came in.
+def encode_filter(
+    offered: Offered, passed: Names, codes: NDArray[np.int8], sentences: Sequence[str]
+) -> bytes:
+    """Each node offered has passed, and goes back in the form it came in, or is refused: ``codes``
+    has 0, or the place of the reason among ``sentences``.
 
     Refused nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
     could only find that no victim is needed, and newer schedulers then retry without end.
     """
-    if offered.objects is None:
-        names = [name for name in offered.names if name not in refused]
-        return _encoder.encode(
-            FilterResult(node_names=names, failed_and_unresolvable_nodes=refused)
-        )
-    pairs = zip(offered.names, offered.objects, strict=True)
-    items = [item for name, item in pairs if name not in refused]
-    return _encoder.encode(
-        FilterResult(nodes={"items": items}, failed_and_unresolvable_nodes=refused)
+    result = FilterResult(
+        failed_and_unresolvable_nodes=msgspec.Raw(_refusals(offered.names, codes, sentences))
     )
+    if offered.objects is None:
+        result.node_names = msgspec.Raw(passed.json)
+    else:
+        result.nodes = {"items": list(compress(offered.objects, (codes == 0).tolist()))}
+    return _encoder.encode(result)
+
+
+def _refusals(names: Names, codes: NDArray[np.int8], sentences: Sequence[str]) -> bytes:
+    """{name: sentence} of the refused nodes."""
+    groups: list[bytes] = []
+    for code in np.flatnonzero(np.bincount(codes)).tolist():
+        if code:
+            sentence = b":%b" % _encoder.encode(sentences[code])
+            groups.append(names.joined(b"%b," % sentence, codes == code) + sentence)
+    return b"{%b}" % b",".join(groups)
 
 
 def encode_filter_error(message: str) -> bytes:
     return _encoder.encode(FilterResult(error=printable(message)))
 
 
-def encode_priorities(names: Sequence[str], scores: NDArray[np.int64]) -> bytes:
-    """A list of {Host, Score}, by score: kube-scheduler does not mind the order.
+def encode_priorities(names: Names, scores: NDArray[np.int64]) -> bytes:
+    """A list of {Host, Score}.
 
-    Building a value for each of 5,000 nodes would take longer than scoring them. So the names of
-    one score are encoded as a list, and what stands between two names is replaced; a quote inside
-    a name is escaped, so no name can look like that.
+    Building a value for each of 5,000 nodes would take longer than scoring them. So what they have
+    in common is put between the names, and the scores, two digits wide, are written into it.
     """
-    groups: list[bytes] = []
-    for score in np.unique(scores).tolist():
-        places = np.flatnonzero(scores == score).tolist()
-        quoted = _encoder.encode([names[i] for i in places])[1:-1]
-        between = b'","Score":%d},{"Host":"' % score
-        groups.append(b'{"Host":%b,"Score":%d}' % (quoted.replace(b'","', between), score))
-    return b"[%b]" % b",".join(groups)
+    if not len(names):
+        return b"[]"
+    before, after = b'{"Host":', b',"Score": 0}'
+    between = b"%b,%b" % (after, before)
+    hosts = names.joined(between, np.ones(len(names), bool))
+    body = np.frombuffer(bytearray().join((b"[", before, hosts, after, b"]")), np.uint8)
+    # The quote at the end of each name lies as much further on as was put in before it.
+    grown = len(before) + np.arange(len(names)) * (len(between) - len(b","))
+    digits = names.ends + grown + len(after) - len(b"}")
+    body[digits] += (scores % 10).astype(np.uint8)
+    body[digits[scores >= 10] - 1] = ord("1")
+    return body.tobytes()
 
 
 def encode_bind(message: str) -> bytes:

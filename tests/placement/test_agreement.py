@@ -149,11 +149,11 @@ def test_one_node_wins_whatever_the_order(
     what = request(pod(None, annotations={VRAM: vram, POLICY: policy}))
     snap, verdicts = judged(what, *nodes)
     names = [node.name for node in nodes]
-    before = dict(zip(names, rank(what, snap, verdicts).wire(), strict=True))
+    before = dict(zip(names, rank(what, snap, verdicts).wire().tolist(), strict=True))
     random.shuffle(names)  # type: ignore[attr-defined]
     shuffled = build([next(n for n in nodes if n.name == name) for name in names])
     again = rank(what, shuffled, fit(what, shuffled, shuffled.rows(names), NOW_S))
-    assert dict(zip(names, again.wire(), strict=True)) == before
+    assert dict(zip(names, again.wire().tolist(), strict=True)) == before
     winners = [name for name, score in before.items() if score == 10]
     assert len(winners) == bool(verdicts.fits.any())
     assert all(0 <= score <= 9 for name, score in before.items() if name not in winners)

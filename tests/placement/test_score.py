@@ -38,20 +38,21 @@ def test_spreading_takes_the_emptiest() -> None:
 
 
 def test_what_does_not_fit_scores_nothing() -> None:
-    assert ranked(pod("8Gi"), holding("empty", 0), holding("full", 20)).wire() == [10, 0]
+    assert ranked(pod("8Gi"), holding("empty", 0), holding("full", 20)).wire().tolist() == [10, 0]
     nobody = ranked(pod("8Gi"), holding("full", 20))
-    assert (nobody.winner, nobody.wire()) == (None, [0])
+    assert (nobody.winner, nobody.wire().tolist()) == (None, [0])
 
 
 def test_equal_nodes_are_settled_by_name() -> None:
     names = ["c", "a", "b"]
-    scores = ranked(pod("8Gi"), *(holding(name, 8) for name in names)).wire()
+    scores = ranked(pod("8Gi"), *(holding(name, 8) for name in names)).wire().tolist()
     assert scores.index(10) == 1
     assert max(scores[0], scores[2]) <= 9
 
 
 def test_even_among_perfect_fits_only_one_gets_the_most() -> None:
-    assert ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab")).wire() == [10, 9]
+    scores = ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab")).wire()
+    assert scores.tolist() == [10, 9]
 
 
 def test_a_byte_decides_between_nodes_of_equal_score() -> None:
@@ -80,7 +81,7 @@ def test_the_score_is_the_mean_of_its_named_terms() -> None:
 
 def test_where_no_gpu_is_asked_for_nobody_wins() -> None:
     found = ranked(pod(None, container(gpus=0)), holding("a", 0), holding("b", 0))
-    assert (found.winner, found.wire()) == (None, [0, 0])
+    assert (found.winner, found.wire().tolist()) == (None, [0, 0])
 
 
 @pytest.mark.parametrize("gpus", [1, 1 << 16])

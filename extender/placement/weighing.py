@@ -1,0 +1,94 @@
+"""What each kind of request means for every node, kept until the node changes.
+
+Pods come in few kinds, and between two calls few nodes change: only those are weighed again. What
+is kept equals what ``fit`` says about the whole snapshot, node by node.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.annotations import ScoringPolicy
+from contract.reasons import Reason
+from extender.placement.fit import Codes, fit
+from extender.placement.request import Ask, VramRequest
+from extender.placement.score import Ranking, left_and_taken, rank_rows
+from extender.placement.snapshot import CODE_OF, Rows, Snapshot
+
+NEVER_STALE_S = float("-inf")
+#: All that ``fit`` looks at in a request.
+_Kind = tuple[tuple[Ask, ...], int | None, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighing:
+    """One kind of request on one snapshot; arrays are over the rows of the snapshot.
+
+    It does not keep the snapshot itself in memory, so that is an argument.
+    """
+
+    generation: int
+    #: Code of the first reason, if all reports were fresh.
+    fresh_codes: Codes
+    #: As ``score.left_and_taken`` says.
+    left_bytes: Rows
+    taken_bytes: Rows
+
+    def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
+        """What ``fit`` says about these rows."""
+        codes = self.fresh_codes.take(rows)
+        stale = snap.fresh_until_s.take(rows) < now_s
+        codes[stale & (snap.node_reason.take(rows) == 0)] = CODE_OF[Reason.STALE_REPORT]
+        return codes
+
+    def rank(self, policy: ScoringPolicy, snap: Snapshot, rows: Rows, now_s: float) -> Ranking:
+        """What ``score.rank`` says about these rows."""
+        fits = self.codes(snap, rows, now_s) == 0
+        left, taken = self.left_bytes.take(rows), self.taken_bytes.take(rows)
+        return rank_rows(policy, snap, rows, fits, left, taken)
+
+
+class Weighings:
+    """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._capacity = capacity
+        self._held: OrderedDict[_Kind, Weighing] = OrderedDict()
+
+    def weigh(self, request: VramRequest, snap: Snapshot) -> Weighing:
+        """Weigh a request that asks for something on every node of the snapshot."""
+        kind = (request.asks, request.max_sm_ppm, request.processes)
+        held = self._held.pop(kind, None)
+        weighing = _weigh(request, snap, held)
+        self._held[kind] = weighing
+        if len(self._held) > self._capacity:
+            self._held.popitem(last=False)
+        return weighing
+
+
+def _weigh(request: VramRequest, snap: Snapshot, held: Weighing | None) -> Weighing:
+    nodes = len(snap.nodes)
+    if held is None:
+        changed = np.arange(nodes)
+        kept = (np.empty(0, np.int8), np.empty(0, np.int64), np.empty(0, np.int64))
+    else:
+        changed = np.flatnonzero(snap.changed_in > held.generation)
+        kept = (held.fresh_codes, held.left_bytes, held.taken_bytes)
+    codes, left, taken = (_of_length(array, nodes) for array in kept)
+    if len(changed):
+        part = snap if len(changed) == nodes else snap.part(changed)
+        verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
+        codes[changed] = verdicts.codes
+        left[changed], taken[changed] = left_and_taken(verdicts)
+    return Weighing(snap.generation, codes, left, taken)
+
+
+def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:
+    """A copy; what is added holds anything."""
+    copy = np.empty(length, array.dtype)
+    size = min(len(array), length)
+    copy[:size] = array[:size]
+    return copy

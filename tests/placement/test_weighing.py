@@ -1,0 +1,107 @@
+"""What was kept and brought up to date equals what is weighed from nothing."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest, understand
+from extender.placement.rules import Rules
+from extender.placement.score import rank
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import Table, build
+from extender.placement.weighing import Weighings
+from tests.builders import FRESH_S, NOW_S, pod, request, shared, weighed
+from tests.placement.worlds import World, pods, worlds
+
+LATE_S = FRESH_S + 1
+names = st.sampled_from("abcde")
+
+
+def agree(weighings: Weighings, what: VramRequest, snap: Snapshot) -> None:
+    rows = snap.rows([node.name for node in snap.nodes][::-1])
+    weighing = weighings.weigh(what, snap)
+    for now_s in (NOW_S, LATE_S):
+        verdicts = fit(what, snap, rows, now_s)
+        assert weighing.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
+        kept, afresh = weighing.rank(what.policy, snap, rows, now_s), rank(what, snap, verdicts)
+        assert (kept.winner, kept.wire().tolist()) == (afresh.winner, afresh.wire().tolist())
+        assert kept.scores.tolist() == afresh.scores.tolist()
+
+
+class Changes(RuleBasedStateMachine):
+    """Nodes come, change and go between calls of pods of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Table()
+        self.weighings = Weighings(capacity=3)
+        self.asked: list[VramRequest] = []
+
+    @rule(name=names, world=worlds(), fresh_until_s=st.sampled_from([FRESH_S, LATE_S + 1]))
+    def put(self, name: str, world: World, fresh_until_s: float) -> None:
+        self.table.put(world.weighed(name, fresh_until_s))
+
+    @rule(name=names, reason=st.sampled_from([Reason.NO_REPORT, Reason.UNKNOWN_NODE]))
+    def close(self, name: str, reason: Reason) -> None:
+        self.table.put(NodeTerms(name, reason, FRESH_S))
+
+    @rule(name=names)
+    def drop(self, name: str) -> None:
+        self.table.drop(name)
+
+    @rule(asked=pods(), default=st.sampled_from([None, "2Gi"]))
+    def ask(self, asked: Pod, default: str | None) -> None:
+        what = understand(asked, default, Rules())
+        if isinstance(what, VramRequest) and what.asks:
+            self.asked = [*self.asked[-3:], what]
+            agree(self.weighings, what, self.table.snapshot())
+
+    @rule(which=st.integers(0, 3))
+    def ask_again(self, which: int) -> None:
+        if which < len(self.asked):
+            agree(self.weighings, self.asked[which], self.table.snapshot())
+
+    @invariant()
+    def sums_are_those_of_the_columns(self) -> None:
+        snap = self.table.snapshot()
+        allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+        headroom = np.maximum(snap.columns.headroom_bytes, 0)
+        assert snap.node_headroom_bytes.tolist() == headroom.sum(axis=1).tolist()
+        assert snap.largest_device_bytes == max(1, allocatable.max(initial=0))
+        assert snap.largest_node_bytes == max(1, allocatable.sum(axis=1).max(initial=0))
+
+
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                VRAM: st.sampled_from(["1Gi", "10Gi", "50%"]),
+                MAX_SM: st.sampled_from(["10%", "90%"]),
+                PROCESSES: st.sampled_from(["1", "4"]),
+                POLICY: st.sampled_from(["pack", "spread"]),
+            },
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_kinds_are_told_apart(annotations: list[dict[str, str]]) -> None:
+    snap = build(
+        [
+            weighed(shared("a"), name="a"),
+            weighed(shared("b", sharing="mps", free=4), name="b"),
+        ]
+    )
+    weighings = Weighings()
+    for one in annotations:
+        agree(weighings, request(pod(None, annotations=one)), snap)

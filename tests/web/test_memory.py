@@ -1,0 +1,100 @@
+"""What the verbs remember of earlier calls changes no answer."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from prometheus_client import CollectorRegistry
+
+from extender.cluster.events import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.placement.rules import Rules
+from extender.telemetry import Telemetry
+from extender.web.verbs import Verbs
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, promise, shared
+from tests.serving import pod
+
+#: So that the reports are of now.
+EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
+NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
+names = st.sampled_from(NAMES)
+
+
+def verbs_on(state: ClusterState) -> Verbs:
+    async def bind(*_: object) -> str:
+        return ""
+
+    return Verbs(
+        state,
+        Journal(),
+        Telemetry(CollectorRegistry()),
+        bind,
+        unready=lambda: "",
+        shown=lambda pod: None,
+        monotonic_s=lambda: NOW_S,
+        wall_s=lambda: 0.0,
+    )
+
+
+class Calls(RuleBasedStateMachine):
+    """Nodes change between filter and prioritize, which may come in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ClusterState(Rules(), 1e9, EPOCH_S)
+        self.verbs = verbs_on(self.state)
+        self.version = 0
+        self.last = list(NAMES)
+
+    @rule(name=names, promised=st.integers(0, 24))
+    def report(self, name: str, promised: int) -> None:
+        self.version += 1
+        report = gpunode(
+            shared(name), name=name, version=str(self.version),
+            promises={"u": promise({name: promised * GIB})},
+        )  # fmt: skip
+        self.state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, NOW_S)])
+
+    @rule(name=names)
+    def lose(self, name: str) -> None:
+        self.state.apply([NodeGone(name), GPUNodeGone(name)])
+
+    @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]), offered=st.permutations([*NAMES, "gone"]))
+    def filter(self, vram: str, offered: list[str]) -> None:
+        answer = self.both("filter", vram, offered)
+        self.last = answer["NodeNames"]
+
+    @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]))
+    def prioritize_what_passed(self, vram: str) -> None:
+        self.both("prioritize", vram, self.last)
+
+    @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]), offered=st.permutations(NAMES))
+    def prioritize_others(self, vram: str, offered: list[str]) -> None:
+        self.both("prioritize", vram, offered)
+
+    def both(self, verb: str, vram: str, offered: list[str]) -> Any:
+        """The answer of these verbs, which is that of verbs that were never called before."""
+        args = {"Pod": pod("p", vram), "Nodes": None, "NodeNames": offered}
+        body = json.dumps(args, separators=(",", ":")).encode()
+        remembered = getattr(self.verbs, verb)(body)
+        assert remembered == getattr(verbs_on(self.state), verb)(body)
+        return json.loads(remembered)
+
+
+TestCalls = Calls.TestCase
+TestCalls.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+def test_rows_that_moved_since_filter_are_looked_up_again() -> None:
+    calls = Calls()
+    for name in ("a", "b", "c"):
+        calls.report(name, 0)
+    calls.filter("1Gi", ["a", "b", "c"])
+    assert calls.last == ["a", "b", "c"]
+    calls.lose("a")  # the last node takes over its row
+    calls.report("c", 20)
+    calls.prioritize_what_passed("1Gi")
