@@ -1,0 +1,232 @@
+"""The stand-in against a real kubelet and NVIDIA's real plugin: the same operations, call by call.
+
+After each one, the calls that the plugin got, the verdict, the checkpoint and every answer of
+PodResources are the same. Where the real ones drew lots, the stand-in is fed what fell, once it has
+said that this may fall.
+"""
+
+import collections
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.kubelet.conftest import StartNode
+from tests.kubelet.node import Node, podresources, podresources_services
+from tests.standin.checkpoint import render
+from tests.standin.devices import Container
+from tests.standin.node import StandIn
+from tests.standin.plugin import Settings, device_of
+from tests.standin.real import Fed, Real, decoded
+from tests.standin.served import PodResources
+from tests.standin.topology import TopologyPolicy
+
+
+Answers = list[Any]
+#: What the kubelet's PodResources refuses with that means nothing.
+TRANSIENT = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNKNOWN)
+STEPS = int(os.environ.get("STEPS","20"))
+
+
+class Pair:
+    """One node twice. Every operation is done to the real one first."""
+
+    def __init__(self, node: Node, settings: Settings, topology: TopologyPolicy) -> None:
+        self.node = node
+        self.model = StandIn(node.driver.gpus, settings, topology=topology)
+        self.real = Real(node)
+        #: Devices that have had an XID, and those whose replica is unhealthy now.
+        self.failed: set[str] = set()
+        self.unhealthy: set[str] = set()
+        self.compare()
+
+    def admit(self, name: str, *containers: Container) -> str | None:
+        """Its uid; None when it was rejected."""
+        pod, verdict = self.real.admit(name, containers)
+        recorded = self.real.taken()
+        calls = self.model.devices.calls
+        calls.clear()
+        assert self.model.admit(pod, Fed(recorded, calls)) == verdict
+        assert calls == [each.call for each in recorded]
+        if not verdict.admitted:
+            # A kubelet that restarts before it has told the API server would admit it again.
+            self.real.force(pod.uid)
+            self.model.force(pod.uid)
+        self.compare()
+        return pod.uid if verdict.admitted else None
+
+    def end(self, uid: str) -> None:
+        self.real.end(uid)
+        self.model.end(uid)
+        self.compare()
+
+    def delete(self, uid: str) -> None:
+        self.real.delete(uid)
+        self.model.delete(uid)
+        self.compare()
+
+    def force(self, uid: str) -> None:
+        self.real.force(uid)
+        self.model.force(uid)
+        self.compare()
+
+    def fail(self, device: str) -> None:
+        if device not in self.unhealthy:
+            replica = self.real.fail(device)
+            assert device_of(replica) == device
+            self.model.fail(replica)
+            self.failed.add(device)
+            self.unhealthy.add(device)
+            self.compare()
+
+    def restart_kubelet(self) -> None:
+        for uid in self.model.active:
+            self.real.runs(uid)
+        self.real.restart_kubelet()
+        self.model.restart_kubelet()
+        assert self.real.taken() == []
+        self.compare()
+        self.real.resume_plugin()
+        self.model.register_plugin()
+        self.unhealthy = set()
+        self.compare()
+
+    def restart_plugin(self, settings: Settings) -> None:
+        failed = self.real.restart_plugin(settings, self.failed)
+        self.model.stop_plugin()
+        self.model.start_plugin(settings)
+        assert {device_of(each) for each in failed} == self.failed
+        for replica in failed:
+            self.model.fail(replica)
+        self.unhealthy = set(self.failed)
+        self.compare()
+
+    def compare(self) -> None:
+        # The kubelet lists pods for a moment longer, or not yet.
+        self.node.wait(lambda: self._really() == self._modelled(), Difference(self))
+        written = self.model.devices.written
+        assert written is not None
+        given, healthy, _ = decoded(render(written))
+        really_given, really_healthy, _ = self.real.checkpoint()
+        assert given == really_given
+        assert healthy == really_healthy
+
+    def _really(self) -> Answers | None:
+        """The kubelet's answers; None where it was asked too often, or a pod has just gone."""
+        with grpc.insecure_channel(f"unix:{self.node.root}/pod-resources/kubelet.sock") as channel:
+            try:
+                return answers(podresources_services.PodResourcesListerStub(channel), 10.0)
+            except grpc.RpcError as refused:
+                if refused.code() not in TRANSIENT:
+                    raise
+                return None
+
+    def _modelled(self) -> Answers:
+        return answers(PodResources(self.model), None)
+
+
+class Difference:
+    """Told when the two never agree."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def __str__(self) -> str:
+        return f"one answer, but\nreally {self._pair._really()}\nmodel  {self._pair._modelled()}"
+
+
+def answers(lister: Any, timeout_s: float | None) -> Answers:
+    """All that it tells: of every pod what List says of it, then Get; what may be allocated."""
+    listed = lister.List(podresources.ListPodResourcesRequest(), timeout_s).pod_resources
+    got = [
+        lister.Get(
+            podresources.GetPodResourcesRequest(pod_name=each.name, pod_namespace=each.namespace),
+            timeout_s,
+        ).pod_resources
+        for each in listed
+    ]
+    request = podresources.AllocatableResourcesRequest()
+    allocatable = lister.GetAllocatableResources(request, timeout_s).devices
+    return [{told(each) for each in listed}, {told(each) for each in got}, devices(allocatable)]
+
+
+def told(pod: Any) -> tuple[object, ...]:
+    held = tuple((each.name, devices(each.devices)) for each in pod.containers)
+    return pod.namespace, pod.name, held
+
+
+def devices(told: Any) -> frozenset[object]:
+    whole = [
+        (each.resource_name, tuple(each.device_ids), tuple(n.ID for n in each.topology.nodes))
+        for each in told
+    ]
+    assert len(set(whole)) == len(whole)
+    return frozenset(whole)
+
+
+#: How often each is drawn.
+OPERATIONS = {"admit": 12, "end": 2, "delete": 2, "force": 2, "fail": 1, "kubelet": 1, "plugin": 1}
+
+
+def play(pair: Pair, seed: int, steps: int) -> collections.Counter[str]:
+    """Do ``steps`` operations, drawn by the seed; how often each was done."""
+    lots = random.Random(seed)
+    done: collections.Counter[str] = collections.Counter()
+    for step in range(steps):
+        uids = pair.model.active
+        operation = lots.choices([*OPERATIONS], weights=[*OPERATIONS.values()])[0]
+        if not uids or operation == "admit":
+            uid = pair.admit(f"p{step}-{pair.node.name}", *containers(lots))
+            done["admitted" if uid else "rejected"] += 1
+            continue
+        done[operation] += 1
+        match operation:
+            case "fail":
+                pair.fail(lots.choice(pair.node.driver.gpus).uuid)
+            case "kubelet":
+                pair.restart_kubelet()
+            case "plugin":
+                replicas = lots.choice([1, 2, 3, 4])
+                greedy = replicas > 1 and lots.random() < 0.3
+                pair.restart_plugin(Settings(replicas, fail_requests_greater_than_one=greedy))
+            case _:
+                getattr(pair, operation)(lots.choice(uids))
+    return done
+
+
+def containers(lots: random.Random) -> list[Container]:
+    first = [
+        Container(f"init-{n}", lots.choice([1, 1, 2]), init=True, sidecar=lots.random() < 0.3)
+        for n in range(lots.choice([0, 0, 0, 0, 1, 2]))
+    ]
+    return first + [
+        Container(f"main-{n}", lots.choice([0, 1, 1, 1, 1, 1, 1, 2, 2, 3]))
+        for n in range(lots.choice([1, 1, 1, 2]))
+    ]
+
+
+SEED = int(os.environ.get("SEED","1"))
+
+
+@pytest.mark.parametrize(
+    ("topology", "numa", "replicas"),
+    [
+        pytest.param("none", (None,) * 3, 4, id="no NUMA nodes"),
+        pytest.param("none", (1, 0, 1, 0), 2, id="no policy"),
+        pytest.param("best-effort", (1, 0, 1, 0), 2, id="best-effort"),
+        pytest.param("restricted", (0, 0, 1, None), 2, id="restricted"),
+        pytest.param("single-numa-node", (0, 0, 1, 2), 2, id="single-numa-node"),
+        pytest.param("best-effort", (0, 1, 1, 2), 1, id="unshared"),
+    ],
+)
+def test_the_stand_in_does_what_the_real_node_does(
+    start_node: StartNode, topology: TopologyPolicy, numa: Sequence[int | None], replicas: int
+) -> None:
+    node = start_node(
+        gpus=len(numa), replicas=replicas, numa=numa, topologyManagerPolicy=topology
+    )
+    done = play(Pair(node, Settings(replicas), topology), SEED, STEPS)
+    print(done)
