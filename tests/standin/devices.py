@@ -230,7 +230,7 @@ class DeviceManager:
             return None
         return len(self._healthy) + len(self._unhealthy), len(self._healthy)
 
-    def health(self, replica: str) -> bool:
+    def is_healthy(self, replica: str) -> bool:
         """As the pod's status tells it: what nobody lists is taken for healthy."""
         return replica not in self._listed or self._listed[replica].healthy
 

@@ -136,13 +136,16 @@ class StandIn:
         """The processes of a pod that is gone end at last."""
         self._stop(uid, frees=True)
 
-    def restart_kubelet(self, lots: Lots | None = None) -> None:
-        """It reads its checkpoint and admits its pods again, before the plugin is back.
+    def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
+        """It reads its checkpoint and admits its pods again, those as well that it has rejected
+        and the API server does not know it yet (``told``).
 
-        Those as well that it has rejected and the API server does not know it yet (``told``). The
-        plugin finds out by itself, a second later: ``register_plugin``.
+        The plugin finds out by itself, and races with the pods; where it is not ``plugin_first``
+        it comes with ``register_plugin``.
         """
         self.devices.restarted()
+        if plugin_first:
+            self.register_plugin()
         for held in self.pods.values():
             if held.counts or not held.told:
                 self._decide(held, lots)

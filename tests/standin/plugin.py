@@ -18,6 +18,10 @@ Policy = Literal["distributed", "packed"]
 Counts = tuple[tuple[str, int], ...]
 
 
+#: How many elements Go's ``sort.Slice`` sorts by insertion, which leaves equals in their order.
+STABLE = 12
+
+
 class PluginRefused(Exception):
     """The plugin answered a call with an error; its text is the message."""
 
@@ -85,19 +89,16 @@ class Plugin:
 
     def options(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
         """Every choice it may make besides ``must``; raises ``PluginRefused``."""
-        if self.settings.replicas == 1:
+        if not any(is_shared(each) for each in available):
             return self._aligned(available, must, size)
-        free, total = self._free(available, must), self._total()
-        needed = size - len(must)
-        self._raise_if_short(free, needed)
-        picks: set[Counts] = {()}
-        for _ in range(needed):
-            picks = {
-                counts(picked + Counter([device]))
-                for picked in (Counter(dict(each)) for each in picks)
-                for device in self._ties(free, total, picked)
+        lines = {(self._line(available, must, size), ())}
+        for _ in range(size - len(must)):
+            lines = {
+                (line.without(device), counts(Counter(dict(picked)) + Counter([device])))
+                for line, picked in lines
+                for device in line.first()
             }
-        return picks
+        return {picked for _, picked in lines}
 
     def prefer(
         self,
@@ -107,22 +108,19 @@ class Plugin:
         lots: random.Random,
     ) -> frozenset[str]:
         """One answer to GetPreferredAllocation; raises ``PluginRefused``."""
-        if self.settings.replicas == 1:
-            if len(available) < size:
-                return frozenset()
-            others = sorted(self._candidates(available, must))
-            return frozenset(must) | frozenset(lots.sample(others, size - len(must)))
-        free, total = self._free(available, must), self._total()
         candidates = sorted(self._candidates(available, must))
-        self._raise_if_short(free, size - len(must))
-        picked: Counter[str] = Counter()
+        if not any(is_shared(each) for each in available):
+            if len(available) < size:
+                return frozenset()  # no error
+            return frozenset(must) | frozenset(lots.sample(candidates, size - len(must)))
+        line = self._line(available, must, size)
         chosen = set(must)
         for _ in range(size - len(must)):
-            tied = set(self._ties(free, total, picked))
-            pick = lots.choice([each for each in candidates if device_of(each) in tied])
+            first = line.first()
+            pick = lots.choice([each for each in candidates if device_of(each) in first])
             candidates.remove(pick)
             chosen.add(pick)
-            picked[device_of(pick)] += 1
+            line = line.without(device_of(pick))
         return frozenset(chosen)
 
     def allows(
@@ -163,35 +161,72 @@ class Plugin:
     def _candidates(self, available: Collection[str], must: Collection[str]) -> set[str]:
         return set(available) & self._replicas.keys() - set(must)
 
-    def _free(self, available: Collection[str], must: Collection[str]) -> Counter[str]:
-        return Counter(device_of(each) for each in self._candidates(available, must))
-
-    def _total(self) -> Counter[str]:
-        """With the unhealthy ones, which so count as allocated."""
-        return Counter(device_of(each) for each in self._replicas)
-
-    def _raise_if_short(self, free: Counter[str], needed: int) -> None:
-        if free.total() < needed:
+    def _line(self, available: Collection[str], must: Collection[str], size: int) -> "_Line":
+        free = Counter(device_of(each) for each in self._candidates(available, must))
+        if free.total() < size - len(must):
             raise PluginRefused(
                 "error getting list of preferred allocation devices: "
                 "not enough available devices to satisfy allocation"
             )
-
-    def _ties(
-        self, free: Mapping[str, int], total: Mapping[str, int], picked: Mapping[str, int]
-    ) -> Iterable[str]:
-        """The devices that the next replica may come from."""
+        total = Counter(device_of(each) for each in self._replicas)  # the unhealthy ones as well
+        groups: dict[int, dict[str, int]] = {}
+        for device, count in free.items():
+            groups.setdefault(total[device] - count, {})[device] = count
         sign = -1 if self.settings.policy == "packed" else 1
-        ranks = {
-            device: (
-                sign * (total[device] - count + picked.get(device, 0)),
-                picked.get(device, 0) if self.settings.release >= 20 else 0,
-            )
-            for device, count in free.items()
-            if count > picked.get(device, 0)
-        }
-        best = min(ranks.values())
-        return [device for device, rank in ranks.items() if rank == best]
+        blocks = (
+            _Block((sign * allocated, 0), tuple(sorted(group.items())))
+            for allocated, group in groups.items()
+        )
+        return _Line(self.settings, tuple(sorted(blocks, key=lambda block: block.rank)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Neighbours in the plugin's list, in any order; ``free`` is what each device has in it."""
+
+    #: Replicas allocated, negative for ``packed``; picks of the request, from v0.20.0 on.
+    rank: tuple[int, int]
+    free: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The plugin's list of candidates while it picks: sorted again for each pick, first one taken.
+
+    Its order is random at first (a Go map's). Go's ``sort.Slice`` keeps the order of equals while
+    there are twelve at most, so that a device which has caught up with others stays before them;
+    of more than twelve any may come first.
+    """
+
+    settings: Settings
+    blocks: tuple[_Block, ...]
+
+    def first(self) -> list[str]:
+        """The devices that the next pick may be of."""
+        return [device for device, _ in self._sorted()[0].free]
+
+    def without(self, device: str) -> "_Line":
+        """After a pick of this device, which is one of the first."""
+        block, *rest = self._sorted()
+        left = dict(block.free)
+        remaining = left.pop(device) - 1
+        if left:
+            rest.insert(0, _Block(block.rank, counts(left)))
+        if remaining:
+            sign = -1 if self.settings.policy == "packed" else 1
+            rank = block.rank[0] + sign, block.rank[1] + (self.settings.release >= 20)
+            place = sum(each.rank < rank for each in rest)
+            rest.insert(place, _Block(rank, ((device, remaining),)))
+        return _Line(self.settings, tuple(rest))
+
+    def _sorted(self) -> list[_Block]:
+        if sum(count for block in self.blocks for _, count in block.free) <= STABLE:
+            return list(self.blocks)
+        ranks = sorted({block.rank for block in self.blocks})
+        return [
+            _Block(rank, counts(dict(d for b in self.blocks if b.rank == rank for d in b.free)))
+            for rank in ranks
+        ]
 
 
 def replicas_of(device: Device, settings: Settings) -> Iterator[Replica]:
@@ -199,6 +234,10 @@ def replicas_of(device: Device, settings: Settings) -> Iterator[Replica]:
         yield Replica(device.uuid, device.uuid, device.numa)
     for number in range(settings.replicas if settings.replicas > 1 else 0):
         yield Replica(f"{device.uuid}::{number}", device.uuid, device.numa)
+
+
+def is_shared(replica: str) -> bool:
+    return "::" in replica
 
 
 def device_of(replica: str) -> str:

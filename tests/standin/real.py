@@ -20,8 +20,10 @@ from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferre
 from tests.standin.plugin import Plugin, Settings, replicas_of
 
 PLUGIN = "nvidia-gpu.sock"
-#: The kubelet's log line of the pods that the API server told it of.
+#: The kubelet's log lines of the pods that the API server, and of the replicas that the plugin
+#: told it of.
 PODS_SEEN = '"SyncLoop ADD" source="api"'
+PLUGIN_HEARD = '"Processed device updates for resource"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,15 @@ class Real:
         def decided() -> bool:
             if wanted <= self.checkpoint()[0].keys():
                 verdict.append(Verdict(True))
-            elif refused := self._refusal(name):
+            elif refused := self._refusal(pod.uid):
                 verdict.append(refused)
             return bool(verdict)
 
         self.node.wait(decided, f"a verdict on {name}")
         return pod, verdict[0]
 
-    def _refusal(self, name: str) -> Verdict | None:
-        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={name}"
+    def _refusal(self, uid: str) -> Verdict | None:
+        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.uid={uid}"
         for event in self.node.plane.call("GET", path)["items"]:
             if event["reason"] in ("UnexpectedAdmissionError", "TopologyAffinityError"):
                 return Verdict(False, event["reason"], event["message"])
@@ -163,25 +165,37 @@ class Real:
         (failed,) = before - self.checkpoint()[1]
         return failed
 
-    def restart_kubelet(self) -> None:
-        """Returns when it has looked at its pods; the plugin is held back and finds out later."""
-        self.node.pause("nvidia-device-plugin")
+    def restart_kubelet(self, *, hold_plugin: bool) -> bool:
+        """Whether the plugin registered before the kubelet looked at its pods: they race.
+
+        Returns when both are done; the plugin waits for ``resume_plugin`` where it is held.
+        """
+        if hold_plugin:
+            self.node.pause("nvidia-device-plugin")
         self.node.kill("kubelet")
         self._recorder.stop()
-        looked = self.node.log("kubelet").count(PODS_SEEN)
+        before = len(self.node.log("kubelet"))
+        registered = self._registrations()
         self.node.start_kubelet()
+
+        def log() -> str:
+            return self.node.log("kubelet")[before:]
+
         if self._pods:
-            self.node.wait(lambda: self.node.log("kubelet").count(PODS_SEEN) > looked, "its pods")
+            self.node.wait(lambda: PODS_SEEN in log(), "its pods")
+        if hold_plugin:
+            return False
+        self.node.wait(lambda: PLUGIN_HEARD in log(), "its plugin")
+        self.node.wait(lambda: self._registrations() > registered, "the plugin is back")
+        self._interpose_anew()
+        return log().index(PLUGIN_HEARD) < log().find(PODS_SEEN)
 
     def resume_plugin(self) -> None:
         """After ``restart_kubelet``: it registers again."""
         registered = self._registrations()
         self.node.resume("nvidia-device-plugin")
         self.node.wait(lambda: self._registrations() > registered, "the plugin is back")
-        recorded = self._recorder.recorded
-        self._recorder = Recorder(self.node)
-        self._recorder.recorded = recorded
-        self._interpose()
+        self._interpose_anew()
 
     def restart_plugin(self, settings: Settings, failed: Collection[str]) -> Ids:
         """Another process, which the driver tells once more of the devices that failed.
@@ -209,14 +223,21 @@ class Real:
     def _registrations(self) -> int:
         return self.node.log("nvidia-device-plugin").count("Registered device plugin")
 
+    def _interpose_anew(self) -> None:
+        """A new kubelet has removed the relay's socket."""
+        recorded = self._recorder.recorded
+        self._recorder = Recorder(self.node)
+        self._recorder.recorded = recorded
+        self._interpose()
+
     def _interpose(self) -> None:
         watches = self._recorder.calls.count("ListAndWatch")
-        before = self.node.log("kubelet").count("Processed device updates")
+        before = self.node.log("kubelet").count(PLUGIN_HEARD)
         self._recorder.register()
         self.node.wait(
             lambda: (
                 self._recorder.calls.count("ListAndWatch") > watches
-                and self.node.log("kubelet").count("Processed device updates") > before
+                and self.node.log("kubelet").count(PLUGIN_HEARD) > before
             ),
             "the kubelet's interest in the relay",
         )
