@@ -1,9 +1,9 @@
 """The kubelet's device manager as a model: which replicas a container is given, and what is kept.
 
 After pkg/kubelet/cm/devicemanager/manager.go of v1.36, line by line where a line decides something,
-for a node with one resource of a plugin's. It draws no lots itself: what the plugin would prefer and
-which ones of a set the kubelet takes are asked of ``Lots``, so that a caller can draw them, feed in
-what a real node did, or try them all.
+for a node with one resource of a plugin's. It draws no lots itself: what the plugin would prefer
+and which ones of a set the kubelet takes are asked of ``Lots``, so that a caller can draw them,
+feed in what a real node did, or try them all.
 """
 
 import copy

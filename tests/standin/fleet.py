@@ -131,11 +131,11 @@ class Fleet:
                 with contextlib.suppress(ApiRefused):  # somebody was faster
                     self.plane.call("DELETE", path_of(pod_of(pod.manifest)), body)
         elif uid not in node.pods and pod.admit_at_s <= now_s:
-            if node.admit(pod_of(pod.manifest)).admitted:
-                for container in pod.manifest["spec"]["containers"]:
-                    match container.get("command"):
-                        case ["exit", code]:
-                            node.end(uid, succeeded=code == "0")
+            admitted = node.admit(pod_of(pod.manifest)).admitted
+            commands = [each.get("command") for each in pod.manifest["spec"]["containers"]]
+            codes = [each[1] for each in commands if each and each[0] == "exit"]
+            if admitted and len(codes) == len(commands):
+                node.end(uid, succeeded=set(codes) == {"0"})
 
     def _tell(self, pod: _Followed, held: Held) -> None:
         if self._told.get(held.pod.uid) == held.phase:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import TypeVar
 
-from tests.standin.devices import Ids, Preferred
+from tests.standin.devices import Ids, Lots, Preferred
 from tests.standin.plugin import Counts, Plugin, by_device, device_of
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def first(replicas: Ids, chosen: Counts) -> Ids:
     )
 
 
-def every_way(run: Callable[[_Path], T]) -> Iterator[T]:
+def every_way(run: Callable[[Lots], T]) -> Iterator[T]:
     """The result of ``run`` for each way the lots may fall; it must begin afresh every time."""
     turns: list[int] = []
     while True:

@@ -21,6 +21,7 @@ from tests.standin.topology import TopologyPolicy
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed"]
 FIRST_PID = 100_000
+UNSHARED = Settings()
 
 
 @dataclass
@@ -58,7 +59,7 @@ class StandIn:
     def __init__(
         self,
         gpus: Sequence[Gpu],
-        settings: Settings = Settings(),
+        settings: Settings = UNSHARED,
         *,
         topology: TopologyPolicy = "none",
         seed: int = 0,

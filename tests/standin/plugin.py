@@ -91,7 +91,7 @@ class Plugin:
         """Every choice it may make besides ``must``; raises ``PluginRefused``."""
         if not any(is_shared(each) for each in available):
             return self._aligned(available, must, size)
-        lines = {(self._line(available, must, size), ())}
+        lines: set[tuple[_Line, Counts]] = {(self._line(available, must, size), ())}
         for _ in range(size - len(must)):
             lines = {
                 (line.without(device), counts(Counter(dict(picked)) + Counter([device])))

@@ -5,9 +5,10 @@ it judges what the extender says of the same node.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations, permutations
 
-from tests.standin.devices import DeviceManager, Pod, Verdict
+from tests.standin.devices import DeviceManager, Lots, Pod
 from tests.standin.lots import every_way
 from tests.standin.plugin import Counts, by_device
 
@@ -30,17 +31,9 @@ def possible_placements(
     found: set[Placement] = set()
     for before in _orders(unobserved):
         for gone in _subsets(ending):
-
-            def admit(lots: object, before=before, gone=gone) -> Placement | None:  # type: ignore[no-untyped-def]
-                twin = node.copy()
-                counted = [uid for uid in active if uid not in gone]
-                for each in before:
-                    counted.append(each.uid)
-                    if not twin.admit(each, counted, lots).admitted:  # type: ignore[arg-type]
-                        counted.remove(each.uid)
-                return _ends(twin, pod, twin.admit(pod, [*counted, pod.uid], lots))  # type: ignore[arg-type]
-
-            found |= {end for end in every_way(admit) if end is not None}
+            counted = [uid for uid in active if uid not in gone]
+            run = partial(_end, node, pod, counted, before)
+            found |= {end for end in every_way(run) if end is not None}
     return found
 
 
@@ -56,10 +49,17 @@ def possible_devices(
     return {device for each in placements for counts in each for device, _ in counts}
 
 
-def _ends(node: DeviceManager, pod: Pod, verdict: Verdict) -> Placement | None:
-    if not verdict.admitted:
+def _end(
+    node: DeviceManager, pod: Pod, active: Sequence[str], before: Sequence[Pod], lots: Lots
+) -> Placement | None:
+    """Where it ends when the others go first and the lots fall so; None where it is rejected."""
+    twin, counted = node.copy(), list(active)
+    for each in before:
+        if twin.admit(each, [*counted, each.uid], lots).admitted:
+            counted.append(each.uid)
+    if not twin.admit(pod, [*counted, pod.uid], lots).admitted:
         return None
-    entries = [node.given(pod.uid, each.name) for each in pod.containers]
+    entries = [twin.given(pod.uid, each.name) for each in pod.containers]
     return tuple(by_device(entry.replicas) if entry else () for entry in entries)
 
 

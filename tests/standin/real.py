@@ -175,7 +175,6 @@ class Real:
         self.node.kill("kubelet")
         self._recorder.stop()
         before = len(self.node.log("kubelet"))
-        registered = self._registrations()
         self.node.start_kubelet()
 
         def log() -> str:
@@ -186,15 +185,14 @@ class Real:
         if hold_plugin:
             return False
         self.node.wait(lambda: PLUGIN_HEARD in log(), "its plugin")
-        self.node.wait(lambda: self._registrations() > registered, "the plugin is back")
         self._interpose_anew()
         return log().index(PLUGIN_HEARD) < log().find(PODS_SEEN)
 
     def resume_plugin(self) -> None:
         """After ``restart_kubelet``: it registers again."""
-        registered = self._registrations()
+        heard = self._heard()
         self.node.resume("nvidia-device-plugin")
-        self.node.wait(lambda: self._registrations() > registered, "the plugin is back")
+        self.node.wait(lambda: self._heard() > heard, "the plugin is back")
         self._interpose_anew()
 
     def restart_plugin(self, settings: Settings, failed: Collection[str]) -> Ids:
@@ -206,9 +204,9 @@ class Real:
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
         text = yaml.safe_dump(configuration(settings))
         (self.node.folder / "plugin.yaml").write_text(text)
-        registered = self._registrations()
+        heard = self._heard()
         self.node.start_plugin()
-        self.node.wait(lambda: self._registrations() > registered, "the plugin is back")
+        self.node.wait(lambda: self._heard() > heard, "the plugin is back")
         self._interpose()
         every = {each.id for gpu in self.node.driver.gpus for each in replicas_of(gpu, settings)}
         healthy = len(every) - len(failed)
@@ -220,8 +218,9 @@ class Real:
         path = self.node.root / "device-plugins/kubelet_internal_checkpoint"
         return decoded(path.read_bytes())
 
-    def _registrations(self) -> int:
-        return self.node.log("nvidia-device-plugin").count("Registered device plugin")
+    def _heard(self) -> int:
+        """How often the kubelet was told of the replicas."""
+        return self.node.log("kubelet").count(PLUGIN_HEARD)
 
     def _interpose_anew(self) -> None:
         """A new kubelet has removed the relay's socket."""
@@ -231,16 +230,10 @@ class Real:
         self._interpose()
 
     def _interpose(self) -> None:
-        watches = self._recorder.calls.count("ListAndWatch")
-        before = self.node.log("kubelet").count(PLUGIN_HEARD)
+        """Once the plugin itself was heard: a list that comes late would undo what came since."""
+        heard = self._heard()
         self._recorder.register()
-        self.node.wait(
-            lambda: (
-                self._recorder.calls.count("ListAndWatch") > watches
-                and self.node.log("kubelet").count(PLUGIN_HEARD) > before
-            ),
-            "the kubelet's interest in the relay",
-        )
+        self.node.wait(lambda: self._heard() > heard, "the kubelet's interest in the relay")
 
 
 def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids, int]:

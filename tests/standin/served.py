@@ -39,17 +39,14 @@ class PodResources(services.PodResourcesListerServicer):  # type: ignore[name-de
         return api.ListPodResourcesResponse(pod_resources=[_pod(*each) for each in listed])
 
     def Get(self, request: Any, context: Any) -> Any:
+        namespace, name = request.pod_namespace, request.pod_name
         with self._node.lock:
-            for held in self._node.pods.values():
-                pod = held.pod
-                if held.counts and (pod.namespace, pod.name) == (
-                    request.pod_namespace,
-                    request.pod_name,
-                ):
-                    listed = self._node.listed(pod)
-                    return api.GetPodResourcesResponse(pod_resources=_pod(pod, listed))
-        name = f"pod {request.pod_name} in namespace {request.pod_namespace}"
-        context.abort(grpc.StatusCode.UNKNOWN, f"{name} not found")
+            pods = [held.pod for held in self._node.pods.values() if held.counts]
+            named = [pod for pod in pods if (pod.namespace, pod.name) == (namespace, name)]
+            listed = [_pod(pod, self._node.listed(pod)) for pod in named]
+        if not listed:
+            context.abort(grpc.StatusCode.UNKNOWN, f"pod {name} in namespace {namespace} not found")
+        return api.GetPodResourcesResponse(pod_resources=listed[0])
 
     def GetAllocatableResources(self, request: Any, context: Any) -> Any:
         with self._node.lock:

@@ -57,7 +57,9 @@ def own(count: int) -> list[str]:
     return [f"standin-{os.urandom(4).hex()}" for _ in range(count)]
 
 
-def test_a_pod_runs_holds_memory_and_goes(plane: ControlPlane, start: Start, tmp_path: Path) -> None:
+def test_a_pod_runs_holds_memory_and_goes(
+    plane: ControlPlane, start: Start, tmp_path: Path
+) -> None:
     gpus = [Gpu("GPU-0"), Gpu("GPU-1")]
     driver = Driver(tmp_path / "devices", gpus)
     (name,) = own(1)

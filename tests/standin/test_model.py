@@ -116,7 +116,9 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.node = StandIn([Gpu(each.uuid, numa=n % 2) for n, each in enumerate(GPUS)], Settings(2))
+        self.node = StandIn(
+            [Gpu(each.uuid, numa=n % 2) for n, each in enumerate(GPUS)], Settings(2)
+        )
         self.count = 0
 
     @rule(replicas=st.lists(st.integers(0, 3), min_size=1, max_size=2), first=st.integers(0, 2))

@@ -2,8 +2,8 @@
 should hang on, and whether it is admitted.
 
 After pkg/kubelet/cm/topologymanager and devicemanager/topology_hints.go of v1.36. The device
-manager is the only one with an opinion: CPU and memory manager have their policy ``none``. A mask is
-a set of NUMA nodes, bit by bit.
+manager is the only one with an opinion: CPU and memory manager have their policy ``none``. A mask
+is a set of NUMA nodes, bit by bit.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -86,14 +86,12 @@ def merge(
             if hint.preferred and (hint.mask is None or hint.mask.bit_count() == 1)
         ]
     merged = [
-        Hint(everywhere if each.mask is None else each.mask & everywhere, each.preferred)
+        (not each.preferred, mask.bit_count(), mask)
         for each in proposed
+        if (mask := everywhere if each.mask is None else each.mask & everywhere)
     ]
-    best = min(
-        (each for each in merged if each.mask),
-        key=lambda each: (not each.preferred, each.mask.bit_count(), each.mask),
-        default=Hint(everywhere, False),
-    )
+    spread, _, mask = min(merged, default=(True, 0, everywhere))
+    best = Hint(mask, not spread)
     if policy == "single-numa-node" and best.mask == everywhere:
         best = Hint(None, best.preferred)
     return best, policy == "best-effort" or best.preferred
