@@ -90,4 +90,3 @@ class Served:
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()
-        self.socket.unlink(missing_ok=True)

@@ -67,15 +67,15 @@ def test_a_pod_that_may_be_gone_leaves_a_tie() -> None:
 
 
 def test_a_pod_that_is_rejected_ends_nowhere() -> None:
-    node, active = manager(1, Settings(2), pod("a", 2))
-    assert possible_devices(node, pod("p", 1), active) == set()
+    node, active = manager(1, Settings(2), pod("a", 1))
+    assert possible_placements(node, pod("p", 1, 1), active) == set()
 
 
 def test_a_container_takes_over_from_an_init_container() -> None:
     node, active = manager(2, Settings(2))
-    placements = possible_placements(node, pod("p", 1, init=[2]), active)
-    apart = (("GPU-0", 1), ("GPU-1", 1))
-    assert placements == {(apart, (("GPU-0", 1),)), (apart, (("GPU-1", 1),))}
+    placements = possible_placements(node, pod("p", 1, init=[1]), active)
+    one, other = (("GPU-0", 1),), (("GPU-1", 1),)
+    assert placements == {(one, one), (other, other)}
 
 
 def test_asking_changes_nothing() -> None:
