@@ -26,7 +26,7 @@ from tests.standin.topology import TopologyPolicy
 Answers = list[Any]
 #: What the kubelet's PodResources refuses with that means nothing.
 TRANSIENT = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNKNOWN)
-STEPS = 15
+STEPS = 13
 
 
 class Pair:
@@ -232,6 +232,21 @@ def test_the_stand_in_does_what_the_real_node_does(
 
 def one(count: int = 1) -> Container:
     return Container("main", count)
+
+
+@pytest.mark.parametrize(
+    ("topology", "admitted"), [("best-effort", True), ("restricted", False)], ids=str
+)
+def test_one_free_replica_on_each_numa_node(
+    start_node: StartNode, topology: TopologyPolicy, admitted: bool
+) -> None:
+    node = start_node(gpus=2, replicas=2, numa=(0, 1), topologyManagerPolicy=topology)
+    with pair_of(node, Settings(2), topology) as pair:
+        first, *_ = [pair.admit(f"{name}-{node.name}", one()) for name in "abc"]
+        assert first
+        pair.force(first)
+        # An empty node could have given both from one of its NUMA nodes.
+        assert bool(pair.admit(f"d-{node.name}", one(2))) == admitted
 
 
 def test_a_kubelet_restart_before_the_plugin_is_back(start_node: StartNode) -> None:
