@@ -24,6 +24,7 @@ BUDGETS_S = {
     "nvidia": 10,
     "placement": 60,
     "sources": 30,
+    "standin": 120,
     "web": 60,
     "wiring": 10,
     "modules beside": 90,

@@ -1,0 +1,410 @@
+"""The kubelet's device manager as a model: which replicas a container is given, and what is kept.
+
+After pkg/kubelet/cm/devicemanager/manager.go of v1.36, line by line where a line decides something,
+for a node with one resource of a plugin's. It draws no lots itself: what the plugin would prefer
+and which ones of a set the kubelet takes are asked of ``Lots``, so that a caller can draw them,
+feed in what a real node did, or try them all.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tests.standin import topology
+from tests.standin.plugin import Plugin, PluginRefused, Replica
+from tests.standin.topology import TopologyPolicy
+
+RESOURCE = "nvidia.com/gpu"
+Ids = frozenset[str]
+NONE: Ids = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    name: str
+    replicas: int = 0
+    #: Runs to its end before those after it begin.
+    init: bool = False
+    #: An init container that stays (``restartPolicy: Always``).
+    sidecar: bool = False
+    #: What its process takes of each of its devices.
+    takes_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    uid: str
+    #: Init containers first, as in the kubelet's loops.
+    containers: tuple[Container, ...]
+    name: str = ""
+    namespace: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """The kubelet's call of GetPreferredAllocation; what was answered is the plugin's choice."""
+
+    available: Ids
+    must_include: Ids
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    replicas: Ids
+
+
+Call = Preferred | Allocated
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the kubelet admits a pod; of a rejection the status tells reason and message."""
+
+    admitted: bool
+    reason: str = ""
+    message: str = ""
+
+
+class Rejected(Exception):
+    """A container does not get what it asks for: UnexpectedAdmissionError."""
+
+
+class Unaligned(Exception):
+    """The topology policy does not admit the container: TopologyAffinityError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one container was given: its replicas by NUMA node (-1: none), and the answer."""
+
+    uid: str
+    container: str
+    by_numa: tuple[tuple[int, Ids], ...]
+    environment: tuple[tuple[str, str], ...]
+
+    @property
+    def replicas(self) -> Ids:
+        return frozenset(each for _, ids in self.by_numa for each in ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The record on the disk: as of the last write, which is not always as of now."""
+
+    entries: tuple[Entry, ...] = ()
+    #: The healthy replicas; None before a plugin has ever registered.
+    registered: Ids | None = None
+
+
+class Lots(Protocol):
+    def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
+        """The plugin's answer; raises ``PluginRefused``."""
+
+    def some(self, replicas: Ids, count: int) -> Ids:
+        """So many of them: those that Go's map gives first."""
+
+
+@dataclass
+class DeviceManager:
+    policy: TopologyPolicy = "none"
+    numa_nodes: Sequence[int] = (0,)
+    #: Told of every write of the checkpoint.
+    save: Callable[[Checkpoint], None] = lambda checkpoint: None
+    #: Calls that the plugin got, oldest first.
+    calls: list[Call] = field(default_factory=list)
+    #: The last checkpoint that was written.
+    written: Checkpoint | None = None
+    #: False from the kubelet's start until it knows its pods.
+    sources_ready: bool = True
+
+    def __post_init__(self) -> None:
+        self._plugin: Plugin | None = None
+        self._listed: dict[str, Replica] = {}
+        self._healthy: Ids | None = None
+        self._unhealthy: Ids = NONE
+        self._allocated: Ids = NONE
+        #: uid -> container -> what it was given
+        self._given: dict[str, dict[str, Entry]] = {}
+        #: uid of the pod admitted last -> what its ended init containers leave
+        self._reusable: dict[str, Ids] = {}
+
+    def copy(self) -> "DeviceManager":
+        """A twin that shares nothing that changes, and saves nothing."""
+        twin = copy.copy(self)
+        twin.save = lambda checkpoint: None
+        twin.calls = list(self.calls)
+        twin._given = {uid: dict(given) for uid, given in self._given.items()}
+        twin._reusable = dict(self._reusable)
+        twin._plugin = self._plugin and self._plugin.copy()
+        return twin
+
+    # What the plugin does.
+
+    def listed(self, plugin: Plugin) -> None:
+        """The plugin registered, or something about its replicas changed."""
+        self._plugin = plugin
+        self._listed = {replica.id: replica for replica in plugin.listed()}
+        self._healthy = frozenset(each.id for each in self._listed.values() if each.healthy)
+        self._unhealthy = frozenset(self._listed) - self._healthy
+        self._write()
+
+    def disconnected(self) -> None:
+        """The plugin's process ended: nothing is healthy until it registers again."""
+        self._plugin = None
+        if self._healthy is not None:
+            self._unhealthy |= self._healthy
+            self._healthy = NONE
+
+    def forgotten(self) -> None:
+        """The plugin was away for five minutes: the node no longer has the resource."""
+        if self._plugin is None and self._healthy is not None:
+            self._healthy, self._unhealthy = None, NONE
+            self._write()
+
+    # What the kubelet does.
+
+    def restarted(self) -> None:
+        """A new kubelet reads the checkpoint; the plugin has yet to find out."""
+        written = self.written or Checkpoint()
+        self._plugin = None
+        self._listed = {}
+        self._healthy = None if written.registered is None else NONE
+        self._unhealthy = NONE
+        self._reusable = {}
+        self._given = {}
+        for entry in written.entries:
+            self._given.setdefault(entry.uid, {})[entry.container] = entry
+        self._recount()
+        self.sources_ready = False
+
+    def admit(
+        self, pod: Pod, active: Collection[str], lots: Lots, running: Collection[str] = ()
+    ) -> Verdict:
+        """Give each container its replicas, or reject the pod.
+
+        ``active`` are the uids of the pods that the kubelet counts, this one's among them;
+        ``running`` are the containers of this one that the runtime told of when the kubelet
+        started.
+        """
+        try:
+            for container in pod.containers:
+                hint = self._align(pod, container, active)
+                self._allocate(pod, container, hint, active, lots, running)
+        except Unaligned:
+            message = "Resources cannot be allocated with Topology locality"
+            return Verdict(False, "TopologyAffinityError", message)
+        except (Rejected, PluginRefused) as why:
+            message = f"Allocate failed due to {why}, which is unexpected"
+            return Verdict(False, "UnexpectedAdmissionError", message)
+        return Verdict(True)
+
+    def collect(self, active: Collection[str]) -> None:
+        """Free what the pods hold that the kubelet no longer counts; the disk learns it later."""
+        if not self.sources_ready:
+            return
+        if gone := self._given.keys() - set(active):
+            for uid in gone:
+                del self._given[uid]
+            self._recount()
+
+    # What others may know.
+
+    def given(self, uid: str, container: str) -> Entry | None:
+        return self._given.get(uid, {}).get(container)
+
+    @property
+    def available(self) -> Ids:
+        return (self._healthy or NONE) - self._allocated
+
+    @property
+    def allocatable(self) -> list[Replica]:
+        """The healthy ones, as PodResources lists them."""
+        return [each for each in self._listed.values() if each.id in (self._healthy or ())]
+
+    @property
+    def capacity(self) -> tuple[int, int] | None:
+        """Capacity and allocatable in the node's status; None: the resource is not there."""
+        if self._healthy is None:
+            return None
+        return len(self._healthy) + len(self._unhealthy), len(self._healthy)
+
+    def is_healthy(self, replica: str) -> bool:
+        """As the pod's status tells it: what nobody lists is taken for healthy."""
+        return replica not in self._listed or self._listed[replica].healthy
+
+    def _align(self, pod: Pod, container: Container, active: Collection[str]) -> int | None:
+        """The NUMA nodes for the container's devices; None: no matter. Raises ``Unaligned``."""
+        if self.policy == "none":
+            return None
+        proposed = None
+        if container.replicas and self._knows():
+            self.collect(active)
+            proposed = self._hints(pod, container)
+        hint, admitted = topology.merge(self.policy, proposed, self.numa_nodes)
+        if not admitted:
+            raise Unaligned
+        return hint.mask
+
+    def _hints(self, pod: Pod, container: Container) -> list[topology.Hint] | None:
+        entry = self.given(pod.uid, container.name)
+        if entry is None:
+            return topology.hints(
+                self._listed,
+                self.available,
+                self._reusable.get(pod.uid, NONE),
+                container.replicas,
+                self.numa_nodes,
+            )
+        return topology.hints(
+            self._listed, entry.replicas, NONE, container.replicas, self.numa_nodes
+        )
+
+    def _knows(self) -> bool:
+        return self._healthy is not None or bool(self._allocated)
+
+    def _allocate(
+        self,
+        pod: Pod,
+        container: Container,
+        hint: int | None,
+        active: Collection[str],
+        lots: Lots,
+        running: Collection[str],
+    ) -> None:
+        self._reusable = {pod.uid: self._reusable.get(pod.uid, NONE)}
+        if container.replicas and self._knows():
+            self.collect(active)
+            chosen = self._choose(pod, container, hint, lots, running)
+            if chosen:
+                self._give(pod, container, chosen)
+        entry = self.given(pod.uid, container.name)
+        held = entry.replicas if entry else NONE
+        if container.init and not container.sidecar:
+            self._reusable[pod.uid] |= held
+        else:
+            self._reusable[pod.uid] -= held
+
+    def _choose(
+        self,
+        pod: Pod,
+        container: Container,
+        hint: int | None,
+        lots: Lots,
+        running: Collection[str],
+    ) -> Ids:
+        """The replicas to ask the plugin for; none where the container has its own already."""
+        entry = self.given(pod.uid, container.name)
+        if entry and len(entry.replicas) != container.replicas:
+            raise Rejected(
+                f'pod "{pod.uid}" container "{container.name}" changed request for resource '
+                f'"{RESOURCE}" from {len(entry.replicas)} to {container.replicas}'
+            )
+        if not self.sources_ready and container.name in running:
+            return NONE
+        if self._healthy is None:
+            raise Rejected(f"cannot allocate unregistered device {RESOURCE}")
+        unhealthy = f"cannot allocate unhealthy devices {RESOURCE}"
+        if not self._healthy:
+            raise Rejected(f"no healthy devices present; {unhealthy}")
+        if entry and not entry.replicas <= self._healthy:
+            raise Rejected(f"previously allocated devices are no longer healthy; {unhealthy}")
+        if entry:
+            return NONE
+        return self._pick(container.replicas, self._reusable[pod.uid], hint, lots)
+
+    def _pick(self, required: int, reusable: Ids, hint: int | None, lots: Lots) -> Ids:
+        chosen: Ids = NONE
+
+        def complete(replicas: Ids) -> bool:
+            """Take of these what is still needed; whether that was all."""
+            nonlocal chosen
+            fresh = replicas - chosen
+            needed = required - len(chosen)
+            chosen |= fresh if len(fresh) <= needed else lots.some(fresh, needed)
+            self._allocated |= chosen
+            return len(chosen) == required
+
+        if complete(reusable):
+            return chosen
+        available = self.available
+        needed = required - len(chosen)
+        if len(available) < needed:
+            raise Rejected(
+                f"requested number of devices unavailable for {RESOURCE}. "
+                f"Requested: {needed}, Available: {len(available)}"
+            )
+        aligned, unaligned, anywhere = self._by_affinity(available, hint)
+        if needed < len(aligned):
+            preferred = self._prefer(aligned | chosen, chosen, required, lots)
+            if complete(preferred & aligned) or complete(aligned):
+                return chosen
+        if complete(aligned):
+            return chosen
+        preferred = self._prefer(available | chosen, chosen, required, lots)
+        if complete(preferred & available) or complete(unaligned) or complete(anywhere):
+            return chosen
+        raise AssertionError("there are as many as are needed")
+
+    def _by_affinity(self, available: Ids, hint: int | None) -> tuple[Ids, Ids, Ids]:
+        """On the hint's NUMA nodes, on others, on none."""
+        if hint is None or all(each.numa is None for each in self._listed.values()):
+            return NONE, NONE, available
+        homeless = frozenset(each for each in available if self._listed[each].numa is None)
+        aligned = frozenset(e for e in available if topology.within(self._listed[e], hint))
+        return aligned, available - aligned - homeless, homeless
+
+    def _prefer(self, available: Ids, must: Ids, size: int, lots: Lots) -> Ids:
+        call = Preferred(available, must, size)
+        self.calls.append(call)
+        assert self._plugin is not None
+        try:
+            return lots.preferred(self._plugin, call)
+        except PluginRefused as why:
+            rpc = "device plugin GetPreferredAllocation rpc failed with err"
+            raise Rejected(f"{rpc}: rpc error: code = Unknown desc = {why}") from None
+
+    def _give(self, pod: Pod, container: Container, chosen: Ids) -> None:
+        self.calls.append(Allocated(chosen))
+        assert self._plugin is not None
+        try:
+            environment = self._plugin.allocate(chosen)
+        except PluginRefused as why:
+            self._recount()
+            raise Rejected(f"rpc error: code = Unknown desc = {why}") from None
+        by_numa: dict[int, set[str]] = {}
+        for each in chosen:
+            numa = self._listed[each].numa
+            by_numa.setdefault(-1 if numa is None else numa, set()).add(each)
+        self._given.setdefault(pod.uid, {})[container.name] = Entry(
+            pod.uid,
+            container.name,
+            tuple((numa, frozenset(ids)) for numa, ids in sorted(by_numa.items())),
+            tuple(environment.items()),
+        )
+        self._write()
+
+    def _recount(self) -> None:
+        self._allocated = held(self._given)
+
+    def _write(self) -> None:
+        entries = tuple(entry for given in self._given.values() for entry in given.values())
+        self.written = Checkpoint(entries, self._healthy)
+        self.save(self.written)
+
+
+def held(given: Mapping[str, Mapping[str, Entry]]) -> Ids:
+    return frozenset(
+        replica for each in given.values() for entry in each.values() for replica in entry.replicas
+    )
+
+
+def pod(uid: str, *containers: int | Container, init: Iterable[int] = ()) -> Pod:
+    """A pod whose containers ask for so many replicas each."""
+    first = [Container(f"init-{n}", count, init=True) for n, count in enumerate(init)]
+    rest = [
+        each if isinstance(each, Container) else Container(f"main-{n}", each)
+        for n, each in enumerate(containers)
+    ]
+    return Pod(uid, (*first, *rest), name=uid)

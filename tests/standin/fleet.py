@@ -1,0 +1,235 @@
+"""Stand-in nodes in a real cluster: they follow the API server's pods as kubelets would.
+
+A pod that is bound to one of them is admitted, or rejected with the kubelet's words, after a delay
+that the seed draws, so that pods overtake one another. It runs until it is told to end, is deleted
+or is gone. Commands mean what they mean to the fake runtime of the kubelet's tests: ``exit`` ends
+with that code at once, ``stubborn`` takes its whole grace to stop.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.controlplane import ApiRefused, ControlPlane
+from tests.standin.devices import RESOURCE, Pod
+from tests.standin.node import Held, StandIn, pod_of
+
+NODES = "/api/v1/nodes"
+MERGE = "application/merge-patch+json"
+EVERY_S = 0.1
+
+
+@dataclass
+class _Followed:
+    node: str
+    manifest: Mapping[str, Any]
+    #: On the clock of ``time.monotonic``.
+    admit_at_s: float
+    #: When its processes will have ended; None while nobody wants them to.
+    ends_at_s: float | None = None
+
+    @property
+    def grace_s(self) -> float:
+        """How long its containers take to stop."""
+        spec = self.manifest["spec"]
+        stubborn = any(each.get("command") == ["stubborn"] for each in spec["containers"])
+        return float(spec.get("terminationGracePeriodSeconds", 30)) if stubborn else 0.0
+
+
+class Fleet:
+    """``nodes`` by name. ``start`` creates their objects, ``stop`` deletes them."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        nodes: Mapping[str, StandIn],
+        *,
+        admission_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.plane = plane
+        self.nodes = nodes
+        self.admission_s = admission_s
+        #: What went wrong in the fleet's thread; ``stop`` raises it.
+        self.failure: Exception | None = None
+        self._random = random.Random(seed)
+        self._pods: dict[str, _Followed] = {}
+        self._told: dict[str, str] = {}
+        self._capacity: dict[str, tuple[int, int]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet")
+
+    def start(self) -> None:
+        for name in self.nodes:
+            self.plane.call("POST", NODES, {"metadata": {"name": name}})
+            # Admission taints every new node; what would untaint it is a controller.
+            self.plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}}, MERGE)
+            self._tell_capacity(name)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Also when ``start`` did not get far; raises what went wrong meanwhile."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for name in self.nodes:
+            with contextlib.suppress(ApiRefused):
+                self.plane.call("DELETE", f"{NODES}/{name}")
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        while not self._stopped.wait(EVERY_S):
+            try:
+                self._step(time.monotonic())
+            except Exception as err:  # noqa: BLE001 - told by ``stop``, on the test's thread
+                self.failure = err
+                return
+
+    def _step(self, now_s: float) -> None:
+        listed = self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName!=")["items"]
+        here = {p["metadata"]["uid"]: p for p in listed if p["spec"]["nodeName"] in self.nodes}
+        for uid, manifest in here.items():
+            if uid not in self._pods and manifest["status"]["phase"] not in ("Succeeded", "Failed"):
+                admit_at_s = now_s + self._random.uniform(0.0, self.admission_s)
+                self._pods[uid] = _Followed(manifest["spec"]["nodeName"], manifest, admit_at_s)
+        for uid, pod in sorted(self._pods.items(), key=lambda item: item[1].admit_at_s):
+            node = self.nodes[pod.node]
+            with node.lock:
+                self._follow(node, uid, pod, here.get(uid), now_s)
+        for uid, pod in list(self._pods.items()):
+            held = self.nodes[pod.node].pods.get(uid)
+            if uid in here and held is not None:
+                self._tell(pod, held)
+        for name in self.nodes:
+            self._tell_capacity(name)
+
+    def _follow(
+        self, node: StandIn, uid: str, pod: _Followed, seen: Mapping[str, Any] | None, now_s: float
+    ) -> None:
+        """What the kubelet does about one pod now, as the API server shows it: None, it is gone."""
+        if seen is None:
+            if uid in node.pods:
+                node.force(uid)
+            if pod.ends_at_s is None:
+                pod.ends_at_s = now_s + pod.grace_s
+            if pod.ends_at_s <= now_s:
+                node.vacate(uid)
+                del self._pods[uid]
+                self._told.pop(uid, None)
+        elif "deletionTimestamp" in seen["metadata"]:
+            if pod.ends_at_s is None:
+                pod.ends_at_s = now_s + pod.grace_s
+            if pod.ends_at_s <= now_s:
+                if uid in node.pods:
+                    node.delete(uid)
+                body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+                with contextlib.suppress(ApiRefused):  # somebody was faster
+                    self.plane.call("DELETE", path_of(pod_of(pod.manifest)), body)
+        elif uid not in node.pods and pod.admit_at_s <= now_s:
+            admitted = node.admit(pod_of(pod.manifest)).admitted
+            commands = [each.get("command") for each in pod.manifest["spec"]["containers"]]
+            codes = [each[1] for each in commands if each and each[0] == "exit"]
+            if admitted and len(codes) == len(commands):
+                node.end(uid, succeeded=set(codes) == {"0"})
+
+    def _tell(self, pod: _Followed, held: Held) -> None:
+        if self._told.get(held.pod.uid) == held.phase:
+            return
+        path = path_of(held.pod)
+        status = pod_status(self.nodes[pod.node], held)
+        with contextlib.suppress(ApiRefused):  # it is gone; the next look will show it
+            self.plane.call("PATCH", f"{path}/status", {"status": status}, MERGE)
+            self._told[held.pod.uid] = held.phase
+            if held.verdict is not None and not held.verdict.admitted:
+                self.plane.call("POST", event_path(held.pod), rejection(pod.node, held))
+
+    def _tell_capacity(self, name: str) -> None:
+        capacity, allocatable = self.nodes[name].devices.capacity or (0, 0)
+        if self._capacity.get(name) != (capacity, allocatable):
+            self.plane.call(
+                "PATCH", f"{NODES}/{name}/status", node_status(capacity, allocatable), MERGE
+            )
+            self._capacity[name] = capacity, allocatable
+
+
+def path_of(pod: Pod) -> str:
+    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+
+
+def event_path(pod: Pod) -> str:
+    return f"/api/v1/namespaces/{pod.namespace}/events"
+
+
+def node_status(capacity: int, allocatable: int) -> dict[str, Any]:
+    other = {"cpu": "128", "memory": "1Ti", "pods": "250"}
+    return {
+        "status": {
+            "capacity": other | {RESOURCE: str(capacity)},
+            "allocatable": other | {RESOURCE: str(allocatable)},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+        }
+    }
+
+
+def pod_status(node: StandIn, held: Held) -> dict[str, Any]:
+    """As the kubelet tells it, in what others read of it."""
+    verdict = held.verdict
+    if verdict is not None and not verdict.admitted:
+        message = f"Pod was rejected: {verdict.message}"
+        return {"phase": held.phase, "reason": verdict.reason, "message": message}
+    running = held.phase == "Running"
+    code = 0 if held.phase == "Succeeded" else 1
+    return {
+        "phase": held.phase,
+        "conditions": [{"type": "Ready", "status": str(running)}],
+        "containerStatuses": [
+            {
+                "name": each.name,
+                "image": "any",
+                "imageID": "any",
+                "ready": running,
+                "restartCount": 0,
+                "state": {"running": {}} if running else {"terminated": {"exitCode": code}},
+                "allocatedResourcesStatus": resources(node, held.pod, each.name),
+            }
+            for each in held.pod.containers
+            if not each.init
+        ],
+    }
+
+
+def resources(node: StandIn, pod: Pod, container: str) -> list[dict[str, Any]]:
+    """The container's replicas and their health."""
+    entry = node.devices.given(pod.uid, container)
+    if entry is None:
+        return []
+    healthy = node.devices.is_healthy
+    return [
+        {
+            "name": RESOURCE,
+            "resources": [
+                {"resourceID": each, "health": "Healthy" if healthy(each) else "Unhealthy"}
+                for each in sorted(entry.replicas)
+            ],
+        }
+    ]
+
+
+def rejection(node: str, held: Held) -> dict[str, Any]:
+    """The event of a rejected pod."""
+    assert held.verdict is not None
+    pod = held.pod
+    about = {"kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+    return {
+        "metadata": {"generateName": f"{pod.name}."},
+        "involvedObject": about | {"apiVersion": "v1"},
+        "type": "Warning",
+        "reason": held.verdict.reason,
+        "message": held.verdict.message,
+        "source": {"component": "kubelet", "host": node},
+    }

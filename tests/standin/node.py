@@ -1,0 +1,232 @@
+"""A GPU node that behaves, without a machine: kubelet and plugin are models, memory is a table.
+
+Every call is one event; nothing happens between calls. So a caller may delay and reorder what a
+kubelet does by itself: pods are admitted when ``admit`` says so, in whichever order, containers end
+when told, the memory of a pod that is gone stays taken until ``vacate``.
+"""
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.driver import Driver, Gpu
+from tests.standin.devices import RESOURCE, Checkpoint, Container, DeviceManager, Lots, Pod, Verdict
+from tests.standin.lots import Drawn
+from tests.standin.plugin import Plugin, Replica, Settings, device_of
+from tests.standin.topology import TopologyPolicy
+
+Phase = Literal["Pending", "Running", "Succeeded", "Failed"]
+FIRST_PID = 100_000
+UNSHARED = Settings()
+
+
+@dataclass
+class Held:
+    """A pod that the kubelet knows."""
+
+    pod: Pod
+    phase: Phase = "Pending"
+    verdict: Verdict | None = None
+    #: Whether the API server knows its phase; of a rejection it may hear ten seconds late.
+    told: bool = True
+    #: Containers whose process runs.
+    running: set[str] = field(default_factory=set)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of the kubelet's active pods, whose replicas are theirs."""
+        return self.phase in ("Pending", "Running")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    uid: str
+    container: str
+    pid: int
+    used_bytes: Mapping[str, int]
+
+
+class StandIn:
+    """A node with a plugin that has registered. ``seed`` draws what is left to chance.
+
+    ``driver`` is told what each process holds; without one the node only counts.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        settings: Settings = UNSHARED,
+        *,
+        topology: TopologyPolicy = "none",
+        seed: int = 0,
+        driver: Driver | None = None,
+        save: Callable[[Checkpoint], None] = lambda checkpoint: None,
+    ) -> None:
+        self.gpus = tuple(gpus)
+        self.driver = driver
+        self.devices = DeviceManager(topology, range(1 + max(g.numa or 0 for g in gpus)), save)
+        self.pods: dict[str, Held] = {}
+        self.processes: dict[tuple[str, str], Process] = {}
+        #: Held by whoever looks at the node from another thread.
+        self.lock = threading.RLock()
+        self._random = random.Random(seed)
+        self._pids = itertools.count(FIRST_PID)
+        self.plugin: Plugin | None = None
+        self.start_plugin(settings)
+
+    @property
+    def active(self) -> list[str]:
+        """The uids of the pods that the kubelet counts."""
+        return [uid for uid, held in self.pods.items() if held.counts]
+
+    def used_bytes(self) -> Counter[str]:
+        """By device, of all processes: those of pods that are gone as well."""
+        used: Counter[str] = Counter()
+        for process in self.processes.values():
+            used.update(process.used_bytes)
+        return used
+
+    def pod_resources(self) -> list[tuple[Pod, dict[str, list[Replica]]]]:
+        """What PodResources lists: by pod and container; and as there, ended pods are freed."""
+        self.devices.collect(self.active)
+        return [(held.pod, self.listed(held.pod)) for held in self.pods.values() if held.counts]
+
+    def listed(self, pod: Pod) -> dict[str, list[Replica]]:
+        return {
+            each.name: [
+                Replica(replica, device_of(replica), None if numa < 0 else numa)
+                for numa, replicas in (entry.by_numa if entry else ())
+                for replica in sorted(replicas)
+            ]
+            for each in pod.containers
+            if each.sidecar or not each.init
+            for entry in [self.devices.given(pod.uid, each.name)]
+        }
+
+    # The kubelet.
+
+    def admit(self, pod: Pod, lots: Lots | None = None) -> Verdict:
+        """The kubelet sees a pod that was bound to it, decides, and starts its containers."""
+        self.pods[pod.uid] = held = Held(pod)
+        self._decide(held, lots)
+        if held.phase == "Running":
+            for container in pod.containers:
+                self._start(pod, container)
+        assert held.verdict is not None
+        return held.verdict
+
+    def end(self, uid: str, *, succeeded: bool = True, frees: bool = True) -> None:
+        """Its containers end by themselves; ``frees`` False: their memory takes its time."""
+        self.pods[uid].phase = "Succeeded" if succeeded else "Failed"
+        self._stop(uid, frees)
+
+    def delete(self, uid: str, *, frees: bool = True) -> None:
+        """Its grace is over and its containers have ended: until then it holds what it holds."""
+        self._stop(uid, frees)
+        del self.pods[uid]
+
+    def force(self, uid: str) -> None:
+        """It was deleted by force: the kubelet forgets it, its processes have yet to end."""
+        del self.pods[uid]
+
+    def vacate(self, uid: str) -> None:
+        """The processes of a pod that is gone end at last."""
+        self._stop(uid, frees=True)
+
+    def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
+        """It reads its checkpoint and admits its pods again, those as well that it has rejected
+        and the API server does not know it yet (``told``).
+
+        The plugin finds out by itself, and races with the pods; where it is not ``plugin_first``
+        it comes with ``register_plugin``.
+        """
+        self.devices.restarted()
+        if plugin_first:
+            self.register_plugin()
+        for held in self.pods.values():
+            if held.counts or not held.told:
+                self._decide(held, lots)
+                if held.phase == "Failed":
+                    self._stop(held.pod.uid, frees=True)
+        self.devices.sources_ready = True
+
+    # The plugin.
+
+    def stop_plugin(self) -> None:
+        self.plugin = None
+        self.devices.disconnected()
+
+    def start_plugin(self, settings: Settings) -> None:
+        """Another run of the plugin, which knows of no failure before it."""
+        self.plugin = Plugin(self.gpus, settings)
+        self.devices.listed(self.plugin)
+
+    def register_plugin(self) -> None:
+        """It has seen a new kubelet and begins again: what was unhealthy is healthy."""
+        assert self.plugin is not None
+        self.plugin = Plugin(self.gpus, self.plugin.settings)
+        self.devices.listed(self.plugin)
+
+    def fail(self, replica: str) -> None:
+        """The plugin hears of an XID and takes it out on one replica of the device."""
+        assert self.plugin is not None
+        self.plugin.fail(replica)
+        self.devices.listed(self.plugin)
+
+    def _decide(self, held: Held, lots: Lots | None) -> None:
+        lots = lots or Drawn(self._random)
+        held.verdict = self.devices.admit(held.pod, self.active, lots, held.running)
+        held.phase = "Running" if held.verdict.admitted else "Failed"
+
+    def _start(self, pod: Pod, container: Container) -> None:
+        if container.init and not container.sidecar:
+            return  # ended before it was looked at
+        self.pods[pod.uid].running.add(container.name)
+        entry = self.devices.given(pod.uid, container.name)
+        replicas = entry.replicas if entry else ()
+        used = dict.fromkeys({device_of(each) for each in replicas}, container.takes_bytes)
+        process = Process(pod.uid, container.name, next(self._pids), used)
+        self.processes[pod.uid, container.name] = process
+        self._tell(process, used)
+
+    def _stop(self, uid: str, frees: bool) -> None:
+        if uid in self.pods:
+            self.pods[uid].running.clear()
+        if frees:
+            for key in [key for key in self.processes if key[0] == uid]:
+                self._tell(self.processes.pop(key), {})
+
+    def _tell(self, process: Process, used: Mapping[str, int]) -> None:
+        if self.driver is not None:
+            self.driver.use(process.pid, used)
+
+
+def pod_of(manifest: Mapping[str, Any]) -> Pod:
+    """The part of a pod that a node looks at; ``TAKES_VRAM`` as the fake runtime reads it."""
+    spec, metadata = manifest["spec"], manifest["metadata"]
+    return Pod(
+        uid=metadata.get("uid", metadata["name"]),
+        name=metadata["name"],
+        namespace=metadata.get("namespace", "default"),
+        containers=tuple(
+            _container(each, init)
+            for init, key in ((True, "initContainers"), (False, "containers"))
+            for each in spec.get(key, ())
+        ),
+    )
+
+
+def _container(manifest: Mapping[str, Any], init: bool) -> Container:
+    limits = manifest.get("resources", {}).get("limits", {})
+    environment = {each["name"]: each.get("value", "") for each in manifest.get("env", ())}
+    return Container(
+        manifest["name"],
+        replicas=int(limits.get(RESOURCE, 0)),
+        init=init,
+        sidecar=init and manifest.get("restartPolicy") == "Always",
+        takes_bytes=int(environment.get("TAKES_VRAM", "0")),
+    )

@@ -1,0 +1,252 @@
+"""NVIDIA's device plugin as a model: which replicas it may prefer, and which it does.
+
+From its sources: internal/rm/allocate.go and nvml_manager.go of v0.19.3, which the tests hold it
+against, and allocate.go of v0.20.0, which nothing here was held against (``release`` 20: the policy
+``packed``, and ties go to the device with the fewest picks of the same request). Replicas of one
+device are alike, so a choice is a count for each device; which replicas make it up is a lot.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, Protocol
+
+Policy = Literal["distributed", "packed"]
+#: How many replicas of each device: hashable, ordered by device.
+Counts = tuple[tuple[str, int], ...]
+
+
+#: How many elements Go's ``sort.Slice`` sorts by insertion, which leaves equals in their order.
+STABLE = 12
+
+
+class PluginRefused(Exception):
+    """The plugin answered a call with an error; its text is the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    id: str
+    device: str
+    #: The NUMA node that the device hangs on; None where the plugin does not say.
+    numa: int | None = None
+    healthy: bool = True
+
+
+class Device(Protocol):
+    """What a plugin sees of a GPU; ``tests.driver.Gpu`` is one."""
+
+    @property
+    def uuid(self) -> str: ...
+    @property
+    def numa(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    replicas: int = 1
+    policy: Policy = "distributed"
+    #: The minor of the plugin's version: 0.19 or 0.20.
+    release: int = 19
+    fail_requests_greater_than_one: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy == "packed" and self.release < 20:
+            raise ValueError(
+                "policy packed came with plugin v0.20.0; right is, for example: "
+                "Settings(replicas=4, policy='packed', release=20)"
+            )
+
+
+class Plugin:
+    """One run of the plugin's process: what it knows is gone when it is started again."""
+
+    def __init__(self, devices: Sequence[Device], settings: Settings) -> None:
+        self.settings = settings
+        self._replicas = {
+            replica.id: replica for device in devices for replica in replicas_of(device, settings)
+        }
+
+    def copy(self) -> "Plugin":
+        twin = Plugin((), self.settings)
+        twin._replicas = dict(self._replicas)
+        return twin
+
+    def listed(self) -> list[Replica]:
+        """What ListAndWatch tells the kubelet."""
+        return list(self._replicas.values())
+
+    def fail(self, replica: str) -> None:
+        """It tells the kubelet that this replica is unhealthy, and never takes it back.
+
+        After an XID the real one (up to v0.20.0) does so for one replica of the device, whichever
+        comes last out of a map.
+        """
+        known = self._replicas[replica]
+        self._replicas[replica] = Replica(known.id, known.device, known.numa, healthy=False)
+
+    def options(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
+        """Every choice it may make besides ``must``; raises ``PluginRefused``."""
+        if not any(is_shared(each) for each in available):
+            return self._aligned(available, must, size)
+        lines: set[tuple[_Line, Counts]] = {(self._line(available, must, size), ())}
+        for _ in range(size - len(must)):
+            lines = {
+                (line.without(device), counts(Counter(dict(picked)) + Counter([device])))
+                for line, picked in lines
+                for device in line.first()
+            }
+        return {picked for _, picked in lines}
+
+    def prefer(
+        self,
+        available: Collection[str],
+        must: Collection[str],
+        size: int,
+        lots: random.Random,
+    ) -> frozenset[str]:
+        """One answer to GetPreferredAllocation; raises ``PluginRefused``."""
+        candidates = sorted(self._candidates(available, must))
+        if not any(is_shared(each) for each in available):
+            if len(available) < size:
+                return frozenset()  # no error
+            return frozenset(must) | frozenset(lots.sample(candidates, size - len(must)))
+        line = self._line(available, must, size)
+        chosen = set(must)
+        for _ in range(size - len(must)):
+            first = line.first()
+            pick = lots.choice([each for each in candidates if device_of(each) in first])
+            candidates.remove(pick)
+            chosen.add(pick)
+            line = line.without(device_of(pick))
+        return frozenset(chosen)
+
+    def allows(
+        self, answer: Collection[str], available: Collection[str], must: Collection[str], size: int
+    ) -> bool:
+        """Whether the answer to GetPreferredAllocation is one that it may give."""
+        picks = set(answer) - set(must)
+        return (
+            set(must) <= set(answer)
+            and picks <= self._candidates(available, must)
+            and by_device(picks) in self.options(available, must, size)
+        )
+
+    def allocate(self, replicas: Collection[str]) -> dict[str, str]:
+        """The environment that it gives the container; raises ``PluginRefused``."""
+        for replica in replicas:
+            if replica not in self._replicas:
+                raise PluginRefused(self._invalid(f"unknown device: {replica}"))
+        if (
+            self.settings.fail_requests_greater_than_one
+            and self.settings.replicas > 1
+            and len(replicas) > 1
+        ):
+            reason = f"maximum request size for shared resources is 1; found {len(replicas)}"
+            raise PluginRefused(self._invalid(reason))
+        return {"NVIDIA_VISIBLE_DEVICES": ",".join(sorted({device_of(each) for each in replicas}))}
+
+    def _invalid(self, reason: str) -> str:
+        return f'invalid allocation request for "nvidia.com/gpu": invalid request: {reason}'
+
+    def _aligned(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
+        """Of unshared devices those with the best links; all links alike, as here: any."""
+        if len(available) < size:
+            return {()}  # an empty answer, no error
+        others = sorted(self._candidates(available, must))
+        return {by_device(each) for each in combinations(others, size - len(must))}
+
+    def _candidates(self, available: Collection[str], must: Collection[str]) -> set[str]:
+        return set(available) & self._replicas.keys() - set(must)
+
+    def _line(self, available: Collection[str], must: Collection[str], size: int) -> "_Line":
+        free = Counter(device_of(each) for each in self._candidates(available, must))
+        if free.total() < size - len(must):
+            raise PluginRefused(
+                "error getting list of preferred allocation devices: "
+                "not enough available devices to satisfy allocation"
+            )
+        total = Counter(device_of(each) for each in self._replicas)  # the unhealthy ones as well
+        groups: dict[int, dict[str, int]] = {}
+        for device, count in free.items():
+            groups.setdefault(total[device] - count, {})[device] = count
+        sign = -1 if self.settings.policy == "packed" else 1
+        blocks = (
+            _Block((sign * allocated, 0), tuple(sorted(group.items())))
+            for allocated, group in groups.items()
+        )
+        return _Line(self.settings, tuple(sorted(blocks, key=lambda block: block.rank)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Neighbours in the plugin's list, in any order; ``free`` is what each device has in it."""
+
+    #: Replicas allocated, negative for ``packed``; picks of the request, from v0.20.0 on.
+    rank: tuple[int, int]
+    free: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The plugin's list of candidates while it picks: sorted again for each pick, first one taken.
+
+    Its order is random at first (a Go map's). Go's ``sort.Slice`` keeps the order of equals while
+    there are twelve at most, so that a device which has caught up with others stays before them;
+    of more than twelve any may come first.
+    """
+
+    settings: Settings
+    blocks: tuple[_Block, ...]
+
+    def first(self) -> list[str]:
+        """The devices that the next pick may be of."""
+        return [device for device, _ in self._sorted()[0].free]
+
+    def without(self, device: str) -> "_Line":
+        """After a pick of this device, which is one of the first."""
+        block, *rest = self._sorted()
+        left = dict(block.free)
+        remaining = left.pop(device) - 1
+        if left:
+            rest.insert(0, _Block(block.rank, counts(left)))
+        if remaining:
+            sign = -1 if self.settings.policy == "packed" else 1
+            rank = block.rank[0] + sign, block.rank[1] + (self.settings.release >= 20)
+            place = sum(each.rank < rank for each in rest)
+            rest.insert(place, _Block(rank, ((device, remaining),)))
+        return _Line(self.settings, tuple(rest))
+
+    def _sorted(self) -> list[_Block]:
+        if sum(count for block in self.blocks for _, count in block.free) <= STABLE:
+            return list(self.blocks)
+        ranks = sorted({block.rank for block in self.blocks})
+        return [
+            _Block(rank, counts(dict(d for b in self.blocks if b.rank == rank for d in b.free)))
+            for rank in ranks
+        ]
+
+
+def replicas_of(device: Device, settings: Settings) -> Iterator[Replica]:
+    if settings.replicas == 1:
+        yield Replica(device.uuid, device.uuid, device.numa)
+    for number in range(settings.replicas if settings.replicas > 1 else 0):
+        yield Replica(f"{device.uuid}::{number}", device.uuid, device.numa)
+
+
+def is_shared(replica: str) -> bool:
+    return "::" in replica
+
+
+def device_of(replica: str) -> str:
+    return replica.partition("::")[0]
+
+
+def by_device(replicas: Iterable[str]) -> Counts:
+    return counts(Counter(device_of(each) for each in replicas))
+
+
+def counts(counter: Mapping[str, int]) -> Counts:
+    return tuple(sorted(counter.items()))

@@ -1,0 +1,71 @@
+"""On which devices a container may end: every way that kubelet and plugin can go, tried.
+
+Brute force over the model that the tests hold against the real ones, and nothing of the extender's:
+it judges what the extender says of the same node.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations, permutations
+
+from tests.standin.devices import DeviceManager, Lots, Pod
+from tests.standin.lots import every_way
+from tests.standin.plugin import Counts, by_device
+
+#: For each container of a pod, in its order, how many replicas of which devices it holds.
+Placement = tuple[Counts, ...]
+
+
+def possible_placements(
+    node: DeviceManager,
+    pod: Pod,
+    active: Sequence[str],
+    unobserved: Sequence[Pod] = (),
+    ending: Sequence[str] = (),
+) -> set[Placement]:
+    """Where the pod may end on the node, which stays as it is; a rejected pod ends nowhere.
+
+    ``active`` are the uids that the kubelet counts. Any of the ``unobserved`` pods may be admitted
+    before it, in any order, and any of the ``ending`` ones may be gone by then.
+    """
+    found: set[Placement] = set()
+    for before in _orders(unobserved):
+        for gone in _subsets(ending):
+            counted = [uid for uid in active if uid not in gone]
+            run = partial(_end, node, pod, counted, before)
+            found |= {end for end in every_way(run) if end is not None}
+    return found
+
+
+def possible_devices(
+    node: DeviceManager,
+    pod: Pod,
+    active: Sequence[str],
+    unobserved: Sequence[Pod] = (),
+    ending: Sequence[str] = (),
+) -> set[str]:
+    """The devices that any container of the pod may end on."""
+    placements = possible_placements(node, pod, active, unobserved, ending)
+    return {device for each in placements for counts in each for device, _ in counts}
+
+
+def _end(
+    node: DeviceManager, pod: Pod, active: Sequence[str], before: Sequence[Pod], lots: Lots
+) -> Placement | None:
+    """Where it ends when the others go first and the lots fall so; None where it is rejected."""
+    twin, counted = node.copy(), list(active)
+    for each in before:
+        if twin.admit(each, [*counted, each.uid], lots).admitted:
+            counted.append(each.uid)
+    if not twin.admit(pod, [*counted, pod.uid], lots).admitted:
+        return None
+    entries = [twin.given(pod.uid, each.name) for each in pod.containers]
+    return tuple(by_device(entry.replicas) if entry else () for entry in entries)
+
+
+def _orders(pods: Sequence[Pod]) -> list[tuple[Pod, ...]]:
+    return [order for size in range(len(pods) + 1) for order in permutations(pods, size)]
+
+
+def _subsets(uids: Sequence[str]) -> list[tuple[str, ...]]:
+    return [each for size in range(len(uids) + 1) for each in combinations(uids, size)]

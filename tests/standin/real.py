@@ -1,0 +1,279 @@
+"""A real kubelet with the real plugin, asked and written down as the stand-in is.
+
+A relay between the two passes every call on and records it. ``Real`` does what ``StandIn`` does, by
+the same names, and returns when it has happened.
+"""
+
+import base64
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import yaml
+
+from tests.kubelet.node import RESOURCE, Node, gpu_container, gpu_pod, plugin_configuration
+from tests.kubelet.relay import SERVICE, Relay, api
+from tests.standin.checkpoint import checksum
+from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
+from tests.standin.plugin import Plugin, Settings, replicas_of
+
+PLUGIN = "nvidia-gpu.sock"
+#: The kubelet's log lines of the pods that the API server, and of the replicas that the plugin
+#: told it of.
+PODS_SEEN = '"SyncLoop ADD" source="api"'
+PLUGIN_HEARD = '"Processed device updates for resource"'
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    call: Call
+    #: What the plugin preferred; None where it refused, or was not asked that.
+    answer: Ids | None = None
+
+
+class Recorder(Relay):
+    """``recorded`` grows with each call that the kubelet makes to choose or allocate."""
+
+    def __init__(self, node: Node) -> None:
+        self.recorded: list[Recorded] = []
+        super().__init__(node.root / "device-plugins", PLUGIN, RESOURCE, max)
+
+    def _prefer(self, request: Any, context: Any) -> Any:
+        (asked,) = request.container_requests
+        available, must = asked.available_deviceIDs, asked.must_include_deviceIDs
+        call = Preferred(frozenset(available), frozenset(must), asked.allocation_size)
+        assert len(call.available) == len(available)
+        self.recorded.append(Recorded(call))
+        answer = self._forward("GetPreferredAllocation", request.SerializeToString(), context)
+        decoded = api.PreferredAllocationResponse.FromString(answer)
+        (response,) = decoded.container_responses
+        self.recorded[-1] = Recorded(call, frozenset(response.deviceIDs))
+        return decoded
+
+    def _pass(self, method: str) -> Any:
+        def call(request: bytes, context: Any) -> bytes:
+            if method == "Allocate":
+                (asked,) = api.AllocateRequest.FromString(request).container_requests
+                self.recorded.append(Recorded(Allocated(frozenset(asked.devices_ids))))
+            return self._forward(method, request, context)
+
+        return call
+
+    def _forward(self, method: str, request: bytes, context: Any) -> bytes:
+        try:
+            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(request, timeout=10.0)
+        except grpc.RpcError as refused:
+            context.abort(refused.code(), refused.details())
+        return answer
+
+
+class Fed:
+    """Lots that fall as they fell on the real node, if they may fall so.
+
+    ``calls`` are the stand-in's own, beginning with this pod's: how far it has come.
+    """
+
+    def __init__(self, recorded: Sequence[Recorded], calls: Sequence[Call]) -> None:
+        self._recorded = recorded
+        self._calls = calls
+
+    def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
+        asked = self._recorded[len(self._calls) - 1]
+        assert call == asked.call
+        options = plugin.options(call.available, call.must_include, call.size)  # or it refuses
+        assert asked.answer is not None, "the plugin refused"
+        assert plugin.allows(asked.answer, call.available, call.must_include, call.size), options
+        return asked.answer
+
+    def some(self, replicas: Ids, count: int) -> Ids:
+        rest = (each.call for each in self._recorded[len(self._calls) :])
+        taken = next(call for call in rest if isinstance(call, Allocated)).replicas & replicas
+        assert len(taken) == count, "the kubelet took another number of them"
+        return taken
+
+
+class Real:
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._pods: dict[str, Pod] = {}
+        self._recorder = Recorder(node)
+        self._interpose()
+
+    def close(self) -> None:
+        self._recorder.stop()
+
+    def taken(self) -> list[Recorded]:
+        """What was recorded since the last time."""
+        recorded, self._recorder.recorded = self._recorder.recorded, []
+        return recorded
+
+    def admit(self, name: str, containers: Sequence[Container]) -> tuple[Pod, Verdict]:
+        """Bind a pod and wait for the kubelet's word."""
+        self.node.bind(manifest(name, containers))
+        pod = Pod(self.node.uid(name), tuple(containers), name)
+        self._pods[pod.uid] = pod
+        wanted = {(pod.uid, each.name) for each in containers if each.replicas}
+        verdict: list[Verdict] = []
+
+        def decided() -> bool:
+            if wanted <= self.checkpoint()[0].keys():
+                verdict.append(Verdict(True))
+            elif refused := self._refusal(pod.uid):
+                verdict.append(refused)
+            return bool(verdict)
+
+        self.node.wait(decided, f"a verdict on {name}")
+        return pod, verdict[0]
+
+    def _refusal(self, uid: str) -> Verdict | None:
+        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.uid={uid}"
+        for event in self.node.plane.call("GET", path)["items"]:
+            if event["reason"] in ("UnexpectedAdmissionError", "TopologyAffinityError"):
+                return Verdict(False, event["reason"], event["message"])
+        return None
+
+    def runs(self, uid: str) -> None:
+        """Wait until its containers run."""
+        name = self._pods[uid].name
+        self.node.wait(lambda: self.node.status(name)["phase"] == "Running", f"{name} runs")
+
+    def end(self, uid: str) -> None:
+        name = self._pods[uid].name
+        self.runs(uid)
+        for container in self.node.runtime.running(name).values():
+            self.node.runtime.exit(container, 0)
+        self.node.wait(lambda: self.node.status(name)["phase"] == "Succeeded", f"{name} ends")
+        self.node.wait(lambda: not self.node.held(name), f"{name} frees its replicas")
+
+    def delete(self, uid: str) -> None:
+        name = self._pods[uid].name
+        self.node.delete(name)
+        self.node.wait(lambda: self.node.is_gone(name), f"{name} is gone")
+
+    def force(self, uid: str) -> None:
+        name = self._pods[uid].name
+        self.node.delete(name, by_force=True)
+        self.node.wait(lambda: not self.node.held(name), f"{name} frees its replicas")
+
+    def fail(self, device: str) -> str:
+        """An XID of the device; the replica that the plugin took it out on."""
+        _, before, _ = self.checkpoint()
+        self.node.driver.fail(device, 79)
+        self.node.wait(lambda: self.checkpoint()[1] != before, f"{device} fails")
+        (failed,) = before - self.checkpoint()[1]
+        return failed
+
+    def restart_kubelet(self, *, hold_plugin: bool) -> bool:
+        """Whether the plugin registered before the kubelet looked at its pods: they race.
+
+        Returns when both are done; the plugin waits for ``resume_plugin`` where it is held.
+        """
+        if hold_plugin:
+            self.node.pause("nvidia-device-plugin")
+        self.node.kill("kubelet")
+        self._recorder.stop()
+        before = len(self.node.log("kubelet"))
+        self.node.start_kubelet()
+
+        def log() -> str:
+            return self.node.log("kubelet")[before:]
+
+        if self._pods:
+            self.node.wait(lambda: PODS_SEEN in log(), "its pods")
+        if hold_plugin:
+            return False
+        self.node.wait(lambda: PLUGIN_HEARD in log(), "its plugin")
+        self._interpose_anew()
+        return log().index(PLUGIN_HEARD) < log().find(PODS_SEEN)
+
+    def resume_plugin(self) -> None:
+        """After ``restart_kubelet``: it registers again."""
+        heard = self._heard()
+        self.node.resume("nvidia-device-plugin")
+        self.node.wait(lambda: self._heard() > heard, "the plugin is back")
+        self._interpose_anew()
+
+    def restart_plugin(self, settings: Settings, failed: Collection[str]) -> Ids:
+        """Another process, which the driver tells once more of the devices that failed.
+
+        Returns the replicas that the plugin takes them out on.
+        """
+        self.node.kill("nvidia-device-plugin")
+        self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
+        text = yaml.safe_dump(configuration(settings))
+        (self.node.folder / "plugin.yaml").write_text(text)
+        heard = self._heard()
+        self.node.start_plugin()
+        self.node.wait(lambda: self._heard() > heard, "the plugin is back")
+        self._interpose()
+        every = {each.id for gpu in self.node.driver.gpus for each in replicas_of(gpu, settings)}
+        healthy = len(every) - len(failed)
+        self.node.wait(lambda: len(self.checkpoint()[1]) == healthy, "what failed before")
+        return frozenset(every - self.checkpoint()[1])
+
+    def checkpoint(self) -> tuple[dict[tuple[str, str], Any], Ids, int]:
+        """What was given by pod and container, the healthy replicas, the checksum of the file."""
+        path = self.node.root / "device-plugins/kubelet_internal_checkpoint"
+        return decoded(path.read_bytes())
+
+    def _heard(self) -> int:
+        """How often the kubelet was told of the replicas."""
+        return self.node.log("kubelet").count(PLUGIN_HEARD)
+
+    def _interpose_anew(self) -> None:
+        """A new kubelet has removed the relay's socket."""
+        recorded = self._recorder.recorded
+        self._recorder = Recorder(self.node)
+        self._recorder.recorded = recorded
+        self._interpose()
+
+    def _interpose(self) -> None:
+        """Once the plugin itself was heard: a list that comes late would undo what came since."""
+        heard = self._heard()
+        self._recorder.register()
+        self.node.wait(lambda: self._heard() > heard, "the kubelet's interest in the relay")
+
+
+def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids, int]:
+    """A checkpoint file without the order of its lists; its checksum is right."""
+    whole = json.loads(content)
+    data = whole["Data"]
+    assert whole["Checksum"] == checksum(data)
+    given = {
+        (each["PodUID"], each["ContainerName"]): (
+            each["ResourceName"],
+            {numa: frozenset(ids) for numa, ids in each["DeviceIDs"].items()},
+            environment(each["AllocResp"]),
+        )
+        for each in data["PodDeviceEntries"] or ()
+    }
+    return given, frozenset(data["RegisteredDevices"].get(RESOURCE, ())), whole["Checksum"]
+
+
+def environment(answer: str) -> dict[str, Ids]:
+    """Of an AllocResp; the plugin gives several devices in any order."""
+    envs = api.ContainerAllocateResponse.FromString(base64.b64decode(answer)).envs
+    return {key: frozenset(value.split(",")) for key, value in envs.items()}
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The plugin's own."""
+    whole = plugin_configuration(settings.replicas)
+    if settings.fail_requests_greater_than_one:
+        whole["sharing"]["timeSlicing"]["failRequestsGreaterThanOne"] = True
+    return whole
+
+
+def manifest(name: str, containers: Sequence[Container]) -> dict[str, Any]:
+    def of(each: Container) -> dict[str, Any]:
+        command = ("exit", "0") if each.init and not each.sidecar else ()
+        whole = gpu_container(each.name, *command, gpus=each.replicas)
+        return whole | ({"restartPolicy": "Always"} if each.sidecar else {})
+
+    return gpu_pod(
+        name,
+        initContainers=[of(each) for each in containers if each.init],
+        containers=[of(each) for each in containers if not each.init],
+    )

@@ -1,0 +1,307 @@
+"""The stand-in against a real kubelet and NVIDIA's real plugin: the same operations, call by call.
+
+After each one, the calls that the plugin got, the verdict, the checkpoint and every answer of
+PodResources are the same. Where the real ones drew lots, the stand-in is fed what fell, once it has
+said that this may fall.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.kubelet.conftest import StartNode
+from tests.kubelet.node import Node, podresources, podresources_services
+from tests.standin.checkpoint import render
+from tests.standin.devices import Container
+from tests.standin.node import StandIn
+from tests.standin.plugin import Settings, device_of
+from tests.standin.real import Fed, Real, decoded
+from tests.standin.served import PodResources
+from tests.standin.topology import TopologyPolicy
+
+Answers = list[Any]
+#: What the kubelet's PodResources refuses with that means nothing.
+TRANSIENT = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNKNOWN)
+STEPS = 13
+
+
+class Pair:
+    """One node twice. Every operation is done to the real one first."""
+
+    def __init__(self, node: Node, settings: Settings, topology: TopologyPolicy = "none") -> None:
+        self.node = node
+        self.model = StandIn(node.driver.gpus, settings, topology=topology)
+        self.real = Real(node)
+        #: Devices that have had an XID, and those whose replica is unhealthy now.
+        self.failed: set[str] = set()
+        self.unhealthy: set[str] = set()
+        self.compare()
+
+    def admit(self, name: str, *containers: Container) -> str | None:
+        """Its uid; None when it was rejected."""
+        pod, verdict = self.real.admit(name, containers)
+        recorded = self.real.taken()
+        calls = self.model.devices.calls
+        calls.clear()
+        assert self.model.admit(pod, Fed(recorded, calls)) == verdict
+        assert calls == [each.call for each in recorded]
+        if not verdict.admitted:
+            # A kubelet that restarts before it has told the API server would admit it again.
+            self.real.force(pod.uid)
+            self.model.force(pod.uid)
+        self.compare()
+        return pod.uid if verdict.admitted else None
+
+    def end(self, uid: str) -> None:
+        self.real.end(uid)
+        self.model.end(uid)
+        self.compare()
+
+    def delete(self, uid: str) -> None:
+        self.real.delete(uid)
+        self.model.delete(uid)
+        self.compare()
+
+    def force(self, uid: str) -> None:
+        self.real.force(uid)
+        self.model.force(uid)
+        self.compare()
+
+    def fail(self, device: str) -> None:
+        if device not in self.unhealthy:
+            replica = self.real.fail(device)
+            assert device_of(replica) == device
+            self.model.fail(replica)
+            self.failed.add(device)
+            self.unhealthy.add(device)
+            self.compare()
+
+    def restart_kubelet(self, *, hold_plugin: bool) -> bool:
+        """Whether the plugin was back before the kubelet looked at its pods."""
+        for uid in self.model.active:
+            self.real.runs(uid)
+        plugin_first = self.real.restart_kubelet(hold_plugin=hold_plugin)
+        self.model.restart_kubelet(plugin_first=plugin_first)
+        if hold_plugin:
+            self.compare()
+            self.real.resume_plugin()
+        if not plugin_first:
+            self.model.register_plugin()
+        assert self.real.taken() == []
+        self.unhealthy = set()
+        self.compare()
+        return plugin_first
+
+    def restart_plugin(self, settings: Settings) -> None:
+        failed = self.real.restart_plugin(settings, self.failed)
+        self.model.stop_plugin()
+        self.model.start_plugin(settings)
+        assert {device_of(each) for each in failed} == self.failed
+        for replica in failed:
+            self.model.fail(replica)
+        self.unhealthy = set(self.failed)
+        self.compare()
+
+    def compare(self) -> None:
+        try:  # the kubelet lists pods for a moment longer, or not yet
+            self.node.wait(lambda: self._really() == self._modelled(), "the same answers")
+        except TimeoutError:
+            assert self._really() == self._modelled()
+            raise
+        written = self.model.devices.written
+        assert written is not None
+        given, healthy, _ = decoded(render(written))
+        really_given, really_healthy, _ = self.real.checkpoint()
+        assert given == really_given
+        assert healthy == really_healthy
+
+    def _really(self) -> Answers | None:
+        """The kubelet's answers; None where it was asked too often, or a pod has just gone."""
+        with grpc.insecure_channel(f"unix:{self.node.root}/pod-resources/kubelet.sock") as channel:
+            try:
+                return answers(podresources_services.PodResourcesListerStub(channel), 10.0)
+            except grpc.RpcError as refused:
+                if refused.code() not in TRANSIENT:
+                    raise
+                return None
+
+    def _modelled(self) -> Answers:
+        return answers(PodResources(self.model), None)
+
+
+@contextlib.contextmanager
+def pair_of(node: Node, *how: Any) -> Iterator[Pair]:
+    pair = Pair(node, *how)
+    try:
+        yield pair
+    finally:
+        pair.real.close()
+
+
+def answers(lister: Any, timeout_s: float | None) -> Answers:
+    """All that it tells: of every pod what List says of it, then Get; what may be allocated."""
+    listed = lister.List(podresources.ListPodResourcesRequest(), timeout_s).pod_resources
+    got = [
+        lister.Get(
+            podresources.GetPodResourcesRequest(pod_name=each.name, pod_namespace=each.namespace),
+            timeout_s,
+        ).pod_resources
+        for each in listed
+    ]
+    request = podresources.AllocatableResourcesRequest()
+    allocatable = lister.GetAllocatableResources(request, timeout_s).devices
+    return [{told(each) for each in listed}, {told(each) for each in got}, devices(allocatable)]
+
+
+def told(pod: Any) -> tuple[object, ...]:
+    held = tuple((each.name, devices(each.devices)) for each in pod.containers)
+    return pod.namespace, pod.name, held
+
+
+def devices(told: Any) -> frozenset[object]:
+    whole = [
+        (each.resource_name, tuple(each.device_ids), tuple(n.ID for n in each.topology.nodes))
+        for each in told
+    ]
+    assert len(set(whole)) == len(whole)
+    return frozenset(whole)
+
+
+#: How often each is drawn.
+OPERATIONS = {"admit": 12, "end": 2, "delete": 2, "force": 2, "fail": 1, "kubelet": 1, "plugin": 1}
+
+
+def play(pair: Pair, seed: int) -> None:
+    """Do operations that the seed draws."""
+    lots = random.Random(seed)
+    for step in range(STEPS):
+        uids = pair.model.active
+        operation = lots.choices([*OPERATIONS], weights=[*OPERATIONS.values()])[0]
+        if not uids or operation == "admit":
+            pair.admit(f"p{step}-{pair.node.name}", *containers(lots))
+            continue
+        match operation:
+            case "fail":
+                pair.fail(lots.choice(pair.node.driver.gpus).uuid)
+            case "kubelet":
+                pair.restart_kubelet(hold_plugin=lots.random() < 0.5)
+            case "plugin":
+                replicas = lots.choice([1, 2, 3, 4])
+                greedy = replicas > 1 and lots.random() < 0.3
+                pair.restart_plugin(Settings(replicas, fail_requests_greater_than_one=greedy))
+            case _:
+                getattr(pair, operation)(lots.choice(uids))
+
+
+def containers(lots: random.Random) -> list[Container]:
+    first = [
+        Container(f"init-{n}", lots.choice([1, 1, 2]), init=True, sidecar=lots.random() < 0.3)
+        for n in range(lots.choice([0, 0, 0, 0, 1, 2]))
+    ]
+    return first + [
+        Container(f"main-{n}", lots.choice([0, 1, 1, 1, 1, 1, 1, 2, 2, 3]))
+        for n in range(lots.choice([1, 1, 1, 2]))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seed", "topology", "numa", "replicas"),
+    [
+        pytest.param(1, "none", (1, 0, 1, 0), 3, id="no policy"),
+        pytest.param(2, "best-effort", (1, 0, 1, 0), 2, id="best-effort"),
+        pytest.param(3, "restricted", (0, 0, 1, None), 2, id="restricted"),
+        pytest.param(4, "single-numa-node", (0, 0, 1, 2), 2, id="single-numa-node"),
+        pytest.param(5, "best-effort", (0, 1, 1, 2), 1, id="unshared"),
+    ],
+)
+def test_the_stand_in_does_what_the_real_node_does(
+    start_node: StartNode,
+    seed: int,
+    topology: TopologyPolicy,
+    numa: Sequence[int | None],
+    replicas: int,
+) -> None:
+    node = start_node(gpus=len(numa), replicas=replicas, numa=numa, topologyManagerPolicy=topology)
+    with pair_of(node, Settings(replicas), topology) as pair:
+        play(pair, seed)
+
+
+def one(count: int = 1) -> Container:
+    return Container("main", count)
+
+
+@pytest.mark.parametrize(
+    ("topology", "admitted"), [("best-effort", True), ("restricted", False)], ids=str
+)
+def test_one_free_replica_on_each_numa_node(
+    start_node: StartNode, topology: TopologyPolicy, admitted: bool
+) -> None:
+    node = start_node(gpus=2, replicas=2, numa=(0, 1), topologyManagerPolicy=topology)
+    with pair_of(node, Settings(2), topology) as pair:
+        first, *_ = [pair.admit(f"{name}-{node.name}", one()) for name in "abc"]
+        assert first
+        pair.force(first)
+        # An empty node could have given both from one of its NUMA nodes.
+        assert bool(pair.admit(f"d-{node.name}", one(2))) == admitted
+
+
+def test_a_kubelet_restart_before_the_plugin_is_back(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=2)
+    with pair_of(node, Settings(2)) as pair:
+        # It ends a running pod for its init container that has ended: what runs is let off.
+        killed = pair.admit("a", Container("first", 1, init=True), one())
+        kept = pair.admit("b", one())
+        assert killed
+        assert kept
+        pair.fail("GPU-0")
+        pair.restart_kubelet(hold_plugin=True)
+        assert pair.model.active == [kept]
+        verdict = pair.model.pods[killed].verdict
+        assert verdict is not None
+        assert "no healthy devices present" in verdict.message
+        # It healed the replica as well: the plugin began again and forgot.
+        assert pair.model.devices.capacity == (4, 4)
+
+
+def test_a_plugin_restart_with_other_settings(start_node: StartNode) -> None:
+    node = start_node(gpus=2, replicas=2)
+    with pair_of(node, Settings(2)) as pair:
+        assert pair.admit("a", one())
+        assert pair.admit("b", one())
+        # No longer shared: devices of pods that run are given away.
+        pair.restart_plugin(Settings(1))
+        assert pair.admit("c", one(2))
+        pair.restart_plugin(Settings(2, fail_requests_greater_than_one=True))
+        active = pair.model.active
+        assert pair.admit("d", one(2)) is None
+        assert pair.model.active == active
+
+
+def test_a_pod_that_was_rejected_is_admitted_by_the_next_kubelet(start_node: StartNode) -> None:
+    """For up to ten seconds nobody but the kubelet knows that it said no."""
+    node = start_node(gpus=1, replicas=2)
+    with pair_of(node, Settings(2)) as pair:
+        for number in range(5):
+            holder = pair.admit(f"a{number}", one(2))
+            assert holder
+            late, verdict = pair.real.admit(f"late{number}", [one()])
+            assert pair.model.admit(late, Fed([], [])) == verdict
+            assert not verdict.admitted
+            pair.delete(holder)
+            other = pair.admit(f"b{number}", one())  # only now the disk forgets the holder
+            assert other
+            pair.real.runs(other)
+            node.pause("kubelet")
+            if node.status(late.name)["phase"] == "Pending":
+                break
+            node.resume("kubelet")
+            pair.delete(other)
+        else:
+            pytest.fail("the API server always knew at once")
+        pair.model.pods[late.uid].told = False
+        plugin_first = pair.restart_kubelet(hold_plugin=False)
+        assert (late.uid in pair.model.active) == plugin_first

@@ -1,0 +1,165 @@
+"""Stand-in nodes on a real API server: what a client sees of them."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controlplane import ApiRefused, ControlPlane
+from tests.driver import GIB, Driver, Gpu
+from tests.kubelet.node import PODS, RESOURCE, gpu_container, gpu_pod
+from tests.standin.fleet import NODES, Fleet
+from tests.standin.node import StandIn
+from tests.standin.plugin import Settings
+
+Start = Callable[..., Fleet]
+
+
+@pytest.fixture
+def start(plane: ControlPlane) -> Iterator[Start]:
+    """Start a fleet; it goes with its pods."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(nodes: dict[str, StandIn], **how: Any) -> Fleet:
+            fleet = Fleet(plane, nodes, **how)
+            stack.callback(fleet.stop)
+            for name in nodes:
+                query = f"fieldSelector=spec.nodeName={name}"
+                stack.callback(plane.call, "DELETE", f"{PODS}?{query}", {"gracePeriodSeconds": 0})
+            fleet.start()
+            return fleet
+
+        yield begin
+
+
+def bind(plane: ControlPlane, node: str, pod: dict[str, Any]) -> None:
+    plane.call("POST", PODS, pod | {"spec": pod["spec"] | {"nodeName": node}})
+
+
+def phases(plane: ControlPlane, node: str) -> dict[str, str]:
+    listed = plane.call("GET", f"{PODS}?fieldSelector=spec.nodeName={node}")["items"]
+    return {each["metadata"]["name"]: each["status"]["phase"] for each in listed}
+
+
+def until(true: Callable[[], object], fleet: Fleet) -> None:
+    deadline_s = time.monotonic() + 60.0
+    while not true():
+        assert fleet.failure is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def own(count: int) -> list[str]:
+    return [f"standin-{os.urandom(4).hex()}" for _ in range(count)]
+
+
+def test_a_pod_runs_holds_memory_and_goes(
+    plane: ControlPlane, start: Start, tmp_path: Path
+) -> None:
+    gpus = [Gpu("GPU-0"), Gpu("GPU-1")]
+    driver = Driver(tmp_path / "devices", gpus)
+    (name,) = own(1)
+    fleet = start({name: StandIn(gpus, Settings(2), driver=driver)})
+    bind(plane, name, gpu_pod(f"a-{name}", containers=[gpu_container("main", takes_bytes=GIB)]))
+    until(lambda: phases(plane, name) == {f"a-{name}": "Running"}, fleet)
+    (container,) = plane.call("GET", f"{PODS}/a-{name}")["status"]["containerStatuses"]
+    (resource,) = container["allocatedResourcesStatus"]
+    (told,) = resource["resources"]
+    assert (resource["name"], told["health"]) == (RESOURCE, "Healthy")
+    assert told["resourceID"] in {f"GPU-{gpu}::{n}" for gpu in range(2) for n in range(2)}
+    assert f" {GIB}\n" in driver.table.read_text()
+    plane.call("DELETE", f"{PODS}/a-{name}")
+    until(lambda: phases(plane, name) == {}, fleet)
+    until(lambda: "process" not in driver.table.read_text(), fleet)
+
+
+def test_a_pod_too_many_fails_with_the_kubelets_words(plane: ControlPlane, start: Start) -> None:
+    (name,) = own(1)
+    fleet = start({name: StandIn([Gpu("GPU-0")], Settings(2))})
+    for pod in "abc":
+        bind(plane, name, gpu_pod(f"{pod}-{name}"))
+    until(lambda: sorted(phases(plane, name).values()) == ["Failed", "Running", "Running"], fleet)
+    (failed,) = [pod for pod, phase in phases(plane, name).items() if phase == "Failed"]
+    status = plane.call("GET", f"{PODS}/{failed}")["status"]
+    assert status["reason"] == "UnexpectedAdmissionError"
+    words = f"unavailable for {RESOURCE}. Requested: 1, Available: 0, which is unexpected"
+    assert words in status["message"]
+
+    def reasons() -> set[str]:
+        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={failed}"
+        return {event["reason"] for event in plane.call("GET", path)["items"]}
+
+    until(lambda: reasons() == {"UnexpectedAdmissionError"}, fleet)
+
+
+def test_forced_deletion_leaves_memory_behind_for_a_while(
+    plane: ControlPlane, start: Start, tmp_path: Path
+) -> None:
+    gpus = [Gpu("GPU-0")]
+    driver = Driver(tmp_path / "devices", gpus)
+    (name,) = own(1)
+    node = StandIn(gpus, driver=driver)
+    fleet = start({name: node})
+    stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
+    old = gpu_pod(f"old-{name}", terminationGracePeriodSeconds=3, containers=[stubborn])
+    bind(plane, name, old)
+    until(lambda: phases(plane, name) == {f"old-{name}": "Running"}, fleet)
+    plane.call("DELETE", f"{PODS}/old-{name}", {"gracePeriodSeconds": 0})
+    new = gpu_pod(f"new-{name}", containers=[gpu_container("main", takes_bytes=GIB)])
+    bind(plane, name, new)
+    until(lambda: phases(plane, name) == {f"new-{name}": "Running"}, fleet)
+    assert node.used_bytes() == {"GPU-0": 2 * GIB}  # on an unshared device
+    until(lambda: node.used_bytes() == {"GPU-0": GIB}, fleet)
+
+
+def test_twenty_nodes_admit_two_hundred_pods_in_an_order_of_their_own(
+    plane: ControlPlane, start: Start
+) -> None:
+    names = own(20)
+    gpus = [Gpu("GPU-0"), Gpu("GPU-1")]
+    fleet = start({each: StandIn(gpus, Settings(5)) for each in names}, admission_s=1.0, seed=1)
+    for number in range(200):
+        bind(plane, names[number % 20], gpu_pod(f"p{number:03}-{names[0]}"))
+    until(lambda: all(len(node.active) == 10 for node in fleet.nodes.values()), fleet)
+    for node in fleet.nodes.values():
+        replicas = {each for pod, _ in node.pod_resources() for each in held(node, pod.uid)}
+        assert len(replicas) == 10
+    orders = {name: [pod.name for pod, _ in fleet.nodes[name].pod_resources()] for name in names}
+    assert any(order != sorted(order) for order in orders.values())
+
+
+def held(node: StandIn, uid: str) -> frozenset[str]:
+    entry = node.devices.given(uid, "main")
+    assert entry is not None
+    return entry.replicas
+
+
+def test_a_node_tells_of_its_replicas(plane: ControlPlane, start: Start) -> None:
+    (name,) = own(1)
+    node = StandIn([Gpu("GPU-0")], Settings(3))
+    fleet = start({name: node})
+
+    def amounts() -> tuple[str, str]:
+        status = plane.call("GET", f"{NODES}/{name}")["status"]
+        return status["capacity"][RESOURCE], status["allocatable"][RESOURCE]
+
+    assert amounts() == ("3", "3")
+    with node.lock:
+        node.fail("GPU-0::1")
+    until(lambda: amounts() == ("3", "2"), fleet)
+    with node.lock:
+        node.stop_plugin()
+    until(lambda: amounts() == ("3", "0"), fleet)
+
+
+def test_a_fleet_leaves_nothing_behind(plane: ControlPlane) -> None:
+    (name,) = own(1)
+    fleet = Fleet(plane, {name: StandIn([Gpu("GPU-0")])})
+    fleet.start()
+    fleet.stop()
+    with pytest.raises(ApiRefused):
+        plane.call("GET", f"{NODES}/{name}")

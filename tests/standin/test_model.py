@@ -1,0 +1,277 @@
+"""The stand-in by itself: in memory, as files, and every way it may go."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.driver import GIB, Driver, Gpu
+from tests.kubelet.node import podresources, podresources_services
+from tests.standin.checkpoint import NAME, checksum, render
+from tests.standin.devices import Container, DeviceManager, Pod, pod
+from tests.standin.lots import Drawn
+from tests.standin.node import StandIn
+from tests.standin.plugin import Plugin, PluginRefused, Settings, by_device
+from tests.standin.possible import possible_devices, possible_placements
+from tests.standin.real import decoded
+from tests.standin.served import Served, write_checkpoint
+from tests.standin.topology import TopologyPolicy
+
+GPUS = [Gpu(f"GPU-{number}") for number in range(4)]
+
+
+def manager(gpus: int, settings: Settings, *held: Pod) -> tuple[DeviceManager, list[str]]:
+    """One that holds these pods, and their uids."""
+    node = DeviceManager()
+    node.listed(Plugin(GPUS[:gpus], settings))
+    active: list[str] = []
+    for each in held:
+        active.append(each.uid)
+        assert node.admit(each, active, Drawn(random.Random(1))).admitted
+    return node, active
+
+
+# Where a pod may end.
+
+
+def test_it_may_end_on_any_device_of_a_tie() -> None:
+    node, active = manager(3, Settings(2), pod("a", 1))
+    (taken,) = possible_held(node, "a")
+    assert possible_devices(node, pod("p", 1), active) == {"GPU-0", "GPU-1", "GPU-2"} - {taken}
+
+
+def possible_held(node: DeviceManager, uid: str) -> set[str]:
+    entry = node.given(uid, "main-0")
+    assert entry is not None
+    return {device for device, _ in by_device(entry.replicas)}
+
+
+def test_a_pod_that_may_be_first_leaves_the_other_device() -> None:
+    node, active = manager(2, Settings(2), pod("a", 1))
+    (taken,) = possible_held(node, "a")
+    free = {"GPU-0", "GPU-1"} - {taken}
+    assert possible_devices(node, pod("p", 1), active) == free
+    both = possible_devices(node, pod("p", 1), active, unobserved=[pod("b", 1)])
+    assert both == {"GPU-0", "GPU-1"}
+
+
+def test_a_pod_that_may_be_gone_leaves_a_tie() -> None:
+    node, active = manager(2, Settings(2), pod("a", 1))
+    assert possible_devices(node, pod("p", 1), active, ending=["a"]) == {"GPU-0", "GPU-1"}
+
+
+def test_a_pod_that_is_rejected_ends_nowhere() -> None:
+    node, active = manager(1, Settings(2), pod("a", 1))
+    assert possible_placements(node, pod("p", 1, 1), active) == set()
+
+
+def test_a_container_takes_over_from_an_init_container() -> None:
+    node, active = manager(2, Settings(2))
+    placements = possible_placements(node, pod("p", 1, init=[1]), active)
+    one, other = (("GPU-0", 1),), (("GPU-1", 1),)
+    assert placements == {(one, one), (other, other)}
+
+
+def test_asking_changes_nothing() -> None:
+    node, active = manager(2, Settings(2), pod("a", 1))
+    before = (node.written, list(node.calls), node.available)
+    possible_placements(node, pod("p", 1), active, [pod("b", 1)], ["a"])
+    assert (node.written, node.calls, node.available) == before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_node_goes_no_other_way(seed: int) -> None:
+    """Draws of a node are among the possible ones, and so many draws are all of them."""
+    lots = random.Random(seed)
+    gpus = [Gpu(each.uuid, numa=lots.choice([0, 1])) for each in GPUS[:3]]
+    policy: TopologyPolicy = lots.choice(["none", "best-effort", "restricted", "single-numa-node"])
+    node = DeviceManager(policy, (0, 1))
+    node.listed(Plugin(gpus, Settings(2)))
+    active: list[str] = []
+    for number in range(lots.randint(0, 3)):
+        active.append(f"held-{number}")
+        node.admit(pod(active[-1], 1), active, Drawn(lots))
+    asked = pod("p", *lots.choice([(1,), (2,), (1, 1)]), init=lots.choice([(), (1,), (2,)]))
+    possible = possible_placements(node, asked, active)
+    seen = set()
+    for draw in range(400):
+        twin = node.copy()
+        if twin.admit(asked, [*active, "p"], Drawn(random.Random(draw))).admitted:
+            given = [twin.given("p", each.name) for each in asked.containers]
+            seen.add(tuple(by_device(entry.replicas) if entry else () for entry in given))
+    assert seen == possible
+
+
+# In memory.
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of events; what a kubelet never does is never seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = StandIn(
+            [Gpu(each.uuid, numa=n % 2) for n, each in enumerate(GPUS)], Settings(2)
+        )
+        self.count = 0
+
+    @rule(replicas=st.lists(st.integers(0, 3), min_size=1, max_size=2), first=st.integers(0, 2))
+    def admit(self, replicas: list[int], first: int) -> None:
+        self.count += 1
+        self.node.admit(pod(f"p{self.count}", *replicas, init=[first] if first else []))
+
+    def _pick(self, data: st.DataObject) -> str | None:
+        active = self.node.active
+        return data.draw(st.sampled_from(active)) if active else None
+
+    @rule(data=st.data(), frees=st.booleans())
+    def end(self, data: st.DataObject, frees: bool) -> None:
+        if uid := self._pick(data):
+            self.node.end(uid, frees=frees)
+
+    @rule(data=st.data())
+    def force(self, data: st.DataObject) -> None:
+        if uid := self._pick(data):
+            self.node.force(uid)
+
+    @rule(first=st.booleans())
+    def restart_kubelet(self, first: bool) -> None:
+        if self.node.plugin is not None:
+            self.node.restart_kubelet(plugin_first=first)
+            if not first:
+                self.node.register_plugin()
+
+    @rule(replica=st.sampled_from([f"GPU-{gpu}::{n}" for gpu in range(4) for n in range(2)]))
+    def fail(self, replica: str) -> None:
+        if self.node.plugin is not None:
+            self.node.fail(replica)
+
+    @rule()
+    def lose_plugin(self) -> None:
+        self.node.stop_plugin()
+        self.node.start_plugin(Settings(2))
+
+    @invariant()
+    def no_replica_is_held_twice(self) -> None:
+        """But by the containers of one pod in turn."""
+        held: Counter[str] = Counter()
+        for _, listed in self.node.pod_resources():
+            replicas = [each.id for container in listed.values() for each in container]
+            assert len(set(replicas)) == len(replicas)
+            held.update(replicas)
+        assert all(count == 1 for count in held.values())
+
+    @invariant()
+    def the_file_says_what_was_written(self) -> None:
+        written = self.node.devices.written
+        assert written is not None
+        given, healthy, _ = decoded(render(written))
+        assert given.keys() == {(entry.uid, entry.container) for entry in written.entries}
+        assert healthy == written.registered
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_memory_outlives_its_pod_until_it_is_vacated() -> None:
+    node = StandIn(GPUS[:1])
+    container = Container("main", 1, takes_bytes=GIB)
+    for uid in ("old", "new"):
+        assert node.admit(pod(uid, container)).admitted
+        if uid == "old":
+            node.force(uid)
+    assert node.used_bytes() == {"GPU-0": 2 * GIB}
+    node.vacate("old")
+    assert node.used_bytes() == {"GPU-0": GIB}
+    node.end("new", frees=False)
+    assert node.admit(pod("next", container)).admitted
+    assert node.used_bytes() == {"GPU-0": 2 * GIB}
+
+
+def test_the_driver_is_told(tmp_path: Path) -> None:
+    driver = Driver(tmp_path / "devices", GPUS[:1])
+    node = StandIn(GPUS[:1], Settings(2), driver=driver)
+    node.admit(pod("p", Container("main", 1, takes_bytes=GIB)))
+    (process,) = node.processes.values()
+    assert f"process compute {process.pid} {GIB}\n" in driver.table.read_text()
+    node.delete("p")
+    assert "process" not in driver.table.read_text()
+
+
+def test_the_plugin_is_forgotten_after_a_while() -> None:
+    node = StandIn(GPUS[:1], Settings(2))
+    node.stop_plugin()
+    assert node.devices.capacity == (2, 0)
+    node.devices.forgotten()
+    assert node.devices.capacity is None
+
+
+def test_what_the_plugin_refuses_the_kubelet_rejects() -> None:
+    node = StandIn(GPUS[:2], Settings(2, fail_requests_greater_than_one=True))
+    verdict = node.admit(pod("p", 2))
+    assert verdict.reason == "UnexpectedAdmissionError"
+    assert "maximum request size for shared resources is 1; found 2" in verdict.message
+    assert node.plugin is not None
+    with pytest.raises(PluginRefused, match="unknown device: GPU-9::0"):
+        node.plugin.allocate(["GPU-9::0"])
+
+
+# As files and a socket.
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ('{"PodDeviceEntries":null,"RegisteredDevices":{}}', 3467439661),
+        ('{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":[]}}', 3186271078),
+        (
+            '{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"main","ResourceName":'
+            '"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-0::1","GPU-0::0"],"10":["GPU-1::3"],"9":[]},'
+            '"AllocResp":"CsgB"},{"PodUID":"v","ContainerName":"a","ResourceName":"b",'
+            '"DeviceIDs":{"0":["x"]},"AllocResp":""}],"RegisteredDevices":{"a/b":null,'
+            '"nvidia.com/gpu":["GPU-1::3","GPU-0::0"]}}',
+            2340715548,
+        ),
+    ],
+)
+def test_the_checksum_is_what_go_computes(data: str, expected: int) -> None:
+    """Computed once by go-spew and hash/fnv from the kubelet's types."""
+    assert checksum(json.loads(data)) == expected
+
+
+def test_an_agent_sees_a_kubelets_files_and_socket(tmp_path: Path) -> None:
+    gpus = [Gpu("GPU-0", numa=0), Gpu("GPU-1", numa=1)]
+    node = StandIn(gpus, Settings(2), save=lambda content: write_checkpoint(tmp_path, content))
+    served = Served(node, tmp_path)
+    try:
+        node.admit(pod("p", 1, init=[1]))
+        given, healthy, _ = decoded((tmp_path / "device-plugins" / NAME).read_bytes())
+        assert given.keys() == {("p", "init-0"), ("p", "main-0")}
+        assert len(healthy) == 4
+        with grpc.insecure_channel(f"unix:{served.socket}") as channel:
+            lister = podresources_services.PodResourcesListerStub(channel)
+            (listed,) = lister.List(podresources.ListPodResourcesRequest()).pod_resources
+            assert [each.name for each in listed.containers] == ["main-0"]
+            (device,) = listed.containers[0].devices
+            (replica,) = device.device_ids
+            _, by_numa, environment = given["p", "main-0"]
+            (numa,) = device.topology.nodes
+            assert by_numa == {str(numa.ID): {replica}}
+            assert environment == {"NVIDIA_VISIBLE_DEVICES": {replica.partition("::")[0]}}
+            request = podresources.GetPodResourcesRequest(pod_name="p", pod_namespace="default")
+            assert lister.Get(request).pod_resources == listed
+            request = podresources.AllocatableResourcesRequest()
+            assert len(lister.GetAllocatableResources(request).devices) == 4
+            request = podresources.GetPodResourcesRequest(pod_name="q", pod_namespace="default")
+            with pytest.raises(grpc.RpcError, match="pod q in namespace default not found"):
+                lister.Get(request)
+    finally:
+        served.stop()
+    assert not served.socket.exists()
