@@ -7,7 +7,7 @@ stay as they were.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 
 from agent.publish import NotDelivered
 from contract.gpunode import GPUNode, decode_gpunode
+from extender.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, free_ports
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 
@@ -64,7 +65,9 @@ class Cluster:
 
     # Processes.
 
-    def start_extender(self, name: str = "extender", port: int | None = None) -> str:
+    def start_extender(
+        self, name: str = "extender", port: int | None = None, tls: TlsFiles | None = None
+    ) -> str:
         """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address."""
         port = port or self.port
         (debug_port,) = free_ports(1)
@@ -72,6 +75,7 @@ class Cluster:
             name,
             *(sys.executable, "-m", "extender", "serve", "--host", "127.0.0.1"),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
+            *(_options(tls) if tls else ()),
             env={
                 "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests")),
                 "PYTHONPATH": str(ROOT),
@@ -79,7 +83,7 @@ class Cluster:
         )
         self._started.append(name)
         self._debug_ports[name] = debug_port
-        return f"http://127.0.0.1:{port}"
+        return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
     def start_replicas(self, *names: str) -> list[int]:
         """Start extenders of these names; returns the ports of their verbs."""
@@ -88,8 +92,13 @@ class Cluster:
             self.start_extender(name, port)
         return ports
 
-    def start_scheduler(self, extender_url: str, binary: str = "kube-scheduler") -> None:
-        self.plane.start_scheduler(extender_url, binary)
+    def start_scheduler(
+        self,
+        extender_url: str,
+        binary: str = "kube-scheduler",
+        tls: Mapping[str, str] | None = None,
+    ) -> None:
+        self.plane.start_scheduler(extender_url, binary, tls)
         self._started.append(binary)
 
     def start_controller_manager(self) -> None:
@@ -208,6 +217,12 @@ class Cluster:
         except ApiRefused as err:
             if f": {status} " not in str(err):
                 raise
+
+
+def _options(tls: TlsFiles) -> Iterator[str]:
+    yield from ("--tls-cert", str(tls.cert), "--tls-key", str(tls.key))
+    if tls.client_ca:
+        yield from ("--tls-client-ca", str(tls.client_ca))
 
 
 def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
