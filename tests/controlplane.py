@@ -275,7 +275,7 @@ class ControlPlane(Processes):
     def _ready(self) -> bool:
         """Whether it is ready and knows what its admin may do."""
         self._http = urllib3.PoolManager(
-            ca_certs=str(self.ca_file), retries=False, timeout=urllib3.Timeout(5.0)
+            ca_certs=str(self.ca_file), retries=False, timeout=urllib3.Timeout(30.0)
         )
         try:
             self.call("GET", "/api/v1/namespaces/default")

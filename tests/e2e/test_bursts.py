@@ -6,7 +6,7 @@ of them are placed on nodes whose last pods nobody has observed yet.
 
 import random
 
-from tests.e2e.cluster import Cluster, said
+from tests.e2e.cluster import PlayedCluster, said
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
@@ -60,18 +60,18 @@ def test_two_replicas_behind_one_address_promise_nothing_twice(new_cluster: NewC
     assert_nothing_is_promised_twice(cluster)
 
 
-def watch(cluster: Cluster) -> bool:
+def watch(cluster: PlayedCluster) -> bool:
     """The kubelets admit what was bound, the agents report it."""
     cluster.nodes.observe(cluster.pods())
     return True
 
 
-def settled(cluster: Cluster) -> bool:
+def settled(cluster: PlayedCluster) -> bool:
     """Whether every pod is bound or has been told that no node has room."""
     return all(pod["spec"].get("nodeName") or said(pod).startswith("0/") for pod in cluster.pods())
 
 
-def assert_nothing_is_promised_twice(cluster: Cluster) -> None:
+def assert_nothing_is_promised_twice(cluster: PlayedCluster) -> None:
     cluster.kill_all()  # from here on nothing is bound
     cluster.nodes.observe(cluster.pods())
     verdict = cluster.nodes.referee.verdict(useful_bytes=GIB)
@@ -80,9 +80,7 @@ def assert_nothing_is_promised_twice(cluster: Cluster) -> None:
     assert not verdict.turned_away
     # The ledger knows every pod that is bound, once, where it is.
     promised = {
-        (uid, name)
-        for name in cluster.nodes.names
-        for uid in cluster.gpunode(name).spec.reservations
+        (uid, name) for name in cluster.names for uid in cluster.gpunode(name).spec.reservations
     }
     bound = {(pod["metadata"]["uid"], pod["spec"]["nodeName"]) for pod in cluster.bound()}
     assert bound <= promised
