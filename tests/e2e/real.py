@@ -91,8 +91,9 @@ class RealCluster(Cluster):
         containers = {"containers": [container], "terminationGracePeriodSeconds": 1}
         self.create_pod(name, f"{gib}Gi", **containers, **spec)
 
-    def running(self) -> int:
-        return sum(pod["status"].get("phase") == "Running" for pod in self.pods())
+    def decided(self) -> bool:
+        """Whether the kubelets have started or turned away all that was bound to them."""
+        return all(pod["status"]["phase"] != "Pending" for pod in self.bound())
 
     def delete_all(self) -> None:
         """Delete every pod; those that are bound are ended by their kubelets."""
