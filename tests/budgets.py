@@ -15,7 +15,7 @@ BUDGETS_S = {
     "cluster": 5,
     "contract": 10,
     "demo": 30,
-    "e2e": 420,
+    "e2e": 350,
     "gobin": 10,
     "helm": 5,
     "kubelet": 120,
@@ -26,7 +26,7 @@ BUDGETS_S = {
     "sources": 30,
     "web": 60,
     "wiring": 10,
-    "modules beside": 110,
+    "modules beside": 100,
 }
 
 _took_s: collections.Counter[str] = collections.Counter()
