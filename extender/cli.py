@@ -49,6 +49,13 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
     debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate in PEM: kube-scheduler's port speaks TLS only.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="CAs in PEM: only clients with a certificate of theirs.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve the scheduler's verbs and the debug API."""
@@ -61,7 +68,15 @@ def serve(
         # What talks to a cluster is an extra, and slow to import.
         if embedded is None:
             from extender.wiring.cluster import serve_cluster
-        settings = load_settings(config, host=host, verbs_port=verbs_port, debug_port=debug_port)
+        settings = load_settings(
+            config,
+            host=host,
+            verbs_port=verbs_port,
+            debug_port=debug_port,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+        )
         served = (
             serve_embedded(settings, load_fleet(embedded), typer.echo)
             if embedded

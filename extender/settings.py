@@ -1,16 +1,24 @@
 """Every setting of the extender, what it means and what it is when nobody says."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from contract.annotations import ScoringPolicy
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
 from extender.errors import BadSettings
 from extender.placement.rules import MIB, Rules
+from extender.tls import TlsFiles
 
 
 def _quantity(value: Any) -> Any:
@@ -34,6 +42,16 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address that both servers listen on.")
     verbs_port: int = Field(8888, ge=0, le=65535, description="kube-scheduler's port; 0: any.")
     debug_port: int = Field(8889, ge=0, le=65535, description="Debug API's port; 0: any.")
+    tls_cert: Path | None = Field(
+        None,
+        description="Certificate in PEM, with the chain: kube-scheduler's port speaks TLS only.",
+    )
+    tls_key: Path | None = Field(None, description="Private key of tls_cert in PEM, unencrypted.")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="CA certificates in PEM: on kube-scheduler's port only who shows a certificate "
+        "signed by one of them is answered. Best a CA that signs for nobody else.",
+    )
     max_body: QuantityBytes = Field(
         16 * MIB,
         description="Largest body of a scheduler call, as in 16Mi. With nodeCacheCapable true, "
@@ -62,6 +80,28 @@ class Settings(BaseModel):
     agent_namespace: str = Field(
         "headroom-system", description="Namespace of the agents' heartbeat Leases."
     )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise ValueError(
+                f"{given} is set and {missing} is not; right are both, "
+                "for example --tls-cert tls.crt --tls-key tls.key"
+            )
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError(
+                "tls_client_ca is set without tls_cert and tls_key; right are all three, "
+                "for example --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt"
+            )
+        return self
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files that kube-scheduler's port is served with; None: without TLS."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def rules(self) -> Rules:

@@ -43,6 +43,7 @@ SLOW_MODULES = (
     "tests/test_cli",
     "tests/test_controlplane",
     "tests/test_dockerfile",
+    "tests/test_tls",
 )
 
 

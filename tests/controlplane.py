@@ -182,14 +182,20 @@ class ControlPlane(Processes):
         path.write_text(json.dumps(content))
         return path
 
-    def start_scheduler(self, extender_url: str, binary: str = "kube-scheduler") -> None:
+    def start_scheduler(
+        self,
+        extender_url: str,
+        binary: str = "kube-scheduler",
+        tls: Mapping[str, str] | None = None,
+    ) -> None:
         """Start one of the built kube-schedulers with our extender, as we tell users to set it up.
 
         It serves nothing itself; several may run at once under the names of their binaries.
+        ``tls`` is the extender's tlsConfig, where it is spoken to over TLS.
         """
         config = self.folder / f"{binary}.json"
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
-        config.write_text(json.dumps(scheduler_configuration(extender_url, kubeconfig)))
+        config.write_text(json.dumps(scheduler_configuration(extender_url, kubeconfig, tls)))
         self.spawn(binary, str(built(binary)[binary]), f"--config={config}", "--secure-port=0")
 
     def start_controller_manager(self) -> None:
@@ -269,7 +275,7 @@ class ControlPlane(Processes):
     def _ready(self) -> bool:
         """Whether it is ready and knows what its admin may do."""
         self._http = urllib3.PoolManager(
-            ca_certs=str(self.ca_file), retries=False, timeout=urllib3.Timeout(5.0)
+            ca_certs=str(self.ca_file), retries=False, timeout=urllib3.Timeout(30.0)
         )
         try:
             self.call("GET", "/api/v1/namespaces/default")
@@ -280,9 +286,11 @@ class ControlPlane(Processes):
         return answer.status == 200
 
 
-def scheduler_configuration(extender_url: str, kubeconfig: Path) -> dict[str, Any]:
+def scheduler_configuration(
+    extender_url: str, kubeconfig: Path, tls: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """KubeSchedulerConfiguration with Headroom as its one extender."""
-    extender = {
+    extender: dict[str, Any] = {
         "urlPrefix": extender_url,
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
@@ -297,6 +305,9 @@ def scheduler_configuration(extender_url: str, kubeconfig: Path) -> dict[str, An
             for name in ("nvidia.com/gpu", "nvidia.com/gpu.shared")
         ],
     }
+    if tls is not None:
+        # Without a caFile it would take any certificate at all.
+        extender |= {"enableHTTPS": True, "tlsConfig": tls}
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

@@ -57,6 +57,8 @@ class Driver:
         self._used: dict[int, Mapping[str, int]] = {}
         #: uuid -> the XIDs that it has had
         self._xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in gpus}
+        #: uuid -> the least memory that was ever free; below zero: more was taken than there is.
+        self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
         self._lock = threading.Lock()
         self._write()
 
@@ -79,6 +81,7 @@ class Driver:
         for gpu in self.gpus:
             held = {pid: used[gpu.uuid] for pid, used in self._used.items() if gpu.uuid in used}
             free_bytes = gpu.memory_bytes - gpu.reserved_bytes - sum(held.values())
+            self.least_free_bytes[gpu.uuid] = min(self.least_free_bytes[gpu.uuid], free_bytes)
             sizes = f"{gpu.memory_bytes} {gpu.reserved_bytes} {free_bytes}"
             lines.append(f"device {gpu.uuid} {sizes} {gpu.model}")
             lines += [f"process compute {pid} {used_bytes}" for pid, used_bytes in held.items()]

@@ -7,6 +7,7 @@ with ``stop``, or, where that was never reached, with the next one of the same k
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -81,13 +82,21 @@ class Processes:
                 raise RuntimeError(f"{name} ended by itself:\n{self.logs()}")
 
 
+#: Below what Linux gives to outgoing connections, which else take a port before its server does.
+_PORTS = range(15_000, 32_000)
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that were free just now, all different."""
     with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise RuntimeError(f"fewer than {count} ports are free from {_PORTS[0]} to {_PORTS[-1]}")
 
 
 def alive(pid: int) -> bool:

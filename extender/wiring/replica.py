@@ -30,6 +30,7 @@ from extender.ledger.store import Store
 from extender.placement.placed import Placement
 from extender.settings import Settings
 from extender.telemetry import Telemetry
+from extender.tls import ServerTls
 from extender.web.debug import debug_app
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
@@ -37,6 +38,9 @@ from extender.web.wire import BindArgs
 
 log = structlog.get_logger()
 
+#: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
+#: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
+KEEP_ALIVE_S = 120
 #: Binds open at once; kube-scheduler has no bound of its own.
 BIND_THREADS = 16
 CHORES_EVERY_S = 5.0
@@ -192,14 +196,12 @@ async def serve(
     announce: Callable[[str], None],
 ) -> None:
     settings = extender.settings
+    tls = ServerTls(settings.tls) if settings.tls else None
     sockets = {
         name: _listen(settings.host, port)
         for name, port in (("verbs", settings.verbs_port), ("debug", settings.debug_port))
     }
-    servers = {
-        name: _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-        for name, app in (("verbs", verbs), ("debug", debug))
-    }
+    servers = {"verbs": _server(verbs, tls), "debug": _server(debug)}
 
     def stop() -> None:
         for server in servers.values():
@@ -211,7 +213,10 @@ async def serve(
     running = [
         asyncio.create_task(servers[name].serve(sockets=[sockets[name]])) for name in servers
     ]
-    where = {name: "http://{}:{}".format(*sock.getsockname()[:2]) for name, sock in sockets.items()}
+    where = {
+        name: "{}://{}:{}".format(servers[name].scheme, *sock.getsockname()[:2])
+        for name, sock in sockets.items()
+    }
     # The sockets listen already: whoever connects now is answered in a moment.
     announce(msgspec.json.encode({"event": "serving", **where}).decode())
     try:
@@ -227,9 +232,25 @@ def _makes_room(event: Event) -> bool:
 class _Server(uvicorn.Server):
     """Leaves signals alone: two servers share one process, and one handler stops both."""
 
+    @property
+    def scheme(self) -> str:
+        return "https" if self.config.is_ssl else "http"
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _server(app: FastAPI, tls: ServerTls | None = None) -> _Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context,
+    )
+    return _Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:

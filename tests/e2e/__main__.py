@@ -11,7 +11,7 @@ import time
 
 from agent.publish import NotDelivered
 from tests.controlplane import built, control_plane
-from tests.e2e.cluster import NAMESPACE, Cluster
+from tests.e2e.cluster import NAMESPACE, PlayedCluster
 from tests.e2e.nodes import Shape
 
 HEARTBEAT_S = 30.0
@@ -38,7 +38,7 @@ Ctrl-C ends all of it.
 def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), control_plane() as plane:
-        cluster = Cluster(plane, 3, Shape())
+        cluster = PlayedCluster(plane, 3, Shape())
         cluster.create()
         try:
             cluster.bring_up()
@@ -58,7 +58,7 @@ def main() -> None:
             cluster.close()
 
 
-def play(cluster: Cluster) -> None:
+def play(cluster: PlayedCluster) -> None:
     """Be the nodes, for ever."""
     beat_at_s = time.monotonic()
     while True:
@@ -66,7 +66,7 @@ def play(cluster: Cluster) -> None:
             cluster.nodes.observe(cluster.pods())
             if time.monotonic() - beat_at_s > HEARTBEAT_S:
                 beat_at_s = time.monotonic()
-                cluster.nodes.report(cluster.nodes.names)
+                cluster.nodes.report(cluster.names)
         time.sleep(1.0)
 
 

@@ -7,7 +7,7 @@ stay as they were.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 
 from agent.publish import NotDelivered
 from contract.gpunode import GPUNode, decode_gpunode
+from extender.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, free_ports
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 
@@ -30,31 +31,34 @@ PATIENCE_S = 60.0
 
 
 class Cluster:
-    """``nodes`` GPU nodes of one shape; start what a test needs, then ask ``until``."""
+    """Nodes of these names, whoever makes them; start what a test needs, then ask ``until``."""
 
-    def __init__(self, plane: ControlPlane, nodes: int, shape: Shape, seed: int = 1) -> None:
+    def __init__(self, plane: ControlPlane, names: Sequence[str]) -> None:
         self.plane = plane
-        width = len(str(nodes))
-        names = [f"gpu-{i + 1:0{width}}" for i in range(nodes)]
-        self.nodes = Nodes(plane, names, shape, seed)
+        self.names = tuple(names)
         self.port, *_ = free_ports(1)
         self._debug_ports: dict[str, int] = {}
         self._started: list[str] = []
         self._http = urllib3.PoolManager(retries=False, timeout=5.0)
 
     def create(self) -> None:
-        """Namespaces, roles and nodes; a second cluster finds the first two there already."""
-        self._create_all()
-        self.nodes.create()
+        """Namespaces and roles; a second cluster finds them there already."""
+        for name in (NAMESPACE, SYSTEM_NAMESPACE):
+            self._unless(409, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        for manifest in yaml.safe_load_all(Path(ROOT, "deploy/base/rbac.yaml").read_text()):
+            namespace = manifest["metadata"].get("namespace")
+            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+            self._unless(409, "POST", f"{where}/{manifest['kind'].lower()}s", manifest)
+            binding = role_binding(manifest)
+            self._unless(409, "POST", f"{where}/{manifest['kind'].lower()}bindings", binding)
 
     def close(self) -> None:
         """Stop every process and delete every object of this cluster."""
         self.kill_all()
-        self.nodes.close()
         at_once = {"gracePeriodSeconds": 0}
         for path in (DEPLOYMENTS, REPLICA_SETS, PODS):
             self.plane.call("DELETE", path, at_once)
-        for name in self.nodes.names:
+        for name in self.names:
             for method, path, body in (
                 ("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}}),
                 ("DELETE", f"{GPUNODES}/{name}", at_once),
@@ -64,7 +68,9 @@ class Cluster:
 
     # Processes.
 
-    def start_extender(self, name: str = "extender", port: int | None = None) -> str:
+    def start_extender(
+        self, name: str = "extender", port: int | None = None, tls: TlsFiles | None = None
+    ) -> str:
         """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address."""
         port = port or self.port
         (debug_port,) = free_ports(1)
@@ -72,6 +78,7 @@ class Cluster:
             name,
             *(sys.executable, "-m", "extender", "serve", "--host", "127.0.0.1"),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
+            *(_options(tls) if tls else ()),
             env={
                 "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests")),
                 "PYTHONPATH": str(ROOT),
@@ -79,7 +86,7 @@ class Cluster:
         )
         self._started.append(name)
         self._debug_ports[name] = debug_port
-        return f"http://127.0.0.1:{port}"
+        return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
     def start_replicas(self, *names: str) -> list[int]:
         """Start extenders of these names; returns the ports of their verbs."""
@@ -88,8 +95,13 @@ class Cluster:
             self.start_extender(name, port)
         return ports
 
-    def start_scheduler(self, extender_url: str, binary: str = "kube-scheduler") -> None:
-        self.plane.start_scheduler(extender_url, binary)
+    def start_scheduler(
+        self,
+        extender_url: str,
+        binary: str = "kube-scheduler",
+        tls: Mapping[str, str] | None = None,
+    ) -> None:
+        self.plane.start_scheduler(extender_url, binary, tls)
         self._started.append(binary)
 
     def start_controller_manager(self) -> None:
@@ -112,25 +124,20 @@ class Cluster:
         self.settle()
 
     def settle(self) -> None:
-        """Report every node as soon as it has its GPUNode; returns when all are initialised."""
-        waiting = set(self.nodes.names)
+        """Returns when all nodes have been reported and initialised."""
+        self.until(self.initialised, "all GPUNodes are initialised")
 
-        def reported() -> bool:
-            for name in sorted(waiting):
-                try:
-                    self.nodes.report([name])
-                except NotDelivered:
-                    continue
-                waiting.discard(name)
-            return not waiting and all(self.gpunode(n).spec.initialised for n in self.nodes.names)
-
-        self.until(reported, "all GPUNodes are initialised")
+    def initialised(self) -> bool:
+        there = {node.name: node for node in self.gpunodes()}
+        return all(name in there and there[name].spec.initialised for name in self.names)
 
     # Pods.
 
-    def create_pod(self, name: str, vram: str | None, *, gpus: int = 1) -> None:
+    def create_pod(self, name: str, vram: str | None, *, gpus: int = 1, **spec: Any) -> None:
+        """``spec`` adds to the pod's."""
         manifest = pod_manifest(vram, gpus)
         manifest["metadata"]["name"] = name
+        manifest["spec"] |= spec
         self.plane.call("POST", PODS, manifest)
 
     def delete_pod(self, name: str) -> None:
@@ -167,9 +174,9 @@ class Cluster:
     def gpunode(self, name: str) -> GPUNode:
         return decode_gpunode(msgspec.json.encode(self.plane.call("GET", f"{GPUNODES}/{name}")))
 
-    def gpunode_names(self) -> set[str]:
+    def gpunodes(self) -> list[GPUNode]:
         listed = self.plane.call("GET", GPUNODES)["items"]
-        return {item["metadata"]["name"] for item in listed}
+        return [decode_gpunode(msgspec.json.encode(each)) for each in listed]
 
     def debug_url(self, extender: str = "extender") -> str:
         return f"http://127.0.0.1:{self._debug_ports[extender]}"
@@ -190,16 +197,6 @@ class Cluster:
                 raise AssertionError(f"not within {patience_s:.0f} s: {what}\n{logs}")
             time.sleep(0.1)
 
-    def _create_all(self) -> None:
-        for name in (NAMESPACE, SYSTEM_NAMESPACE):
-            self._unless(409, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        for manifest in yaml.safe_load_all(Path(ROOT, "deploy/base/rbac.yaml").read_text()):
-            namespace = manifest["metadata"].get("namespace")
-            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
-            self._unless(409, "POST", f"{where}/{manifest['kind'].lower()}s", manifest)
-            binding = role_binding(manifest)
-            self._unless(409, "POST", f"{where}/{manifest['kind'].lower()}bindings", binding)
-
     def _unless(self, status: int, method: str, path: str, body: Mapping[str, Any]) -> None:
         """One call, which may be answered with that status as well."""
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -208,6 +205,44 @@ class Cluster:
         except ApiRefused as err:
             if f": {status} " not in str(err):
                 raise
+
+
+class PlayedCluster(Cluster):
+    """Its ``nodes`` are objects of one shape; what happens on them is played."""
+
+    def __init__(self, plane: ControlPlane, nodes: int, shape: Shape, seed: int = 1) -> None:
+        width = len(str(nodes))
+        super().__init__(plane, [f"gpu-{i + 1:0{width}}" for i in range(nodes)])
+        self.nodes = Nodes(plane, self.names, shape, seed)
+
+    def create(self) -> None:
+        super().create()
+        self.nodes.create()
+
+    def close(self) -> None:
+        self.nodes.close()
+        super().close()
+
+    def settle(self) -> None:
+        """Report every node as soon as it has its GPUNode; returns when all are initialised."""
+        waiting = set(self.names)
+
+        def reported() -> bool:
+            for name in sorted(waiting):
+                try:
+                    self.nodes.report([name])
+                except NotDelivered:
+                    continue
+                waiting.discard(name)
+            return not waiting and self.initialised()
+
+        self.until(reported, "all GPUNodes are initialised")
+
+
+def _options(tls: TlsFiles) -> Iterator[str]:
+    yield from ("--tls-cert", str(tls.cert), "--tls-key", str(tls.key))
+    if tls.client_ca:
+        yield from ("--tls-client-ca", str(tls.client_ca))
 
 
 def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.controlplane import ControlPlane, built
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
 
 BINARIES = (
@@ -19,7 +19,9 @@ BINARIES = (
 
 ONE_GPU = Shape()
 
-NewCluster = Callable[..., Cluster]
+Tell = Callable[[str], None]
+
+NewCluster = Callable[..., PlayedCluster]
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +36,29 @@ def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
     """Make a cluster of so many nodes; nothing runs in it yet."""
     with contextlib.ExitStack() as stack:
 
-        def make(nodes: int, shape: Shape = ONE_GPU) -> Cluster:
-            cluster = Cluster(plane, nodes, shape)
+        def make(nodes: int, shape: Shape = ONE_GPU) -> PlayedCluster:
+            cluster = PlayedCluster(plane, nodes, shape)
             stack.callback(cluster.close)
             cluster.create()
             return cluster
 
         yield make
+
+
+_TOLD = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Say a figure that was measured, for the end of the session's output."""
+    told = request.config.stash.setdefault(_TOLD, [])
+    return lambda line: told.append(f"{request.node.name}: {line}")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if told := config.stash.get(_TOLD, []):
+        terminalreporter.section("measured end to end")
+        for line in told:
+            terminalreporter.write_line(line)

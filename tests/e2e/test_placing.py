@@ -138,7 +138,7 @@ def test_a_node_that_is_deleted_takes_its_gpunode_along(new_cluster: NewCluster)
     cluster.start_controller_manager()
     cluster.settle()
     cluster.plane.call("DELETE", "/api/v1/nodes/gpu-1")
-    cluster.until(lambda: cluster.gpunode_names() == {"gpu-2"}, "its GPUNode is gone")
+    cluster.until(lambda: [n.name for n in cluster.gpunodes()] == ["gpu-2"], "its GPUNode is gone")
 
 
 def names(pods: list[dict[str, Any]]) -> set[str]:

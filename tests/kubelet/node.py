@@ -11,15 +11,17 @@ admission, status.
 import contextlib
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import yaml
 
-from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
+from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
 from tests.driver import Driver, Gpu, library_folder
 from tests.kubelet.runtime import Runtime
 from tests.processes import Processes
@@ -42,6 +44,11 @@ KERNEL = {
 
 NUMA = "/sys/devices/system/node"
 PCI = "/sys/bus/pci/devices"
+
+#: What a kubelet needs of root's powers, under another number: Linux lets one user watch files from
+#: 128 places, and a kubelet does so from five. The change undoes that it is killed with us.
+POWERS = "+chown,+dac_override,+fowner,+kill,+sys_admin,+syslog"
+AS_ANOTHER = ("setpriv", f"--inh-caps={POWERS}", f"--ambient-caps={POWERS}", "--pdeathsig", "KILL")
 
 #: Runs "$@" where "$1" is the folder of the node.
 INSIDE = """
@@ -82,6 +89,7 @@ class Node(Processes):
         self.plane = plane
         self.name = name
         self.replicas = len(gpus) * replicas
+        self._uid = 100_000 + int.from_bytes(os.urandom(2))
         self.driver = Driver(self.folder / "devices", gpus)
         self.runtime = Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver)
         self._binaries = built("kubelet", "nvidia-device-plugin")
@@ -104,9 +112,15 @@ class Node(Processes):
         )
 
     def start(self) -> None:
+        start([self])
+
+    def begin(self) -> None:
+        """The runtime and a kubelet that need not be ready yet."""
         self.runtime.start()
-        self.start_kubelet()
-        self.start_plugin()
+        self.spawn_kubelet()
+
+    def admit_pods(self) -> None:
+        """Let schedulers use it, once the API server has been told of every replica."""
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
         # Admission taints every new node; what would untaint it is a controller.
         patch = {"spec": {"taints": None}}
@@ -119,20 +133,41 @@ class Node(Processes):
 
     def start_kubelet(self) -> None:
         """Again after ``kill("kubelet")``: it finds its checkpoint and its containers."""
+        self.spawn_kubelet()
+        self.until_ready()
+
+    def spawn_kubelet(self) -> None:
         self._spawn_inside(
             "kubelet",
+            *(*AS_ANOTHER, f"--reuid={self._uid}"),
+            str(self._binaries["kubelet"]),
             f"--config={self.folder}/kubelet.yaml",
             f"--kubeconfig={self.folder}/kubeconfig",
             f"--hostname-override={self.name}",
             "--v=2",
         )
+
+    def until_ready(self) -> None:
         self.wait(self._is_ready, "a node that is ready")
 
     def start_plugin(self) -> None:
         self._spawn_inside(
             "nvidia-device-plugin",
+            str(self._binaries["nvidia-device-plugin"]),
             f"--config-file={self.folder}/plugin.yaml",
             "--device-discovery-strategy=nvml",
+        )
+
+    def start_agent(self, kubeconfig: Path) -> None:
+        """Our agent, which sees the node as one that the DaemonSet runs does; it samples often."""
+        sharing = ("--sharing=time-slicing",) if self.replicas > len(self.driver.gpus) else ()
+        self._spawn_inside(
+            "agent",
+            *(sys.executable, "-m", "agent", f"--node={self.name}", "--interval=1"),
+            f"--replicas={self.replicas // len(self.driver.gpus)}",
+            *sharing,
+            "--listen=127.0.0.1:0",
+            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )
 
     def bind(self, pod: Mapping[str, Any]) -> None:
@@ -184,6 +219,13 @@ class Node(Processes):
         except ApiRefused:
             return True
         return False
+
+    def forget(self) -> None:
+        """Delete its Node and the kubelet's Lease."""
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{self.name}"
+        for path in (f"/api/v1/nodes/{self.name}", lease):
+            with contextlib.suppress(ApiRefused):
+                self.plane.call("DELETE", path)
 
     def object(self) -> dict[str, Any]:
         return self.plane.call("GET", f"/api/v1/nodes/{self.name}")
@@ -241,14 +283,15 @@ class Node(Processes):
                     raise
                 return None
 
-    def _spawn_inside(self, name: str, *arguments: str) -> None:
+    def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         self.spawn(
             name,
             *("unshare", "--mount", "sh", "-c", INSIDE, "sh", str(self.folder)),
-            *(str(self._binaries[name]), *arguments),
+            *command,
             env={
                 "LD_LIBRARY_PATH": str(library_folder()),
                 "FAKE_NVML_TABLE": str(self.driver.table),
+                **(env or {}),
             },
         )
 
@@ -352,7 +395,15 @@ def node(
         plane.call(
             "DELETE", f"{PODS}?fieldSelector=spec.nodeName={name}", {"gracePeriodSeconds": 0}
         )
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"
-        for path in (f"/api/v1/nodes/{name}", lease):
-            with contextlib.suppress(ApiRefused):
-                plane.call("DELETE", path)
+        running.forget()
+
+
+def start(nodes: Sequence[Node]) -> None:
+    """Start them side by side; returns when all of them take pods."""
+    for each in nodes:
+        each.begin()
+    for each in nodes:
+        each.until_ready()
+        each.start_plugin()
+    for each in nodes:
+        each.admit_pods()

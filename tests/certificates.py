@@ -1,0 +1,51 @@
+"""Certificate authorities and what they sign, for tests: real ones, made by openssl."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    cert: Path
+    key: Path
+
+    def put(self, other: "Certificate") -> None:
+        """Be the other one from now on, in the same files, as a renewal is."""
+        for mine, theirs in ((self.key, other.key), (self.cert, other.cert)):
+            renewed = mine.with_suffix(".renewed")
+            renewed.write_bytes(theirs.read_bytes())
+            renewed.rename(mine)
+
+
+class Authority:
+    """Signs for ``127.0.0.1`` as for clients; its own certificate is ``cert``."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self.cert = folder / f"{name}.crt"
+        self._key = folder / f"{name}.key"
+        _openssl("req", "-x509", *_new_key(self._key), "-subj", f"/CN={name}", "-out", self.cert)
+
+    def sign(self, name: str) -> Certificate:
+        """A certificate in the folder, with the given common name, for a server and a client."""
+        signed = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        # As a client's it needs no more; kube-scheduler, Go, checks a server's by the address.
+        _openssl(
+            *("req", "-x509", "-CA", self.cert, "-CAkey", self._key, *_new_key(signed.key)),
+            *("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-addext", "extendedKeyUsage=serverAuth,clientAuth"),
+            *("-addext", "basicConstraints=critical,CA:FALSE", "-out", signed.cert),
+        )
+        return signed
+
+
+def _new_key(path: Path) -> tuple[str | Path, ...]:
+    return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path)
+
+
+def _openssl(*arguments: str | Path) -> None:
+    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"openssl {' '.join(map(str, arguments))}: {done.stderr}")

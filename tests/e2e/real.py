@@ -1,0 +1,144 @@
+"""Nodes that are real but for driver and runtime: kubelet, NVIDIA's plugin and our agent on each.
+
+What became of the pods is told by a referee that reads what the kubelets say each container was
+given, and the driver's memory, and compares it with what the user asked for. It knows nothing of
+ledgers, reports or placements.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.controlplane import ControlPlane
+from tests.driver import GIB, Gpu
+from tests.e2e.cluster import PODS, Cluster, said
+from tests.e2e.nodes import RESOURCE
+from tests.kubelet.node import Node, start
+
+GPU_BYTES = 24 * GIB
+#: Of a pod whose node has no replica left for it.
+TURNED_AWAY = "UnexpectedAdmissionError"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``overcommitted`` counts devices whose containers asked for more than there is, now;
+    ``overdrawn`` those whose memory was at any moment all taken and more was asked for."""
+
+    pods: int
+    bound: int
+    refused: int
+    undecided: int
+    turned_away: int
+    overcommitted: int
+    overdrawn: int
+    #: Of the memory of all devices, what was asked for by those that were given a device.
+    asked_ratio: float
+
+
+class RealCluster(Cluster):
+    """``nodes`` machines of ``gpus`` devices, each shared by ``replicas``."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        nodes: int,
+        gpus: int,
+        replicas: int,
+        memory_bytes: int = 24 * GIB,
+    ) -> None:
+        run = os.urandom(2).hex()
+        names = [f"real-{run}-{i + 1:02}" for i in range(nodes)]
+        super().__init__(plane, names)
+        self.machines = {
+            name: Node(
+                plane,
+                name,
+                [Gpu(f"GPU-{name}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(gpus)],
+                replicas,
+            )
+            for name in names
+        }
+        #: What the user asked for, of each pod that was ever created here.
+        self.asked_bytes: dict[str, int] = {}
+
+    def create(self) -> None:
+        """Returns when every node takes pods, as far as its kubelet is concerned."""
+        super().create()
+        start(list(self.machines.values()))
+        kubeconfig = self.plane.kubeconfig("agent-of-the-tests")
+        for machine in self.machines.values():
+            machine.start_agent(kubeconfig)
+
+    def close(self) -> None:
+        for machine in self.machines.values():
+            machine.stop()
+        super().close()
+        for machine in self.machines.values():
+            machine.forget()
+
+    def ask(self, name: str, gib: int, **spec: Any) -> None:
+        """Create a pod that asks for so many GiB, and takes them as soon as it runs."""
+        self.asked_bytes[name] = gib * GIB
+        container = {
+            "name": "main",
+            "image": "none",
+            "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
+            "resources": {"limits": {RESOURCE: "1"}},
+        }
+        containers = {"containers": [container], "terminationGracePeriodSeconds": 1}
+        self.create_pod(name, f"{gib}Gi", **containers, **spec)
+
+    def decided(self) -> bool:
+        """Whether the kubelets have started or turned away all that was bound to them."""
+        return all(pod["status"]["phase"] != "Pending" for pod in self.bound())
+
+    def delete_all(self) -> None:
+        """Delete every pod; those that are bound are ended by their kubelets."""
+        for pod in sorted(self.pods(), key=lambda pod: "nodeName" in pod["spec"]):
+            self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
+
+    def empty(self) -> None:
+        """Delete every pod; returns when the kubelets have ended them and all memory is free."""
+        self.delete_all()
+        self.until(lambda: not self.pods(), "all pods are gone")
+        self.until(lambda: not any(self.taken_bytes().values()), "all memory is free")
+
+    # The referee.
+
+    def taken_bytes(self) -> Counter[str]:
+        """Of each device, what was asked for by those whom its kubelet gave it."""
+        taken = Counter[str]()
+        for machine in self.machines.values():
+            for held in machine.held():
+                taken[held.device] += self.asked_bytes[held.pod]
+        return taken
+
+    def gpus(self) -> list[Gpu]:
+        return [gpu for machine in self.machines.values() for gpu in machine.driver.gpus]
+
+    def outcome(self) -> Outcome:
+        pods, gpus, taken = self.pods(), self.gpus(), self.taken_bytes()
+        bound = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
+        refused = sum(is_refused(pod) for pod in pods)
+        return Outcome(
+            pods=len(pods),
+            bound=bound,
+            refused=refused,
+            undecided=len(pods) - bound - refused,
+            turned_away=sum(pod["status"].get("reason") == TURNED_AWAY for pod in pods),
+            overcommitted=sum(taken[gpu.uuid] > gpu.memory_bytes for gpu in gpus),
+            overdrawn=sum(
+                least < 0
+                for machine in self.machines.values()
+                for least in machine.driver.least_free_bytes.values()
+            ),
+            asked_ratio=sum(taken.values()) / sum(gpu.memory_bytes for gpu in gpus),
+        )
+
+
+def is_refused(pod: Mapping[str, Any]) -> bool:
+    """Whether it waits, and was told that no node takes it."""
+    return not pod["spec"].get("nodeName") and said(pod).startswith("0/")

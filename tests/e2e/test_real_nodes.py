@@ -1,0 +1,140 @@
+"""The whole stack on nodes with real kubelets, plugins and agents, judged by what they really did.
+
+Only driver and container runtime are not real. The referee is told what the user asked for, and
+reads what each container was given by the plugin and what the driver counts; nothing of ours.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.controlplane import ControlPlane
+from tests.driver import GIB
+from tests.e2e.cluster import GPUNODES, PODS
+from tests.e2e.conftest import Tell
+from tests.e2e.real import Outcome, RealCluster, is_refused
+from tests.e2e.watching import Object, Watch
+
+NODES = 20
+MIXED_GIB = (2, 3, 4, 6, 8, 12)
+STRANGER_PID = 99_999
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
+    """Twenty nodes of two GPUs, each of 24 GiB and shared by four; started once for this file."""
+    real = RealCluster(plane, NODES, gpus=2, replicas=4)
+    try:
+        real.create()
+        real.bring_up()
+        yield real
+    finally:
+        real.close()
+
+
+def test_two_hundred_pods_at_once_overcommit_no_device(cluster: RealCluster, tell: Tell) -> None:
+    chance = random.Random(7)
+    for i in range(200):
+        cluster.ask(f"p{i}", chance.choice(MIXED_GIB))
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
+    cluster.until(cluster.decided, "what is bound runs, or was turned away")
+    # From here on nothing changes; kube-scheduler must not keep asking.
+    before, began_s = filter_calls(cluster), time.monotonic()
+    time.sleep(10.0)
+    outcome = cluster.outcome()
+    minutes = (time.monotonic() - began_s) / 60
+    calls = (filter_calls(cluster) - before) / minutes / max(1, outcome.refused)
+    tell(f"{shown(outcome)}; {calls:.1f} filter calls a minute for each that is refused")
+    assert_nothing_is_taken_twice(outcome)
+    assert outcome.bound > 2 * NODES
+    assert outcome.refused > 0
+    assert calls <= 5
+
+
+def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    # What ran before still holds its memory while the new ones come.
+    cluster.delete_all()
+    wave = [f"q{i}" for i in range(60)]
+    for name in wave:
+        cluster.ask(name, 2)
+    cluster.until(lambda: len(of_wave(cluster, wave)) >= 10, "the second wave is under way")
+    cluster.kill("extender")
+    at_kill = len(of_wave(cluster, wave))
+    assert at_kill < len(wave)
+    cluster.start_extender()
+    cluster.until(lambda: len(of_wave(cluster, wave)) == len(wave), "all are bound, as all fit")
+    cluster.until(cluster.decided, "they run, or were turned away")
+    outcome = cluster.outcome()
+    tell(f"{shown(outcome)}; extender killed when {at_kill} were bound")
+    assert_nothing_is_taken_twice(outcome)
+
+
+def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    """Measured from the write of the report to the binding; a stranger held the memory, so that
+    nothing but the report tells that it is free."""
+    cluster.empty()
+    for machine in cluster.machines.values():
+        machine.driver.use(STRANGER_PID, {gpu.uuid: 23 * GIB for gpu in machine.driver.gpus})
+    cluster.until(
+        lambda: not any(map(is_free, cluster.plane.call("GET", GPUNODES)["items"])),
+        "all memory is reported to be in use",
+    )
+    with Watch(cluster.plane, GPUNODES) as reports, Watch(cluster.plane, PODS) as pods:
+        for name in cluster.names:
+            cluster.ask(f"on-{name}", 8, nodeSelector={"kubernetes.io/hostname": name})
+        cluster.until(lambda: all(map(is_refused, cluster.pods())), "all pods are refused")
+        freed_s = {}
+        for name, machine in cluster.machines.items():
+            time.sleep(0.3)  # each its own report
+            freed_s[name] = time.monotonic()
+            machine.driver.use(STRANGER_PID, {})
+
+        def waits_s() -> list[float]:
+            """Of each pod whose report and binding were both seen."""
+            free = (reports.first(name, is_free, freed_s[name]) for name in cluster.names)
+            bound = (pods.first(f"on-{name}", is_bound) for name in cluster.names)
+            return [to - since for since, to in zip(free, bound, strict=True) if since and to]
+
+        cluster.until(lambda: len(waits_s()) == NODES, "all pods are bound")
+        found_s = waits_s()
+    p50_s, most_s = statistics.median(found_s), max(found_s)
+    tell(f"from the report to the binding: p50 {p50_s:.2f} s, most {most_s:.2f} s of {NODES}")
+    assert most_s < 10
+    assert_nothing_is_taken_twice(cluster.outcome())
+
+
+def of_wave(cluster: RealCluster, wave: list[str]) -> list[Object]:
+    return [pod for pod in cluster.bound() if pod["metadata"]["name"] in wave]
+
+
+def is_free(gpunode: Object) -> bool:
+    """Whether a device is, as its report tells."""
+    return any(device["used"] == 0 for device in gpunode["status"]["devices"])
+
+
+def is_bound(pod: Object) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def filter_calls(cluster: RealCluster) -> float:
+    return cluster.metric('headroom_verb_duration_seconds_count{verb="filter"}')
+
+
+def shown(outcome: Outcome) -> str:
+    return (
+        f"{outcome.pods} pods: {outcome.bound} bound ({outcome.asked_ratio:.0%} of the memory), "
+        f"{outcome.refused} refused, {outcome.turned_away} turned away; "
+        f"devices overcommitted: {outcome.overcommitted}"
+    )
+
+
+def assert_nothing_is_taken_twice(outcome: Outcome) -> None:
+    assert outcome.overcommitted == outcome.overdrawn == outcome.turned_away == 0
+    assert outcome.asked_ratio > 0

@@ -1,0 +1,75 @@
+"""kube-scheduler and extender over TLS: both prove who they are, or GPU pods wait and say so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from extender.tls import TlsFiles
+from tests.certificates import Authority, Certificate
+from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "headroom-ca")
+
+
+@pytest.fixture
+def scheduler(authority: Authority) -> dict[str, str]:
+    """The tlsConfig of a kube-scheduler that is let in."""
+    return {"caFile": str(authority.cert)} | shows(authority.sign("scheduler"))
+
+
+def shows(client: Certificate) -> dict[str, str]:
+    return {"certFile": str(client.cert), "keyFile": str(client.key)}
+
+
+def over_tls(cluster: Cluster, authority: Authority, scheduler: dict[str, str]) -> None:
+    """An extender that lets in whom the authority signed for, and this kube-scheduler."""
+    signed = authority.sign("extender")
+    url = cluster.start_extender(tls=TlsFiles(signed.cert, signed.key, authority.cert))
+    cluster.start_scheduler(url, tls=scheduler)
+    cluster.settle()
+
+
+def test_a_pod_is_bound_over_tls_with_certificates_on_both_sides(
+    new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str]
+) -> None:
+    cluster = new_cluster(1)
+    over_tls(cluster, authority, scheduler)
+    cluster.create_pod("p", "20Gi")
+    cluster.until(lambda: cluster.node_of("p") == "gpu-1", "the pod is bound")
+    assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
+
+
+def test_a_server_that_the_scheduler_does_not_trust_gets_no_gpu_pod(
+    new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str], tmp_path: Path
+) -> None:
+    cluster = new_cluster(1)
+    over_tls(cluster, authority, scheduler | {"caFile": str(Authority(tmp_path, "other-ca").cert)})
+    gpu_pod_waits_others_are_bound(cluster, "certificate signed by unknown authority")
+
+
+def test_a_scheduler_without_a_certificate_is_not_answered(
+    new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str]
+) -> None:
+    cluster = new_cluster(1)
+    over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
+    # The user reads an EOF or a broken pipe; why, only the extender can say.
+    gpu_pod_waits_others_are_bound(cluster, 'Post "https://')
+    refused = [
+        json.loads(line)
+        for line in cluster.plane.log("extender").splitlines()
+        if "tls_client_refused" in line
+    ]
+    assert refused[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+
+
+def gpu_pod_waits_others_are_bound(cluster: Cluster, says: str) -> None:
+    cluster.create_pod("waits", "1Gi")
+    cluster.create_pod("plain", None, gpus=0)
+    cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")
+    cluster.until(lambda: says in cluster.refusal("waits"), "the other waits and says why")
+    assert not cluster.node_of("waits")

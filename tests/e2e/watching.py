@@ -1,0 +1,60 @@
+"""When the API server said what: watches whose events are all timed by one clock."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import urllib3
+
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
+
+Object = dict[str, Any]
+
+
+class Watch:
+    """Changes of the objects under a path, from when the context begins until it ends."""
+
+    def __init__(self, plane: ControlPlane, path: str) -> None:
+        version = plane.call("GET", path)["metadata"]["resourceVersion"]
+        http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
+        self._answer = http.request(
+            "GET",
+            f"{plane.url}{path}?watch=1&resourceVersion={version}",
+            headers={"Authorization": f"Bearer {ADMIN_TOKEN}"},
+            preload_content=False,
+        )
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        #: (seconds of the monotonic clock, object), in the order of the changes.
+        self.changes: list[tuple[float, Object]] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._answer.shutdown()
+        self._thread.join()
+
+    def first(
+        self, name: str, true: Callable[[Object], object], after_s: float = 0.0
+    ) -> float | None:
+        """When the object of that name was first told to be so; None while it was not."""
+        for at_s, changed in list(self.changes):
+            if at_s >= after_s and changed["metadata"]["name"] == name and true(changed):
+                return at_s
+        return None
+
+    def _read(self) -> None:
+        rest = b""
+        with contextlib.suppress(urllib3.exceptions.HTTPError):
+            while chunk := self._answer.read1():
+                at_s = time.monotonic()
+                *lines, rest = (rest + chunk).split(b"\n")
+                self.changes += [(at_s, json.loads(line)["object"]) for line in lines]
+        self._answer.close()

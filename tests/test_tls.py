@@ -1,0 +1,212 @@
+"""TLS on kube-scheduler's port: what is refused at the start, who is let in, what a renewal does.
+
+The server is the real one in a process of its own; the clients are Python's.
+"""
+
+import json
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPSConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from extender.errors import BadSettings
+from extender.settings import load_settings
+from extender.tls import ServerTls, TlsFiles
+from tests.certificates import Authority, Certificate
+from tests.serving import Server, serving
+
+FLEET = "nodes: [{name: a, gpus: 1, memory: 24Gi}]"
+REFUSED = r"certificate required|unknown ca|closed|reset|Broken pipe|EOF occurred"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"), "headroom-ca")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other-ca"), "other-ca")
+
+
+@pytest.fixture(scope="module")
+def clients(authority: Authority, stranger: Authority) -> dict[str, Certificate]:
+    return {"known": authority.sign("known"), "unknown": stranger.sign("unknown")}
+
+
+@pytest.fixture
+def files(authority: Authority, stranger: Authority, tmp_path: Path) -> TlsFiles:
+    """Files of this test's own: a server's certificate, its key, and whom it lets in."""
+    signed, mine = authority.sign("server"), Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
+    mine.put(signed)
+    client_ca = tmp_path / "ca.crt"
+    client_ca.write_bytes(authority.cert.read_bytes())
+    return TlsFiles(mine.cert, mine.key, client_ca)
+
+
+@pytest.fixture
+def server(files: TlsFiles) -> Iterator[Server]:
+    options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
+    with serving(FLEET, *options, "--tls-client-ca", str(files.client_ca)) as running:
+        yield running
+
+
+class Caller:
+    """One connection, as kube-scheduler keeps one: it trusts one CA and may show a certificate."""
+
+    def __init__(self, server: Server, trusted: Authority, client: Certificate | None) -> None:
+        context = ssl.create_default_context(cafile=str(trusted.cert))
+        if client is not None:
+            context.load_cert_chain(client.cert, client.key)
+        url = urlsplit(server.verbs)
+        assert url.scheme == "https"
+        self._http = HTTPSConnection(url.hostname or "", url.port, timeout=10, context=context)
+
+    def call(self) -> str:
+        """Returns the name in the server's certificate; raises ``OSError`` where either side does
+        not want the other."""
+        self._http.request("POST", "/bind", b"{}")  # in TLS 1.3 we are refused only after this
+        connection = self._http.sock
+        assert isinstance(connection, ssl.SSLSocket)
+        certificate = connection.getpeercert()
+        assert certificate is not None
+        answer = self._http.getresponse()
+        assert (answer.status, b"PodName" in answer.read()) == (200, True)
+        (((_, name),),) = certificate["subject"]
+        return str(name)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def shown(server: Server, trusted: Authority, client: Certificate | None) -> str:
+    """The name in the certificate that a new connection is shown."""
+    with closing(Caller(server, trusted, client)) as caller:
+        return caller.call()
+
+
+def logged(server: Server, event: str) -> list[str]:
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    return [line.get("message", "") for line in lines if line["event"] == event]
+
+
+def test_only_a_client_with_a_certificate_of_the_ca_is_answered(
+    server: Server, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    assert shown(server, authority, clients["known"]) == "server"
+    for nobody in (None, clients["unknown"]):
+        with pytest.raises(OSError, match=REFUSED):
+            shown(server, authority, nobody)
+    assert logged(server, "tls_client_refused") == [
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "CERTIFICATE_VERIFY_FAILED",
+    ]
+
+
+def test_the_debug_port_stays_as_it_is(server: Server) -> None:
+    assert server.debug.startswith("http://")
+    assert server.get("/v1/nodes").status == 200
+
+
+def test_without_a_client_ca_everybody_is_answered(files: TlsFiles, authority: Authority) -> None:
+    options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
+    with serving(FLEET, *options) as server:
+        assert shown(server, authority, None) == "server"
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(
+    server: Server, files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    assert shown(server, authority, clients["known"]) == "server"
+    Certificate(files.cert, files.key).put(authority.sign("renewed"))
+    assert shown(server, authority, clients["known"]) == "renewed"
+
+
+def test_half_a_renewal_changes_nothing_and_is_logged_once(
+    server: Server, files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    renewed = authority.sign("renewed")
+    files.cert.write_bytes(renewed.cert.read_bytes())
+    for _ in range(3):
+        assert shown(server, authority, clients["known"]) == "server"
+    files.key.unlink()
+    assert shown(server, authority, clients["known"]) == "server"
+    refused = logged(server, "tls_renewal_refused")
+    assert [("not the key" in said, "cannot be read" in said) for said in refused] == [
+        (True, False),
+        (False, True),
+    ]
+    files.key.write_bytes(renewed.key.read_bytes())
+    assert shown(server, authority, clients["known"]) == "renewed"
+
+
+def test_a_client_whose_ca_was_taken_away_is_no_longer_let_in(
+    server: Server,
+    files: TlsFiles,
+    authority: Authority,
+    stranger: Authority,
+    clients: dict[str, Certificate],
+) -> None:
+    assert files.client_ca is not None
+    assert shown(server, authority, clients["known"]) == "server"
+    files.client_ca.write_bytes(stranger.cert.read_bytes())
+    assert shown(server, authority, clients["unknown"]) == "server"
+    with pytest.raises(OSError, match=REFUSED):
+        shown(server, authority, clients["known"])
+
+
+def test_an_open_connection_survives_a_renewal(
+    server: Server, files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    with closing(Caller(server, authority, clients["known"])) as caller:
+        assert caller.call() == "server"
+        Certificate(files.cert, files.key).put(authority.sign("renewed"))
+        assert shown(server, authority, clients["known"]) == "renewed"
+        assert caller.call() == "server"
+
+
+def test_files_that_cannot_be_used_are_named(
+    files: TlsFiles, authority: Authority, tmp_path: Path
+) -> None:
+    absent, text = tmp_path / "absent", tmp_path / "text"
+    text.write_text("not PEM")
+    other = authority.sign("other")
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
+    cert, key = files.cert, files.key
+    cases = [
+        (TlsFiles(absent, key), f"tls_cert: {absent}: cannot be read: No such file"),
+        (TlsFiles(cert, absent), f"tls_key: {absent}: cannot be read: No such file"),
+        (TlsFiles(tmp_path, key), f"tls_cert: {tmp_path}: cannot be read: Is a directory"),
+        (TlsFiles(text, key), f"tls_cert: {text}: holds no certificate in PEM, which begins"),
+        (TlsFiles(key, cert), f"tls_cert: {key}: holds no certificate in PEM, which begins"),
+        (TlsFiles(cert, text), f"tls_key: {text}: holds no private key in PEM, which begins"),
+        (TlsFiles(cert, other.key), f"tls_key: {other.key}: is not the key of the certificate"),
+        (TlsFiles(cert, encrypted), f"tls_key: {encrypted}: is encrypted"),
+        (TlsFiles(cert, key, absent), f"tls_client_ca: {absent}: cannot be read: No such"),
+        (TlsFiles(cert, key, text), f"tls_client_ca: {text}: holds no certificate in PEM"),
+    ]
+    for given, says in cases:
+        with pytest.raises(BadSettings) as caught:
+            ServerTls(given)
+        assert str(caught.value).startswith(says)
+    ServerTls(files)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param({"tls_cert": "a"}, "tls_cert is set and tls_key is not", id="no key"),
+        pytest.param({"tls_key": "a"}, "tls_key is set and tls_cert is not", id="no certificate"),
+        pytest.param({"tls_client_ca": "a"}, "tls_client_ca is set without", id="only a client CA"),
+    ],
+)
+def test_half_of_tls_is_refused_with_what_is_right(given: dict[str, str], says: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        load_settings(None, **given)
+    assert says in str(caught.value)
+    assert "for example --tls-cert tls.crt --tls-key tls.key" in str(caught.value)
