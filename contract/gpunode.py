@@ -21,6 +21,8 @@ KIND = "GPUNode"
 MAX_DEVICE_BYTES = 1 << 44
 MAX_DEVICES = 256
 MAX_REPLICAS = 1024
+#: Sources of a report, by name, that tell which pod holds which device.
+HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: More strangers than this on one node are counted, not named.
 MAX_UNOWNED_PROCESSES = 64
 
@@ -174,6 +176,18 @@ class GPUNodeStatus(KubeStruct, frozen=True):
     agent_version: str = ""
     driver_version: str = ""
     cuda_version: str = ""
+
+    @property
+    def shows_every_pod(self) -> bool:
+        """Whether a pod that is not named has no replica and no process here.
+
+        That takes a source of the holdings, and processes attributed on every device that
+        answers; one that does not is fenced, and what is found on it later is charged then.
+        """
+        holdings = any(s.name in HOLDINGS_SOURCES and s.state == "ok" for s in self.sources)
+        return holdings and all(
+            device.unowned_bytes is not None for device in self.devices if device.used_bytes >= 0
+        )
 
 
 class Charge(KubeStruct, frozen=True):
