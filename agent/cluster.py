@@ -12,7 +12,7 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.config import ConfigException
 
-from agent.publish import LONGEST_BACK_OFF_S, NotDelivered, NotThereYet
+from agent.publish import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from agent.summary import rfc3339
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeStatus
@@ -41,8 +41,15 @@ def connect() -> Any:
     return client.ApiClient()
 
 
+class _Reported(KubeStruct, frozen=True):
+    observed_at: str = ""
+
+
 class _Partial(KubeStruct, frozen=True):
+    """What we read of answers; the metadata alone has no status."""
+
     metadata: ObjectMeta = ObjectMeta()
+    status: _Reported | None = None
 
 
 _partial = msgspec.json.Decoder(_Partial)
@@ -67,18 +74,24 @@ class KubernetesPublisher:
         self._gpunode = f"/apis/{GROUP}/{VERSION}/{PLURAL}/{node}"
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
-    def report(self, status: GPUNodeStatus) -> str:
+    def report(self, status: GPUNodeStatus) -> Held:
         answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
         if answer.status == 404:
             raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
-        return _metadata(self._accepted(answer, f"status of GPUNode {self._node}")).uid
+        return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
 
-    def identity(self) -> str:
+    def held(self) -> Held:
+        return self._read(_METADATA_ONLY)[0]
+
+    def reported(self) -> tuple[Held, str]:
+        return self._read("application/json")
+
+    def _read(self, accept: str) -> tuple[Held, str]:
         # resourceVersion=0: from the API server's cache, which is as old as a heartbeat may be.
-        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0")
+        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0", accept=accept)
         if answer.status == 404:
-            return ""
-        return _metadata(self._accepted(answer, f"GPUNode {self._node}")).uid
+            return Held(), ""
+        return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
     def heartbeat(self, now: datetime, vouch: Vouch) -> str:
         annotations = {OBSERVED_AT: encode_vouch(vouch)}
@@ -102,10 +115,12 @@ class KubernetesPublisher:
                 "spec": spec,
             }
             answer = self._send("POST", self._leases, lease)
-        return _metadata(self._accepted(answer, what)).resource_version
+        return _held(self._accepted(answer, what))[0].version
 
-    def _send(self, method: str, path: str, body: object = None) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": _METADATA_ONLY, "User-Agent": "headroom-agent"}
+    def _send(
+        self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": accept, "User-Agent": "headroom-agent"}
         if body is not None:
             headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
         try:
@@ -162,11 +177,13 @@ def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
     return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
 
 
-def _metadata(body: bytes) -> ObjectMeta:
+def _held(body: bytes) -> tuple[Held, str]:
     try:
-        return _partial.decode(body).metadata
+        partial = _partial.decode(body)
     except msgspec.MsgspecError as err:
         raise NotDelivered(f"API server's answer cannot be read: {err}") from err
+    held = Held(partial.metadata.uid, partial.metadata.resource_version)
+    return held, partial.status.observed_at if partial.status else ""
 
 
 class _Refusal(msgspec.Struct, frozen=True):

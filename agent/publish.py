@@ -14,6 +14,7 @@ However often samples come, and whatever they say, a status is written at most o
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
@@ -41,15 +42,27 @@ class NotThereYet(NotDelivered):
     """No extender has created this node's GPUNode; agents wait, they may not create it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A GPUNode at the API server: which object, and which version of it; empty: there is none."""
+
+    uid: str = ""
+    version: str = ""
+
+
 class Publisher(Protocol):
     """Where reports go. Every method raises ``NotDelivered``, and nothing else."""
 
-    def report(self, status: GPUNodeStatus) -> str:
-        """Write ``status``; returns the uid of the GPUNode that took it."""
+    def report(self, status: GPUNodeStatus) -> Held:
+        """Write ``status``; returns the GPUNode that took it."""
         ...
 
-    def identity(self) -> str:
-        """The uid of the GPUNode as it is now; empty where there is none."""
+    def held(self) -> Held:
+        """The GPUNode as it is now."""
+        ...
+
+    def reported(self) -> tuple[Held, str]:
+        """The same, and its status's ``observedAt``; costs the whole object."""
         ...
 
     def heartbeat(self, now: datetime, vouch: Vouch) -> str:
@@ -73,10 +86,10 @@ class Courier:
         self._monotonic = monotonic
         self._now = now
         self._chance = chance
-        #: The last status that was accepted, by the GPUNode of that uid, and when; None: it is not
-        #: known what the API server holds.
+        #: The last status that was accepted, the GPUNode that was last seen to hold it, and when it
+        #: was written; None: it is not known what the API server holds.
         self._written: GPUNodeStatus | None = None
-        self._uid = ""
+        self._held = Held()
         self._written_at_s = 0.0
         self._beat_at_s: float | None = None
         #: The Lease's resourceVersion, and when we were told of it.
@@ -108,8 +121,7 @@ class Courier:
 
     def _deliver(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
         beat = self._beat_at_s is None or at_s - self._beat_at_s >= self._heartbeat_s
-        if beat and self._written is not None and self._publisher.identity() != self._uid:
-            # Deleted and created again: the new one knows nothing.
+        if beat and self._written is not None and not self._still_holds(self._written):
             self._written = None
         since_s = at_s - self._written_at_s
         if self._written is None or (
@@ -119,11 +131,25 @@ class Courier:
         if beat and self._held_back_s(status, 0.0) == math.inf:
             self._beat(status, sampled_at_s, at_s)
 
+    def _still_holds(self, written: GPUNodeStatus) -> bool:
+        """Whether the API server has what we believe it has. It has not where the GPUNode was made
+        anew, where somebody else wrote, or where an older write of ours was late on its way."""
+        held = self._publisher.held()
+        if held == self._held:
+            return True
+        if held.uid != self._held.uid:
+            return False
+        held, observed_at = self._publisher.reported()  # most likely only promises were written
+        if held.uid != self._held.uid or observed_at != written.observed_at:
+            return False
+        self._held = held
+        return True
+
     def _report(self, status: GPUNodeStatus, at_s: float) -> None:
         # Until it is answered: one that is not may have been taken, and no heartbeat may vouch for
         # the one before it.
         self._written = None
-        self._uid = self._publisher.report(status)
+        self._held = self._publisher.report(status)
         self._written, self._written_at_s = status, at_s
         _log.info("report_written", devices=len(status.devices), observed_at=status.observed_at)
 
@@ -131,7 +157,7 @@ class Courier:
         assert self._written is not None
         vouch = Vouch(
             sampled_at=status.observed_at,
-            gpunode=self._uid,
+            gpunode=self._held.uid,
             observed_at=self._written.observed_at,
             after=self._lease if self._told_at_s <= sampled_at_s else "",
         )

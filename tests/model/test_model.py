@@ -127,6 +127,10 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if pod.node == node and not pod.ended:",
         "if pod.node == node:",
     ),
+    "removal takes a pod that is gone for one that has left": (
+        "elif not left or _shown(gpunode, uid):",
+        "elif _shown(gpunode, uid):",
+    ),
     "removal takes the heir of a name for the pod": (
         "if pod is not None and pod.metadata.uid == uid:",
         "if pod is not None:",

@@ -1,0 +1,251 @@
+"""A pod deleted by force keeps its charge while it runs, whatever is late, lost or wrong.
+
+The agent's courier, the cluster state, the chores and the ledger are the real ones; node, API
+server, network, watches and every clock are played by the machine below. It knows when the pod's
+container really runs, which none of them does, and is asked when they say that it has left.
+"""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar, cast
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from structlog.testing import capture_logs
+
+from agent.publish import Courier, Held, NotDelivered
+from contract.annotations import OBSERVED_AT
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation, Source
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import Lease, ObjectMeta, Pod
+from extender.cluster.chores import Leftover, leftovers
+from extender.cluster.events import (
+    DepartureMarked,
+    Event,
+    GPUNodeSeen,
+    HeartbeatSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+)
+from extender.cluster.state import ClusterState
+from extender.ledger.protocol import Ledger
+from extender.ledger.store import Store
+from extender.placement.rules import Rules
+from tests.builders import pod, shared, use
+
+T = TypeVar("T")
+PROMISE = Reservation(namespace="default", name="p", since="1970-01-01T00:00:00Z")
+NODE = GPUNode(
+    metadata=ObjectMeta(name="n", uid="gn"),
+    spec=GPUNodeSpec(initialised=True, reservations={"uid-p": PROMISE}),
+)
+
+
+@dataclass
+class Api:
+    """One GPUNode and one Lease; each write makes a version, and is told to the watchers."""
+
+    versions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
+    gpunode: GPUNode = NODE
+    lease: Lease | None = None
+    pod: Pod | None = field(default_factory=pod)
+    #: What each kind of watch has not told yet.
+    untold: dict[str, list[Event]] = field(
+        default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
+    )
+    #: The writes of agents fail to be answered, and arrive when somebody lets them.
+    silent: bool = False
+    lingering: list[Callable[[], object]] = field(default_factory=list)
+
+    # For the agent.
+
+    def report(self, status: GPUNodeStatus) -> Held:
+        def write() -> Held:
+            metadata = msgspec.structs.replace(
+                self.gpunode.metadata, resource_version=str(next(self.versions))
+            )
+            self.gpunode = msgspec.structs.replace(self.gpunode, metadata=metadata, status=status)
+            self.untold["gpunodes"].append(GPUNodeSeen(self.gpunode, 0.0))
+            return self.held()
+
+        return self._answered(write)
+
+    def held(self) -> Held:
+        return Held(self.gpunode.metadata.uid, self.gpunode.metadata.resource_version)
+
+    def reported(self) -> tuple[Held, str]:
+        return self.held(), self.gpunode.status.observed_at if self.gpunode.status else ""
+
+    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+        def write() -> str:
+            version = str(next(self.versions))
+            annotations = {OBSERVED_AT: encode_vouch(vouch)}
+            metadata = ObjectMeta(name="n", annotations=annotations, resource_version=version)
+            self.lease = Lease(metadata=metadata)
+            self.untold["leases"].append(HeartbeatSeen(self.lease, 0.0))
+            return version
+
+        return self._answered(write)
+
+    def _answered(self, write: Callable[[], T]) -> T:
+        if self.silent:
+            self.lingering.append(write)
+            raise NotDelivered("no answer")
+        return write()
+
+    # For the ledger.
+
+    def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return self.pod
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return self.lease.metadata.resource_version if self.lease else ""
+
+
+class Departing(RuleBasedStateMachine):
+    """The pod is bound, starts, is deleted by force and ends, in this order, at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.api = Api()
+        self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        self.ledger = Ledger(
+            cast(Store, self.api),
+            judge=lambda pod, gpunode: None,  # type: ignore[arg-type,return-value]
+            adopt=lambda pod, gpunode: None,
+            written=lambda gpunode: None,
+            wall_s=lambda: 0.0,
+            new_id=lambda: "id",
+        )
+        self.runs = self.ended = self.let_go = False
+        self.monotonic_s = 1000.0
+        self.wall_s = 1_795_219_200.0
+        self.new_agent()
+
+    @rule()
+    def new_agent(self) -> None:
+        #: A sample that was taken and not delivered yet, and when it was begun.
+        self.sample: tuple[GPUNodeStatus, float] | None = None
+        self.courier = Courier(
+            self.api,
+            30.0,
+            lambda: self.monotonic_s,
+            lambda: datetime.fromtimestamp(self.wall_s, UTC),
+            random.Random(1),
+        )
+
+    @precondition(lambda self: self.api.pod is not None)
+    @rule()
+    def pod_is_bound(self) -> None:
+        self.api.pod = pod(node="n", phase="Running")
+        self.api.untold["pods"].append(PodSeen(self.api.pod))
+
+    @precondition(lambda self: self.api.pod is not None and self.api.pod.node)
+    @rule()
+    def pod_starts(self) -> None:
+        self.runs = True
+
+    @precondition(lambda self: self.api.pod is not None)
+    @rule()
+    def pod_is_deleted_by_force(self) -> None:
+        self.api.pod, self.ended = None, True
+        self.api.untold["pods"].append(PodGone("uid-p"))
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def pod_ends(self) -> None:
+        self.runs = False
+
+    @rule()
+    def agent_samples(self) -> None:
+        observed_at = datetime.fromtimestamp(self.wall_s, UTC).isoformat()
+        self.sample = (
+            GPUNodeStatus(
+                observed_at=observed_at,
+                devices=[shared("a")],
+                pods=[use("uid-p", "a")] if self.runs else [],
+                sources=[Source(name="checkpoint")],
+            ),
+            self.monotonic_s,
+        )
+
+    @precondition(lambda self: self.sample is not None)
+    @rule(silent=st.booleans(), slow_s=st.sampled_from([0.0, 1.0]))
+    def agent_delivers(self, silent: bool, slow_s: float) -> None:
+        assert self.sample is not None
+        self.api.silent = silent
+        self.monotonic_s += slow_s
+        with capture_logs():
+            self.courier.deliver(*self.sample)
+
+    @rule()
+    def agent_runs_for_a_while(self) -> None:
+        """Two heartbeats, of samples taken just then."""
+        self.api.silent = False
+        for _ in range(2):
+            self.time_passes(31.0)
+            self.agent_samples()
+            self.agent_delivers(False, 0.0)
+
+    @precondition(lambda self: self.api.lingering)
+    @rule()
+    def a_write_arrives_late(self) -> None:
+        self.api.lingering.pop(0)()
+
+    @rule(seconds=st.sampled_from([0.1, 5.0, 31.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.wall_s += seconds
+
+    @rule(seconds=st.sampled_from([-600.0, -1.0, 600.0]))
+    def clock_of_the_node_jumps(self, seconds: float) -> None:
+        self.wall_s += seconds
+
+    @rule(kind=st.sampled_from(["gpunodes", "leases", "pods"]), many=st.sampled_from([1, 9]))
+    def watch_tells(self, kind: str, many: int) -> None:
+        untold = self.api.untold[kind]
+        self.state.apply(untold[:many])
+        del untold[:many]
+
+    @rule()
+    def pods_are_listed_again(self) -> None:
+        self.api.untold["pods"].clear()
+        pods = (self.api.pod,) if self.api.pod is not None else ()
+        self.state.apply([Relisted(Pod, pods, 0.0)])
+
+    @rule()
+    def chores(self) -> None:
+        for found in leftovers(self.state, 1000.0, 60.0):
+            if isinstance(found, Leftover) and not found.left:
+                assert self.state.pod("uid-p") == pod()  # to be touched, if it is still so
+            elif isinstance(found, Leftover):
+                assert not self.runs, "it still runs"
+                assert self.ended, "it is still to come"
+                self.let_go = True
+            else:
+                version = self.ledger.departed_by(found.node, found.uid, found.promise)
+                if version:
+                    self.state.apply([DepartureMarked(found.node, found.uid, version)])
+
+    def teardown(self) -> None:
+        """When all is quiet, its promise is taken back."""
+        if not self.ended:
+            return
+        self.pod_ends()
+        self.api.lingering.clear()
+        for _ in range(3):
+            self.agent_runs_for_a_while()
+            for kind in self.api.untold:
+                self.watch_tells(kind, len(self.api.untold[kind]))
+            self.chores()
+        assert self.let_go
+
+
+Departing.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestDeparting = Departing.TestCase
