@@ -202,7 +202,7 @@ def test_report_is_a_merge_patch_of_the_status_alone(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     api.create("uid-1")
-    assert publisher.report(status(5)) == "uid-1"
+    assert publisher.report(status(5)).uid == "uid-1"
     ((method, path, headers, body),) = api.requests
     assert (method, path) == ("PATCH", f"{GPUNODE}/status")
     assert headers["Content-Type"] == "application/merge-patch+json"

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TypeVar, cast
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -142,14 +143,10 @@ class Departing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.api.pod is not None)
     @rule()
-    def pod_is_bound(self) -> None:
-        self.api.pod = pod(node="n", phase="Running")
-        self.api.untold["pods"].append(PodSeen(self.api.pod))
-
-    @precondition(lambda self: self.api.pod is not None and self.api.pod.node)
-    @rule()
     def pod_starts(self) -> None:
         self.runs = True
+        self.api.pod = pod(node="n", phase="Running")
+        self.api.untold["pods"].append(PodSeen(self.api.pod))
 
     @precondition(lambda self: self.api.pod is not None)
     @rule()
@@ -162,8 +159,9 @@ class Departing(RuleBasedStateMachine):
     def pod_ends(self) -> None:
         self.runs = False
 
-    @rule()
-    def agent_samples(self) -> None:
+    @rule(after_s=st.sampled_from([0.1, 31.0]))
+    def agent_samples(self, after_s: float) -> None:
+        self.time_passes(after_s)
         observed_at = datetime.fromtimestamp(self.wall_s, UTC).isoformat()
         self.sample = (
             GPUNodeStatus(
@@ -176,7 +174,7 @@ class Departing(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.sample is not None)
-    @rule(silent=st.booleans(), slow_s=st.sampled_from([0.0, 1.0]))
+    @rule(silent=st.booleans(), slow_s=st.sampled_from([0.0, 31.0]))
     def agent_delivers(self, silent: bool, slow_s: float) -> None:
         assert self.sample is not None
         self.api.silent = silent
@@ -189,8 +187,7 @@ class Departing(RuleBasedStateMachine):
         """Two heartbeats, of samples taken just then."""
         self.api.silent = False
         for _ in range(2):
-            self.time_passes(31.0)
-            self.agent_samples()
+            self.agent_samples(31.0)
             self.agent_delivers(False, 0.0)
 
     @precondition(lambda self: self.api.lingering)
@@ -198,7 +195,6 @@ class Departing(RuleBasedStateMachine):
     def a_write_arrives_late(self) -> None:
         self.api.lingering.pop(0)()
 
-    @rule(seconds=st.sampled_from([0.1, 5.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
         self.monotonic_s += seconds
         self.wall_s += seconds
@@ -212,6 +208,12 @@ class Departing(RuleBasedStateMachine):
         untold = self.api.untold[kind]
         self.state.apply(untold[:many])
         del untold[:many]
+
+    @rule()
+    def extender_catches_up(self) -> None:
+        for kind in self.api.untold:
+            self.watch_tells(kind, len(self.api.untold[kind]))
+        self.chores()
 
     @rule()
     def pods_are_listed_again(self) -> None:
@@ -241,11 +243,96 @@ class Departing(RuleBasedStateMachine):
         self.api.lingering.clear()
         for _ in range(3):
             self.agent_runs_for_a_while()
-            for kind in self.api.untold:
-                self.watch_tells(kind, len(self.api.untold[kind]))
-            self.chores()
+            self.extender_catches_up()
         assert self.let_go
 
 
-Departing.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+Departing.TestCase.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
 TestDeparting = Departing.TestCase
+
+STORIES: dict[str, Callable[[Departing], object]] = {
+    "a sample from before the pod came is delivered after it was deleted": lambda m: (
+        m.agent_runs_for_a_while(),
+        m.extender_catches_up(),
+        m.agent_samples(31.0),
+        m.pod_starts(),
+        m.pod_is_deleted_by_force(),
+        m.extender_catches_up(),
+        m.agent_delivers(False, 0.0),
+        m.extender_catches_up(),
+    ),
+    "such a sample is delivered again and again": lambda m: (
+        m.agent_runs_for_a_while(),
+        m.extender_catches_up(),
+        m.agent_samples(31.0),
+        m.pod_starts(),
+        m.pod_is_deleted_by_force(),
+        m.extender_catches_up(),
+        m.agent_delivers(False, 0.0),
+        m.agent_delivers(False, 31.0),
+        m.agent_delivers(False, 31.0),
+        m.extender_catches_up(),
+    ),
+    "heartbeats from before the pod came are told after it was deleted": lambda m: (
+        m.agent_runs_for_a_while(),
+        m.extender_catches_up(),
+        m.agent_runs_for_a_while(),
+        m.agent_runs_for_a_while(),
+        m.pod_starts(),
+        m.pod_is_deleted_by_force(),
+        m.watch_tells("pods", 9),
+        m.chores(),
+        m.extender_catches_up(),
+    ),
+    "it was bound and deleted while nobody watched": lambda m: (
+        m.extender_catches_up(),
+        m.pod_starts(),
+        m.pod_is_deleted_by_force(),
+        m.pods_are_listed_again(),
+        m.chores(),
+    ),
+    "the watch of pods is behind when its absence is noted": lambda m: (
+        m.agent_runs_for_a_while(),
+        m.watch_tells("gpunodes", 9),
+        m.watch_tells("leases", 9),
+        m.chores(),
+        m.agent_runs_for_a_while(),
+        m.watch_tells("leases", 9),
+        m.pod_starts(),
+        m.chores(),
+    ),
+    "a heartbeat speaks of a report that is not here yet": lambda m: (
+        m.agent_runs_for_a_while(),
+        m.pod_starts(),
+        m.agent_runs_for_a_while(),
+        m.pod_is_deleted_by_force(),
+        m.watch_tells("pods", 9),
+        m.watch_tells("leases", 9),
+        m.watch_tells("gpunodes", 1),
+        m.chores(),
+        m.agent_runs_for_a_while(),
+        m.agent_runs_for_a_while(),
+        m.watch_tells("leases", 9),
+        m.chores(),
+    ),
+    "a report that was late on its way overwrites a newer one": lambda m: (
+        m.agent_samples(31.0),
+        m.agent_delivers(True, 0.0),
+        m.pod_starts(),
+        m.agent_runs_for_a_while(),
+        m.a_write_arrives_late(),
+        m.pod_is_deleted_by_force(),
+        m.extender_catches_up(),
+        m.agent_runs_for_a_while(),
+        m.extender_catches_up(),
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_it_runs_on_and_stays_charged(story: str) -> None:
+    machine = Departing()
+    STORIES[story](machine)
+    assert machine.runs
+    machine.pod_is_deleted_by_force()
+    machine.teardown()
