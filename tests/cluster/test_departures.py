@@ -5,31 +5,23 @@ server, network, watches and every clock are played by the machine below. It kno
 container really runs, which none of them does, and is asked when they say that it has left.
 """
 
-import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar, cast
+from typing import cast
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
 
-from agent.publish import Courier, Held, NotDelivered
-from contract.annotations import OBSERVED_AT
-from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation, Source
-from contract.heartbeat import Vouch, encode_vouch
-from contract.kube import Lease, ObjectMeta, Pod
+from agent.publish import Courier
+from contract.gpunode import GPUNodeStatus, Source
+from contract.kube import Pod
 from extender.cluster.chores import Leftover, leftovers
 from extender.cluster.events import (
     DepartureMarked,
-    Event,
-    GPUNodeSeen,
-    HeartbeatSeen,
     PodGone,
     PodSeen,
     Relisted,
@@ -39,74 +31,7 @@ from extender.ledger.protocol import Ledger
 from extender.ledger.store import Store
 from extender.placement.rules import Rules
 from tests.builders import pod, shared, use
-
-T = TypeVar("T")
-PROMISE = Reservation(namespace="default", name="p", since="1970-01-01T00:00:00Z")
-NODE = GPUNode(
-    metadata=ObjectMeta(name="n", uid="gn"),
-    spec=GPUNodeSpec(initialised=True, reservations={"uid-p": PROMISE}),
-)
-
-
-@dataclass
-class Api:
-    """One GPUNode and one Lease; each write makes a version, and is told to the watchers."""
-
-    versions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
-    gpunode: GPUNode = NODE
-    lease: Lease | None = None
-    pod: Pod | None = field(default_factory=pod)
-    #: What each kind of watch has not told yet.
-    untold: dict[str, list[Event]] = field(
-        default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
-    )
-    #: The writes of agents fail to be answered, and arrive when somebody lets them.
-    silent: bool = False
-    lingering: list[Callable[[], object]] = field(default_factory=list)
-
-    # For the agent.
-
-    def report(self, status: GPUNodeStatus) -> Held:
-        def write() -> Held:
-            metadata = msgspec.structs.replace(
-                self.gpunode.metadata, resource_version=str(next(self.versions))
-            )
-            self.gpunode = msgspec.structs.replace(self.gpunode, metadata=metadata, status=status)
-            self.untold["gpunodes"].append(GPUNodeSeen(self.gpunode, 0.0))
-            return self.held()
-
-        return self._answered(write)
-
-    def held(self) -> Held:
-        return Held(self.gpunode.metadata.uid, self.gpunode.metadata.resource_version)
-
-    def reported(self) -> tuple[Held, str]:
-        return self.held(), self.gpunode.status.observed_at if self.gpunode.status else ""
-
-    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
-        def write() -> str:
-            version = str(next(self.versions))
-            annotations = {OBSERVED_AT: encode_vouch(vouch)}
-            metadata = ObjectMeta(name="n", annotations=annotations, resource_version=version)
-            self.lease = Lease(metadata=metadata)
-            self.untold["leases"].append(HeartbeatSeen(self.lease, 0.0))
-            return version
-
-        return self._answered(write)
-
-    def _answered(self, write: Callable[[], T]) -> T:
-        if self.silent:
-            self.lingering.append(write)
-            raise NotDelivered("no answer")
-        return write()
-
-    # For the ledger.
-
-    def read_pod(self, namespace: str, name: str) -> Pod | None:
-        return self.pod
-
-    def read_heartbeat_version(self, node: str) -> str:
-        return self.lease.metadata.resource_version if self.lease else ""
+from tests.cluster.played import Api
 
 
 class Departing(RuleBasedStateMachine):
@@ -285,6 +210,7 @@ STORIES: dict[str, Callable[[Departing], object]] = {
         m.extender_catches_up(),
     ),
     "it was bound and deleted while nobody watched": lambda m: (
+        m.agent_runs_for_a_while(),
         m.extender_catches_up(),
         m.pod_starts(),
         m.pod_is_deleted_by_force(),
