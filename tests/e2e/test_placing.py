@@ -143,7 +143,12 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
     cluster.delete_by_force("first")  # before any sample showed it: for all we know it starts now
     cluster.create_pod("second", "20Gi")
     cluster.until(lambda: bool(cluster.refusal("second")), "the second pod is refused")
-    cluster.until(lambda: "promise_awaits_a_sample" in cluster.plane.log("extender"), "it is noted")
+
+    def noted() -> bool:
+        lines = cluster.plane.log("extender").splitlines()
+        return any(uid in line and "promise_awaits_a_sample" in line for line in lines)
+
+    cluster.until(noted, "its removal is noted")
     cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion
     time.sleep(7.0)  # longer than chores wait for one another
     assert uid in cluster.gpunode("gpu-1").spec.reservations
