@@ -102,21 +102,18 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                pod = None\n",
     ),
     "removal does not touch an unbound pod": (
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
-        "                        pass\n                rest =",
+        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
+        "                        pass\n                elif",
     ),
     "removal goes on when the touch lost a race": (
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
+        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
         "                        with suppress(StoreConflict):\n"
         "                            self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
+        "                elif",
     ),
     "the touch is the same each time": (
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
-        "                        self._store.touch_pod(pod, 'touched')\n                rest =",
+        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
+        "                        self._store.touch_pod(pod, 'touched')\n                elif",
     ),
     "removal compares with the object as it is after the touch": (
         "                rest = {u: r for u, r in gpunode.spec",
