@@ -30,6 +30,7 @@ from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 
+NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
 VOUCH = Vouch(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 GPUNODE = "/apis/headroom.gpu/v1alpha1/gpunodes/n1"
@@ -491,13 +492,14 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
         )
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", "--interval", "1"],
+        # It tries again before its next regular sample, which would come too late for the test.
+        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", *NEVER_AGAIN],
         env=environment | {"KUBECONFIG": str(kubeconfig), "PYTHONWARNINGS": "default"},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while not api.requests and time.monotonic() < end:
             time.sleep(0.05)
         api.create("uid-1")  # an extender comes

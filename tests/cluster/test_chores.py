@@ -138,21 +138,19 @@ def heartbeat(after: str, gpunode: str = "gn", observed_at: str = STAMP) -> Hear
     return HeartbeatSeen(Lease(metadata=ObjectMeta(name="n", annotations=annotations)), NOW_S)
 
 
-CHECKPOINT = Source(name="checkpoint")
+SOUND = [Source(name="checkpoint"), Source(name="proc")]
 
 
 @pytest.mark.parametrize(
     ("sources", "device", "beat", "left"),
     [
-        pytest.param([CHECKPOINT], shared("a"), heartbeat("101"), True, id="a later sample"),
-        pytest.param([CHECKPOINT], shared("a"), heartbeat("100"), False, id="maybe an earlier one"),
-        pytest.param([CHECKPOINT], shared("a"), heartbeat(""), False, id="of unknown order"),
-        pytest.param([CHECKPOINT], shared("a"), heartbeat("1e9"), False, id="no version"),
+        pytest.param(SOUND, shared("a"), heartbeat("101"), True, id="a later sample"),
+        pytest.param(SOUND, shared("a"), heartbeat("100"), False, id="maybe an earlier one"),
+        pytest.param(SOUND, shared("a"), heartbeat(""), False, id="of unknown order"),
+        pytest.param(SOUND, shared("a"), heartbeat("1e9"), False, id="no version"),
+        pytest.param(SOUND, shared("a"), heartbeat("101", gpunode="x"), False, id="another object"),
         pytest.param(
-            [CHECKPOINT], shared("a"), heartbeat("101", gpunode="x"), False, id="another object"
-        ),
-        pytest.param(
-            [CHECKPOINT],
+            SOUND,
             shared("a"),
             heartbeat("101", observed_at="2026-11-21T00:00:01Z"),
             False,
@@ -160,21 +158,35 @@ CHECKPOINT = Source(name="checkpoint")
         ),
         pytest.param([], shared("a"), heartbeat("101"), False, id="nobody knows of pods"),
         pytest.param(
-            [Source(name="checkpoint", state="degraded")],
+            [Source(name="checkpoint", state="degraded"), Source(name="proc")],
             shared("a"),
             heartbeat("101"),
             False,
             id="holdings are not known",
         ),
         pytest.param(
-            [CHECKPOINT],
+            [Source(name="checkpoint"), Source(name="proc", state="degraded")],
+            shared("a"),
+            heartbeat("101"),
+            False,
+            id="processes are not known",
+        ),
+        pytest.param(
+            [Source(name="checkpoint", state="absent"), *SOUND[1:], Source(name="podresources")],
+            shared("a"),
+            heartbeat("101"),
+            True,
+            id="holdings are known from elsewhere",
+        ),
+        pytest.param(
+            SOUND,
             shared("a", unowned_bytes=None),
             heartbeat("101"),
             False,
             id="processes are not attributed",
         ),
         pytest.param(
-            [CHECKPOINT],
+            SOUND,
             shared("a", used_bytes=-1, unowned_bytes=None, healthy=False),
             heartbeat("101"),
             True,

@@ -93,7 +93,7 @@ class Departing(RuleBasedStateMachine):
                 observed_at=observed_at,
                 devices=[shared("a")],
                 pods=[use("uid-p", "a")] if self.runs else [],
-                sources=[Source(name="checkpoint")],
+                sources=[Source(name="podresources"), Source(name="proc")],
             ),
             self.monotonic_s,
         )
@@ -172,7 +172,7 @@ class Departing(RuleBasedStateMachine):
         assert self.let_go
 
 
-Departing.TestCase.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
+Departing.TestCase.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
 TestDeparting = Departing.TestCase
 
 STORIES: dict[str, Callable[[Departing], object]] = {

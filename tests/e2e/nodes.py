@@ -163,7 +163,7 @@ class Nodes:
             devices=devices,
             pods=uses,
             plugin=Plugin(allocation_policy="distributed"),
-            sources=[Source(name="checkpoint")],
+            sources=[Source(name="checkpoint"), Source(name="proc")],
             summary=Summary(
                 devices=self.shape.gpus,
                 memory=format_bytes(self.shape.gpus * self.shape.memory_bytes),
