@@ -26,7 +26,7 @@ from structlog.testing import capture_logs
 from agent.cluster import KubernetesPublisher, status_patch
 from agent.publish import Courier, NotDelivered, NotThereYet
 from agent.summary import GROWN_BYTES
-from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity
+from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 
@@ -344,9 +344,9 @@ def test_wait_that_the_server_asks_for_is_kept(
 ) -> None:
     api.create("uid-1")
     api.refuse["PATCH", f"{GPUNODE}/status"] = (429, {"Retry-After": "20"})
-    deliver(courier, clock, status())
+    assert deliver(courier, clock, status()) == 20.0
     clock.at_s += 19
-    deliver(courier, clock, status())
+    assert deliver(courier, clock, status()) == 1.0
     assert len(api.requests) == 1
 
 
@@ -418,6 +418,28 @@ def test_heartbeat_does_not_wait_for_sm_activity(
     clock.at_s += 30
     assert deliver(courier, clock, busy(0.9, "t1")) == math.inf
     assert vouched(api).sampled_at == "t1"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param({"used_bytes": 4}, id="memory is freed"),
+        pytest.param({"pods": [PodUse(uid="u", device="GPU-a")]}, id="a pod appears"),
+        pytest.param({"devices": []}, id="a device is lost"),
+        pytest.param({"devices": [Device(uuid="GPU-a", healthy=False)]}, id="it is fenced"),
+        pytest.param({"sources": [Source(name="proc", state="absent")]}, id="a source is lost"),
+    ],
+)
+def test_what_others_wait_for_is_written_at_once(
+    api: ApiServer, courier: Courier, clock: Clock, after: dict[str, Any]
+) -> None:
+    api.create("uid-1")
+    deliver(courier, clock, status(5, "t0"))
+    clock.at_s += 1
+    newest = msgspec.structs.replace(status(after.pop("used_bytes", 5), "t1"), **after)
+    assert deliver(courier, clock, newest) == math.inf
+    assert api.gpunode is not None
+    assert api.gpunode["status"]["observedAt"] == "t1"
 
 
 def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
