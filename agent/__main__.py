@@ -5,6 +5,7 @@ with it and the node goes stale, which is the truth. Exit status 3 asks for a ne
 only that can talk to a driver that was replaced.
 """
 
+import math
 import os
 import random
 import signal
@@ -84,20 +85,22 @@ def _loop(
     due_s = time.monotonic()
     while not stop.is_set():
         # Taken before the sample: a pod removed after it may still be in there.
-        observed_at = datetime.now(UTC)
+        observed_at, sampled_at_s = datetime.now(UTC), time.monotonic()
         readings = [reading for probe in probes for reading in probe.read()]
         status = summarise(readings, observed_at, agent_version, before=status)
         board.show(status)
         if settings.print_only:
             sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
             sys.stdout.flush()
+        wanted_s = math.inf
         if courier is not None:
-            courier.deliver(status)
+            wanted_s = courier.deliver(status, sampled_at_s)
         if settings.once:
             return
         # Samples that took too long are skipped, not caught up with.
-        due_s = max(due_s + settings.interval_s, time.monotonic())
-        stop.wait(due_s - time.monotonic())
+        now_s = time.monotonic()
+        due_s = min(max(due_s + settings.interval_s, now_s), now_s + wanted_s)
+        stop.wait(due_s - now_s)
 
 
 class _CannotStart(Exception):

@@ -12,9 +12,11 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.config import ConfigException
 
-from agent.publish import LONGEST_BACK_OFF_S, NotDelivered, NotThereYet
+from agent.publish import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from agent.summary import rfc3339
+from contract.annotations import OBSERVED_AT
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeStatus
+from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import KubeStruct, ObjectMeta
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
@@ -39,8 +41,15 @@ def connect() -> Any:
     return client.ApiClient()
 
 
+class _Reported(KubeStruct, frozen=True):
+    observed_at: str = ""
+
+
 class _Partial(KubeStruct, frozen=True):
+    """What we read of answers; the metadata alone has no status."""
+
     metadata: ObjectMeta = ObjectMeta()
+    status: _Reported | None = None
 
 
 _partial = msgspec.json.Decoder(_Partial)
@@ -65,39 +74,53 @@ class KubernetesPublisher:
         self._gpunode = f"/apis/{GROUP}/{VERSION}/{PLURAL}/{node}"
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
-    def report(self, status: GPUNodeStatus) -> str:
+    def report(self, status: GPUNodeStatus) -> Held:
         answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
         if answer.status == 404:
             raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
-        return _uid(self._accepted(answer, f"status of GPUNode {self._node}"))
+        return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
 
-    def identity(self) -> str:
+    def held(self) -> Held:
+        return self._read(_METADATA_ONLY)[0]
+
+    def reported(self) -> tuple[Held, str]:
+        return self._read("application/json")
+
+    def _read(self, accept: str) -> tuple[Held, str]:
         # resourceVersion=0: from the API server's cache, which is as old as a heartbeat may be.
-        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0")
+        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0", accept=accept)
         if answer.status == 404:
-            return ""
-        return _uid(self._accepted(answer, f"GPUNode {self._node}"))
+            return Held(), ""
+        return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
-    def heartbeat(self, now: datetime) -> None:
+    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+        annotations = {OBSERVED_AT: encode_vouch(vouch)}
         spec = {
             "holderIdentity": self._node,
             "leaseDurationSeconds": round(3 * self._heartbeat_s),
             "renewTime": rfc3339(now),
         }
         what = f"Lease {self._namespace}/{self._node}"
-        answer = self._send("PATCH", f"{self._leases}/{self._node}", {"spec": spec})
+        patch = {"metadata": {"annotations": annotations}, "spec": spec}
+        answer = self._send("PATCH", f"{self._leases}/{self._node}", patch)
         if answer.status == 404:
             lease = {
                 "apiVersion": "coordination.k8s.io/v1",
                 "kind": "Lease",
-                "metadata": {"name": self._node, "namespace": self._namespace},
+                "metadata": {
+                    "name": self._node,
+                    "namespace": self._namespace,
+                    "annotations": annotations,
+                },
                 "spec": spec,
             }
             answer = self._send("POST", self._leases, lease)
-        self._accepted(answer, what)
+        return _held(self._accepted(answer, what))[0].version
 
-    def _send(self, method: str, path: str, body: object = None) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": _METADATA_ONLY, "User-Agent": "headroom-agent"}
+    def _send(
+        self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": accept, "User-Agent": "headroom-agent"}
         if body is not None:
             headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
         try:
@@ -119,8 +142,15 @@ class KubernetesPublisher:
         if 200 <= answer.status < 300:
             return answer.data
         wait = answer.headers.get("Retry-After", "")
+        hint = ""
+        if answer.status == 403:
+            hint = (
+                f"; this agent says that its node is {self._node}: $NODE_NAME must come from"
+                " spec.nodeName of its pod, and its service account must be that of"
+                " deploy/base/rbac.yaml"
+            )
         raise NotDelivered(
-            f"{what} was refused with {answer.status}: {_shortened(answer.data)}",
+            f"{what} was refused with {answer.status}: {_reason(answer.data)}{hint}",
             min(float(wait), 10 * LONGEST_BACK_OFF_S) if wait.isdecimal() else 0.0,
         )
 
@@ -147,13 +177,27 @@ def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
     return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
 
 
-def _uid(body: bytes) -> str:
+def _held(body: bytes) -> tuple[Held, str]:
     try:
-        return _partial.decode(body).metadata.uid
+        partial = _partial.decode(body)
     except msgspec.MsgspecError as err:
         raise NotDelivered(f"API server's answer cannot be read: {err}") from err
+    held = Held(partial.metadata.uid, partial.metadata.resource_version)
+    return held, partial.status.observed_at if partial.status else ""
 
 
-def _shortened(body: bytes, limit: int = 300) -> str:
-    text = body.decode("utf-8", "replace")
+class _Refusal(msgspec.Struct, frozen=True):
+    """Kubernetes' own error object."""
+
+    message: str
+
+
+_refusal = msgspec.json.Decoder(_Refusal)
+
+
+def _reason(body: bytes, limit: int = 600) -> str:
+    try:
+        text = _refusal.decode(body).message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = body.decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"

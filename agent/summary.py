@@ -222,7 +222,7 @@ def _structure(status: GPUNodeStatus) -> object:
     ]
     conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
     versions = (status.agent_version, status.driver_version)
-    return devices, pods, conditions, status.plugin, status.summary, versions
+    return devices, pods, conditions, status.sources, status.plugin, status.summary, versions
 
 
 def _presence(figure: int | None) -> int:

@@ -37,6 +37,8 @@ PLACEMENT = PREFIX + "placement"
 RETRY = PREFIX + "retry"
 #: Written by us on an unbound pod so that Bindings in flight for its old version fail.
 TOUCHED = PREFIX + "touched"
+#: Lease of an agent: when its newest sample was taken and which status that confirms, as JSON.
+OBSERVED_AT = PREFIX + "observed-at"
 #: Finalizer that keeps a GPUNode, and so the promises in it, until its node is really gone.
 FINALIZER = PREFIX + "ledger"
 

@@ -21,6 +21,10 @@ KIND = "GPUNode"
 MAX_DEVICE_BYTES = 1 << 44
 MAX_DEVICES = 256
 MAX_REPLICAS = 1024
+#: Sources of a report, by name, that tell which pod holds which device.
+HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
+#: The one that tells which process belongs to which pod.
+PROCESSES_SOURCE = "proc"
 #: More strangers than this on one node are counted, not named.
 MAX_UNOWNED_PROCESSES = 64
 
@@ -174,6 +178,21 @@ class GPUNodeStatus(KubeStruct, frozen=True):
     agent_version: str = ""
     driver_version: str = ""
     cuda_version: str = ""
+
+    @property
+    def shows_every_pod(self) -> bool:
+        """Whether a pod that is not named has no replica and no process here.
+
+        That takes a source of the holdings, one of the processes, and processes attributed on
+        every device that answers; one that does not is fenced, and what is found on it later is
+        charged then.
+        """
+        sound = {source.name for source in self.sources if source.state == "ok"}
+        return (
+            not HOLDINGS_SOURCES.isdisjoint(sound)
+            and PROCESSES_SOURCE in sound
+            and all(d.unowned_bytes is not None for d in self.devices if d.used_bytes >= 0)
+        )
 
 
 class Charge(KubeStruct, frozen=True):

@@ -55,9 +55,23 @@ class PodSpec(KubeStruct, frozen=True):
     scheduler_name: str | None = None
 
 
+class Present(KubeStruct, frozen=True):
+    """An object of which only matters that it is there."""
+
+
+class ContainerState(KubeStruct, frozen=True):
+    running: Present | None = None
+
+
+class ContainerStatus(KubeStruct, frozen=True):
+    state: ContainerState | None = None
+
+
 class PodStatus(KubeStruct, frozen=True):
     phase: str | None = None
     nominated_node_name: str | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
 
 
 class Pod(KubeStruct, frozen=True):
@@ -67,8 +81,16 @@ class Pod(KubeStruct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether its containers are over for good, by its phase."""
-        return self.status is not None and self.status.phase in ("Succeeded", "Failed")
+        """Whether its containers have been seen to end for good.
+
+        The phase alone is no proof: the garbage collector calls pods of a lost node Failed, while
+        their containers may run there still. A kubelet waits for them.
+        """
+        status = self.status
+        if status is None or status.phase not in ("Succeeded", "Failed"):
+            return False
+        statuses = (status.container_statuses or []) + (status.init_container_statuses or [])
+        return not any(one.state and one.state.running for one in statuses)
 
     @property
     def node(self) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 #: Suite -> seconds on two cores with the binaries built, installation aside.
 BUDGETS_S = {
-    "agent": 20,
-    "cluster": 5,
+    "agent": 45,
+    "cluster": 10,
     "contract": 10,
     "demo": 30,
     "e2e": 350,

@@ -4,8 +4,10 @@ Only suggestions from what we happen to have seen: whoever acts on them asks the
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from contract.annotations import FINALIZER
+from contract.gpunode import GPUNode, Reservation
 from contract.kube import Node, Pod
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
@@ -13,27 +15,64 @@ from extender.placement.fit import fit
 from extender.placement.request import Unreadable
 
 
-def leftovers(state: ClusterState, wall_s: float, orphan_after_s: float) -> list[tuple[str, str]]:
-    """(node, pod uid) of promises to pods that ended, went elsewhere, or never came.
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A promise that nobody needs; ``left``: its pod is gone, and known not to run on the node."""
+
+    node: str
+    uid: str
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unmarked:
+    """A promise to a pod that is gone, whose containers may run on the node for all we know."""
+
+    node: str
+    uid: str
+    promise: Reservation
+
+
+def leftovers(
+    state: ClusterState, wall_s: float, orphan_after_s: float
+) -> list[Leftover | Unmarked]:
+    """Promises to pods that ended, went elsewhere, or never came.
 
     A bind in progress has a promise and no bound pod yet: such a one is left alone until it is
     ``orphan_after_s`` old. What a report still shows on a device stays charged whatever became of
-    the pod: its memory is not free.
+    the pod: its memory is not free. Nor is that of a pod whose end nobody saw, before a sample that
+    was taken when it was gone does not show it.
     """
-    found: list[tuple[str, str]] = []
+    found: list[Leftover | Unmarked] = []
     for gpunode in state.gpunodes():
         seen = {use.uid for use in gpunode.status.pods} if gpunode.status else set()
         for uid, promise in gpunode.spec.reservations.items():
-            pod = state.pod(uid)
-            if pod is not None and pod.node == gpunode.name and not pod.ended:
-                continue
             if uid in seen:
                 continue
-            settled = state.departed(uid) if pod is None else pod.ended or bool(pod.node)
+            pod, departure = state.pod(uid), state.departures.seen(uid)
             since_s = age(promise.since, wall_s)
-            if settled or since_s is None or since_s > orphan_after_s:
-                found.append((gpunode.name, uid))
+            old = since_s is None or since_s > orphan_after_s
+            if pod is not None:
+                sits = pod.node == gpunode.name and not pod.ended
+                if not sits and (pod.ended or pod.node or old):
+                    found.append(Leftover(gpunode.name, uid))
+            elif (departure and departure.settles(gpunode.name)) or _left(state, gpunode, uid):
+                found.append(Leftover(gpunode.name, uid, left=True))
+            elif (departure or old) and not state.departures.marked(gpunode.name, uid):
+                found.append(Unmarked(gpunode.name, uid, promise))
     return found
+
+
+def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
+    """Whether a sample that was taken when the pod was gone says what the report says, and the
+    report would show the pod if it held anything."""
+    vouch = state.confirmation(gpunode.name)
+    return (
+        vouch is not None
+        and state.departures.precede(gpunode.name, uid, vouch.after)
+        and gpunode.status is not None
+        and gpunode.status.shows_every_pod
+    )
 
 
 def dying(state: ClusterState) -> list[str]:

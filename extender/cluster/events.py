@@ -17,6 +17,8 @@ class PodSeen:
 @dataclass(frozen=True, slots=True)
 class PodGone:
     uid: str
+    #: Whoever tells knows that its containers had ended; false: what was seen before decides.
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,16 @@ class HeartbeatGone:
 
 
 @dataclass(frozen=True, slots=True)
+class DepartureMarked:
+    """A pod with a promise on the node was gone from the store when the Lease of the node's agent
+    had this version."""
+
+    node: str
+    uid: str
+    lease_version: str
+
+
+@dataclass(frozen=True, slots=True)
 class BindBegun:
     """This replica was asked to bind the pod to the node, and nothing is written down yet."""
 
@@ -99,6 +111,7 @@ Event = (
     | GPUNodeGone
     | HeartbeatSeen
     | HeartbeatGone
+    | DepartureMarked
     | BindBegun
     | BindEnded
     | Relisted

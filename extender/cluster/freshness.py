@@ -1,8 +1,9 @@
 """Whether a node's agent is alive, by the receiver's clock.
 
-Something must have *moved* lately: the report's ``observedAt`` or the Lease's ``renewTime``. What
-they say is compared with our own time only once, at first sight, so that a report that was old
-when we started is not taken for news; after that a wrong clock on the node harms nobody.
+Something must have *moved* lately: the report's ``observedAt``, or the ``sampledAt`` of a Lease
+that vouches for that very report. What they say is compared with our own time only once, at first
+sight, so that a report that was old when we started is not taken for news; after that a wrong clock
+on the node harms nobody, nor does one that jumps.
 """
 
 from dataclasses import dataclass

@@ -12,12 +12,15 @@ import msgspec
 from contract.annotations import DEFAULT_VRAM, RESERVE, parse_reserve
 from contract.errors import BadAnnotation
 from contract.gpunode import GPUNode, Reservation
+from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod
 from contract.reasons import Reason
 from extender.cluster.bystanders import adopt
+from extender.cluster.departures import Departures
 from extender.cluster.events import (
     BindBegun,
     BindEnded,
+    DepartureMarked,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -58,6 +61,8 @@ class ClusterState:
         self._gpunodes: dict[str, GPUNode] = {}
         self._reports: dict[str, Pulse] = {}
         self._leases: dict[str, Pulse] = {}
+        #: Node -> what the Lease of its agent vouches for.
+        self._vouches: dict[str, Vouch] = {}
         self._default_vram: dict[str, str] = {}
         #: Pods that ask for GPUs of ours, by uid.
         self._pods: dict[str, Pod] = {}
@@ -68,8 +73,8 @@ class ClusterState:
         self._assumed: dict[str, dict[str, Reservation]] = {}
         #: Nodes on which something got room since ``take_roomier`` was last called.
         self._roomier: dict[str, None] = {}
-        #: Pods that were seen bound to a node that holds a promise to them, and then deleted.
-        self._departed: set[str] = set()
+        #: How the pods went that were seen to be deleted, and since when others are gone for sure.
+        self.departures = Departures()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
         self._sitting_on: dict[str, tuple[Pod, ...]] = {}
 
@@ -104,9 +109,14 @@ class ClusterState:
         self._roomier.clear()
         return names
 
-    def departed(self, uid: str) -> bool:
-        """Whether a pod with a promise was seen to be deleted."""
-        return uid in self._departed
+    def confirmation(self, name: str) -> Vouch | None:
+        """What the agent's Lease says of the very report that is held; None where it says nothing
+        of it, or speaks of another."""
+        vouch, gpunode = self._vouches.get(name), self._gpunodes.get(name)
+        if vouch is None or gpunode is None or gpunode.status is None:
+            return None
+        same = gpunode.metadata.uid, gpunode.status.observed_at
+        return vouch if (vouch.gpunode, vouch.observed_at) == same else None
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         return self._pods.get(self._uid_of.get((namespace, name), ""))
@@ -172,9 +182,8 @@ class ClusterState:
         match event:
             case PodSeen(pod):
                 self._put_pod(pod)
-            case PodGone(uid):
-                self._note_departure(uid)
-                self._drop_pod(uid)
+            case PodGone(uid, ended):
+                self._pod_went(uid, ended)
             case NodeSeen(node):
                 self._nodes[node.metadata.name] = node
                 self._dirty[node.metadata.name] = None
@@ -190,12 +199,14 @@ class ClusterState:
             case GPUNodeGone(name):
                 self._gpunodes.pop(name, None)
                 self._reports.pop(name, None)
+                self.departures.keep(name, ())
                 self._dirty[name] = None
             case HeartbeatSeen(lease, at_s):
-                self._beat(self._leases, lease.metadata.name, lease.spec.renew_time or "", at_s)
+                self._put_lease(lease, at_s)
             case HeartbeatGone(name):
-                self._leases.pop(name, None)
-                self._dirty[name] = None
+                self._drop_lease(name)
+            case DepartureMarked(name, uid, version):
+                self.departures.mark(name, uid, version)
             case BindBegun(pod, name):
                 self._assume(pod, name)
             case BindEnded(uid, name):
@@ -210,7 +221,9 @@ class ClusterState:
         names = {o.metadata.uid if isinstance(o, Pod) else o.metadata.name for o in objects}
         gone: list[Event] = []
         if kind is Pod:
-            gone = [PodGone(uid) for uid in self._pods.keys() - names]
+            # Not what a watch tells: what is held may not be the last that became of them.
+            for uid in self._pods.keys() - names:
+                self._pod_went(uid, last=False)
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
         elif kind is Namespace:
@@ -256,17 +269,16 @@ class ClusterState:
             self._uids_on[pod.node].discard(uid)
             self._dirty[pod.node] = None
 
+    def _pod_went(self, uid: str, ended: bool = False, last: bool = True) -> None:
+        if (pod := self._pods.get(uid)) is not None:
+            self.departures.note(pod, ended, last)
+        self._drop_pod(uid)
+
     def _assume(self, pod: Pod, node: str) -> None:
         gpunode = self._gpunodes.get(node)
         if gpunode is not None and (promise := self.adopt(pod, gpunode)) is not None:
             self._assumed.setdefault(node, {})[pod.metadata.uid] = promise
             self._dirty[node] = None
-
-    def _note_departure(self, uid: str) -> None:
-        pod = self._pods.get(uid)
-        gpunode = self._gpunodes.get(pod.node) if pod else None
-        if gpunode is not None and uid in gpunode.spec.reservations:
-            self._departed.add(uid)
 
     def _put_namespace(self, namespace: Namespace) -> None:
         annotations = namespace.metadata.annotations or {}
@@ -288,12 +300,24 @@ class ClusterState:
         held = self._gpunodes.get(gpunode.name)
         if held is not None and _older(gpunode, held):
             return
-        if held is not None and self._departed:
-            self._departed -= held.spec.reservations.keys() - gpunode.spec.reservations.keys()
+        self.departures.keep(gpunode.name, gpunode.spec.reservations)
         self._gpunodes[gpunode.name] = gpunode
         self._dirty[gpunode.name] = None
         stamp = gpunode.status.observed_at if gpunode.status else ""
         self._beat(self._reports, gpunode.name, stamp, at_s)
+
+    def _put_lease(self, lease: Lease, at_s: float) -> None:
+        name, vouch = lease.metadata.name, vouch_of(lease)
+        if vouch is None:
+            self._drop_lease(name)  # says nothing of any report, hence nothing of the node
+            return
+        self._vouches[name] = vouch
+        self._beat(self._leases, name, vouch.sampled_at, at_s)
+
+    def _drop_lease(self, name: str) -> None:
+        self._leases.pop(name, None)
+        self._vouches.pop(name, None)
+        self._dirty[name] = None
 
     def _beat(self, pulses: dict[str, Pulse], name: str, stamp: str, at_s: float) -> None:
         pulse = pulses.setdefault(name, Pulse())
@@ -329,10 +353,10 @@ class ClusterState:
         return NodeTerms(name, reason, self._fresh_until_s(name), devices)
 
     def _fresh_until_s(self, name: str) -> float:
-        moved_at_s = [
-            pulses[name].moved_at_s for pulses in (self._reports, self._leases) if name in pulses
-        ]
-        return max(moved_at_s, default=NEVER_S) + self._stale_after_s
+        moved_at_s = self._reports[name].moved_at_s if name in self._reports else NEVER_S
+        if self.confirmation(name) is not None:
+            moved_at_s = max(moved_at_s, self._leases[name].moved_at_s)
+        return moved_at_s + self._stale_after_s
 
     def _reserve(self, name: str) -> tuple[int, Reason | None]:
         node = self._nodes.get(name)

@@ -23,7 +23,7 @@ from contract.gpunode import (
     decode_promises,
     encode_gpunode,
 )
-from contract.kube import Pod
+from contract.kube import Lease, Pod
 from extender.errors import (
     OutcomeUnknown,
     StoreConflict,
@@ -42,13 +42,19 @@ T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 _decode_pod = msgspec.json.Decoder(Pod).decode
+_decode_lease = msgspec.json.Decoder(Lease).decode
 
 
 class KubernetesStore:
     """``extender.ledger.store.Store`` over the API server."""
 
-    def __init__(self, api: KubeApi, *, page_size: int = _PAGE_SIZE) -> None:
+    def __init__(
+        self, api: KubeApi, *, lease_namespace: str = "headroom-system", page_size: int = _PAGE_SIZE
+    ) -> None:
         self._api = api
+        self._leases = (
+            f"/apis/coordination.k8s.io/v1/namespaces/{quote(lease_namespace, safe='')}/leases"
+        )
         self._page_size = page_size
 
     def read_gpunode(self, name: str) -> GPUNode | None:
@@ -89,6 +95,14 @@ class KubernetesStore:
         except StoreNotFound:
             return None
         return _read(what, _decode_pod, body)
+
+    def read_heartbeat_version(self, node: str) -> str:
+        what = f"read Lease of node {node}"
+        try:
+            body = self._call(what, "GET", f"{self._leases}/{quote(node, safe='')}")
+        except StoreNotFound:
+            return ""
+        return _read(what, _decode_lease, body).metadata.resource_version
 
     def list_pods(self) -> list[Pod]:
         what = "list pods"

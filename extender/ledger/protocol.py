@@ -166,8 +166,12 @@ class Ledger:
         finally:
             turn.release()
 
-    def remove(self, node: str, uid: str) -> bool:
-        """Take a promise back unless its pod runs on the node; the only way, for anyone, any time.
+    def remove(self, node: str, uid: str, left: bool = False) -> bool:
+        """Take a promise back unless its pod may run there; the only way, for anyone, any time.
+
+        A pod that is gone from the store may have sat on the node, and its containers may run on:
+        what it was promised stays unless the caller knows that it ended, never sat there, or has
+        ``left`` since it was gone (``departed_by``). A report that shows it after all proves more.
 
         Returns whether the promise is gone. False also when the store does not answer: then it
         stays, which is safe.
@@ -186,6 +190,8 @@ class Ledger:
                     if not pod.node:
                         # Every Binding on its way carries the old resourceVersion and fails now.
                         self._store.touch_pod(pod, self._new_id())
+                elif not left or _shown(gpunode, uid):
+                    return False
                 rest = {u: r for u, r in gpunode.spec.reservations.items() if u != uid}
                 self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=rest))
                 return True
@@ -194,6 +200,22 @@ class Ledger:
             except StoreError:
                 return False
         return False
+
+    def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+        """A version of the heartbeat of the node's agent that is newer than the pod's removal.
+
+        A sample that the agent took when it knew a later version than this one was taken when the
+        pod was gone. Empty where the pod is still there, where the agent has no Lease, or where the
+        store does not answer.
+        """
+        try:
+            gone = self._store.read_pod(promise.namespace, promise.name)
+            if gone is not None and gone.metadata.uid == uid:
+                return ""
+            # After that read, and not from a watch, which may be behind it.
+            return self._store.read_heartbeat_version(node)
+        except StoreError:
+            return ""
 
     def initialise(self, nodes: Iterable[Node]) -> list[str]:
         """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.
@@ -314,6 +336,10 @@ def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
     if pod.metadata.deletion_timestamp:
         return Failed(f"{which} is being deleted")
     return pod
+
+
+def _shown(gpunode: GPUNode, uid: str) -> bool:
+    return gpunode.status is not None and any(use.uid == uid for use in gpunode.status.pods)
 
 
 def _binding(pod: Pod, node: str, placement: Placement) -> Binding:

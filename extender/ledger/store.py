@@ -50,6 +50,9 @@ class Store(Protocol):
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         """The pod, or None when there is none."""
 
+    def read_heartbeat_version(self, node: str) -> str:
+        """The resourceVersion of the Lease of the node's agent; empty where there is none."""
+
     def list_pods(self) -> list[Pod]:
         """Every pod there is, consistently."""
 

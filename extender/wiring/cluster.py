@@ -30,7 +30,7 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
 
     extender = Extender(settings, unready)
     sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
-    ledger = extender.open_ledger(KubernetesStore(api))
+    ledger = extender.open_ledger(KubernetesStore(api, lease_namespace=settings.agent_namespace))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
     waker = asyncio.create_task(extender.wake(ledger))

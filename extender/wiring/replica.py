@@ -20,8 +20,23 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.chores import dying, leftovers, to_wake, uninitialised
-from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, PodGone, PodSeen
+from extender.cluster.chores import (
+    Leftover,
+    Unmarked,
+    dying,
+    leftovers,
+    to_wake,
+    uninitialised,
+)
+from extender.cluster.events import (
+    BindBegun,
+    BindEnded,
+    DepartureMarked,
+    Event,
+    GPUNodeSeen,
+    PodGone,
+    PodSeen,
+)
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
 from extender.journal import Journal
@@ -153,9 +168,8 @@ class Extender:
     async def tidy_once(self, ledger: Ledger) -> None:
         if self.unready():
             return  # what has not been listed yet is not missing
-        for node, uid in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
-            gone = await self.loop.run_in_executor(self._pool, ledger.remove, node, uid)
-            log.info("promise_looked_into", node=node, pod_uid=uid, removed=gone)
+        for found in leftovers(self.cluster, time.time(), self.settings.orphan_after_s):
+            await self._look_into(ledger, found)
         try:
             for node in dying(self.cluster):
                 await self.loop.run_in_executor(self._pool, ledger.let_go, node)
@@ -164,6 +178,19 @@ class Extender:
                 log.info("nodes_initialised", nodes=ready)
         except StoreError as err:
             log.warning("chores_failed", message=str(err))
+
+    async def _look_into(self, ledger: Ledger, found: Leftover | Unmarked) -> None:
+        node, uid = found.node, found.uid
+        if isinstance(found, Leftover):
+            remove = self.loop.run_in_executor(self._pool, ledger.remove, node, uid, found.left)
+            log.info("promise_looked_into", node=node, pod_uid=uid, removed=await remove)
+            return
+        version = await self.loop.run_in_executor(
+            self._pool, ledger.departed_by, node, uid, found.promise
+        )
+        if version:
+            self.deliver([DepartureMarked(node, uid, version)])
+            log.info("promise_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
 
     async def wake(self, ledger: Ledger) -> None:
         """Have kube-scheduler try refused pods again when there is room for them, for ever."""

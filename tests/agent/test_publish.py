@@ -1,6 +1,7 @@
 """What reaches the API server, on the wire, and what the courier makes of its answers."""
 
 import json
+import math
 import random
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from kubernetes import client
@@ -23,8 +25,13 @@ from structlog.testing import capture_logs
 
 from agent.cluster import KubernetesPublisher, status_patch
 from agent.publish import Courier, NotDelivered, NotThereYet
-from contract.gpunode import Device, GPUNodeStatus, PodUse
+from agent.summary import GROWN_BYTES
+from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
+from contract.heartbeat import Vouch, vouch_of
+from contract.kube import Lease
 
+NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
+VOUCH = Vouch(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 GPUNODE = "/apis/headroom.gpu/v1alpha1/gpunodes/n1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
@@ -37,6 +44,10 @@ class ApiServer:
     url: str = ""
     gpunode: dict[str, Any] | None = None
     lease: dict[str, Any] | None = None
+    #: So many status patches are taken and not answered as such.
+    lost: int = 0
+    #: Of the Lease.
+    version: int = 100
     #: (method, path) -> a status to answer instead, with headers.
     refuse: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
@@ -51,16 +62,22 @@ class ApiServer:
         match method, path:
             case ("PATCH", p) if p == f"{GPUNODE}/status" and self.gpunode is not None:
                 self.gpunode["status"] = merged(self.gpunode.get("status"), body["status"])
+                if self.lost:
+                    self.lost -= 1
+                    return 504, {}, {"kind": "Status", "message": "took too long"}
                 return 200, {}, self.gpunode
             case ("GET", p) if p == f"{GPUNODE}?resourceVersion=0" and self.gpunode is not None:
                 return 200, {}, self.gpunode
             case ("PATCH", p) if p == f"{LEASES}/n1" and self.lease is not None:
-                self.lease = merged(self.lease, body)
-                return 200, {}, self.lease
+                return 200, {}, self.take_lease(merged(self.lease, body))
             case ("POST", p) if p == LEASES:
-                self.lease = body
-                return 201, {}, body
+                return 201, {}, self.take_lease(body)
         return 404, {}, {"kind": "Status", "reason": "NotFound"}
+
+    def take_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.lease = merged(lease, {"metadata": {"resourceVersion": str(self.version)}})
+        return self.lease
 
     def sent(self) -> list[tuple[str, str]]:
         return [(method, path) for method, path, _, _ in self.requests]
@@ -146,9 +163,34 @@ def courier(publisher: KubernetesPublisher, clock: Clock) -> Courier:
     return Courier(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
 
 
-def status(used_bytes: int = 0, **changes: Any) -> GPUNodeStatus:
+def status(
+    used_bytes: int = 0, observed_at: str = "2026-11-21T01:02:03Z", **changes: Any
+) -> GPUNodeStatus:
     device = Device(uuid="GPU-a", memory_bytes=1 << 36, reserved_bytes=0, used_bytes=used_bytes)
-    return GPUNodeStatus(devices=[device], observed_at="2026-11-21T01:02:03Z", **changes)
+    return GPUNodeStatus(devices=[device], observed_at=observed_at, **changes)
+
+
+def vouch(sampled_at: str, gpunode: str, observed_at: str, after: str) -> Vouch:
+    return Vouch(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at, after=after)
+
+
+def busy(sm_ratio: float, observed_at: str) -> GPUNodeStatus:
+    device = Device(
+        uuid="GPU-a", used_bytes=5, sm_activity=SmActivity(ratio=sm_ratio, source="gpm")
+    )
+    return GPUNodeStatus(devices=[device], observed_at=observed_at)
+
+
+def deliver(courier: Courier, clock: Clock, status: GPUNodeStatus) -> float:
+    """Deliver a sample of this moment."""
+    return courier.deliver(status, clock.at_s)
+
+
+def vouched(api: ApiServer) -> Vouch:
+    assert api.lease is not None
+    vouch = vouch_of(msgspec.convert(api.lease, Lease))
+    assert vouch is not None
+    return vouch
 
 
 def used(api: ApiServer) -> int:
@@ -161,7 +203,7 @@ def test_report_is_a_merge_patch_of_the_status_alone(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     api.create("uid-1")
-    assert publisher.report(status(5)) == "uid-1"
+    assert publisher.report(status(5)).uid == "uid-1"
     ((method, path, headers, body),) = api.requests
     assert (method, path) == ("PATCH", f"{GPUNODE}/status")
     assert headers["Content-Type"] == "application/merge-patch+json"
@@ -181,6 +223,8 @@ def test_what_left_the_status_leaves_the_object_too() -> None:
         "observedAt": "later",
         "devices": [],
         "pods": [],
+        "unownedProcesses": [],
+        "sources": [],
         "conditions": [],
         "plugin": {},
         "summary": {},
@@ -198,15 +242,18 @@ def test_gpunode_that_is_not_there_is_waited_for_and_never_created(
 def test_lease_is_created_once_and_then_renewed(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
-    publisher.heartbeat(NOW)
-    publisher.heartbeat(NOW.replace(minute=59))
+    later = msgspec.structs.replace(VOUCH, after="101")
+    assert publisher.heartbeat(NOW, VOUCH) == "101"
+    assert vouched(api) == VOUCH
+    assert publisher.heartbeat(NOW.replace(minute=59), later) == "102"
+    assert vouched(api) == later
     assert api.sent() == [
         ("PATCH", f"{LEASES}/n1"),
         ("POST", LEASES),
         ("PATCH", f"{LEASES}/n1"),
     ]
     assert api.lease is not None
-    assert api.lease["metadata"] == {"name": "n1", "namespace": "headroom-system"}
+    assert api.lease["metadata"].items() >= {"name": "n1", "namespace": "headroom-system"}.items()
     assert api.lease["spec"] == {
         "holderIdentity": "n1",
         "leaseDurationSeconds": 90,
@@ -242,7 +289,7 @@ def test_token_that_cannot_be_read_again_is_not_delivered() -> None:
     with client.ApiClient(configuration) as kube:
         publisher = KubernetesPublisher(kube, "n1", "headroom-system", 30)
         with pytest.raises(NotDelivered, match="exists but empty"):
-            publisher.heartbeat(NOW)
+            publisher.heartbeat(NOW, VOUCH)
 
 
 def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
@@ -250,7 +297,7 @@ def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
 ) -> None:
     api.create("uid-1")
     for _ in range(12):  # a minute
-        courier.deliver(status(5))
+        deliver(courier, clock, status(5))
         clock.at_s += 5
     patches = [path for method, path in api.sent() if method in ("PATCH", "POST")]
     assert patches.count(f"{GPUNODE}/status") == 1
@@ -264,11 +311,11 @@ def test_newest_report_is_delivered_after_failures_and_only_the_newest(
     api.refuse["PATCH", f"{GPUNODE}/status"] = (503, {})
     with capture_logs() as logs:
         for used_bytes in range(1, 8):
-            courier.deliver(status(used_bytes))
+            deliver(courier, clock, status(used_bytes))
             clock.at_s += 5
         api.refuse.clear()
         clock.at_s += 30
-        courier.deliver(status(99))
+        deliver(courier, clock, status(99))
     assert used(api) == 99
     accepted = [
         body for method, _, _, body in api.requests if method == "PATCH" and "status" in body
@@ -282,7 +329,7 @@ def test_failures_are_spaced_ever_wider(api: ApiServer, courier: Courier, clock:
     tries: list[float] = []
     for _ in range(1200):  # ten minutes, every half second
         before = len(api.requests)
-        courier.deliver(status())
+        deliver(courier, clock, status())
         if len(api.requests) > before:
             tries.append(clock.at_s)
         clock.at_s += 0.5
@@ -297,9 +344,9 @@ def test_wait_that_the_server_asks_for_is_kept(
 ) -> None:
     api.create("uid-1")
     api.refuse["PATCH", f"{GPUNODE}/status"] = (429, {"Retry-After": "20"})
-    courier.deliver(status())
+    assert deliver(courier, clock, status()) == 20.0
     clock.at_s += 19
-    courier.deliver(status())
+    assert deliver(courier, clock, status()) == 1.0
     assert len(api.requests) == 1
 
 
@@ -307,30 +354,147 @@ def test_no_heartbeat_vouches_for_a_report_that_was_not_taken(
     api: ApiServer, courier: Courier, clock: Clock
 ) -> None:
     api.create("uid-1")
-    courier.deliver(status(1))
+    deliver(courier, clock, status(1))
     api.refuse["PATCH", f"{GPUNODE}/status"] = (422, {})
     renewed = api.lease
     for _ in range(20):
         clock.at_s += 10
-        courier.deliver(status(1 << 35))
+        deliver(courier, clock, status(1 << 35))
     assert api.lease == renewed
     assert api.sent().count(("PATCH", f"{LEASES}/n1")) == 1
+
+
+def test_heartbeat_confirms_the_very_status_that_was_taken(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
+    api.create("uid-1")
+    deliver(courier, clock, status(5, "t0"))
+    assert vouched(api) == vouch("t0", "uid-1", "t0", "")
+    clock.at_s += 30
+    deliver(courier, clock, status(6, "t1"))  # not worth a write
+    assert vouched(api) == vouch("t1", "uid-1", "t0", "101")
+    api.create("uid-2")
+    clock.at_s += 30
+    deliver(courier, clock, status(6, "t2"))
+    assert vouched(api) == vouch("t2", "uid-2", "t2", "102")
+
+
+def test_heartbeat_names_no_version_that_came_after_the_sample_was_begun(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
+    api.create("uid-1")
+    begun_s = clock.at_s
+    clock.at_s += 1
+    courier.deliver(status(5, "t0"), begun_s)
+    clock.at_s += 30
+    courier.deliver(status(5, "t1"), begun_s + 0.5)  # a probe that hung all the while
+    assert vouched(api).after == ""
+    clock.at_s += 30
+    courier.deliver(status(5, "t2"), clock.at_s)
+    assert vouched(api).after == "102"
+
+
+def test_heartbeat_waits_for_a_report_that_is_held_back(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
+    api.create("uid-1")
+    deliver(courier, clock, status(5, "t0"))
+    clock.at_s += 29
+    assert deliver(courier, clock, status(4, "t1")) == math.inf  # freed: written at once
+    clock.at_s += 1
+    beats = api.version
+    assert deliver(courier, clock, status(4 + GROWN_BYTES, "t2")) == 4.0
+    assert api.version == beats
+    clock.at_s += 4
+    assert deliver(courier, clock, status(4 + GROWN_BYTES, "t3")) == math.inf
+    assert vouched(api) == vouch("t3", "uid-1", "t3", "101")
+
+
+def test_heartbeat_does_not_wait_for_sm_activity(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
+    api.create("uid-1")
+    deliver(courier, clock, busy(0.1, "t0"))
+    clock.at_s += 30
+    assert deliver(courier, clock, busy(0.9, "t1")) == math.inf
+    assert vouched(api).sampled_at == "t1"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param({"used_bytes": 4}, id="memory is freed"),
+        pytest.param({"pods": [PodUse(uid="u", device="GPU-a")]}, id="a pod appears"),
+        pytest.param({"devices": []}, id="a device is lost"),
+        pytest.param({"devices": [Device(uuid="GPU-a", healthy=False)]}, id="it is fenced"),
+        pytest.param({"sources": [Source(name="proc", state="absent")]}, id="a source is lost"),
+    ],
+)
+def test_what_others_wait_for_is_written_at_once(
+    api: ApiServer, courier: Courier, clock: Clock, after: dict[str, Any]
+) -> None:
+    api.create("uid-1")
+    deliver(courier, clock, status(5, "t0"))
+    clock.at_s += 1
+    newest = msgspec.structs.replace(status(after.pop("used_bytes", 5), "t1"), **after)
+    assert deliver(courier, clock, newest) == math.inf
+    assert api.gpunode is not None
+    assert api.gpunode["status"]["observedAt"] == "t1"
+
+
+def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
+    """Pods that come and go wake the loop at every change."""
+    api.create("uid-1")
+    deliver(courier, clock, status(5))
+    clock.at_s += 10
+    written_at_s: list[float] = []
+    for i in range(50):  # five seconds
+        pods = [PodUse(uid=f"uid-{i}", device="GPU-a")]
+        before = len(api.requests)
+        held_s = deliver(courier, clock, status(5, f"t{i}", pods=pods))
+        if len(api.requests) > before:
+            written_at_s.append(clock.at_s)
+            assert held_s == math.inf
+        else:
+            assert held_s == pytest.approx(written_at_s[-1] + 1 - clock.at_s)
+        clock.at_s += 0.1
+    assert written_at_s == pytest.approx([1010.0, 1011.0, 1012.0, 1013.0, 1014.0])
+
+
+def test_report_whose_answer_was_lost_is_told_again_before_anything_is_vouched_for(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
+    """It may have been taken, and memory may since be as it was before."""
+    api.create("uid-1")
+    deliver(courier, clock, status(5, "t0"))
+    api.lost = 1
+    clock.at_s += 30
+    assert 0 < deliver(courier, clock, status(1 << 35, "t1")) <= 1
+    assert used(api) == 1 << 35
+    clock.at_s += 2
+    deliver(courier, clock, status(5, "t2"))
+    assert used(api) == 5
+    assert vouched(api) == vouch("t2", "uid-1", "t2", "101")
 
 
 def test_gpunode_created_again_is_told_everything_again(
     api: ApiServer, courier: Courier, clock: Clock
 ) -> None:
     api.create("uid-1")
-    courier.deliver(status(5))
+    deliver(courier, clock, status(5))
     api.create("uid-2")
     clock.at_s += 30
-    courier.deliver(status(5))
+    deliver(courier, clock, status(5))
     assert used(api) == 5
 
 
-def test_waiting_for_the_gpunode_is_its_own_event(api: ApiServer, courier: Courier) -> None:
+def test_waiting_for_the_gpunode_is_its_own_event(
+    api: ApiServer, courier: Courier, clock: Clock
+) -> None:
     with capture_logs() as logs:
-        courier.deliver(status())
+        deliver(courier, clock, status())
     assert [log["event"] for log in logs] == ["gpunode_awaited"]
 
 
@@ -350,13 +514,14 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
         )
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", "--interval", "1"],
+        # It tries again before its next regular sample, which would come too late for the test.
+        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", *NEVER_AGAIN],
         env=environment | {"KUBECONFIG": str(kubeconfig), "PYTHONWARNINGS": "default"},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while not api.requests and time.monotonic() < end:
             time.sleep(0.05)
         api.create("uid-1")  # an extender comes

@@ -3,14 +3,43 @@
 import msgspec
 import pytest
 
-from contract.annotations import FINALIZER
-from contract.gpunode import GPUNode, Reservation
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.cluster.chores import dying, leftovers, to_wake, uninitialised
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from contract.annotations import FINALIZER, OBSERVED_AT
+from contract.gpunode import Device, GPUNode, Reservation, Source
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import (
+    ContainerState,
+    ContainerStatus,
+    Lease,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodStatus,
+    Present,
+)
+from extender.cluster.chores import (
+    Leftover,
+    Unmarked,
+    dying,
+    leftovers,
+    to_wake,
+    uninitialised,
+)
+from extender.cluster.departures import REMEMBERED, Departures
+from extender.cluster.events import (
+    DepartureMarked,
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatSeen,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+)
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
-from tests.builders import GPU, NOW_S, gpunode, kube_node, pod, shared, use
+from tests.builders import GPU, NOW_S, STAMP, gpunode, kube_node, pod, shared, use
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
@@ -31,8 +60,6 @@ def state_with(node: GPUNode, *pods: Pod) -> ClusterState:
         pytest.param([pod()], YOUNG, False, False, id="it may be on its way"),
         pytest.param([pod()], OLD, False, True, id="it never came"),
         pytest.param([], YOUNG, False, False, id="unknown, but young"),
-        pytest.param([], OLD, False, True, id="unknown and old"),
-        pytest.param([], "then", False, True, id="of no known age"),
         pytest.param(
             [pod(node="n", phase="Failed")],
             OLD,
@@ -49,12 +76,153 @@ def test_promises_that_nobody_needs(
     rows = [use("uid-p", "a")] if observed else []
     held = {"uid-p": Reservation(namespace="default", name="p", since=since)}
     state = state_with(gpunode(shared("a"), promises=held, pods=rows), *pods)
-    assert leftovers(state, WALL_S, 60.0) == ([("n", "uid-p")] if left else [])
+    assert leftovers(state, WALL_S, 60.0) == ([Leftover("n", "uid-p")] if left else [])
 
 
-def test_a_node_that_never_reported_has_leftovers_too() -> None:
-    held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
-    assert leftovers(state_with(gpunode(promises=held)), WALL_S, 60.0) == [("n", "uid-p")]
+@pytest.mark.parametrize(
+    "since", [pytest.param(OLD, id="old"), pytest.param("then", id="of no known age")]
+)
+def test_a_promise_to_a_pod_that_nobody_knows_is_looked_into(since: str) -> None:
+    promise = Reservation(namespace="default", name="p", since=since)
+    state = state_with(gpunode(promises={"uid-p": promise}))  # nor did the node ever report
+    assert leftovers(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", promise)]
+
+
+PROMISE = Reservation(namespace="default", name="p", since=YOUNG)
+AWAITS = [Unmarked("n", "uid-p", PROMISE)]
+LEFT = [Leftover("n", "uid-p", left=True)]
+RUNS = PodStatus(
+    phase="Failed",
+    container_statuses=[ContainerStatus(state=ContainerState(running=Present()))],
+)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        pytest.param([PodSeen(pod()), PodGone("uid-p")], LEFT, id="never bound"),
+        pytest.param([PodSeen(pod(node="m")), PodGone("uid-p")], LEFT, id="bound elsewhere"),
+        pytest.param(
+            [PodSeen(pod(node="n", phase="Succeeded")), PodGone("uid-p")], LEFT, id="it ended"
+        ),
+        pytest.param(
+            [PodSeen(pod(node="n")), PodGone("uid-p", ended=True)], LEFT, id="known to have ended"
+        ),
+        pytest.param([PodSeen(pod(node="n")), PodGone("uid-p")], AWAITS, id="nobody saw it end"),
+        pytest.param(
+            [PodSeen(msgspec.structs.replace(pod(node="n"), status=RUNS)), PodGone("uid-p")],
+            AWAITS,
+            id="called failed while it ran",
+        ),
+        pytest.param(
+            [PodSeen(pod(node="m")), Relisted(Pod, (), NOW_S)], LEFT, id="missed, bound elsewhere"
+        ),
+        pytest.param([PodSeen(pod(node="n")), Relisted(Pod, (), NOW_S)], AWAITS, id="missed"),
+        pytest.param(
+            [PodSeen(pod()), Relisted(Pod, (), NOW_S)], [], id="missed, and unbound when last seen"
+        ),
+        pytest.param([PodGone("uid-p")], [], id="never seen"),
+    ],
+)
+def test_what_a_pod_that_went_leaves_behind(
+    events: list[Event], expected: list[Leftover | Unmarked]
+) -> None:
+    state = state_with(gpunode(shared("a"), promises={"uid-p": PROMISE}))
+    state.apply(events)
+    assert leftovers(state, WALL_S, 60.0) == expected
+
+
+def heartbeat(after: str, gpunode: str = "gn", observed_at: str = STAMP) -> HeartbeatSeen:
+    vouch = Vouch(sampled_at="x", gpunode=gpunode, observed_at=observed_at, after=after)
+    annotations = {OBSERVED_AT: encode_vouch(vouch)}
+    return HeartbeatSeen(Lease(metadata=ObjectMeta(name="n", annotations=annotations)), NOW_S)
+
+
+SOUND = [Source(name="checkpoint"), Source(name="proc")]
+
+
+@pytest.mark.parametrize(
+    ("sources", "device", "beat", "left"),
+    [
+        pytest.param(SOUND, shared("a"), heartbeat("101"), True, id="a later sample"),
+        pytest.param(SOUND, shared("a"), heartbeat("100"), False, id="maybe an earlier one"),
+        pytest.param(SOUND, shared("a"), heartbeat(""), False, id="of unknown order"),
+        pytest.param(SOUND, shared("a"), heartbeat("1e9"), False, id="no version"),
+        pytest.param(SOUND, shared("a"), heartbeat("101", gpunode="x"), False, id="another object"),
+        pytest.param(
+            SOUND,
+            shared("a"),
+            heartbeat("101", observed_at="2026-11-21T00:00:01Z"),
+            False,
+            id="of another report",
+        ),
+        pytest.param([], shared("a"), heartbeat("101"), False, id="nobody knows of pods"),
+        pytest.param(
+            [Source(name="checkpoint", state="degraded"), Source(name="proc")],
+            shared("a"),
+            heartbeat("101"),
+            False,
+            id="holdings are not known",
+        ),
+        pytest.param(
+            [Source(name="checkpoint"), Source(name="proc", state="degraded")],
+            shared("a"),
+            heartbeat("101"),
+            False,
+            id="processes are not known",
+        ),
+        pytest.param(
+            [Source(name="checkpoint", state="absent"), *SOUND[1:], Source(name="podresources")],
+            shared("a"),
+            heartbeat("101"),
+            True,
+            id="holdings are known from elsewhere",
+        ),
+        pytest.param(
+            SOUND,
+            shared("a", unowned_bytes=None),
+            heartbeat("101"),
+            False,
+            id="processes are not attributed",
+        ),
+        pytest.param(
+            SOUND,
+            shared("a", used_bytes=-1, unowned_bytes=None, healthy=False),
+            heartbeat("101"),
+            True,
+            id="a device that is lost",
+        ),
+    ],
+)
+def test_a_pod_that_is_gone_is_let_go_by_a_sample_taken_after_that(
+    sources: list[Source], device: Device, beat: HeartbeatSeen, left: bool
+) -> None:
+    node = gpunode(device, promises={"uid-p": PROMISE})
+    assert node.status is not None
+    reported = msgspec.structs.replace(node.status, sources=sources)
+    state = state_with(msgspec.structs.replace(node, status=reported), pod(node="n"))
+    state.apply([PodGone("uid-p"), beat])
+    assert leftovers(state, WALL_S, 60.0) == AWAITS
+    state.apply([DepartureMarked("n", "uid-p", "100"), DepartureMarked("n", "uid-p", "200")])
+    assert leftovers(state, WALL_S, 60.0) == (LEFT if left else [])
+
+
+def test_marks_go_with_the_promise() -> None:
+    node = gpunode(shared("a"), promises={"uid-p": PROMISE})
+    state = state_with(node)
+    for gone in (GPUNodeGone("n"), GPUNodeSeen(gpunode(shared("a"), version="2"), NOW_S)):
+        state.apply([GPUNodeSeen(node, NOW_S), DepartureMarked("n", "uid-p", "100")])
+        assert state.departures.marked("n", "uid-p")
+        state.apply([gone])
+        assert not state.departures.marked("n", "uid-p")
+
+
+def test_only_so_many_pods_are_remembered() -> None:
+    departures = Departures()
+    for i in range(REMEMBERED + 1):
+        departures.note(pod(uid=f"uid-{i}"))
+    assert departures.seen("uid-0") is None
+    assert departures.seen("uid-1") is not None
 
 
 def test_refused_pods_are_woken_where_room_came_the_most_urgent_first() -> None:

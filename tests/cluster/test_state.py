@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from contract.annotations import DEFAULT_VRAM, RESERVE
+from contract.annotations import DEFAULT_VRAM, OBSERVED_AT, RESERVE
 from contract.gpunode import GPUNode
-from contract.kube import Lease, LeaseSpec, Namespace, Node, ObjectMeta, Pod
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.cluster.events import (
     BindBegun,
@@ -68,8 +69,10 @@ def seen(*what: Pod | Node | Namespace | GPUNode, at_s: float = NOW_S) -> Iterab
                 yield GPUNodeSeen(o, at_s)
 
 
-def lease(stamp: str, name: str = "n") -> Lease:
-    return Lease(metadata=ObjectMeta(name=name), spec=LeaseSpec(renew_time=stamp))
+def lease(sampled_at: str, gpunode: str = "gn", observed_at: str = STAMP) -> Lease:
+    """A heartbeat of the node ``n``; by default it vouches for the report that builders make."""
+    vouch = Vouch(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at)
+    return Lease(metadata=ObjectMeta(name="n", annotations={OBSERVED_AT: encode_vouch(vouch)}))
 
 
 def reason(state: ClusterState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:
@@ -221,6 +224,46 @@ class TestFreshness:
         assert reason(state, at_s=NOW_S + 150) is None
         state.apply([HeartbeatGone("n")])
         assert reason(state, at_s=NOW_S + 150) is Reason.STALE_REPORT
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"gpunode": "another"}, id="another object"),
+            pytest.param({"observed_at": "2026-11-20T00:00:00Z"}, id="another status"),
+        ],
+    )
+    def test_a_heartbeat_for_another_report_says_nothing_of_this_one(
+        self, other: dict[str, str]
+    ) -> None:
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:00Z", **other), NOW_S),
+            HeartbeatSeen(lease("2026-11-21T00:01:00Z", **other), NOW_S + 60),
+        )
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+
+    @pytest.mark.parametrize("text", [None, "", "{}", "[1", "2026-11-21T00:01:00Z"])
+    def test_a_lease_that_vouches_for_nothing_is_no_heartbeat(self, text: str | None) -> None:
+        annotations = None if text is None else {OBSERVED_AT: text}
+        silent = Lease(metadata=ObjectMeta(name="n", annotations=annotations))
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:00Z"), NOW_S),
+            HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60),
+            HeartbeatSeen(silent, NOW_S + 80),
+        )
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+
+    def test_a_heartbeat_that_comes_before_its_report_counts_when_that_has_come(self) -> None:
+        later = "2026-11-21T00:00:30Z"
+        state = state_of(
+            *seen(kube_node(), gpunode(device())),
+            HeartbeatSeen(lease("2026-11-21T00:00:31Z", observed_at=later), NOW_S + 31),
+            HeartbeatSeen(lease("2026-11-21T00:01:01Z", observed_at=later), NOW_S + 61),
+        )
+        assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
+        state.apply(seen(gpunode(device(), version="2", observed_at=later), at_s=NOW_S + 62))
+        assert reason(state, at_s=NOW_S + 152) is None
 
     def test_a_new_version_with_the_same_sample_is_no_sign_of_life(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))

@@ -13,7 +13,9 @@ from typing import Any
 from kubernetes.client import ApiClient
 
 from agent.cluster import KubernetesPublisher
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Summary
+from agent.publish import Held
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source, Summary
+from contract.heartbeat import Vouch
 from contract.quantity import format_bytes, parse_bytes
 from extender.demo.referee import Gpu, Landed, Referee
 from tests.controlplane import ControlPlane
@@ -55,6 +57,9 @@ class Nodes:
         self.referee = Referee(dict.fromkeys(names, gpus), seed)
         self._client = ApiClient(plane.configuration("agent-of-the-tests"))
         self._uses: dict[str, list[PodUse]] = {name: [] for name in names}
+        #: Node -> what its agent last wrote, and the version of its Lease.
+        self._reported: dict[str, tuple[Held, GPUNodeStatus]] = {}
+        self._leases: dict[str, str] = {}
         self._known: set[str] = set()
 
     def create(self) -> None:
@@ -71,10 +76,24 @@ class Nodes:
     def report(self, names: Sequence[str]) -> None:
         """Report these nodes and beat, as their agents do; raises ``NotDelivered``."""
         for name in names:
-            now = datetime.now(UTC)
-            publisher = KubernetesPublisher(self._client, name, SYSTEM_NAMESPACE, heartbeat_s=30)
-            publisher.report(self._status(name, now))
-            publisher.heartbeat(now)
+            status = self._status(name, datetime.now(UTC))
+            self._reported[name] = self._publisher(name).report(status), status
+            self.beat([name])
+
+    def beat(self, names: Sequence[str]) -> None:
+        """The heartbeat of these nodes, on which a sample of now says what was reported."""
+        for name in names:
+            now, (held, status) = datetime.now(UTC), self._reported[name]
+            vouch = Vouch(
+                sampled_at=now.isoformat(),
+                gpunode=held.uid,
+                observed_at=status.observed_at,
+                after=self._leases.get(name, ""),
+            )
+            self._leases[name] = self._publisher(name).heartbeat(now, vouch)
+
+    def _publisher(self, name: str) -> KubernetesPublisher:
+        return KubernetesPublisher(self._client, name, SYSTEM_NAMESPACE, heartbeat_s=30)
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
         """Let the kubelets end the pods that went and admit those that were bound since the last
@@ -144,6 +163,7 @@ class Nodes:
             devices=devices,
             pods=uses,
             plugin=Plugin(allocation_policy="distributed"),
+            sources=[Source(name="checkpoint"), Source(name="proc")],
             summary=Summary(
                 devices=self.shape.gpus,
                 memory=format_bytes(self.shape.gpus * self.shape.memory_bytes),

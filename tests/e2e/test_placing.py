@@ -132,6 +132,34 @@ def test_memory_that_comes_free_wakes_a_pod_that_waits(
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
 
 
+def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(1)
+    cluster.bring_up()
+    cluster.create_pod("first", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
+    uid = cluster.pod("first")["metadata"]["uid"]
+    cluster.delete_by_force("first")  # before any sample showed it: for all we know it starts now
+    cluster.create_pod("second", "20Gi")
+    cluster.until(lambda: bool(cluster.refusal("second")), "the second pod is refused")
+
+    def noted() -> bool:
+        lines = cluster.plane.log("extender").splitlines()
+        return any(uid in line and "promise_awaits_a_sample" in line for line in lines)
+
+    cluster.until(noted, "its removal is noted")
+    cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion
+    time.sleep(7.0)  # longer than chores wait for one another
+    assert uid in cluster.gpunode("gpu-1").spec.reservations
+    assert not cluster.node_of("second")
+    cluster.nodes.beat(["gpu-1"])
+    cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound")
+    assert set(cluster.gpunode("gpu-1").spec.reservations) == {
+        cluster.pod("second")["metadata"]["uid"]
+    }
+
+
 def test_a_node_that_is_deleted_takes_its_gpunode_along(new_cluster: NewCluster) -> None:
     cluster = new_cluster(2)
     cluster.start_extender()

@@ -111,7 +111,7 @@ class TestPodsOfTheirUsers:
     ) -> None:
         old = store.admit(pod(uid="uid-1"))
         new = store.admit(pod(uid="uid-2"))
-        assert told == [PodSeen(old), PodGone("uid-1"), PodSeen(new)]
+        assert told == [PodSeen(old), PodGone("uid-1", ended=True), PodSeen(new)]
 
     def test_a_pod_being_deleted_is_not_bound(self, store: EmbeddedStore) -> None:
         metadata = ObjectMeta(
@@ -166,7 +166,7 @@ class TestWatch:
             PodSeen(admitted),
             PodSeen(touched),
             PodSeen(bound),
-            PodGone("uid-1"),
+            PodGone("uid-1", ended=True),
             GPUNodeGone("n"),
         ]
 

@@ -319,6 +319,14 @@ def test_pods_are_listed_completely_in_pages(api: KubeApi, plane: ControlPlane) 
     assert len(listed) == len(set(listed))
 
 
+def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane) -> None:
+    store, node = KubernetesStore(api, lease_namespace=NAMESPACE), new_name()
+    assert store.read_heartbeat_version(node) == ""
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    made = plane.call("POST", leases, {"metadata": {"name": node}})
+    assert store.read_heartbeat_version(node) == made["metadata"]["resourceVersion"]
+
+
 @pytest.mark.parametrize(
     ("token", "words"),
     [

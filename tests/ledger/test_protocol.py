@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from contract.annotations import FINALIZER, PLACEMENT, RETRY, TOUCHED, VRAM
-from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
@@ -66,6 +66,13 @@ def adopt(pod: Pod, gpunode: GPUNode) -> Reservation | None:
 DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
 
 
+class StoreWithLease(EmbeddedStore):
+    """The one in memory has no Leases."""
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return self._do("read_heartbeat_version", lambda: {"n": "41"}[node])
+
+
 class Stage:
     """A store with the node ``n`` and the pod ``p``, a ledger over it, and the seam between them.
 
@@ -78,7 +85,7 @@ class Stage:
         self.calls: list[str] = []
         self.written: list[GPUNode] = []
         self._armed = False
-        self.store = EmbeddedStore(lambda events: None, lambda: 0.0, self._on_the_way)
+        self.store = StoreWithLease(lambda events: None, lambda: 0.0, self._on_the_way)
         self.ledger = self.new_ledger("L")
         self.new_node("n", initialised=True)
         self.store.admit(pod())
@@ -133,8 +140,12 @@ class Stage:
         asked = ask or self.ask(pod())
         return self._watched(lambda: self.ledger.bind(asked))
 
-    def remove(self, node: str = "n", uid: str = "uid-p") -> bool:
-        return self._watched(lambda: self.ledger.remove(node, uid))
+    def remove(self, node: str = "n", uid: str = "uid-p", left: bool = False) -> bool:
+        return self._watched(lambda: self.ledger.remove(node, uid, left))
+
+    def departed_by(self, uid: str = "uid-p") -> str:
+        promise = self.node().spec.reservations[uid]
+        return self._watched(lambda: self.ledger.departed_by("n", uid, promise))
 
     def initialise(self, *names: str) -> list[str]:
         nodes = [Node(metadata=ObjectMeta(name=name, uid=f"node-{name}")) for name in names]
@@ -306,7 +317,9 @@ class TestBindingThatFails:
         assert outcome == Bound() if kept else isinstance(outcome, Failed)
         if isinstance(outcome, Failed):
             assert words in outcome.message
-        assert ("uid-p" in stage.promised) == kept
+        # Somebody else may have bound it before it went: then its containers may run on.
+        may_run = fate in ("gone", "replaced")
+        assert ("uid-p" in stage.promised) == (kept or may_run)
 
     @pytest.mark.parametrize("answer", [StoreConflict, OutcomeUnknown])
     @pytest.mark.parametrize("when", ["before", "after"])
@@ -381,7 +394,8 @@ class TestFaultAtEveryCall:
         assert stage.bind(ask) == Bound()
         assert stage.promised == {"uid-p"}
         stage.store.delete_pod("a", "p")
-        assert stage.remove()
+        assert not stage.remove()
+        assert stage.remove(left=True)
         assert not stage.promised
 
 
@@ -424,9 +438,38 @@ class TestRemove:
     ) -> None:
         promised.new_node("m", initialised=True)
         deed(promised)
-        assert promised.remove()
+        assert promised.remove(left=True)
         assert promised.calls == ["read_gpunode", "read_pod", "write_spec"]
         assert not promised.promised
+
+    @pytest.mark.parametrize(
+        "deed",
+        [
+            pytest.param(lambda s: s.store.delete_pod("a", "p"), id="gone"),
+            pytest.param(lambda s: s.replace_pod(uid="heir"), id="replaced"),
+        ],
+    )
+    def test_a_pod_that_is_gone_may_run_on(
+        self, stage: Stage, deed: Callable[[Stage], object]
+    ) -> None:
+        assert stage.bind() == Bound()
+        deed(stage)
+        assert not stage.remove()
+        late = stage.bind(stage.ask(pod(), held=False))  # an attempt that comes to the same end
+        assert isinstance(late, Failed)
+        assert stage.promised == {"uid-p"}
+
+    def test_a_report_that_shows_the_pod_proves_that_it_has_not_left(self, promised: Stage) -> None:
+        promised.store.delete_pod("a", "p")
+        shown = msgspec.structs.replace(DEVICES, pods=[PodUse(uid="uid-p", device="GPU-0")])
+        promised.store.report([("n", shown)])
+        assert not promised.remove(left=True)
+        assert promised.promised == {"uid-p"}
+
+    def test_leaving_is_no_reason_while_the_pod_is_there(self, stage: Stage) -> None:
+        stage.bind()
+        assert not stage.remove(left=True)
+        assert stage.promised == {"uid-p"}
 
     @pytest.mark.parametrize("node", ["n", "nowhere"])
     def test_what_is_not_there_is_gone(self, stage: Stage, node: str) -> None:
@@ -444,7 +487,7 @@ class TestRemove:
         self, promised: Stage
     ) -> None:
         promised.fault = once("touch_pod", "before", lambda: promised.store.delete_pod("a", "p"))
-        assert promised.remove()
+        assert promised.remove(left=True)
         assert not promised.promised
 
     def test_an_object_that_goes_takes_the_promise_with_it(self, promised: Stage) -> None:
@@ -465,6 +508,32 @@ class TestRemove:
         assert promised.bind(promised.ask(pod("q", asked=4))) == Bound()
         assert promised.remove()
         assert promised.promised == {"uid-q"}
+
+
+class TestDeparture:
+    @pytest.fixture
+    def bound(self, stage: Stage) -> Stage:
+        stage.bind()
+        return stage
+
+    def test_the_heartbeat_is_read_when_the_pod_was_gone(self, bound: Stage) -> None:
+        bound.store.delete_pod("a", "p")
+        assert bound.departed_by() == "41"
+        assert bound.calls == ["read_pod", "read_heartbeat_version"]
+
+    def test_an_heir_of_the_name_is_not_the_pod(self, bound: Stage) -> None:
+        bound.replace_pod(uid="heir")
+        assert bound.departed_by() == "41"
+
+    def test_a_pod_that_is_there_is_not_gone(self, bound: Stage) -> None:
+        assert bound.departed_by() == ""
+        assert bound.calls == ["read_pod"]
+
+    @pytest.mark.parametrize("operation", ["read_pod", "read_heartbeat_version"])
+    def test_silence_marks_nothing(self, bound: Stage, operation: str) -> None:
+        bound.store.delete_pod("a", "p")
+        bound.fault = once(operation, "before", raises(OutcomeUnknown))
+        assert bound.departed_by() == ""
 
 
 class TestWake:
@@ -619,7 +688,7 @@ class TestPromisedFigure:
         assert stage.bind(stage.ask(pod("q", asked=4))) == Bound()
         assert stage.node().spec.promised == "10"
         stage.store.delete_pod("a", "p")
-        assert stage.remove()
+        assert stage.remove(left=True)
         assert stage.node().spec.promised == "4"
 
     def test_it_counts_every_replica_at_the_largest_candidate(self, stage: Stage) -> None:

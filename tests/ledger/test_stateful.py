@@ -26,7 +26,7 @@ from contract.kube import (
     PodStatus,
     ResourceRequirements,
 )
-from extender.cluster.chores import leftovers, uninitialised
+from extender.cluster.chores import Leftover, leftovers, uninitialised
 from extender.cluster.events import Event, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.errors import OutcomeUnknown
@@ -210,8 +210,10 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def chores(self) -> None:
-        for node, uid in leftovers(self.state, self.wall_s, ORPHAN_AFTER_S):
-            self.ledger.remove(node, uid)
+        for found in leftovers(self.state, self.wall_s, ORPHAN_AFTER_S):
+            # All pods are seen to come and go here, and end before they go.
+            assert isinstance(found, Leftover)
+            self.ledger.remove(found.node, found.uid, found.left)
         if waiting := uninitialised(self.state):
             self.ledger.initialise(waiting)
 

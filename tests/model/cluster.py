@@ -6,6 +6,7 @@ is decided by the extender's own ``ClusterState``; ``wrong_with`` only reads wha
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -199,7 +200,8 @@ def wrong_with(world: World, code: ModuleType = protocol) -> str:
 
 def _wrong(world: World) -> str:
     for name, node in world.gpunodes.items():
-        sitting = [p for p in world.pods.values() if p.node == name and not p.ended]
+        there = [*world.pods.values(), *world.ghosts.values()]
+        sitting = [p for p in there if p.node == name and not p.ended]
         total = sum(asked_bytes(p) for p in sitting)
         if total > MEMORY_BYTES:
             return f"{name} is overcommitted: {total} of {MEMORY_BYTES} bytes"
@@ -218,11 +220,12 @@ def _wrong(world: World) -> str:
 
 
 def _tidy(world: World, code: ModuleType) -> World:
-    """All actors have crashed and all messages are lost: housekeeping looks into every promise."""
-    store = WorldStore(world)
+    """All actors have crashed, all messages are lost, what ran on has ended and samples prove it:
+    housekeeping looks into every promise."""
+    store = WorldStore(replace(world, ghosts={}))
     housekeeper = ledger(store, "housekeeper", code)
     for node, uid in _promises(world):
-        housekeeper.remove(node, uid)
+        housekeeper.remove(node, uid, left=True)
     return store.world
 
 

@@ -102,21 +102,18 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                pod = None\n",
     ),
     "removal does not touch an unbound pod": (
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
-        "                        pass\n                rest =",
+        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
+        "                        pass\n                elif",
     ),
     "removal goes on when the touch lost a race": (
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
+        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
         "                        with suppress(StoreConflict):\n"
         "                            self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
+        "                elif",
     ),
     "the touch is the same each time": (
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                rest =",
-        "                        self._store.touch_pod(pod, 'touched')\n                rest =",
+        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
+        "                        self._store.touch_pod(pod, 'touched')\n                elif",
     ),
     "removal compares with the object as it is after the touch": (
         "                rest = {u: r for u, r in gpunode.spec",
@@ -126,6 +123,10 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     "removal keeps the promise of a pod that ended": (
         "if pod.node == node and not pod.ended:",
         "if pod.node == node:",
+    ),
+    "removal takes a pod that is gone for one that has left": (
+        "elif not left or _shown(gpunode, uid):",
+        "elif _shown(gpunode, uid):",
     ),
     "removal takes the heir of a name for the pod": (
         "if pod is not None and pod.metadata.uid == uid:",

@@ -48,12 +48,15 @@ class World:
     """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
+    #: Pods, by uid, that were deleted while their containers ran: they run on.
+    ghosts: Mapping[str, Pod] = field(default_factory=dict)
     gpunodes: Mapping[str, GPUNode] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
 
     @functools.cached_property
     def key(self) -> bytes:
-        return msgspec.json.encode((self.pods, self.gpunodes, self.versions), order="sorted")
+        held = self.pods, self.ghosts, self.gpunodes, self.versions
+        return msgspec.json.encode(held, order="sorted")
 
     def perform(self, call: Call) -> "tuple[World, Any]":
         """The world after the call, and its answer, which may be an error."""
@@ -66,7 +69,9 @@ class World:
     # The hands of users, agents and administrators.
 
     def with_pod(self, pod: Pod) -> "World":
-        version, after = self._versioned("pod", pod.metadata.name)
+        version, after = self._haunted(pod.metadata.name, by=pod.metadata.uid)._versioned(
+            "pod", pod.metadata.name
+        )
         pod = changed(pod, metadata=changed(pod.metadata, resource_version=version))
         return replace(after, pods={**after.pods, pod.metadata.name: pod})
 
@@ -77,7 +82,15 @@ class World:
         return replace(after, gpunodes=gpunodes)
 
     def without_pod(self, name: str) -> "World":
-        return replace(self, pods={n: pod for n, pod in self.pods.items() if n != name})
+        pods = {n: pod for n, pod in self.pods.items() if n != name}
+        return replace(self._haunted(name), pods=pods)
+
+    def _haunted(self, name: str, by: str = "") -> "World":
+        """With the ghost of the pod of that name, unless its successor ``by`` is the same pod."""
+        pod = self.pods.get(name)
+        if pod is None or not pod.node or pod.ended or pod.metadata.uid == by:
+            return self
+        return replace(self, ghosts={**self.ghosts, pod.metadata.uid: pod})
 
     def without_gpunode(self, name: str) -> "World":
         return replace(self, gpunodes={n: g for n, g in self.gpunodes.items() if n != name})
@@ -161,6 +174,9 @@ class Seam:
     def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         written: GPUNode = self._call(Call("write_spec", (before, spec)))
         return written
+
+    def read_heartbeat_version(self, node: str) -> str:
+        raise AssertionError("no actor of the model looks for the proof that a pod has left")
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         found: Pod | None = self._call(Call("read_pod", (namespace, name)))

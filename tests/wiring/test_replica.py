@@ -25,9 +25,9 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
         looked_into: list[str] = []
 
         class Hands:
-            def remove(self, node: str, uid: str) -> bool:
+            def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
                 looked_into.append(uid)
-                return True
+                return ""
 
         old = Reservation(namespace="default", name="p", since="2020-01-01T00:00:00Z")
         spec = GPUNodeSpec(initialised=True, reservations={"u": old})

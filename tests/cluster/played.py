@@ -1,0 +1,92 @@
+"""One GPUNode and the Lease of its agent, as an API server keeps them and its watches tell it."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from agent.publish import Held, NotDelivered
+from contract.annotations import OBSERVED_AT
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import Lease, ObjectMeta, Pod
+from extender.cluster.events import Event, GPUNodeSeen, HeartbeatSeen, PodSeen
+from tests.builders import pod
+
+T = TypeVar("T")
+PROMISE = Reservation(namespace="default", name="p", since="1970-01-01T00:00:00Z")
+NODE = GPUNode(
+    metadata=ObjectMeta(name="n", uid="gn"),
+    spec=GPUNodeSpec(initialised=True, reservations={"uid-p": PROMISE}),
+)
+
+
+@dataclass
+class Api:
+    """One GPUNode and one Lease; each write makes a version, and is told to the watchers."""
+
+    versions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
+    gpunode: GPUNode = NODE
+    lease: Lease | None = None
+    pod: Pod | None = field(default_factory=pod)
+    #: The receiver's clock.
+    at_s: float = 0.0
+    #: What each kind of watch has not told yet.
+    untold: dict[str, list[Event]] = field(
+        default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
+    )
+    #: The writes of agents fail to be answered, and arrive when somebody lets them.
+    silent: bool = False
+    lingering: list[Callable[[], object]] = field(default_factory=list)
+
+    def everything(self) -> list[Event]:
+        """As one who begins to watch is told."""
+        beats = [HeartbeatSeen(self.lease, self.at_s)] if self.lease else []
+        return [GPUNodeSeen(self.gpunode, self.at_s), *beats]
+
+    # For the agent.
+
+    def report(self, status: GPUNodeStatus) -> Held:
+        def write() -> Held:
+            metadata = msgspec.structs.replace(
+                self.gpunode.metadata, resource_version=str(next(self.versions))
+            )
+            self.gpunode = msgspec.structs.replace(self.gpunode, metadata=metadata, status=status)
+            self.untold["gpunodes"].append(GPUNodeSeen(self.gpunode, self.at_s))
+            return self.held()
+
+        return self._answered(write)
+
+    def held(self) -> Held:
+        return Held(self.gpunode.metadata.uid, self.gpunode.metadata.resource_version)
+
+    def reported(self) -> tuple[Held, str]:
+        return self.held(), self.gpunode.status.observed_at if self.gpunode.status else ""
+
+    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+        def write() -> str:
+            version = str(next(self.versions))
+            annotations = {OBSERVED_AT: encode_vouch(vouch)}
+            metadata = ObjectMeta(name="n", annotations=annotations, resource_version=version)
+            self.lease = Lease(metadata=metadata)
+            self.untold["leases"].append(HeartbeatSeen(self.lease, self.at_s))
+            return version
+
+        return self._answered(write)
+
+    def _answered(self, write: Callable[[], T]) -> T:
+        if self.silent:
+            self.lingering.append(write)
+            raise NotDelivered("no answer")
+        return write()
+
+    # For the ledger.
+
+    def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return self.pod
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return self.lease.metadata.resource_version if self.lease else ""
