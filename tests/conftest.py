@@ -31,8 +31,10 @@ SKIPS_ALLOWED = {
 #: Fixtures that start processes, and modules that take long: `make check` leaves them out.
 SLOW_FIXTURES = {"plane", "server"}
 SLOW_MODULES = (
+    "tests/agent/test_faults",
     "tests/agent/test_on_driver_library",
     "tests/agent/test_publish",
+    "tests/agent/test_survey",
     "tests/demo/test_demo",
     "tests/e2e/",
     "tests/helm/",

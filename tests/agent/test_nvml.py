@@ -1,7 +1,7 @@
 """The gate and its probe on a library of our own, where the C fake is too coarse."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,8 +78,24 @@ def gate(**functions: Any) -> Gate:
     return opened
 
 
+_PROBES: list[NvmlProbe] = []
+
+
+def probing(opened: Gate, deadline_s: float = 30.0) -> NvmlProbe:
+    """A probe whose threads end with the test."""
+    _PROBES.append(NvmlProbe(opened, deadline_s))
+    return _PROBES[-1]
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Iterator[None]:
+    yield
+    while _PROBES:
+        _PROBES.pop().close()
+
+
 def devices(probe: NvmlProbe) -> list[DeviceReading]:
-    return [reading for reading in probe.read() if isinstance(reading, DeviceReading)]
+    return probe.look().devices
 
 
 def test_every_code_of_nvml_has_the_outcome_that_was_meant() -> None:
@@ -138,10 +154,8 @@ def test_driver_that_comes_later_is_found_without_a_restart() -> None:
         if codes:
             raise pynvml.NVMLError(codes.pop())
 
-    probe = NvmlProbe(Gate(library(nvmlInitWithFlags=initialise)))
-    (driver,) = probe.read()
-    assert isinstance(driver, DriverReading)
-    assert driver.why_not
+    probe = probing(Gate(library(nvmlInitWithFlags=initialise)))
+    assert probe.look().driver.why_not
     assert [device.uuid for device in devices(probe)] == ["GPU-0"]
 
 
@@ -178,7 +192,7 @@ def test_stale_handle_is_resolved_once_more_by_uuid() -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
 
-    probe = NvmlProbe(
+    probe = probing(
         gate(nvmlDeviceGetMemoryInfo=memory, nvmlDeviceGetHandleByUUID=lambda uuid: "new")
     )
     (device,) = devices(probe)
@@ -194,7 +208,7 @@ def test_device_that_is_lost_keeps_its_identity_but_no_figures() -> None:
             raise pynvml.NVMLError(lost[0])
         return index
 
-    probe = NvmlProbe(gate(nvmlDeviceGetHandleByIndex=handle))
+    probe = probing(gate(nvmlDeviceGetHandleByIndex=handle))
     (before,) = devices(probe)
     assert before.memory is not None
     lost.append(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -220,7 +234,7 @@ def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)  # an empty slot
         return f"mig{index}"
 
-    probe = NvmlProbe(
+    probe = probing(
         gate(
             nvmlDeviceGetHandleByIndex=handle,
             nvmlDeviceGetMigMode=lambda handle: [1, 1],
@@ -237,7 +251,7 @@ def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
 def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
     free = iter(range(900, 0, -1))  # moves with every call
 
-    probe = NvmlProbe(
+    probe = probing(
         gate(
             nvmlDeviceGetMemoryInfo=lambda handle, version=None: SimpleNamespace(
                 total=1000, free=next(free), used=0, reserved=10
@@ -253,7 +267,7 @@ def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
 
 def test_device_that_was_taken_out_is_gone_not_lost() -> None:
     counts = [1, 0]
-    probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
+    probe = probing(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
     assert len(devices(probe)) == 1
     assert devices(probe) == []
 
@@ -261,7 +275,7 @@ def test_device_that_was_taken_out_is_gone_not_lost() -> None:
 def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
     counts = [1, 0, 1]
     handles = [refusing(pynvml.NVML_ERROR_GPU_IS_LOST), lambda index: index]
-    probe = NvmlProbe(
+    probe = probing(
         gate(
             nvmlDeviceGetCount=lambda: counts.pop(0),
             nvmlDeviceGetHandleByIndex=lambda index: handles.pop()(index),
@@ -272,16 +286,27 @@ def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
     assert devices(probe) == []
 
 
-def test_driver_gone_leaves_the_probe_because_the_process_has_to_go() -> None:
-    probe = NvmlProbe(gate(nvmlDeviceGetMemoryInfo=refusing(1)))
-    with pytest.raises(DriverGone):
-        probe.read()
+def test_driver_that_went_is_said_and_its_devices_are_named_without_figures() -> None:
+    codes: list[int] = []
+
+    def memory(handle: object, version: int | None = None) -> Any:
+        if codes:
+            raise pynvml.NVMLError(codes[0])
+        return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
+
+    probe = probing(gate(nvmlDeviceGetMemoryInfo=memory))
+    assert probe.look().driver == DriverReading("nvml", version="580")
+    codes.append(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    found = probe.look()
+    assert found.driver.gone
+    assert "unloaded or replaced" in found.driver.why_not
+    assert [(d.uuid, d.memory, d.fault) for d in found.devices] == [
+        ("GPU-0", None, "the driver does not answer")
+    ]
 
 
 def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
-    (driver,) = NvmlProbe(gate(nvmlDeviceGetCount=refusing(4))).read()
-    assert isinstance(driver, DriverReading)
-    assert "how many" in driver.why_not
+    assert "how many" in probing(gate(nvmlDeviceGetCount=refusing(4))).look().driver.why_not
 
 
 def test_permission_is_said_only_while_it_is_missing() -> None:
@@ -292,6 +317,6 @@ def test_permission_is_said_only_while_it_is_missing() -> None:
             raise pynvml.NVMLError(codes.pop())
         return "A100"
 
-    probe = NvmlProbe(gate(nvmlDeviceGetName=name))
-    assert Degraded("nvml", "no permission for nvmlDeviceGetName") in list(probe.read())
-    assert not [r for r in probe.read() if isinstance(r, Degraded)]
+    probe = probing(gate(nvmlDeviceGetName=name))
+    assert probe.look().degraded == [Degraded("nvml", "no permission for nvmlDeviceGetName")]
+    assert probe.look().degraded == []
