@@ -127,8 +127,8 @@ def survey_of(settings: Settings) -> Survey:
     gate = Gate()
     return Survey(
         NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
-        XidWatch(gate),
-        Exporter(settings.dcgm_url) if settings.dcgm_url else None,
+        XidWatch(gate, settings.driver_timeout_s),
+        Exporter(settings.dcgm_url, settings.dcgm_interval_s) if settings.dcgm_url else None,
         StateFile(settings.state),
         incarnation,
         time.monotonic,

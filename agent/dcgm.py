@@ -34,8 +34,6 @@ from contract.gpunode import MAX_DEVICE_BYTES
 
 SOURCE = "dcgm"
 
-#: Seconds between two scrapes; more would tell nothing, the exporter collects every 30 s.
-EVERY_S = 10.0
 #: Seconds for one scrape, connection, headers and body together.
 TIMEOUT_S = 3.0
 #: An exposition in which nothing moved for so long is not collected any more.
@@ -164,7 +162,7 @@ class Exporter:
     def __init__(
         self,
         url: str,
-        every_s: float = EVERY_S,
+        every_s: float,
         timeout_s: float = TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -230,6 +228,8 @@ class Exporter:
             self._trouble = self._too_late if late else _why(err)
             return
         self._pending = False
+        if self._late:  # cut off, which looks like the end of a body without a length
+            return
         digest = hashlib.blake2b(body, digest_size=16).digest()
         if digest != self._digest:
             readings, self.bad_lines = parse(body.decode("utf-8", "replace"))
@@ -251,10 +251,10 @@ class Exporter:
             self._socket = connection.sock
             path = self._url.path or "/metrics"
             connection.request("GET", path, headers={"Accept": "text/plain"})
-            answer = connection.getresponse()
-            if answer.status != http.client.OK:
-                raise Unreadable(f"answered {answer.status}")
-            body = answer.read(MOST_BYTES + 1)
+            with connection.getresponse() as answer:
+                if answer.status != http.client.OK:
+                    raise Unreadable(f"answered {answer.status}")
+                body = answer.read(MOST_BYTES + 1)
             if len(body) > MOST_BYTES:
                 raise Unreadable(f"answered more than {MOST_BYTES >> 20} MiB")
             return body

@@ -134,6 +134,7 @@ class NvmlProbe:
         found = Found(driver)
         seen: dict[int, list[DeviceReading]] = {}
         lost: dict[int, str] = {}
+        gone: DriverGone | None = None
         hanging = False
         for index in [index for index in self._workers if index >= system.count]:
             self._workers.pop(index).close()
@@ -148,7 +149,7 @@ class NvmlProbe:
             try:
                 gpu = self._result(worker, given[index], until_s)
             except DriverGone as err:
-                return self._gone(err)
+                gone = err  # the others are awaited all the same: they are of this look
             except Hanging as err:
                 lost[index], hanging = str(err), True
             except Exception as err:  # noqa: BLE001 - a probe never raises
@@ -159,6 +160,8 @@ class NvmlProbe:
                 found.activity.extend(gpu.activity)
                 found.checkups.update(gpu.checkups)
                 found.degraded.extend(gpu.degraded)
+        if gone is not None:
+            return self._gone(gone)
         present = {device.uuid for devices in seen.values() for device in devices}
         for index, why in lost.items():
             known = [d for d in self._identities.get(index, []) if d.uuid not in present]
@@ -170,7 +173,7 @@ class NvmlProbe:
             index: [replace(d, memory=None, processes=None, fault="") for d in devices]
             for index, devices in seen.items()
         }
-        found.devices.extend(device for devices in seen.values() for device in devices)
+        found.devices.extend(device for index in sorted(seen) for device in seen[index])
         found.degraded.extend(
             Degraded(SOURCE, f"no permission for {name}") for name in sorted(self._gate.forbidden)
         )

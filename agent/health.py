@@ -3,7 +3,7 @@
 Most causes are there to be read at every sample, and end with the sample that no longer shows them:
 
     lost, reset required, calls that hang or fail        the calls are answered again
-    the driver asks for a recovery (r555 and newer)      it asks for none
+    the driver asks for a recovery                        it asks for none
     row remaps pending or failed, pages pending          the driver says so no longer
     uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload
 

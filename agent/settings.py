@@ -29,6 +29,8 @@ class Settings:
     sharing: Sharing
     #: The node's dcgm-exporter, as in http://HOST:9400/metrics; empty: not read.
     dcgm_url: str
+    #: Seconds between two scrapes of it.
+    dcgm_interval_s: float
     #: Seconds after which a driver call counts as one that hangs.
     driver_timeout_s: float
     #: Where fences are remembered across restarts; None: nowhere.
@@ -56,6 +58,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--replicas", type=int, default=env.get("HEADROOM_REPLICAS", "1"))
     add("--sharing", choices=get_args(Sharing), default=env.get("HEADROOM_SHARING", "none"))
     add("--dcgm-url", default=env.get("HEADROOM_DCGM_URL", ""), metavar="URL")
+    add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
     add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
     add("--state", default=env.get("HEADROOM_STATE", ""), metavar="FILE", help="kept over restarts")
     add("--once", action="store_true", help="take one sample and end")
@@ -87,6 +90,11 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             f"--dcgm-url {args.dcgm_url!r} cannot be scraped; "
             "right is, for example, --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
         )
+    if not args.dcgm_interval > 0:
+        parser.error(
+            f"--dcgm-interval {args.dcgm_interval} is not more than 0; "
+            "right is, for example, --dcgm-interval 10"
+        )
     if not 0 < args.driver_timeout <= args.heartbeat:
         parser.error(
             f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
@@ -103,6 +111,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         replicas=args.replicas,
         sharing=args.sharing,
         dcgm_url=args.dcgm_url,
+        dcgm_interval_s=args.dcgm_interval,
         driver_timeout_s=args.driver_timeout,
         state=Path(args.state) if args.state else None,
         once=args.once,

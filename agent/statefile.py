@@ -1,8 +1,7 @@
 """What the agent remembers across restarts, in one small file that a reboot may well remove.
 
 It belongs on the node, under /run: a pod's own folders go with the pod, and with them the fences of
-devices that failed. Where no file is named, or it cannot be written, the agent still remembers
-until it ends, and says that this is all.
+devices that failed. Where no file is named the agent remembers until it ends.
 """
 
 import os
@@ -19,8 +18,13 @@ class StateFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._kept: Memory | None = None
-        #: Why the last reading or writing failed; empty where it did not.
-        self.trouble = ""
+        self._not_read = ""
+        self._not_written = ""
+
+    @property
+    def trouble(self) -> str:
+        """What was lost, or will be; empty where nothing is."""
+        return self._not_written or self._not_read
 
     def read(self) -> Memory:
         """What was last written; nothing where there is no file yet or it cannot be read."""
@@ -31,7 +35,7 @@ class StateFile:
         except FileNotFoundError:
             return Memory()
         except (OSError, ValueError) as err:  # msgspec's errors are ValueErrors
-            self.trouble = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
+            self._not_read = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
             return Memory()
 
     def write(self, memory: Memory) -> None:
@@ -44,6 +48,7 @@ class StateFile:
             unfinished.write_bytes(msgspec.json.encode(memory))
             os.replace(unfinished, self._path)
         except OSError as err:
-            self.trouble = f"{self._path} cannot be written, a restart forgets XIDs: {err.strerror}"
+            why = err.strerror or type(err).__name__
+            self._not_written = f"{self._path} cannot be written, a restart forgets XIDs: {why}"
         else:
-            self._kept, self.trouble = memory, ""
+            self._kept, self._not_written = memory, ""

@@ -95,7 +95,9 @@ class Survey:
         )
         if self._exporter.bad_lines:
             wrong.append("some of its lines make no sense and were left out")
-        if exposition.readings and not any(r.sm_ratio is not None for r in exposition.readings):
+        if not exposition.readings:
+            wrong.append("it exports nothing of any device")
+        elif not any(r.sm_ratio is not None for r in exposition.readings):
             wrong.append("it does not export DCGM_FI_PROF_SM_ACTIVE")
         state = SourceReading("dcgm", "degraded" if wrong else "ok", "; ".join(wrong))
         return exposition.readings, [state]

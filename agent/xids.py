@@ -20,20 +20,22 @@ WAIT_MS = 2000
 _PAUSE_S = 1.0
 #: So often is waited before devices that could not be listened to are tried again.
 _WAITS_BEFORE_AGAIN = 30
-#: Added to the wait before it counts as one that hangs.
-_GRACE_S = 10.0
 
 
 class XidWatch:
-    """``watch`` and ``drain`` are for the sampling thread and never block."""
+    """A wait that is ``deadline_s`` over its time counts as one that hangs.
+
+    ``watch`` and ``drain`` are for the sampling thread and never block."""
 
     def __init__(
         self,
         gate: Gate,
+        deadline_s: float,
         wait_ms: int = WAIT_MS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gate = gate
+        self._deadline_s = deadline_s
         self._wait_ms = wait_ms
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -67,7 +69,7 @@ class XidWatch:
         """What is not listened to, and why; each constant while the cause is."""
         if self._thread is None:
             return ["no thread could be started, XIDs are not heard"] if self._wanted else []
-        if self._monotonic() - self._returned_s > self._wait_ms / 1000 + _GRACE_S:
+        if self._monotonic() - self._returned_s > self._wait_ms / 1000 + self._deadline_s:
             return ["driver call nvmlEventSetWait_v2 hangs, XIDs are not heard"]
         with self._lock:
             return [f"no XID events of {uuid}: {why}" for uuid, why in sorted(self._deaf.items())]

@@ -35,6 +35,7 @@ SLOW_MODULES = (
     "tests/agent/test_on_driver_library",
     "tests/agent/test_publish",
     "tests/agent/test_survey",
+    "tests/agent/test_xids",
     "tests/demo/test_demo",
     "tests/e2e/",
     "tests/helm/",
