@@ -181,6 +181,8 @@ def test_what_left_the_status_leaves_the_object_too() -> None:
         "observedAt": "later",
         "devices": [],
         "pods": [],
+        "unownedProcesses": [],
+        "sources": [],
         "conditions": [],
         "plugin": {},
         "summary": {},
