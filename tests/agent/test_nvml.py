@@ -157,10 +157,15 @@ def test_missing_permission_is_none_and_remembered() -> None:
     assert opened.forbidden == {"nvmlDeviceGetName"}
 
 
-@pytest.mark.parametrize("code", [4, 12, 13, 999], ids=lambda code: f"code {code}")
+@pytest.mark.parametrize("code", [4, 9, 12, 13, 999], ids=lambda code: f"code {code}")
 def test_library_that_cannot_be_initialised_is_no_driver(code: int) -> None:
     with pytest.raises(NoDriver):
         Gate(library(nvmlInitWithFlags=refusing(code))).start()
+
+
+def test_library_of_another_driver_is_no_missing_driver() -> None:
+    with pytest.raises(DriverGone):
+        Gate(library(nvmlInitWithFlags=refusing(18))).start()
 
 
 def test_driver_that_comes_later_is_found_without_a_restart() -> None:
