@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     try:
         courier = _courier(settings)
-        board = Board(settings.node, time.monotonic, stale_after_s=3 * settings.interval_s)
+        # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
+        stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
+        board = Board(settings.node, time.monotonic, stale_after_s)
         server = None if settings.print_only else Server(board, settings.host, settings.port)
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))

@@ -26,6 +26,11 @@ import msgspec
 #: As in NVIDIA's device plugin, internal/rm/health.go.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
+#: What the API server takes; more, and it would refuse the whole report.
+_MOST_REASON = 1000
+#: More would not fence it better.
+_MOST_XIDS = 16
+
 #: nvmlDeviceGpuRecoveryAction_t; 0 is none.
 _RECOVERIES = {
     1: "a GPU reset",
@@ -131,17 +136,17 @@ def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, Fence]]:
         if xids and asked and recovery == 0:
             xids = []
         new = [text for text in raised.get(uuid, ()) if text not in xids]
-        xids += new
+        xids = (xids + new)[:_MOST_XIDS]
         asked = bool(xids) and ((asked and not new) or bool(recovery))
         if uuid not in sight.causes:
             if known is not None and xids:  # not there now: what it did is not forgiven
                 patients[uuid] = Patient(known.since, xids, asked)
             continue
-        reasons = [*sight.causes[uuid], *(_reason(text) for text in xids)]
+        reasons = [*sight.causes[uuid], *([_reason(xids)] if xids else [])]
         if reasons:
             since = sight.now if known is None else known.since
             patients[uuid] = Patient(since, xids, asked)
-            fences[uuid] = Fence("; ".join(reasons), since)
+            fences[uuid] = Fence("; ".join(reasons)[:_MOST_REASON], since)
     return Memory(
         sight.driver or before.driver, patients, {**before.gauges, **sight.gauges}
     ), fences
@@ -165,5 +170,5 @@ def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
     return found
 
 
-def _reason(xid: str) -> str:
-    return f"XID {xid}: fenced until the GPU is reset or the driver loaded anew"
+def _reason(xids: list[str]) -> str:
+    return f"XID {', '.join(xids)}: fenced until the GPU is reset or the driver loaded anew"

@@ -50,6 +50,14 @@ def test_xid_of_nobody_fences_everybody() -> None:
     assert sorted(judge(Memory(), sight(xids=[Xid(None, 79, "nvml")]))[1]) == ["GPU-a", "GPU-b"]
 
 
+def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
+    many = [Xid("GPU-a", number, "nvml") for number in range(100, 1000)]
+    memory, fences = judge(Memory(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3}))
+    assert len(fences["GPU-a"].reason) <= 1024
+    assert len(memory.patients["GPU-a"].xids) == 16
+    assert judge(memory, sight())[1]["GPU-a"].reason.startswith("XID 100 (nvml), 101 (nvml), ")
+
+
 def test_recovery_that_was_asked_for_before_the_xid_proves_nothing() -> None:
     asked, quiet = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
     memory, _ = judge(Memory(), sight(checkups=asked))
