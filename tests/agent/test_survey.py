@@ -61,7 +61,7 @@ def test_hopper_tells_sm_activity_by_gpm_from_the_second_sample_on(survey: Start
 
 def test_older_devices_tell_it_by_the_sum_over_processes_at_most_one(survey: Start) -> None:
     agent = survey([a100("GPU-a")])
-    now_us = 2**50  # later than whenever the agent asks
+    now_us = 2**52  # later than whenever the agent asks
     agent.driver.say("GPU-a", f"busy 7 20 {now_us}", f"busy 8 15 {now_us}")
     found = device(agent.step(), "GPU-a")
     assert found["smActivity"] == {"ratio": 0.35, "source": "nvml-process"}
