@@ -19,7 +19,7 @@ _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
 WAIT_MS = 2000
 _PAUSE_S = 1.0
 #: So often is waited before devices that could not be listened to are tried again.
-_WAITS_BEFORE_AGAIN = 30
+_WAITS_BEFORE_AGAIN = 3
 
 
 class XidWatch:
