@@ -1,8 +1,9 @@
 """The agent's process: the only place that wires, and one loop.
 
-One thread samples and publishes. That is on purpose: where a driver call hangs, heartbeats stop
-with it and the node goes stale, which is the truth. Exit status 3 asks for a new process, since
-only that can talk to a driver that was replaced.
+One thread samples and publishes. It never waits for a driver call longer than its deadline: those
+are made in threads of their own (agent.deadline), so a call that hangs costs its device and not the
+heartbeat. Where the driver was replaced the process executes itself anew (agent.restart); exit
+status 3 asks for a new container, when that did not help.
 """
 
 import math
@@ -19,18 +20,22 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 import structlog
 
+from agent.dcgm import Exporter
 from agent.devices import NvmlProbe
-from agent.nvml import DriverGone, Gate
-from agent.probes import ConfiguredSharing, Probe
+from agent.nvml import Gate
+from agent.probes import ConfiguredSharing, DriverReading, Probe, Reading
 from agent.publish import Courier
+from agent.restart import GIVEN_UP_STATUS, GivenUp, Restarts
 from agent.serve import Board, Server
 from agent.settings import Settings, read_settings
-from agent.summary import summarise
+from agent.statefile import StateFile
+from agent.summary import rfc3339, summarise
+from agent.survey import Survey, incarnation, own_cgroup
+from agent.xids import XidWatch
 from contract.gpunode import GPUNodeStatus
 
 _log = structlog.get_logger()
 
-DRIVER_GONE_STATUS = 3
 BAD_SETTINGS_STATUS = 2
 
 
@@ -47,13 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    survey = survey_of(settings)
     probes: list[Probe] = [
-        NvmlProbe(Gate()),
+        survey,
         ConfiguredSharing(settings.resource, settings.replicas, settings.sharing),
     ]
     try:
         courier = _courier(settings)
-        board = Board(settings.node, time.monotonic, stale_after_s=3 * settings.interval_s)
+        # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
+        stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
+        board = Board(settings.node, time.monotonic, stale_after_s)
         server = None if settings.print_only else Server(board, settings.host, settings.port)
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))
@@ -62,11 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.start()
         _log.info("started", node=settings.node, port=server.port, pid=os.getpid())
     try:
-        _loop(settings, probes, courier, board, stop)
-    except DriverGone as err:
-        _log.error("driver_gone", reason=str(err), hint="exiting, to be restarted")
-        return DRIVER_GONE_STATUS
+        _loop(settings, survey, probes, courier, board, stop)
+    except GivenUp as err:
+        _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
+        return GIVEN_UP_STATUS
     finally:
+        survey.close()
         if server is not None:
             server.stop()
     _log.info("stopped")
@@ -75,12 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _loop(
     settings: Settings,
+    survey: Survey,
     probes: Iterable[Probe],
     courier: Courier | None,
     board: Board,
     stop: threading.Event,
 ) -> None:
     agent_version = _version()
+    restarts = Restarts(os.environ, time.monotonic)
     status: GPUNodeStatus | None = None
     due_s = time.monotonic()
     while not stop.is_set():
@@ -97,10 +108,37 @@ def _loop(
             wanted_s = courier.deliver(status, sampled_at_s)
         if settings.once:
             return
+        _restart_where_due(restarts, readings, survey.hanging)
         # Samples that took too long are skipped, not caught up with.
         now_s = time.monotonic()
         due_s = min(max(due_s + settings.interval_s, now_s), now_s + wanted_s)
         stop.wait(due_s - now_s)
+
+
+def _restart_where_due(restarts: Restarts, readings: Iterable[Reading], hanging: bool) -> None:
+    """Become a new process where only that can reach the driver. Raises ``GivenUp``."""
+    (driver,) = (reading for reading in readings if isinstance(reading, DriverReading))
+    if not driver.why_not:
+        restarts.well()
+    elif driver.gone and not hanging and restarts.due():
+        # Not while a call hangs: the kernel would wait for its thread, perhaps for ever, and
+        # nobody would be left to say so.
+        _log.warning("driver_gone", reason=driver.why_not, hint="starting anew")
+        restarts.restart(sys.executable, sys.orig_argv)
+
+
+def survey_of(settings: Settings) -> Survey:
+    """The probe of the devices, as the settings want it."""
+    gate = Gate()
+    return Survey(
+        NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
+        XidWatch(gate, settings.driver_timeout_s),
+        Exporter(settings.dcgm_url, settings.dcgm_interval_s) if settings.dcgm_url else None,
+        StateFile(settings.state),
+        incarnation,
+        time.monotonic,
+        lambda: rfc3339(datetime.now(UTC)),
+    )
 
 
 class _CannotStart(Exception):

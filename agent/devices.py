@@ -4,67 +4,222 @@ Handles live for one cycle: they are resolved anew each time, because a driver r
 or a device that fell off the bus makes old ones name nothing, or something else. Between cycles
 only identities are kept. A lost GPU no longer tells its UUID, but its index still counts, so
 what was last seen at that index is what was lost.
+
+Every physical GPU is read in a thread of its own and awaited with a deadline, and so are the calls
+that are about no device: one that never returns takes its device with it and nothing else.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
-from agent.nvml import DeviceFault, Gate, NoDriver, StaleHandle
-from agent.probes import Degraded, DeviceReading, DriverReading, Reading
+import structlog
+
+from agent.activity import Meter
+from agent.deadline import Hanging, Worker
+from agent.health import Checkup
+from agent.nvml import DeviceFault, DeviceLost, DriverGone, Gate, NoDriver, StaleHandle
+from agent.probes import (
+    ActivityReading,
+    Degraded,
+    DeviceReading,
+    DriverReading,
+    FactsReading,
+)
+from contract.gpunode import MAX_DEVICES
+
+_log = structlog.get_logger()
+
+T = TypeVar("T")
 
 SOURCE = "nvml"
 
 _MIG_ENABLED = 1
+_UNCORRECTED, _VOLATILE = 1, 0
+_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+
+_ARCHITECTURES = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+_COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that one look at the driver tells."""
+
+    driver: DriverReading
+    devices: list[DeviceReading] = field(default_factory=list)
+    facts: list[FactsReading] = field(default_factory=list)
+    #: Of several sources for one device.
+    activity: list[ActivityReading] = field(default_factory=list)
+    #: Physical GPU -> its state.
+    checkups: dict[str, Checkup] = field(default_factory=dict)
+    degraded: list[Degraded] = field(default_factory=list)
+    #: Whether some call has not returned.
+    hanging: bool = False
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """What one index tells: the GPU there, or the MIG devices it is cut into."""
+
+    devices: list[DeviceReading] = field(default_factory=list)
+    facts: list[FactsReading] = field(default_factory=list)
+    activity: list[ActivityReading] = field(default_factory=list)
+    checkups: dict[str, Checkup] = field(default_factory=dict)
+    degraded: list[Degraded] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    version: str
+    cuda_version: str
+    count: int
 
 
 class NvmlProbe:
-    def __init__(self, gate: Gate) -> None:
+    """``cgroup`` is the full path of our own cgroup's directory, empty where it is not known."""
+
+    def __init__(
+        self, gate: Gate, deadline_s: float = 10.0, sysfs: Path = Path("/sys"), cgroup: str = ""
+    ) -> None:
         self._gate = gate
+        self._deadline_s = deadline_s
+        self._sysfs = sysfs
+        self._cgroup = cgroup
+        self._system: Worker[_System] = Worker("nvml")
+        self._workers: dict[int, Worker[_Gpu]] = {}
+        #: By index, each used by the worker of that index alone.
+        self._meters: dict[int, Meter] = {}
         #: index of the physical GPU -> what was last seen there, MIG devices included; no figures.
         self._identities: dict[int, list[DeviceReading]] = {}
 
-    def read(self) -> Iterable[Reading]:
-        """Every device of the node. Raises ``DriverGone``."""
+    def look(self) -> Found:
+        """Every device of the node; takes no longer than two deadlines, and raises nothing."""
         try:
-            self._gate.start()
-            self._gate.forbidden.clear()
-            version = self._gate.ask("nvmlSystemGetDriverVersion") or ""
-            count = self._gate.ask("nvmlDeviceGetCount")
+            system = self._in_time(self._system, self._ask_system)
         except NoDriver as err:
-            return [DriverReading(SOURCE, why_not=str(err))]
-        except (DeviceFault, StaleHandle) as err:
+            return self._blind(DriverReading(SOURCE, why_not=str(err)))
+        except DriverGone as err:
+            return self._gone(err)
+        except Hanging as err:
+            why_not = f"driver does not answer: {err}"
+            return replace(self._blind(DriverReading(SOURCE, why_not=why_not)), hanging=True)
+        except Exception as err:  # noqa: BLE001 - a probe never raises
             # A fault without a device: nothing of this driver can be trusted.
-            return [DriverReading(SOURCE, why_not=f"driver does not answer: {err}")]
-        if count is None:
-            return [
-                DriverReading(SOURCE, why_not="driver does not tell how many devices there are")
-            ]
-        readings: list[Reading] = [DriverReading(SOURCE, version=version)]
+            return self._blind(
+                DriverReading(SOURCE, why_not=f"driver does not answer: {_told(err)}")
+            )
+        return self._look_at_devices(system)
+
+    def close(self) -> None:
+        self._system.close()
+        for worker in self._workers.values():
+            worker.close()
+
+    def _look_at_devices(self, system: _System) -> Found:
+        driver = DriverReading(SOURCE, system.version, cuda_version=system.cuda_version)
+        found = Found(driver)
         seen: dict[int, list[DeviceReading]] = {}
         lost: dict[int, str] = {}
-        for index in range(count):
+        gone: DriverGone | None = None
+        hanging = False
+        for index in [index for index in self._workers if index >= system.count]:
+            self._workers.pop(index).close()
+            self._meters.pop(index).keep(())
+        for index in range(system.count):
+            if index not in self._workers:
+                self._workers[index] = Worker(f"nvml-{index}")
+                self._meters[index] = Meter(self._gate)
+        given = {i: w.give(_bound(self._at, i)) for i, w in self._workers.items()}
+        until_s = time.monotonic() + self._deadline_s
+        for index, worker in self._workers.items():
             try:
-                seen[index] = list(self._at(index))
-            except (DeviceFault, StaleHandle) as err:
-                lost[index] = str(err)
+                gpu = self._result(worker, given[index], until_s)
+            except DriverGone as err:
+                gone = err  # the others are awaited all the same: they are of this look
+            except Hanging as err:
+                lost[index], hanging = str(err), True
+            except Exception as err:  # noqa: BLE001 - a probe never raises
+                lost[index] = _told(err)
+            else:
+                seen[index] = gpu.devices
+                found.facts.extend(gpu.facts)
+                found.activity.extend(gpu.activity)
+                found.checkups.update(gpu.checkups)
+                found.degraded.extend(gpu.degraded)
+        if gone is not None:
+            return self._gone(gone)
         present = {device.uuid for devices in seen.values() for device in devices}
         for index, why in lost.items():
             known = [d for d in self._identities.get(index, []) if d.uuid not in present]
             if not known:
-                readings.append(Degraded(SOURCE, f"device {index} does not tell its UUID: {why}"))
+                what = f"device {index} does not tell its UUID: {why}"
+                found.degraded.append(Degraded(SOURCE, what))
             seen[index] = [replace(device, fault=why) for device in known]
         self._identities = {
             index: [replace(d, memory=None, processes=None, fault="") for d in devices]
             for index, devices in seen.items()
         }
-        readings += [device for devices in seen.values() for device in devices]
-        readings += [
+        found.devices.extend(device for index in sorted(seen) for device in seen[index])
+        found.degraded.extend(
             Degraded(SOURCE, f"no permission for {name}") for name in sorted(self._gate.forbidden)
-        ]
-        return readings
+        )
+        return replace(found, hanging=hanging)
 
-    def _at(self, index: int) -> Iterator[DeviceReading]:
+    def _gone(self, err: DriverGone) -> Found:
+        why_not = f"driver was unloaded or replaced: {err}; the agent starts itself anew"
+        found = self._blind(DriverReading(SOURCE, why_not=why_not, gone=True))
+        return replace(found, hanging=any(w.busy for w in self._workers.values()))
+
+    def _blind(self, driver: DriverReading) -> Found:
+        """Nothing is known now; the devices seen last are still named, none can be trusted."""
+        devices = [
+            replace(device, fault="the driver does not answer")
+            for devices in self._identities.values()
+            for device in devices
+        ]
+        return Found(driver, devices)
+
+    def _in_time(self, worker: Worker[_System], work: Callable[[], _System]) -> _System:
+        return self._result(worker, worker.give(work), time.monotonic() + self._deadline_s)
+
+    def _result(self, worker: Worker[T], given: bool, until_s: float) -> T:
+        """What the worker's job returned; raises ``Hanging``, naming the call that it sits in."""
+        try:
+            if given:
+                return worker.result(until_s)
+        except Hanging:
+            pass
+        call = self._gate.call_of(worker.thread_id)
+        raise Hanging(f"driver call {call} hangs" if call else "reading it takes too long")
+
+    def _ask_system(self) -> _System:
+        self._gate.start()
+        self._gate.forbidden.clear()
+        version = self._gate.ask("nvmlSystemGetDriverVersion") or ""
+        cuda = self._gate.ask("nvmlSystemGetCudaDriverVersion")
+        count = self._gate.ask("nvmlDeviceGetCount")
+        if count is None:
+            raise NoDriver("driver does not tell how many devices there are")
+        if count > MAX_DEVICES:
+            raise NoDriver(f"driver counts more than {MAX_DEVICES} devices")
+        cuda_version = "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}"
+        return _System(version, cuda_version, count)
+
+    def _at(self, index: int) -> _Gpu:
         """The GPU at ``index``, or its MIG devices where it is cut into those.
 
         Raises ``DeviceFault`` or ``StaleHandle`` where it cannot be told which of the two it is.
@@ -73,7 +228,9 @@ class NvmlProbe:
         uuid = None if handle is None else self._gate.ask("nvmlDeviceGetUUID", handle)
         if uuid is None:
             raise DeviceFault("no handle or no UUID")
+        self._meters[index].keep({uuid})
         device = DeviceReading(SOURCE, uuid=uuid, index=index)
+        gpu = _Gpu()
         try:
             device = replace(device, model=self._gate.ask("nvmlDeviceGetName", handle) or "")
             mode = self._gate.ask("nvmlDeviceGetMigMode", handle)
@@ -83,12 +240,83 @@ class NvmlProbe:
         except (DeviceFault, StaleHandle) as err:
             if self._identities.get(index):
                 raise  # what was last seen here is at fault: perhaps MIG devices, not this GPU
-            yield replace(device, fault=str(err))
-            return
-        if instances is None:
-            yield self._measured(device, handle)
-        else:
-            yield from instances
+            gpu.devices.append(replace(device, fault=str(err)))
+            return gpu
+        gpu.devices = [self._measured(device, handle)] if instances is None else instances
+        try:
+            self._more(gpu, handle, uuid, index)
+        except DeviceLost as err:
+            gpu.devices = [replace(d, fault=d.fault or str(err)) for d in gpu.devices]
+        return gpu
+
+    def _more(self, gpu: _Gpu, handle: Any, uuid: str, index: int) -> None:
+        """All that is good to know: what fails of it is said, and only a lost device is at fault.
+
+        Raises ``DeviceLost`` and ``DriverGone``.
+        """
+        by_instance: dict[int, list[str]] | None = None
+        if any(device.kind == "mig" for device in gpu.devices):
+            by_instance = {}
+            for device in gpu.devices:
+                by_instance.setdefault(device.gpu_instance or 0, []).append(device.uuid)
+        for reading in self._meters[index].measure(handle, uuid, by_instance):
+            if isinstance(reading, Degraded):
+                gpu.degraded.append(reading)
+            else:
+                gpu.activity.append(reading)
+        try:
+            gpu.checkups[uuid] = self._checkup(handle)
+            facts = self._facts(handle, uuid)
+            gpu.facts.extend(replace(facts, uuid=device.uuid) for device in gpu.devices)
+            limits = self._gate.limits(handle, self._cgroup) if self._cgroup else None
+            if limits is not None and limits.hard_bytes is not None:
+                why = "the agent's own cgroup has a GPU memory limit, which hides the device's"
+                gpu.devices = [replace(d, fault=d.fault or why) for d in gpu.devices]
+        except DeviceLost:
+            raise
+        except (DeviceFault, StaleHandle) as err:
+            gpu.degraded.append(Degraded(SOURCE, f"{uuid}: {err}"))
+
+    def _checkup(self, handle: Any) -> Checkup:
+        ask = self._gate.ask
+        remapped = ask("nvmlDeviceGetRemappedRows", handle)
+        pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+        recovery = ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+        told = recovery is not None and recovery[0].nvmlReturn == 0
+        return Checkup(
+            uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+            remap_pending=None if remapped is None else bool(remapped[2]),
+            remap_failed=None if remapped is None else bool(remapped[3]),
+            pages_pending=None if pages is None else bool(pages),
+            recovery=int(recovery[0].value.uiVal) if told else None,
+        )
+
+    def _facts(self, handle: Any, uuid: str) -> FactsReading:
+        pci = self._gate.ask("nvmlDeviceGetPciInfo_v3", handle)
+        architecture = self._gate.ask("nvmlDeviceGetArchitecture", handle)
+        mode = self._gate.ask("nvmlDeviceGetComputeMode", handle)
+        bus_id = "" if pci is None else _text(pci.busId)
+        return FactsReading(
+            SOURCE,
+            uuid,
+            pci_bus_id=bus_id,
+            architecture=_ARCHITECTURES.get(architecture, ""),
+            compute_mode=_COMPUTE_MODES.get(mode, ""),
+            numa_node=self._numa_node(bus_id),
+        )
+
+    def _numa_node(self, bus_id: str) -> int | None:
+        """The node whose memory is near the device, from the kernel, where the plugin has it too.
+
+        NVML's NumaNodeId is another thing: the node that the device's own memory is (Grace).
+        """
+        domain, colon, rest = bus_id.lower().partition(":")
+        path = self._sysfs / "bus/pci/devices" / f"{domain[-4:]}{colon}{rest}" / "numa_node"
+        try:
+            node = int(path.read_text())
+        except (OSError, ValueError):
+            return None
+        return node if bus_id and node >= 0 else None
 
     def _instances(self, parent: Any, parent_uuid: str, index: int) -> Iterator[DeviceReading]:
         """The MIG devices of one GPU.
@@ -142,3 +370,19 @@ class NvmlProbe:
         processes = self._gate.processes(handle)
         fault = "" if memory is not None else "driver does not tell the memory of this device"
         return replace(device, memory=memory, processes=processes, fault=fault)
+
+
+def _bound(work: Callable[[int], _Gpu], index: int) -> Callable[[], _Gpu]:
+    return lambda: work(index)
+
+
+def _told(err: Exception) -> str:
+    """What an error says of the driver; of what is a mistake of ours, its name."""
+    if isinstance(err, (DeviceFault, StaleHandle)):
+        return str(err)
+    _log.error("driver_not_read", exc_info=err)
+    return f"the agent cannot read it: {type(err).__name__}"
+
+
+def _text(value: Any) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)

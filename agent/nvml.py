@@ -8,10 +8,12 @@ exactly one of seven outcomes, and what leaves the gate is a value, ``None`` (ab
     ├── DriverGone     the driver went or was replaced under us. pynvml caches function pointers and
     │                  never unloads the library, so only a new process can talk to the new driver
     ├── DeviceFault    this device cannot be trusted; the others can
+    │   └── DeviceLost     it fell off the bus or asks for a reset: whichever call says so
     └── StaleHandle    the handle names nothing any more: resolve it again by UUID
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,10 @@ class DriverGone(NvmlError):
 
 
 class DeviceFault(NvmlError):
+    pass
+
+
+class DeviceLost(DeviceFault):
     pass
 
 
@@ -77,12 +83,28 @@ OUTCOMES = {
 #: Do not fail where no GPU is left: a node whose only GPU fell off the bus must still report that.
 _INIT_NO_GPUS = 1
 
+#: GPU_IS_LOST and RESET_REQUIRED.
+_LOST = {15, 16}
+_DRIVER_NOT_LOADED = 9
+_NOT_FOUND = 6
+_TIMEOUT = 10
+
 _FIRST_PROCESSES = 64
 _MOST_PROCESSES = 1 << 14
 
 
 def outcome_of(code: int) -> Outcome:
     return OUTCOMES.get(code, Outcome.DEVICE_FAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the driver (r615 and newer) grants the processes of one cgroup on one device, bytes."""
+
+    used_bytes: int
+    #: None: no limit.
+    soft_bytes: int | None
+    hard_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +128,8 @@ class Gate:
     def __init__(self, library: Any = None) -> None:  # pynvml has no types
         self._library = library
         self._started = False
+        #: Thread -> the call that it is in, for whoever wonders why it does not return.
+        self._calls: dict[int, str] = {}
         #: Calls that the driver refused for want of a privilege, since the reader last cleared it.
         self.forbidden: set[str] = set()
 
@@ -128,6 +152,10 @@ class Gate:
                 self._started = True
         except (DeviceFault, StaleHandle) as err:
             raise NoDriver(f"NVML cannot be initialised: {err}") from err
+        except DriverGone as err:
+            if getattr(err.__cause__, "value", None) == _DRIVER_NOT_LOADED:
+                raise NoDriver(str(err)) from err  # it was never there for us: it may still come
+            raise
         if not self._started:
             why = "permission to open /dev/nvidiactl" if self.forbidden else "nvmlInitWithFlags"
             raise NoDriver(f"NVML cannot be initialised: no {why}")
@@ -140,6 +168,10 @@ class Gate:
         with self._settled(name):
             return function(*args)
         return None
+
+    def struct(self, name: str) -> Any:
+        """An empty struct of pynvml's, to be filled and passed to ``ask``."""
+        return getattr(self._library, name)()
 
     def memory(self, handle: Any) -> Memory | None:
         """Bytes of one device, or None where the driver does not tell (integrated GPUs)."""
@@ -161,42 +193,119 @@ class Gate:
         """
         found: dict[int, int | None] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            listed = self._list(f"nvmlDeviceGet{kind}RunningProcesses", handle)
+            listed = self._processes(f"nvmlDeviceGet{kind}RunningProcesses", handle)
             if listed is None and kind == "Compute":
                 return None
-            for pid, used_bytes in listed or ():
+            for pid, used_bytes in map(_process, listed or ()):
                 known = found.get(pid)
                 found[pid] = max(known or 0, used_bytes) if used_bytes is not None else known
         return found
 
-    def _list(self, name: str, handle: Any) -> list[tuple[int, int | None]] | None:
-        """One process list, by the newest version of the call that the driver has.
+    def process_samples(self, handle: Any, since_us: int) -> list[Any] | None:
+        """Utilisation of each process since a time of the wall clock, as pynvml's structs.
+
+        Empty where no process did anything, which the driver calls NOT_FOUND; None where it does
+        not measure processes.
+        """
+
+        def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
+            code = int(call(handle, array, ctypes.byref(count), ctypes.c_ulonglong(since_us)))
+            if code == _NOT_FOUND:
+                count.value = code = 0
+            return code
+
+        struct = "c_nvmlProcessUtilizationSample_t"
+        return self._filled("nvmlDeviceGetProcessUtilization", struct, fill)
+
+    def limits(self, handle: Any, cgroup: str) -> Limits | None:
+        """What processes of a cgroup (full path of its directory) may take and do take.
+
+        None where the driver has no such limits: it is older than r615, or the device is MIG.
+        """
+        struct = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
+        if struct is None:
+            return None
+        asked = struct(nameSpace=cgroup.encode())
+        with self._settled("nvmlDeviceGetMemoryLimits_v1"):
+            self._library.nvmlDeviceGetMemoryLimits_v1(handle, asked)
+            unlimited = self._library.NVML_DEVICE_MEMORY_LIMIT_MAX
+            soft, hard = int(asked.softLimit), int(asked.hardLimit)
+            return Limits(
+                used_bytes=int(asked.currentUsed),
+                soft_bytes=None if soft == unlimited else soft,
+                hard_bytes=None if hard == unlimited else hard,
+            )
+        return None
+
+    def event(self, events: Any, wait_ms: int) -> Any:
+        """The next event of a set, or None where none came in time."""
+        with self._settled("nvmlEventSetWait_v2"):
+            try:
+                return self._library.nvmlEventSetWait_v2(events, wait_ms)
+            except self._library.NVMLError as err:
+                if err.value != _TIMEOUT:
+                    raise
+        return None
+
+    @staticmethod
+    def same(handle: Any, other: Any) -> bool:
+        """Whether two handles name one device; only for handles of one moment."""
+        return bool(_address(handle) == _address(other))
+
+    def call_of(self, thread_id: int | None) -> str:
+        """The driver call that the thread is in; empty where it is in none."""
+        return "" if thread_id is None else self._calls.get(thread_id, "")
+
+    def _processes(self, name: str, handle: Any) -> list[Any] | None:
+        """One process list, by the newest version of the call that the driver has."""
+
+        def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
+            return int(call(handle, ctypes.byref(count), array))
+
+        for version in ("_v3", "_v2"):
+            listed = self._filled(name + version, "c_nvmlProcessInfo_v2_t", fill)
+            if listed is not None:
+                return listed
+        return None
+
+    def _filled(
+        self, name: str, struct: str, fill: Callable[[Any, ctypes.c_uint, Any], int]
+    ) -> list[Any] | None:
+        """What a call writes into an array that it is given; None where the driver lacks it.
 
         pynvml asks twice: how many, then which. In between processes come, and drivers that answer
         the first question with SUCCESS make it report none. So the array is brought along.
         """
-        for version in ("_v3", "_v2"):
-            size = _FIRST_PROCESSES
-            while size <= _MOST_PROCESSES:
-                count = ctypes.c_uint(size)
-                try:
-                    with self._settled(name + version):
-                        array = (self._library.c_nvmlProcessInfo_v2_t * size)()
-                        call = self._library._nvmlGetFunctionPointer(name + version)
-                        code = call(handle, ctypes.byref(count), array)
-                        if code != 0:
-                            raise self._library.NVMLError(code)
-                        return [_process(array[i]) for i in range(min(count.value, size))]
-                    break  # absent in this version
-                except _TooSmall:
-                    size = max(size * 2, count.value * 2)
+        kind = getattr(self._library, struct, None)
+        if kind is None:
+            return None
+        size = _FIRST_PROCESSES
+        while size <= _MOST_PROCESSES:
+            count = ctypes.c_uint(size)
+            try:
+                with self._settled(name):
+                    array = (kind * size)()
+                    code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
+                    if code != 0:
+                        raise self._library.NVMLError(code)
+                    return [array[i] for i in range(min(count.value, size))]
+                return None
+            except _TooSmall:
+                size = max(size * 2, count.value * 2)
         return None
 
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:
         """Turn the library's errors into ours; passes over what is merely absent."""
+        thread_id = threading.get_ident()
+        self._calls[thread_id] = name
         try:
             yield
+        except (ValueError, OSError, ctypes.ArgumentError) as err:
+            # A name that is no text, a function with other arguments than pynvml thinks.
+            raise DeviceFault(f"answer of {name} cannot be read: {type(err).__name__}") from err
+        except getattr(self._library, "NVMLLibraryMismatchError", ()):
+            return  # how pynvml says FUNCTION_NOT_FOUND of a call without a version
         except self._library.NVMLError as err:
             text = f"{err} (NVML {err.value})"
             match outcome_of(err.value):
@@ -213,10 +322,16 @@ class Gate:
                 case Outcome.NO_DRIVER:
                     raise NoDriver(text) from err
                 case Outcome.DEVICE_FAULT:
-                    raise DeviceFault(text) from err
+                    raise (DeviceLost if err.value in _LOST else DeviceFault)(text) from err
+        finally:
+            self._calls.pop(thread_id, None)
 
 
 def _process(info: Any) -> tuple[int, int | None]:
     not_available = ctypes.c_ulonglong(-1).value
     used_bytes = int(info.usedGpuMemory)
     return int(info.pid), None if used_bytes == not_available else used_bytes
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,12 +1,11 @@
 """What a probe is: one method, whose readings each name where they were learned.
 
 A probe degrades alone. What it cannot read it leaves out, or says in a ``Degraded``; it never makes
-a value up and never stops another probe. The one exception it may raise is ``nvml.DriverGone``,
-because then the process has to go.
+a value up, never stops another probe and never raises.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from agent.nvml import Memory
@@ -20,6 +19,9 @@ class DriverReading:
     source: str
     version: str = ""
     why_not: str = ""
+    cuda_version: str = ""
+    #: The driver went or was replaced under us: only a new process can talk to the next one.
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,67 @@ class Degraded:
     what: str
 
 
-Reading = DriverReading | DeviceReading | SharingReading | Degraded
+# What the survey of the devices (agent.survey) reads besides memory and processes.
+
+
+@dataclass(frozen=True, slots=True)
+class FactsReading:
+    """What a device is; empty or None where nobody tells."""
+
+    source: str
+    uuid: str
+    pci_bus_id: str = ""
+    architecture: str = ""
+    compute_mode: str = ""
+    #: The host's NUMA node that the device hangs on, as the device plugin tells the kubelet.
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityReading:
+    """How busy a device is, all ratios 0..1; None where ``source`` does not measure it."""
+
+    #: Who measured ``sm_ratio``: dcgm, gpm or nvml-process.
+    source: str
+    uuid: str
+    #: Share of SM cycles with a warp assigned.
+    sm_ratio: float | None = None
+    #: Share of the SMs' warp slots in use.
+    occupancy_ratio: float | None = None
+    #: Share of time in which any kernel ran: not SM activity.
+    utilization_ratio: float | None = None
+    #: pid -> its share of SM time; empty where nobody tells processes apart.
+    sm_by_pid: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FenceReading:
+    """Why nothing should be placed on a device, and since when (RFC 3339) that is known."""
+
+    uuid: str
+    reason: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReading:
+    """How one source of the truth fared; ``message`` is constant while the cause is."""
+
+    source: str
+    state: Literal["ok", "degraded", "absent"] = "ok"
+    message: str = ""
+
+
+Reading = (
+    DriverReading
+    | DeviceReading
+    | SharingReading
+    | Degraded
+    | FactsReading
+    | ActivityReading
+    | FenceReading
+    | SourceReading
+)
 
 
 class Probe(Protocol):

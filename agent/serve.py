@@ -57,7 +57,7 @@ class Board:
 
     @property
     def alive(self) -> bool:
-        """Whether samples still come; a driver call that hangs stops them."""
+        """Whether samples still come; a driver call that hangs does not stop them."""
         age_s = self.age_s
         return age_s is not None and age_s <= self._stale_after_s
 

@@ -1,8 +1,10 @@
 """What the agent can be told: flags, with environment variables where a manifest needs them."""
 
 import argparse
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 from contract.gpunode import MAX_REPLICAS, Sharing
@@ -25,6 +27,14 @@ class Settings:
     resource: str
     replicas: int
     sharing: Sharing
+    #: The node's dcgm-exporter, as in http://HOST:9400/metrics; empty: not read.
+    dcgm_url: str
+    #: Seconds between two scrapes of it.
+    dcgm_interval_s: float
+    #: Seconds after which a driver call counts as one that hangs.
+    driver_timeout_s: float
+    #: Where fences are remembered across restarts; None: nowhere.
+    state: Path | None
     #: Take one sample and end.
     once: bool
     #: Print each status on stdout instead of talking to a cluster or serving anything.
@@ -47,6 +57,10 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--resource", default=env.get("HEADROOM_RESOURCE", "nvidia.com/gpu"))
     add("--replicas", type=int, default=env.get("HEADROOM_REPLICAS", "1"))
     add("--sharing", choices=get_args(Sharing), default=env.get("HEADROOM_SHARING", "none"))
+    add("--dcgm-url", default=env.get("HEADROOM_DCGM_URL", ""), metavar="URL")
+    add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
+    add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
+    add("--state", default=env.get("HEADROOM_STATE", ""), metavar="FILE", help="kept over restarts")
     add("--once", action="store_true", help="take one sample and end")
     add("--print", action="store_true", help="print each status; no cluster, no server")
     add("--no-publish", action="store_true", help="serve metrics only")
@@ -70,6 +84,22 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}); "
             "right is, for example, --interval 5 --heartbeat 30"
         )
+    url = urllib.parse.urlsplit(args.dcgm_url)
+    if args.dcgm_url and not (url.scheme == "http" and url.hostname and _has_port(url)):
+        parser.error(
+            f"--dcgm-url {args.dcgm_url!r} cannot be scraped; "
+            "right is, for example, --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
+        )
+    if not args.dcgm_interval > 0:
+        parser.error(
+            f"--dcgm-interval {args.dcgm_interval} is not more than 0; "
+            "right is, for example, --dcgm-interval 10"
+        )
+    if not 0 < args.driver_timeout <= args.heartbeat:
+        parser.error(
+            f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
+            f"({args.heartbeat}); right is, for example, --driver-timeout 10"
+        )
     return Settings(
         node=args.node,
         namespace=args.namespace,
@@ -80,7 +110,19 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         resource=args.resource,
         replicas=args.replicas,
         sharing=args.sharing,
+        dcgm_url=args.dcgm_url,
+        dcgm_interval_s=args.dcgm_interval,
+        driver_timeout_s=args.driver_timeout,
+        state=Path(args.state) if args.state else None,
         once=args.once,
         print_only=args.print,
         publish=not args.no_publish,
     )
+
+
+def _has_port(url: urllib.parse.SplitResult) -> bool:
+    """Whether the port is left out or one that exists."""
+    try:
+        return url.port is None or url.port > 0
+    except ValueError:
+        return False

@@ -13,7 +13,17 @@ from datetime import UTC, datetime
 import msgspec
 
 from agent.nvml import Memory
-from agent.probes import Degraded, DeviceReading, DriverReading, Reading, SharingReading
+from agent.probes import (
+    ActivityReading,
+    Degraded,
+    DeviceReading,
+    DriverReading,
+    FactsReading,
+    FenceReading,
+    Reading,
+    SharingReading,
+    SourceReading,
+)
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
     Condition,
@@ -22,6 +32,7 @@ from contract.gpunode import (
     PodUse,
     Replicas,
     SmActivity,
+    Source,
     Summary,
 )
 
@@ -48,6 +59,7 @@ def summarise(
     ``observed_at`` (with a zone) is when the sample began: whatever went later may still be in it.
     ``before`` gives conditions that did not change the time at which they last did.
     """
+    readings = list(readings)
     driver = DriverReading("", why_not="no probe looked for a driver")
     sharing: SharingReading | None = None
     found: dict[str, DeviceReading] = {}
@@ -68,8 +80,8 @@ def summarise(
             missing.append(f"{read.source}: driver does not tell its reserve, taken as 0")
         if sharing is not None and read.kind == "mig":
             missing.append(f"{sharing.source}: resource of MIG devices is not known")
-    devices = [_device(read, sharing) for read in ordered]
     now = rfc3339(observed_at)
+    devices = _surveyed([_device(read, sharing) for read in ordered], readings, now, before)
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
@@ -77,6 +89,12 @@ def summarise(
         conditions=_dated(_conditions(driver, missing), now, before),
         agent_version=agent_version,
         driver_version=driver.version,
+        cuda_version=driver.cuda_version,
+        sources=[
+            Source(name=r.source, state=r.state, message=r.message)
+            for r in readings
+            if isinstance(r, SourceReading)
+        ],
     )
 
 
@@ -133,6 +151,58 @@ def _device(read: DeviceReading, sharing: SharingReading | None) -> Device:
         resource=sharing.resource,
         replicas=Replicas(free=sharing.replicas),
     )
+
+
+def _surveyed(
+    devices: list[Device], readings: list[Reading], now: str, before: GPUNodeStatus | None
+) -> list[Device]:
+    """``devices`` with what the survey read of each besides memory."""
+    facts = {r.uuid: r for r in readings if isinstance(r, FactsReading)}
+    activity = {r.uuid: r for r in readings if isinstance(r, ActivityReading)}
+    fences = {r.uuid: r for r in readings if isinstance(r, FenceReading)}
+    since = {d.uuid: d.unhealthy_since for d in (before.devices if before is not None else ())}
+    return [
+        _with(
+            device,
+            facts.get(device.uuid),
+            activity.get(device.uuid),
+            fences.get(device.uuid),
+            since.get(device.uuid) or now,
+        )
+        for device in devices
+    ]
+
+
+def _with(
+    device: Device,
+    facts: FactsReading | None,
+    activity: ActivityReading | None,
+    fence: FenceReading | None,
+    since: str,
+) -> Device:
+    if facts is not None:
+        device = msgspec.structs.replace(
+            device,
+            numa_node=facts.numa_node,
+            pci_bus_id=facts.pci_bus_id,
+            architecture=facts.architecture,
+            compute_mode=facts.compute_mode,
+        )
+    if activity is not None:
+        sm = activity.sm_ratio
+        device = msgspec.structs.replace(
+            device,
+            sm_activity=None if sm is None else SmActivity(ratio=sm, source=activity.source),
+            sm_occupancy_ratio=activity.occupancy_ratio,
+            utilization_ratio=activity.utilization_ratio,
+        )
+    if fence is not None:
+        reasons = dict.fromkeys([*fence.reason.split("; "), device.health_reason])
+        device = msgspec.structs.replace(
+            device, healthy=False, health_reason="; ".join(filter(None, reasons))
+        )
+        since = fence.since
+    return msgspec.structs.replace(device, unhealthy_since="" if device.healthy else since)
 
 
 def _memory(memory: Memory | None) -> tuple[int, int, int, str]:
@@ -214,6 +284,8 @@ def _structure(status: GPUNodeStatus) -> object:
             used_bytes=_presence(device.used_bytes),
             unowned_bytes=_presence(device.unowned_bytes),
             sm_activity=None,
+            sm_occupancy_ratio=None,
+            utilization_ratio=None,
         )
         for device in status.devices
     ]

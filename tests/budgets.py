@@ -11,7 +11,7 @@ import pytest
 
 #: Suite -> seconds on two cores with the binaries built, installation aside.
 BUDGETS_S = {
-    "agent": 45,
+    "agent": 100,
     "cluster": 10,
     "contract": 10,
     "demo": 30,

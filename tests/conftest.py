@@ -31,8 +31,11 @@ SKIPS_ALLOWED = {
 #: Fixtures that start processes, and modules that take long: `make check` leaves them out.
 SLOW_FIXTURES = {"plane", "server"}
 SLOW_MODULES = (
+    "tests/agent/test_faults",
     "tests/agent/test_on_driver_library",
     "tests/agent/test_publish",
+    "tests/agent/test_survey",
+    "tests/agent/test_xids",
     "tests/demo/test_demo",
     "tests/e2e/",
     "tests/helm/",

@@ -1,4 +1,8 @@
-"""A driver of NVIDIA's without GPUs: the fake library, and the table of devices that it reads."""
+"""A driver of NVIDIA's without GPUs: the fake library, and the table of devices that it reads.
+
+HEADROOM_TEST_NVML names a folder with another libnvidia-ml.so.1, NVIDIA's own mock for one, for
+tests that need nothing of ours.
+"""
 
 import hashlib
 import os
@@ -16,6 +20,8 @@ GIB = 1 << 30
 
 def library_folder() -> Path:
     """A folder with libnvidia-ml.so.1 in it, built once for each state of its source."""
+    if other := os.environ.get("HEADROOM_TEST_NVML"):
+        return Path(other)
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"headroom-fake-nvml-{os.getuid()}-{digest}"
     library = folder / "libnvidia-ml.so.1"
@@ -38,6 +44,18 @@ def library_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
+class Instance:
+    """A MIG device; those of one GPU instance share its memory."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int = 0
+    memory_bytes: int = 10 * GIB
+    reserved_bytes: int = 16 << 20
+    model: str = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     uuid: str
     memory_bytes: int = 80 * GIB
@@ -45,6 +63,25 @@ class Gpu:
     model: str = "NVIDIA H100 80GB HBM3"
     #: The NUMA node that it hangs on; None where the machine does not say.
     numa: int | None = None
+    #: nvmlDeviceArchitecture: 6 Turing, 7 Ampere, 9 Hopper, 10 Blackwell.
+    architecture: int = 9
+    instances: tuple[Instance, ...] = ()
+
+
+def t4(uuid: str) -> Gpu:
+    return Gpu(uuid, 15 * GIB, 458 << 20, "Tesla T4", architecture=6)
+
+
+def a100(uuid: str) -> Gpu:
+    return Gpu(uuid, 80 * GIB, 608 << 20, "NVIDIA A100-SXM4-80GB", architecture=7)
+
+
+def h100(uuid: str) -> Gpu:
+    return Gpu(uuid)
+
+
+def b200(uuid: str) -> Gpu:
+    return Gpu(uuid, 180 * GIB, GIB, "NVIDIA B200", architecture=10)
 
 
 class Driver:
@@ -59,6 +96,8 @@ class Driver:
         self._xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in gpus}
         #: uuid -> the least memory that was ever free; below zero: more was taken than there is.
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
+        #: uuid (empty: the whole driver) -> what else the table says, as in fake_nvml.c
+        self._said: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
         self._write()
 
@@ -76,16 +115,41 @@ class Driver:
             self._xids[uuid].append(xid)
             self._write()
 
+    def say(self, uuid: str, *statements: str) -> None:
+        """Statements about a GPU, an instance or, without a uuid, the driver; they replace all
+        that were said of it before.
+        """
+        with self._lock:
+            self._said[uuid] = statements
+            self._write()
+
     def _write(self) -> None:
-        lines = []
+        lines = [*self._said.get("", ())]
         for gpu in self.gpus:
-            held = {pid: used[gpu.uuid] for pid, used in self._used.items() if gpu.uuid in used}
-            free_bytes = gpu.memory_bytes - gpu.reserved_bytes - sum(held.values())
-            self.least_free_bytes[gpu.uuid] = min(self.least_free_bytes[gpu.uuid], free_bytes)
-            sizes = f"{gpu.memory_bytes} {gpu.reserved_bytes} {free_bytes}"
-            lines.append(f"device {gpu.uuid} {sizes} {gpu.model}")
-            lines += [f"process compute {pid} {used_bytes}" for pid, used_bytes in held.items()]
+            least_bytes = min(self.least_free_bytes[gpu.uuid], self._free_bytes(gpu))
+            self.least_free_bytes[gpu.uuid] = least_bytes
+            lines.append(f"device {gpu.uuid} {self._sizes(gpu)} {gpu.model}")
+            lines.append(f"arch {gpu.architecture}")
+            lines += self._details(gpu.uuid)
             lines += [f"xid {xid}" for xid in self._xids[gpu.uuid]]
+            for each in gpu.instances:
+                ids = f"{each.uuid} {each.gpu_instance} {each.compute_instance}"
+                lines.append(f"mig {ids} {self._sizes(each)} {each.model}")
+                lines += self._details(each.uuid)
         unfinished = self.table.with_suffix(".unfinished")
         unfinished.write_text("\n".join(lines) + "\n")
         unfinished.rename(self.table)
+
+    def _held(self, uuid: str) -> dict[int, int]:
+        return {pid: used[uuid] for pid, used in self._used.items() if uuid in used}
+
+    def _free_bytes(self, device: Gpu | Instance) -> int:
+        held_bytes = sum(self._held(device.uuid).values())
+        return device.memory_bytes - device.reserved_bytes - held_bytes
+
+    def _sizes(self, device: Gpu | Instance) -> str:
+        return f"{device.memory_bytes} {device.reserved_bytes} {self._free_bytes(device)}"
+
+    def _details(self, uuid: str) -> list[str]:
+        held = [f"process compute {pid} {used}" for pid, used in self._held(uuid).items()]
+        return [*held, *self._said.get(uuid, ())]

@@ -1,19 +1,39 @@
 /* A libnvidia-ml.so.1 whose devices are a text file, for tests of the agent through the real pynvml.
  *
  * The file is named by FAKE_NVML_TABLE and read again at every call, so a test may change it (by
- * rename) while the agent runs. One statement a line:
+ * rename) while the agent runs. One statement a line. About the whole driver:
  *
- *   driver 580.95.05
+ *   driver 580.95.05        its version; a process that was initialised under another one is told
+ *                           LIB_RM_VERSION_MISMATCH until it is replaced; "none": not loaded
+ *   library 580.95.05       the version of this file, where it is not that of the driver
+ *   cuda 13000
  *   code <function> <NVML code>                   every call of the function answers the code
+ *   hang <function>                               no call of it returns while this stands here
  *   device <uuid> <total> <reserved> <free> <name, to the end of the line>
  *   mig <uuid> <gpu instance> <compute instance> <total> <reserved> <free> <name>   of that device
- *   process <compute|graphics|mps> <pid> <bytes|na>                      of the last device or mig
- *   fail <function|all> <NVML code>                                      of the last device or mig
- *   xid <number>                                  an event of the last device, told once
+ *
+ * About the last device or mig:
+ *
+ *   process <compute|graphics|mps> <pid> <bytes|na>
+ *   fail <function|all> <NVML code>
+ *   stuck <function|all>                          no call of it for the device returns
+ *   arch <nvmlDeviceArchitecture>                 9, Hopper, where it is not said
+ *   mode <nvmlComputeMode>
+ *   util <percent>                                time with any kernel
+ *   sm <percent> <percent>                        GPM: SM utilisation and occupancy
+ *   busy <pid> <percent> <microseconds>           SM utilisation of a process, and when
+ *   ecc <count>                                   uncorrected and volatile
+ *   remap <pending> <failed>                      rows; Ampere and newer
+ *   pages <0|1>                                   pending retirement; Turing and older
+ *   recovery <action>                             what the driver asks for; absent: cannot tell
+ *   limit <cgroup directory> <soft> <hard> <used> r615; "max": none
+ *   xid <number>                                  an event, told once to each process that lives
  *
  * Sizes are bytes. "fail all 15" is a lost GPU: it is counted, but gives no handle. As in the real
  * library, lists that do not fit answer INSUFFICIENT_SIZE with the size, structs carry a version
- * that is checked, v1's `used` includes the reserve, and nothing works before nvmlInit.
+ * that is checked, v1's `used` includes the reserve, nothing works before nvmlInit, GPM begins with
+ * Hopper, wants 100 ms between samples and knows what was allocated, and an XID that was raised
+ * before a process came is lost to it.
  */
 
 #define _GNU_SOURCE
@@ -21,111 +41,231 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int ret;
 typedef unsigned long long u64;
 enum { OK = 0, UNINIT = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
-       TIMEOUT = 10, VERSION = 25, UNKNOWN = 999 };
+       NOT_LOADED = 9, TIMEOUT = 10, MISMATCH = 18, NO_DATA = 21, VERSION = 25, UNKNOWN = 999 };
 enum { COMPUTE, GRAPHICS, MPS };
+enum { TURING = 6, AMPERE = 7, HOPPER = 9 };
+enum { XID_EVENTS = 8 };
+#define NOBODY (~0U)
+#define ABSENT (-1)
+#define STUCK (-1) /* stands for no code: the call does not return */
+
+/* --- what nvml.h defines */
 
 typedef struct { unsigned pid; u64 used; unsigned gi, ci; } process; /* nvmlProcessInfo_v2 = _v3 */
+typedef struct { unsigned pid; u64 at; unsigned sm, memory, encoder, decoder; } busy;
 typedef struct { u64 total, free, used; } memory_v1;
 typedef struct { unsigned version; u64 total, reserved, free, used; } memory_v2;
-typedef struct { char function[64]; int code; } failure;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } pci;
+typedef struct { unsigned gpu, memory; } rates;
+typedef struct { const char *space; u64 soft, hard, used; } limits;
+typedef struct { unsigned id; ret code; double value; const char *info[3]; } metric;
+typedef struct { unsigned version, count; struct sample *first, *second; metric metrics[]; } comparison;
+typedef struct { unsigned version, supported; } support;
+typedef struct {
+    unsigned id, scope;
+    long long at, latency;
+    int type;
+    ret code;
+    union { double d; unsigned ui; u64 ull; } value;
+} field;
+
+/* --- what the table says */
+
+typedef struct { char function[64]; int code; } answer;
 typedef struct {
     char uuid[80], name[96];
     u64 total, reserved, free;
-    int parent; /* -1: a physical GPU */
+    int parent; /* ABSENT: a physical GPU */
     unsigned gi, ci;
     process processes[3][512];
     unsigned count[3];
-    failure failures[8];
-    unsigned failed;
+    busy busy[64];
+    unsigned busies;
+    answer answers[8];
+    unsigned answered;
+    int arch, mode, util, sm, occupancy, ecc, pending, failed, pages, recovery;
+    struct { char space[256]; u64 soft, hard, used; } limits[8];
+    unsigned limited;
     u64 xids[32];
     unsigned raised;
 } device;
-typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } pci;
 typedef struct { device *device; u64 kind, xid; unsigned gi, ci; } event;
+struct sample { unsigned magic; double sm, occupancy; struct timespec at; };
+enum { MAGIC = 0x6770 };
 
 static device table[64];
-static int devices, initialised;
-static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static int devices;
+static answer answers[32];
+static unsigned answered;
+static char driver[80], library[80];
+static int cuda;
+
+/* --- what the process remembers */
+
+static int initialised;
+static char since[80]; /* the driver that it was initialised under */
 static unsigned told[64]; /* XIDs of each device */
-static failure codes[32];
-static unsigned coded;
-static char driver[80];
+static int samples; /* that were allocated and not freed */
+static int born;
+static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static int depth; /* how often its holder has it */
+
+/* --- reading the table */
+
+static u64 bytes(const char *word)
+{
+    return !strcmp(word, "na") || !strcmp(word, "max") ? ~0ULL : strtoull(word, NULL, 10);
+}
+
+static void add(answer *list, unsigned *count, const char *function, int code)
+{
+    strcpy(list[*count].function, function);
+    list[(*count)++].code = code;
+}
+
+static int read_driver(const char *line)
+{
+    char word[64];
+    int code;
+    if (sscanf(line, "driver %79s", driver) == 1 || sscanf(line, "library %79s", library) == 1 ||
+        sscanf(line, "cuda %d", &cuda) == 1)
+        return 1;
+    if (sscanf(line, "code %63s %d", word, &code) == 2)
+        return add(answers, &answered, word, code), 1;
+    if (sscanf(line, "hang %63s", word) == 1)
+        return add(answers, &answered, word, STUCK), 1;
+    return 0;
+}
+
+static int read_device(const char *line, int *gpu)
+{
+    device *d = &table[devices];
+    memset(d, 0, sizeof *d);
+    d->arch = HOPPER;
+    d->util = d->sm = d->recovery = ABSENT;
+    d->parent = ABSENT;
+    if (sscanf(line, "device %79s %llu %llu %llu %95[^\n]", d->uuid, &d->total, &d->reserved, &d->free,
+               d->name) == 5)
+        return *gpu = devices++, 1;
+    if (sscanf(line, "mig %79s %u %u %llu %llu %llu %95[^\n]", d->uuid, &d->gi, &d->ci, &d->total,
+               &d->reserved, &d->free, d->name) == 7)
+        return d->parent = *gpu, devices++, 1;
+    return 0;
+}
+
+static int read_detail(const char *line, device *d)
+{
+    char word[256], first[32], second[32], third[32];
+    int code;
+    unsigned pid;
+    u64 at;
+    if (sscanf(line, "fail %63s %d", word, &code) == 2)
+        return add(d->answers, &d->answered, word, code), 1;
+    if (sscanf(line, "stuck %63s", word) == 1)
+        return add(d->answers, &d->answered, word, STUCK), 1;
+    if (sscanf(line, "xid %llu", &at) == 1)
+        return d->xids[d->raised++] = at, 1;
+    if (sscanf(line, "process %31s %u %31s", first, &pid, second) == 3) {
+        int list = !strcmp(first, "mps") ? MPS : !strcmp(first, "graphics") ? GRAPHICS : COMPUTE;
+        unsigned gi = d->parent < 0 ? NOBODY : d->gi, ci = d->parent < 0 ? NOBODY : d->ci;
+        process p = {pid, bytes(second), gi, ci};
+        return d->processes[list][d->count[list]++] = p, 1;
+    }
+    if (sscanf(line, "busy %u %d %llu", &pid, &code, &at) == 3) {
+        busy b = {pid, at, (unsigned)code, 0, 0, 0};
+        return d->busy[d->busies++] = b, 1;
+    }
+    if (sscanf(line, "limit %255s %31s %31s %31s", word, first, second, third) == 4) {
+        strcpy(d->limits[d->limited].space, word);
+        d->limits[d->limited].soft = bytes(first);
+        d->limits[d->limited].hard = bytes(second);
+        d->limits[d->limited++].used = bytes(third);
+        return 1;
+    }
+    return sscanf(line, "arch %d", &d->arch) == 1 || sscanf(line, "mode %d", &d->mode) == 1 ||
+           sscanf(line, "util %d", &d->util) == 1 || sscanf(line, "ecc %d", &d->ecc) == 1 ||
+           sscanf(line, "sm %d %d", &d->sm, &d->occupancy) == 2 ||
+           sscanf(line, "remap %d %d", &d->pending, &d->failed) == 2 ||
+           sscanf(line, "pages %d", &d->pages) == 1 || sscanf(line, "recovery %d", &d->recovery) == 1;
+}
 
 static void load(void)
 {
     const char *path = getenv("FAKE_NVML_TABLE");
     FILE *file = path ? fopen(path, "r") : NULL;
-    char line[512], word[64], kind[16], bytes[32];
-    int code, gpu = -1;
-    devices = 0, coded = 0;
+    char line[512];
+    int gpu = ABSENT;
+    devices = 0, answered = 0, cuda = 13000;
     strcpy(driver, "580.95.05");
+    strcpy(library, "");
     while (file && fgets(line, sizeof line, file)) {
-        device *last = devices ? &table[devices - 1] : NULL, *next = &table[devices];
-        unsigned pid, gi, ci;
-        u64 xid;
-        if (line[0] == '#' || line[0] == '\n')
+        if (line[0] == '#' || line[0] == '\n' || read_driver(line) || read_device(line, &gpu) ||
+            (devices && read_detail(line, &table[devices - 1])))
             continue;
-        if (sscanf(line, "driver %79s", driver) == 1)
-            continue;
-        if (sscanf(line, "code %63s %d", codes[coded].function, &codes[coded].code) == 2) {
-            coded++;
-        } else if (sscanf(line, "fail %63s %d", word, &code) == 2 && last) {
-            strcpy(last->failures[last->failed].function, word);
-            last->failures[last->failed++].code = code;
-        } else if (sscanf(line, "xid %llu", &xid) == 1 && last) {
-            last->xids[last->raised++] = xid;
-        } else if (sscanf(line, "process %15s %u %31s", kind, &pid, bytes) == 3 && last) {
-            int list = !strcmp(kind, "mps") ? MPS : !strcmp(kind, "graphics") ? GRAPHICS : COMPUTE;
-            u64 used = !strcmp(bytes, "na") ? ~0ULL : strtoull(bytes, NULL, 10);
-            process p = {pid, used, last->parent < 0 ? ~0U : last->gi, last->parent < 0 ? ~0U : last->ci};
-            last->processes[list][last->count[list]++] = p;
-        } else {
-            memset(next, 0, sizeof *next);
-            next->parent = -1;
-            if (sscanf(line, "device %79s %llu %llu %llu %95[^\n]", next->uuid, &next->total,
-                       &next->reserved, &next->free, next->name) == 5) {
-                gpu = devices++;
-            } else if (sscanf(line, "mig %79s %u %u %llu %llu %llu %95[^\n]", next->uuid, &gi, &ci,
-                              &next->total, &next->reserved, &next->free, next->name) == 7) {
-                next->gi = gi, next->ci = ci, next->parent = gpu;
-                devices++;
-            } else {
-                fprintf(stderr, "fake_nvml: %s: cannot read: %s", path, line);
-                abort();
-            }
-        }
+        fprintf(stderr, "fake_nvml: %s: cannot read: %s", path, line);
+        abort();
     }
     if (file)
         fclose(file);
 }
 
+/* --- what comes before every call */
+
+/* The code for this function in a list; OK where it is not there. */
+static int listed(const answer *list, unsigned count, const char *function)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (!strcmp(list[i].function, function) || !strcmp(list[i].function, "all"))
+            return list[i].code;
+    return OK;
+}
+
 /* What the table says a call answers before it does anything. */
-static ret enter(const char *function, device *d)
+static ret before(const char *function, device *d)
 {
     load();
-    for (unsigned i = 0; i < coded; i++)
-        if (!strcmp(codes[i].function, function))
-            return codes[i].code;
+    ret r = listed(answers, answered, function);
+    if (r)
+        return r;
+    if (!strcmp(driver, "none"))
+        return NOT_LOADED;
     if (!initialised)
         return UNINIT;
+    if (strcmp(driver, since))
+        return MISMATCH;
     if (!d)
         return OK;
     if (d < table || d >= table + devices)
         return INVALID;
-    for (unsigned i = 0; i < d->failed; i++)
-        if (!strcmp(d->failures[i].function, function) || !strcmp(d->failures[i].function, "all"))
-            return d->failures[i].code;
-    return OK;
+    return listed(d->answers, d->answered, function);
 }
-static void unlock(int *held) { (void)held; pthread_mutex_unlock(&mutex); }
+
+static int lock(void) { pthread_mutex_lock(&mutex); return ++depth; }
+static void unlock(int *held) { (void)held; depth--; pthread_mutex_unlock(&mutex); }
+
+/* The same, once the call may return; without the mutex while it may not. */
+static ret enter(const char *function, device *d)
+{
+    ret r;
+    while ((r = before(function, d)) == STUCK) {
+        int held = depth;
+        for (int i = 0; i < held; i++)
+            unlock(NULL);
+        usleep(20000);
+        for (int i = 0; i < held; i++)
+            lock();
+    }
+    return r;
+}
 /* To the end of the block that it stands in, no other thread reads the table again. */
 #define ENTER_(d, line) \
-    __attribute__((cleanup(unlock))) int held_##line = pthread_mutex_lock(&mutex); \
+    __attribute__((cleanup(unlock))) int held_##line = lock(); \
     (void)held_##line; \
     do { ret r_ = enter(__func__, d); if (r_) return r_; } while (0)
 #define ENTER__(d, line) ENTER_(d, line)
@@ -139,7 +279,7 @@ static ret text(const char *from, char *to, unsigned size)
     return OK;
 }
 
-/* The n-th device below parent (-1: the n-th GPU), or NULL. */
+/* The n-th device below parent (ABSENT: the n-th GPU), or NULL. */
 static device *nth(int parent, unsigned n)
 {
     for (int i = 0; i < devices; i++)
@@ -148,37 +288,36 @@ static device *nth(int parent, unsigned n)
     return NULL;
 }
 
-static ret list(device *d, int kind, unsigned *count, process *out)
-{
-    unsigned room = *count;
-    *count = d->count[kind];
-    if (room < d->count[kind])
-        return TOO_SMALL;
-    memcpy(out, d->processes[kind], d->count[kind] * sizeof *out);
-    return OK;
-}
+/* --- the driver */
 
 ret nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
-    pthread_mutex_lock(&mutex);
+    __attribute__((cleanup(unlock))) int held = lock();
+    (void)held;
     ret r = enter(__func__, NULL);
-    if (!r || r == UNINIT)
-        initialised++, r = OK;
-    pthread_mutex_unlock(&mutex);
-    return r;
+    if (r && r != UNINIT)
+        return r;
+    if (*library && strcmp(library, driver))
+        return MISMATCH;
+    if (!initialised++)
+        strcpy(since, driver);
+    for (int i = 0; !born && i < devices; i++)
+        told[i] = table[i].raised;
+    born = 1;
+    return OK;
 }
 ret nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 ret nvmlShutdown(void) { ENTER(NULL); initialised--; return OK; }
 const char *nvmlErrorString(ret code) { (void)code; return "an error that only this driver knows"; }
 ret nvmlSystemGetDriverVersion(char *to, unsigned size) { ENTER(NULL); return text(driver, to, size); }
-ret nvmlSystemGetCudaDriverVersion_v2(int *to) { ENTER(NULL); *to = 13000; return OK; }
-ret nvmlSystemGetCudaDriverVersion(int *to) { ENTER(NULL); *to = 13000; return OK; }
+ret nvmlSystemGetCudaDriverVersion_v2(int *to) { ENTER(NULL); *to = cuda; return OK; }
+ret nvmlSystemGetCudaDriverVersion(int *to) { ENTER(NULL); *to = cuda; return OK; }
 
 ret nvmlDeviceGetCount_v2(unsigned *to)
 {
     ENTER(NULL);
-    for (*to = 0; nth(-1, *to); ++*to)
+    for (*to = 0; nth(ABSENT, *to); ++*to)
         ;
     return OK;
 }
@@ -186,7 +325,7 @@ ret nvmlDeviceGetCount_v2(unsigned *to)
 ret nvmlDeviceGetHandleByIndex_v2(unsigned index, device **to)
 {
     ENTER(NULL);
-    device *d = nth(-1, index);
+    device *d = nth(ABSENT, index);
     if (!d)
         return INVALID;
     ENTER(d);
@@ -206,8 +345,13 @@ ret nvmlDeviceGetHandleByUUID(const char *uuid, device **to)
     return NOT_FOUND;
 }
 
+/* --- what a device is */
+
 ret nvmlDeviceGetName(device *d, char *to, unsigned size) { ENTER(d); return text(d->name, to, size); }
 ret nvmlDeviceGetUUID(device *d, char *to, unsigned size) { ENTER(d); return text(d->uuid, to, size); }
+ret nvmlDeviceGetArchitecture(device *d, unsigned *to) { ENTER(d); *to = (unsigned)d->arch; return OK; }
+ret nvmlDeviceGetComputeMode(device *d, int *to) { ENTER(d); *to = d->mode; return OK; }
+ret nvmlDeviceGetCudaComputeCapability(device *d, int *major, int *minor) { ENTER(d); *major = 9; *minor = 0; return OK; }
 
 ret nvmlDeviceGetIndex(device *d, unsigned *to)
 {
@@ -216,35 +360,30 @@ ret nvmlDeviceGetIndex(device *d, unsigned *to)
         ;
     return OK;
 }
+ret nvmlDeviceGetMinorNumber(device *d, unsigned *to) { return nvmlDeviceGetIndex(d, to); }
 
-ret nvmlDeviceGetMemoryInfo(device *d, memory_v1 *to)
+ret nvmlDeviceGetPciInfo_v3(device *d, pci *to)
 {
+    unsigned index = 0;
     ENTER(d);
-    memory_v1 m = {d->total, d->free, d->total - d->free};
-    *to = m;
+    while (nth(d->parent, index) != d)
+        index++;
+    memset(to, 0, sizeof *to);
+    to->bus = index + 1;
+    snprintf(to->legacy, sizeof to->legacy, "0000:%02X:00.0", to->bus);
+    snprintf(to->address, sizeof to->address, "00000000:%02X:00.0", to->bus);
     return OK;
 }
 
-ret nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *to)
-{
-    ENTER(d);
-    if (to->version != (sizeof *to | 2U << 24))
-        return VERSION;
-    memory_v2 m = {to->version, d->total, d->reserved, d->free, d->total - d->free - d->reserved};
-    *to = m;
-    return OK;
-}
+ret nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *to) { ENTER(d); (void)other; *to = 40; return OK; }
+ret nvmlDeviceGetNvLinkState(device *d, unsigned link, int *to) { ENTER(d); (void)link; (void)to; return UNSUPPORTED; }
 
-ret nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
-ret nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, GRAPHICS, n, to); }
-ret nvmlDeviceGetMPSComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, MPS, n, to); }
-/* An older driver has only these. */
-ret nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
+/* --- MIG */
 
 ret nvmlDeviceGetMigMode(device *d, unsigned *now, unsigned *pending)
 {
     ENTER(d);
-    if (d->parent >= 0 || strstr(d->name, "GeForce"))
+    if (d->parent >= 0 || d->arch < AMPERE || strstr(d->name, "GeForce"))
         return UNSUPPORTED;
     *now = *pending = nth((int)(d - table), 0) != NULL;
     return OK;
@@ -271,37 +410,199 @@ ret nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *d, device **to)
 ret nvmlDeviceGetGpuInstanceId(device *d, unsigned *to) { ENTER(d); *to = d->gi; return d->parent < 0 ? UNSUPPORTED : OK; }
 ret nvmlDeviceGetComputeInstanceId(device *d, unsigned *to) { ENTER(d); *to = d->ci; return d->parent < 0 ? UNSUPPORTED : OK; }
 
-/* What else NVIDIA's device plugin asks. */
-ret nvmlDeviceGetMinorNumber(device *d, unsigned *to) { return nvmlDeviceGetIndex(d, to); }
-ret nvmlDeviceGetCudaComputeCapability(device *d, int *major, int *minor) { ENTER(d); *major = 9; *minor = 0; return OK; }
+/* --- memory and who uses it */
 
-ret nvmlDeviceGetPciInfo_v3(device *d, pci *to)
+ret nvmlDeviceGetMemoryInfo(device *d, memory_v1 *to)
 {
-    unsigned index;
-    ret r = nvmlDeviceGetIndex(d, &index);
-    if (r)
-        return r;
-    memset(to, 0, sizeof *to);
-    to->bus = index + 1;
-    snprintf(to->legacy, sizeof to->legacy, "0000:%02X:00.0", to->bus);
-    snprintf(to->address, sizeof to->address, "00000000:%02X:00.0", to->bus);
+    ENTER(d);
+    memory_v1 m = {d->total, d->free, d->total - d->free};
+    *to = m;
     return OK;
 }
 
-ret nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *to) { ENTER(d); (void)other; *to = 40; return OK; }
-ret nvmlDeviceGetNvLinkState(device *d, unsigned link, int *to) { ENTER(d); (void)link; (void)to; return UNSUPPORTED; }
+ret nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *to)
+{
+    ENTER(d);
+    if (to->version != (sizeof *to | 2U << 24))
+        return VERSION;
+    memory_v2 m = {to->version, d->total, d->reserved, d->free, d->total - d->free - d->reserved};
+    *to = m;
+    return OK;
+}
+
+static ret list(device *d, int kind, unsigned *count, process *out)
+{
+    unsigned room = *count;
+    *count = d->count[kind];
+    if (room < d->count[kind])
+        return TOO_SMALL;
+    memcpy(out, d->processes[kind], d->count[kind] * sizeof *out);
+    return OK;
+}
+
+ret nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
+ret nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, GRAPHICS, n, to); }
+ret nvmlDeviceGetMPSComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, MPS, n, to); }
+/* An older driver has only these. */
+ret nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
+
+ret nvmlDeviceGetMemoryLimits_v1(device *d, limits *to)
+{
+    ENTER(d);
+    if (d->parent >= 0)
+        return INVALID;
+    for (unsigned i = 0; i < d->limited; i++)
+        if (!strcmp(d->limits[i].space, to->space)) {
+            to->soft = d->limits[i].soft, to->hard = d->limits[i].hard, to->used = d->limits[i].used;
+            return OK;
+        }
+    return NOT_FOUND;
+}
+
+/* --- how busy it is */
+
+ret nvmlDeviceGetUtilizationRates(device *d, rates *to)
+{
+    ENTER(d);
+    if (d->util == ABSENT || d->parent >= 0 || nth((int)(d - table), 0))
+        return UNSUPPORTED;
+    to->gpu = (unsigned)d->util, to->memory = 0;
+    return OK;
+}
+
+ret nvmlDeviceGetProcessUtilization(device *d, busy *to, unsigned *count, u64 after)
+{
+    unsigned room = *count, found = 0;
+    ENTER(d);
+    for (unsigned i = 0; i < d->busies; i++)
+        if (d->busy[i].at > after && found++ < room && to)
+            to[found - 1] = d->busy[i];
+    *count = found;
+    return !found ? NOT_FOUND : found > room ? TOO_SMALL : OK;
+}
+
+ret nvmlGpmQueryDeviceSupport(device *d, support *to)
+{
+    ENTER(d);
+    to->supported = d->arch >= HOPPER && !strstr(d->name, "GeForce");
+    return OK;
+}
+
+ret nvmlGpmSampleAlloc(struct sample **to)
+{
+    ENTER(NULL);
+    *to = calloc(1, sizeof **to);
+    (*to)->magic = MAGIC;
+    samples++;
+    return OK;
+}
+
+ret nvmlGpmSampleFree(struct sample *s)
+{
+    ENTER(NULL);
+    if (!s || s->magic != MAGIC)
+        return INVALID;
+    s->magic = 0, samples--;
+    free(s);
+    return OK;
+}
+
+static ret take(device *d, struct sample *to)
+{
+    if (to->magic != MAGIC)
+        return INVALID;
+    if (d->sm == ABSENT)
+        return UNSUPPORTED;
+    to->sm = d->sm, to->occupancy = d->occupancy;
+    clock_gettime(CLOCK_MONOTONIC, &to->at);
+    return OK;
+}
+
+ret nvmlGpmSampleGet(device *d, struct sample *to) { ENTER(d); return take(d, to); }
+
+ret nvmlGpmMigSampleGet(device *d, unsigned instance, struct sample *to)
+{
+    ENTER(d);
+    for (int i = 0; i < devices; i++)
+        if (table[i].parent == d - table && table[i].gi == instance)
+            return take(&table[i], to);
+    return NOT_FOUND;
+}
+
+ret nvmlGpmMetricsGet(comparison *c)
+{
+    ENTER(NULL);
+    struct sample *a = c->first, *b = c->second;
+    if (c->version != 1)
+        return VERSION;
+    if (a->magic != MAGIC || b->magic != MAGIC)
+        return INVALID;
+    double apart = (double)(b->at.tv_sec - a->at.tv_sec) + 1e-9 * (double)(b->at.tv_nsec - a->at.tv_nsec);
+    for (unsigned i = 0; i < c->count; i++) {
+        metric *m = &c->metrics[i];
+        m->code = apart < 0.1 ? NO_DATA : m->id == 2 || m->id == 3 ? OK : UNSUPPORTED;
+        m->value = m->id == 2 ? b->sm : b->occupancy;
+    }
+    return OK;
+}
+
+/* For tests that look for leaks; NVML has no such call. */
+int fakeSamples(void) { return samples; }
+
+/* --- how well it is */
+
+ret nvmlDeviceGetTotalEccErrors(device *d, int kind, int counter, u64 *to)
+{
+    ENTER(d);
+    if (strstr(d->name, "GeForce"))
+        return UNSUPPORTED;
+    *to = kind == 1 && counter == 0 ? (u64)d->ecc : 0;
+    return OK;
+}
+
+ret nvmlDeviceGetRemappedRows(device *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+    ENTER(d);
+    if (d->arch < AMPERE || strstr(d->name, "GeForce"))
+        return UNSUPPORTED;
+    *corrected = 0, *uncorrected = 0, *pending = (unsigned)d->pending, *failed = (unsigned)d->failed;
+    return OK;
+}
+
+ret nvmlDeviceGetRetiredPagesPendingStatus(device *d, int *to)
+{
+    ENTER(d);
+    *to = d->pages;
+    return d->arch > TURING ? UNSUPPORTED : OK;
+}
+
+ret nvmlDeviceGetFieldValues(device *d, int count, field *to)
+{
+    ENTER(d);
+    for (int i = 0; i < count; i++) {
+        to[i].code = to[i].id != 230 || d->recovery == ABSENT ? UNSUPPORTED : OK;
+        to[i].type = 1, to[i].value.ull = 0, to[i].value.ui = (unsigned)d->recovery;
+    }
+    return OK;
+}
+
+/* --- events */
 
 ret nvmlEventSetCreate(void **to) { ENTER(NULL); *to = &mutex; return OK; }
 ret nvmlEventSetFree(void *set) { (void)set; return OK; }
-ret nvmlDeviceGetSupportedEventTypes(device *d, u64 *to) { ENTER(d); *to = 8; return OK; } /* XIDs */
+ret nvmlDeviceGetSupportedEventTypes(device *d, u64 *to) { ENTER(d); *to = XID_EVENTS; return OK; }
 ret nvmlDeviceRegisterEvents(device *d, u64 kinds, void *set) { ENTER(d); (void)kinds; (void)set; return OK; }
 
-static ret next_event(event *to)
+static ret next_event(const char *function, event *to)
 {
-    ENTER(NULL);
+    __attribute__((cleanup(unlock))) int held = lock();
+    (void)held;
+    ret r = enter(function, NULL);
+    if (r)
+        return r;
     for (int i = 0; i < devices; i++)
         if (told[i] < table[i].raised) {
-            event e = {&table[i], 8, table[i].xids[told[i]++], ~0U, ~0U};
+            event e = {&table[i], XID_EVENTS, table[i].xids[told[i]++], NOBODY, NOBODY};
             *to = e;
             return OK;
         }
@@ -312,7 +613,7 @@ ret nvmlEventSetWait_v2(void *set, event *to, unsigned timeout_ms)
 {
     ret r;
     (void)set;
-    for (unsigned waited = 0; (r = next_event(to)) == TIMEOUT && waited < timeout_ms; waited += 50)
+    for (unsigned waited = 0; (r = next_event(__func__, to)) == TIMEOUT && waited < timeout_ms; waited += 50)
         usleep(50000);
     return r;
 }

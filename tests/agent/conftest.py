@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.driver import library_folder
+from tests.driver import Driver, Gpu, library_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,3 +54,60 @@ def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
         return status
 
     return run
+
+
+class Survey:
+    """The agent's survey in a process of its own, on a driver that plays what it is told."""
+
+    def __init__(self, driver: Driver, environment: dict[str, str], *flags: str) -> None:
+        self.driver = driver
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.agent.stepper", *flags],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def step(self) -> dict[str, Any]:
+        """The status that the next sample makes."""
+        return self.ask("step")
+
+    def until(
+        self, right: Callable[[dict[str, Any]], bool], within_s: float = 60.0
+    ) -> dict[str, Any]:
+        """The first status that is right; what another thread hears takes a moment."""
+        end_s = time.monotonic() + within_s
+        while not right(status := self.step()):
+            assert time.monotonic() < end_s, f"not within {within_s} s; last: {status}"
+            time.sleep(0.02)
+        return status
+
+    def ask(self, command: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        """Like the end of any agent: at once, whatever hangs."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def survey(environment: dict[str, str]) -> Iterator[Callable[..., Survey]]:
+    """Start a survey of these GPUs; given a driver instead, another agent on the same one."""
+    started: list[Survey] = []
+
+    def start(on: list[Gpu] | Driver, *flags: str) -> Survey:
+        table = Path(environment["FAKE_NVML_TABLE"])
+        driver = on if isinstance(on, Driver) else Driver(table, on)
+        started.append(Survey(driver, environment, *flags))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()

@@ -1,16 +1,32 @@
 """The gate and its probe on a library of our own, where the C fake is too coarse."""
 
 import ctypes
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from agent.devices import NvmlProbe
-from agent.nvml import DeviceFault, DriverGone, Gate, NoDriver, Outcome, StaleHandle, outcome_of
+from agent.nvml import (
+    DeviceFault,
+    DriverGone,
+    Gate,
+    Limits,
+    NoDriver,
+    Outcome,
+    StaleHandle,
+    outcome_of,
+)
 from agent.probes import Degraded, DeviceReading, DriverReading
+from agent.survey import incarnation, own_cgroup
 
 NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
 
@@ -78,8 +94,24 @@ def gate(**functions: Any) -> Gate:
     return opened
 
 
+_PROBES: list[NvmlProbe] = []
+
+
+def probing(opened: Gate, deadline_s: float = 30.0) -> NvmlProbe:
+    """A probe whose threads end with the test."""
+    _PROBES.append(NvmlProbe(opened, deadline_s))
+    return _PROBES[-1]
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Iterator[None]:
+    yield
+    while _PROBES:
+        _PROBES.pop().close()
+
+
 def devices(probe: NvmlProbe) -> list[DeviceReading]:
-    return [reading for reading in probe.read() if isinstance(reading, DeviceReading)]
+    return probe.look().devices
 
 
 def test_every_code_of_nvml_has_the_outcome_that_was_meant() -> None:
@@ -125,10 +157,15 @@ def test_missing_permission_is_none_and_remembered() -> None:
     assert opened.forbidden == {"nvmlDeviceGetName"}
 
 
-@pytest.mark.parametrize("code", [4, 12, 13, 999], ids=lambda code: f"code {code}")
+@pytest.mark.parametrize("code", [4, 9, 12, 13, 999], ids=lambda code: f"code {code}")
 def test_library_that_cannot_be_initialised_is_no_driver(code: int) -> None:
     with pytest.raises(NoDriver):
         Gate(library(nvmlInitWithFlags=refusing(code))).start()
+
+
+def test_library_of_another_driver_is_no_missing_driver() -> None:
+    with pytest.raises(DriverGone):
+        Gate(library(nvmlInitWithFlags=refusing(18))).start()
 
 
 def test_driver_that_comes_later_is_found_without_a_restart() -> None:
@@ -138,10 +175,8 @@ def test_driver_that_comes_later_is_found_without_a_restart() -> None:
         if codes:
             raise pynvml.NVMLError(codes.pop())
 
-    probe = NvmlProbe(Gate(library(nvmlInitWithFlags=initialise)))
-    (driver,) = probe.read()
-    assert isinstance(driver, DriverReading)
-    assert driver.why_not
+    probe = probing(Gate(library(nvmlInitWithFlags=initialise)))
+    assert probe.look().driver.why_not
     assert [device.uuid for device in devices(probe)] == ["GPU-0"]
 
 
@@ -178,7 +213,7 @@ def test_stale_handle_is_resolved_once_more_by_uuid() -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
 
-    probe = NvmlProbe(
+    probe = probing(
         gate(nvmlDeviceGetMemoryInfo=memory, nvmlDeviceGetHandleByUUID=lambda uuid: "new")
     )
     (device,) = devices(probe)
@@ -194,7 +229,7 @@ def test_device_that_is_lost_keeps_its_identity_but_no_figures() -> None:
             raise pynvml.NVMLError(lost[0])
         return index
 
-    probe = NvmlProbe(gate(nvmlDeviceGetHandleByIndex=handle))
+    probe = probing(gate(nvmlDeviceGetHandleByIndex=handle))
     (before,) = devices(probe)
     assert before.memory is not None
     lost.append(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -220,7 +255,7 @@ def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)  # an empty slot
         return f"mig{index}"
 
-    probe = NvmlProbe(
+    probe = probing(
         gate(
             nvmlDeviceGetHandleByIndex=handle,
             nvmlDeviceGetMigMode=lambda handle: [1, 1],
@@ -237,7 +272,7 @@ def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
 def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
     free = iter(range(900, 0, -1))  # moves with every call
 
-    probe = NvmlProbe(
+    probe = probing(
         gate(
             nvmlDeviceGetMemoryInfo=lambda handle, version=None: SimpleNamespace(
                 total=1000, free=next(free), used=0, reserved=10
@@ -253,7 +288,7 @@ def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
 
 def test_device_that_was_taken_out_is_gone_not_lost() -> None:
     counts = [1, 0]
-    probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
+    probe = probing(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
     assert len(devices(probe)) == 1
     assert devices(probe) == []
 
@@ -261,7 +296,7 @@ def test_device_that_was_taken_out_is_gone_not_lost() -> None:
 def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
     counts = [1, 0, 1]
     handles = [refusing(pynvml.NVML_ERROR_GPU_IS_LOST), lambda index: index]
-    probe = NvmlProbe(
+    probe = probing(
         gate(
             nvmlDeviceGetCount=lambda: counts.pop(0),
             nvmlDeviceGetHandleByIndex=lambda index: handles.pop()(index),
@@ -272,16 +307,27 @@ def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
     assert devices(probe) == []
 
 
-def test_driver_gone_leaves_the_probe_because_the_process_has_to_go() -> None:
-    probe = NvmlProbe(gate(nvmlDeviceGetMemoryInfo=refusing(1)))
-    with pytest.raises(DriverGone):
-        probe.read()
+def test_driver_that_went_is_said_and_its_devices_are_named_without_figures() -> None:
+    codes: list[int] = []
+
+    def memory(handle: object, version: int | None = None) -> Any:
+        if codes:
+            raise pynvml.NVMLError(codes[0])
+        return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
+
+    probe = probing(gate(nvmlDeviceGetMemoryInfo=memory))
+    assert probe.look().driver == DriverReading("nvml", version="580")
+    codes.append(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    found = probe.look()
+    assert found.driver.gone
+    assert "unloaded or replaced" in found.driver.why_not
+    assert [(d.uuid, d.memory, d.fault) for d in found.devices] == [
+        ("GPU-0", None, "the driver does not answer")
+    ]
 
 
 def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
-    (driver,) = NvmlProbe(gate(nvmlDeviceGetCount=refusing(4))).read()
-    assert isinstance(driver, DriverReading)
-    assert "how many" in driver.why_not
+    assert "how many" in probing(gate(nvmlDeviceGetCount=refusing(4))).look().driver.why_not
 
 
 def test_permission_is_said_only_while_it_is_missing() -> None:
@@ -292,6 +338,170 @@ def test_permission_is_said_only_while_it_is_missing() -> None:
             raise pynvml.NVMLError(codes.pop())
         return "A100"
 
-    probe = NvmlProbe(gate(nvmlDeviceGetName=name))
-    assert Degraded("nvml", "no permission for nvmlDeviceGetName") in list(probe.read())
-    assert not [r for r in probe.read() if isinstance(r, Degraded)]
+    probe = probing(gate(nvmlDeviceGetName=name))
+    assert probe.look().degraded == [Degraded("nvml", "no permission for nvmlDeviceGetName")]
+    assert probe.look().degraded == []
+
+
+def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
+    stuck = threading.Event()
+
+    def memory(handle: int, version: int | None = None) -> Any:
+        if handle == 1:
+            stuck.wait()
+        return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
+
+    others = set(threading.enumerate())
+    opened = gate(nvmlDeviceGetCount=lambda: 3)
+    probe = probing(opened)
+    assert [d.fault for d in devices(probe)] == ["", "", ""]
+    opened._library.nvmlDeviceGetMemoryInfo = memory
+    probe._deadline_s = 0.2
+    for _ in range(5):
+        found = probe.look()
+        assert found.hanging
+        assert [(d.uuid, d.fault) for d in found.devices] == [
+            ("GPU-0", ""),
+            ("GPU-1", "driver call nvmlDeviceGetMemoryInfo hangs"),
+            ("GPU-2", ""),
+        ]
+        assert len(set(threading.enumerate()) - others) == 4  # three devices and the driver
+    stuck.set()
+    probe._deadline_s = 30.0
+    end_s = time.monotonic() + 30
+    while (found := probe.look()).hanging:
+        assert time.monotonic() < end_s
+    assert [d.fault for d in found.devices] == ["", "", ""]
+
+
+def test_driver_that_counts_without_end_is_not_believed() -> None:
+    found = probing(gate(nvmlDeviceGetCount=lambda: 2**32 - 1)).look()
+    assert "more than 256 devices" in found.driver.why_not
+
+
+def limited(hard: int) -> Gate:
+    def limits(handle: object, asked: Any) -> None:
+        assert asked.nameSpace == "/sys/fs/cgroup/a"
+        asked.softLimit, asked.hardLimit, asked.currentUsed = 0, hard, 5
+
+    opened = gate()
+    opened._library.c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
+    opened._library.NVML_DEVICE_MEMORY_LIMIT_MAX = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+    opened._library.nvmlDeviceGetMemoryLimits_v1 = limits
+    return opened
+
+
+def test_limits_of_a_cgroup_are_told_where_the_driver_has_them() -> None:
+    assert limited(10).limits(0, "/sys/fs/cgroup/a") == Limits(5, soft_bytes=0, hard_bytes=10)
+    assert limited(2**64 - 1).limits(0, "/sys/fs/cgroup/a") == Limits(5, 0, hard_bytes=None)
+    assert gate().limits(0, "/sys/fs/cgroup/a") is None
+
+
+def test_agent_that_is_limited_itself_believes_no_figure() -> None:
+    # Inside a limited cgroup the driver tells the limit for the memory of the device.
+    for hard, fault in ((10, "the agent's own cgroup"), (2**64 - 1, "")):
+        probe = NvmlProbe(limited(hard), cgroup="/sys/fs/cgroup/a")
+        _PROBES.append(probe)
+        (device,) = devices(probe)
+        assert device.fault.startswith(fault)
+        assert bool(device.fault) is bool(fault)
+
+
+@pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("-1\n", None), ("", None)])
+def test_numa_node_is_that_of_the_pci_device(tmp_path: Path, text: str, node: int | None) -> None:
+    folder = tmp_path / "bus/pci/devices/0000:3b:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text(text)
+    pci = SimpleNamespace(busId=b"00000000:3B:00.0")
+    probe = NvmlProbe(gate(nvmlDeviceGetPciInfo_v3=lambda handle: pci), sysfs=tmp_path)
+    _PROBES.append(probe)
+    (facts,) = probe.look().facts
+    assert (facts.pci_bus_id, facts.numa_node) == ("00000000:3B:00.0", node)
+
+
+def test_incarnation_changes_with_boot_and_module(tmp_path: Path) -> None:
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("b1\n")
+    seen = {incarnation(tmp_path)}
+    boot.write_text("b2\n")
+    seen.add(incarnation(tmp_path))
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    seen.add(incarnation(tmp_path))
+    assert len(seen) == 3
+
+
+def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    assert own_cgroup(tmp_path) == ""
+    (tmp_path / "proc/self/cgroup").write_text("0::/kubepods.slice/x\n")
+    assert own_cgroup(tmp_path) == ""
+    folder = tmp_path / "sys/fs/cgroup/kubepods.slice/x"
+    folder.mkdir(parents=True)
+    (folder / "cgroup.controllers").touch()
+    assert own_cgroup(tmp_path) == str(folder)
+
+
+#: Every call that the probe makes.
+CALLS = [
+    "nvmlInitWithFlags",
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetCudaDriverVersion",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetHandleByUUID",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetProcessUtilization",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetRetiredPagesPendingStatus",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetPciInfo_v3",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+]
+#: What a call may do instead of answering: any code of NVML, an answer of no sense, a mistake.
+MISHAPS: dict[str, Callable[..., Any]] = {
+    **{f"code {code}": refusing(code) for code in [*range(1, 30), 777, 999]},
+    "no sense": lambda *args: "no sense",
+    "nothing": lambda *args: None,
+    "not text": lambda *args: b"\xff".decode(),
+    "mistake": lambda *args: {}["missing"],
+}
+
+
+def play(opened: Gate, calls: dict[str, Any]) -> None:
+    vars(opened._library).clear()
+    vars(opened._library).update(calls)
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(CALLS), st.sampled_from(sorted(MISHAPS)))))
+def test_no_error_escapes_the_probe_and_no_device_appears_twice(
+    cycles: list[dict[str, str]],
+) -> None:
+    opened = Gate(library(nvmlDeviceGetCount=lambda: 2))
+    normal = dict(vars(opened._library))
+    probe = NvmlProbe(opened)
+    try:
+        for mishaps in cycles:
+            play(opened, normal)
+            for name, mishap in mishaps.items():
+                setattr(opened._library, name, MISHAPS[mishap])
+            with capture_logs():  # what is a mistake of ours is logged with all its frames
+                found = probe.look()
+            uuids = [device.uuid for device in found.devices]
+            assert len(uuids) == len(set(uuids))
+        play(opened, normal)
+        assert [d.fault for d in probe.look().devices] == ["", ""]
+    finally:
+        probe.close()

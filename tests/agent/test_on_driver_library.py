@@ -1,5 +1,6 @@
 """The agent's process on a real shared library, through the real pynvml and its structs."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.driver import Driver, h100
 
 Report = Callable[..., dict[str, Any]]
 
@@ -39,6 +42,10 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
         "sharing": "time-slicing",
         "resource": "nvidia.com/gpu",
         "replicas": {"free": 4},
+        "smActivity": {"ratio": 0.0, "source": "nvml-process"},
+        "pciBusId": "00000000:01:00.0",
+        "architecture": "hopper",
+        "computeMode": "default",
     }
     assert status["driverVersion"] == "580.95.05"
     assert condition(status, "DriverReady") == ("True", "")
@@ -124,24 +131,6 @@ def test_node_without_a_driver_library_says_so(
     assert "devices" not in status
 
 
-@pytest.mark.parametrize("code", [1, 9, 18], ids=["uninitialised", "not loaded", "mismatch"])
-def test_process_ends_for_a_restart_where_the_driver_went(
-    environment: dict[str, str], code: int
-) -> None:
-    Path(environment["FAKE_NVML_TABLE"]).write_text(A100 + f"code nvmlDeviceGetCount_v2 {code}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "agent", "--once", "--print"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert "driver_gone" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @contextmanager
 def serving(
     environment: dict[str, str], *flags: str
@@ -213,3 +202,102 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
         assert http.get("/nothing").status_code == 404
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
+
+
+@contextmanager
+def printing(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """An agent that prints a status every second."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent", "--print", "--interval", "1"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def printed(process: subprocess.Popen[str], right: Callable[[dict[str, Any]], bool]) -> Any:
+    """The first status that is right; not found, the test hangs no longer than the agent lives."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if right(status := json.loads(line)):
+            return status
+    raise AssertionError("it ended")
+
+
+def test_driver_that_is_replaced_is_told_and_the_same_process_begins_anew(
+    environment: dict[str, str],
+) -> None:
+    driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
+    with printing(environment) as process:
+        printed(process, lambda status: status["driverVersion"] == "580.95.05")
+        driver.say("", "driver 615.10.02")
+        told = printed(process, lambda status: condition(status, "DriverReady")[0] == "False")
+        assert condition(told, "DriverReady")[1] == (
+            "driver was unloaded or replaced: RM has detected an NVML/RM version mismatch. "
+            "(NVML 18); the agent starts itself anew"
+        )
+        (device,) = told["devices"]
+        assert (device["healthy"], "used" in device) == (False, False)
+        after = printed(process, lambda status: status["driverVersion"] == "615.10.02")
+        assert condition(after, "DriverReady") == ("True", "")
+        assert process.poll() is None  # the same process: what it printed came by the same pipe
+
+
+def test_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[str, str]) -> None:
+    driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
+    with printing(environment) as process:
+        printed(process, lambda status: bool(status.get("devices")))
+        driver.say("", "driver none")
+        # First by the process that knew the old one, then by the new one, which knows none.
+        printed(process, lambda status: "unloaded" in condition(status, "DriverReady")[1])
+        printed(process, lambda status: "Not Loaded" in condition(status, "DriverReady")[1])
+        driver.say("", "driver 615.10.02")
+        printed(process, lambda status: status.get("driverVersion") == "615.10.02")
+
+
+def test_process_ends_for_a_new_container_where_beginning_anew_did_not_help(
+    environment: dict[str, str],
+) -> None:
+    driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
+    driver.say("", "driver 615.10.02", "library 580.95.05")
+    environment["HEADROOM_AGENT_RESTARTS"] = "5 0"
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "--print"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "did not help" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "replaced" in condition(json.loads(done.stdout), "DriverReady")[1]
+
+
+def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
+    environment: dict[str, str],
+) -> None:
+    driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a"), h100("GPU-b")])
+    driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo")
+    with serving(environment, "--driver-timeout", "0.5") as (url, process):
+        with httpx.Client(base_url=url, trust_env=False) as http:
+            eventually(lambda: http.get("/healthz").status_code == 200, within_s=60)
+            first = http.get("/v1/report").json()
+            assert [d["uuid"] for d in first["devices"]] == ["GPU-b"]
+            what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo hangs"
+            assert condition(first, "Complete") == ("False", f"nvml: {what}")
+
+            def later() -> bool:
+                return bool(http.get("/v1/report").json()["observedAt"] > first["observedAt"])
+
+            eventually(later, within_s=60)
+            assert http.get("/healthz").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0

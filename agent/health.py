@@ -1,0 +1,174 @@
+"""Decides which devices are fenced, why, since when, and what proves them well again. Pure.
+
+Most causes are there to be read at every sample, and end with the sample that no longer shows them:
+
+    lost, reset required, calls that hang or fail        the calls are answered again
+    the driver asks for a recovery                        it asks for none
+    row remaps pending or failed, pages pending          the driver says so no longer
+    uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload
+
+An XID is told once, to whoever listens, and leaves nothing behind that could be read. So it is
+remembered, across restarts of the agent too, until the device is provably another than the one that
+failed: the driver was loaded anew (its module or its version is another, or the machine's boot is),
+or the driver asked for a recovery after it and asks no longer. An agent that forgot would give a
+broken device back to the scheduler with every restart; one that waits some minutes and hopes, too.
+
+XIDs that the application brought upon itself fence nothing; they are those of NVIDIA's plugin. A
+device that fails takes all its MIG devices with it. An XID of a device that the driver does not
+name fences them all, as the plugin does.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+#: As in NVIDIA's device plugin, internal/rm/health.go.
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+
+#: What the API server takes; more, and it would refuse the whole report.
+_MOST_REASON = 1000
+#: More would not fence it better.
+_MOST_XIDS = 16
+
+#: nvmlDeviceGpuRecoveryAction_t; 0 is none.
+_RECOVERIES = {
+    1: "a GPU reset",
+    2: "a reboot of the node",
+    3: "its peer-to-peer traffic to be drained",
+    4: "a drain and a GPU reset",
+    5: "a recovery of the IMEX domain",
+    6: "a bus reset",
+    7: "a reboot of the system",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """What the driver says of the state of one physical GPU; None where it does not tell."""
+
+    uncorrected_errors: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    pages_pending: bool | None = None
+    #: What it asks for, by NVML's number; 0: nothing.
+    recovery: int | None = None
+
+    @property
+    def causes(self) -> list[str]:
+        """Constant while the cause is: a count would be written with every error."""
+        found = []
+        if self.recovery:
+            found.append(f"driver asks for {_RECOVERIES.get(self.recovery, 'a recovery')}")
+        if self.uncorrected_errors:
+            found.append("uncorrectable ECC errors since the driver was loaded")
+        if self.remap_failed:
+            found.append("a row remap failed")
+        if self.remap_pending:
+            found.append("a row remap is pending, which takes a GPU reset")
+        if self.pages_pending:
+            found.append("page retirement is pending, which takes a GPU reset")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    #: Of the physical GPU; None where the driver does not name it.
+    uuid: str | None
+    number: int
+    source: str
+
+
+class Patient(msgspec.Struct, frozen=True):
+    """What is remembered of a device that is fenced."""
+
+    since: str
+    #: "79 (nvml)"; none where nothing but the samples speaks against it.
+    xids: list[str] = msgspec.field(default_factory=list)
+    #: Whether the driver has asked for a recovery since the first of them.
+    asked: bool = False
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """All that has to survive a restart of the agent."""
+
+    #: Which load of which driver this is about; empty: none has been seen yet.
+    driver: str = ""
+    patients: dict[str, Patient] = msgspec.field(default_factory=dict)
+    #: uuid -> the last XID in DCGM's gauge, which keeps it until the exporter is restarted.
+    gauges: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One sample, by physical GPU."""
+
+    #: RFC 3339.
+    now: str
+    #: Empty where no driver answers.
+    driver: str
+    #: What speaks against each device that is there now; empty: nothing.
+    causes: Mapping[str, list[str]]
+    checkups: Mapping[str, Checkup] = field(default_factory=dict)
+    #: Events since the last sample.
+    xids: Iterable[Xid] = ()
+    #: DCGM's gauge; 0: none yet.
+    gauges: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    reason: str
+    since: str
+
+
+def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, Fence]]:
+    """What is to be remembered now, and the devices of ``sight`` that are fenced."""
+    reloaded = before.driver != "" and sight.driver not in {"", before.driver}
+    raised = _raised(before, sight)
+    patients: dict[str, Patient] = {}
+    fences: dict[str, Fence] = {}
+    for uuid in {*before.patients, *sight.causes}:
+        known = before.patients.get(uuid)
+        xids = [] if known is None or reloaded else list(known.xids)
+        asked = known is not None and known.asked and not reloaded
+        recovery = sight.checkups[uuid].recovery if uuid in sight.checkups else None
+        if xids and asked and recovery == 0:
+            xids = []
+        new = [text for text in raised.get(uuid, ()) if text not in xids]
+        xids = (xids + new)[:_MOST_XIDS]
+        asked = bool(xids) and ((asked and not new) or bool(recovery))
+        if uuid not in sight.causes:
+            if known is not None and xids:  # not there now: what it did is not forgiven
+                patients[uuid] = Patient(known.since, xids, asked)
+            continue
+        reasons = [*sight.causes[uuid], *([_reason(xids)] if xids else [])]
+        if reasons:
+            since = sight.now if known is None else known.since
+            patients[uuid] = Patient(since, xids, asked)
+            fences[uuid] = Fence("; ".join(reasons)[:_MOST_REASON], since)
+    return Memory(
+        sight.driver or before.driver, patients, {**before.gauges, **sight.gauges}
+    ), fences
+
+
+def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
+    """uuid -> its new XIDs that count, as they are remembered."""
+    gauged = [
+        Xid(uuid, number, "dcgm")
+        for uuid, number in sight.gauges.items()
+        # Edges only: the gauge still shows what was long repaired.
+        if number != before.gauges.get(uuid, 0)
+    ]
+    found: dict[str, list[str]] = {}
+    for xid in (*sight.xids, *gauged):
+        if xid.number > 0 and xid.number not in APPLICATION_XIDS:
+            for uuid in sight.causes if xid.uuid is None else [xid.uuid]:
+                texts = found.setdefault(uuid, [])
+                if (text := f"{xid.number} ({xid.source})") not in texts:
+                    texts.append(text)
+    return found
+
+
+def _reason(xids: list[str]) -> str:
+    return f"XID {', '.join(xids)}: fenced until the GPU is reset or the driver loaded anew"

@@ -1,0 +1,262 @@
+"""What is really in use: NVML, DCGM and XID events, joined into one account of each device.
+
+NVML is the truth about memory. DCGM is the best witness of SM activity and one of XIDs; its memory
+figures only check NVML's: where the two disagree about a device by more than time and rounding can
+explain, that is said, and nothing is changed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from agent import activity
+from agent.dcgm import DcgmReading, Exporter, Unreadable
+from agent.devices import Found, NvmlProbe
+from agent.health import Fence, Memory, Sight, judge
+from agent.probes import (
+    ActivityReading,
+    DeviceReading,
+    FenceReading,
+    Reading,
+    SourceReading,
+)
+from agent.statefile import StateFile
+from agent.xids import XidWatch
+
+_log = structlog.get_logger()
+
+#: DCGM may show what was true this long ago: its interval, ours between scrapes, and a little.
+_WINDOW_S = 60.0
+#: What rounding to MiB, thrice, and a moment between two calls may make of a figure.
+_TOLERANCE_BYTES = 64 << 20
+#: So many scrapes in a row must disagree: a peak between two of our samples is no disagreement.
+_IN_A_ROW = 3
+
+
+class Survey:
+    """The probe of the devices. ``close`` lets its threads end."""
+
+    def __init__(
+        self,
+        nvml: NvmlProbe,
+        xids: XidWatch,
+        exporter: Exporter | None,
+        state: StateFile,
+        incarnation: Callable[[], str],
+        monotonic: Callable[[], float],
+        now: Callable[[], str],
+    ) -> None:
+        """``incarnation`` tells one load of the driver from the next; ``now`` is RFC 3339."""
+        self._nvml = nvml
+        self._xids = xids
+        self._exporter = exporter
+        self._state = state
+        self._incarnation = incarnation
+        self._monotonic = monotonic
+        self._now = now
+        self._memory: Memory | None = None
+        self._check = CrossCheck()
+        #: Whether some driver call has not returned.
+        self.hanging = False
+
+    def read(self) -> Iterable[Reading]:
+        now = self._now()
+        found = self._nvml.look()
+        self.hanging = found.hanging
+        dcgm, sources = self._ask_dcgm(found)
+        readings: list[Reading] = [found.driver, *found.devices, *found.facts, *found.degraded]
+        readings += activity.best([*found.activity, *_activity(dcgm, found.devices)])
+        readings += self._fences(now, found, dcgm)
+        readings += sources
+        return readings
+
+    def close(self) -> None:
+        self._nvml.close()
+        self._xids.close()
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def _ask_dcgm(self, found: Found) -> tuple[Sequence[DcgmReading], list[SourceReading]]:
+        if self._exporter is None:
+            return (), []
+        try:
+            exposition = self._exporter.newest()
+        except Unreadable as err:
+            return (), [SourceReading("dcgm", "absent", str(err))]
+        except Exception as err:  # noqa: BLE001 - a probe never raises
+            _log.error("dcgm_not_read", exc_info=err)
+            what = f"the agent cannot read it: {type(err).__name__}"
+            return (), [SourceReading("dcgm", "absent", what)]
+        wrong = self._check.compare(
+            self._monotonic(), self._exporter.scrapes, found.devices, exposition.readings
+        )
+        if self._exporter.bad_lines:
+            wrong.append("some of its lines make no sense and were left out")
+        if not exposition.readings:
+            wrong.append("it exports nothing of any device")
+        elif not any(r.sm_ratio is not None for r in exposition.readings):
+            wrong.append("it does not export DCGM_FI_PROF_SM_ACTIVE")
+        state = SourceReading("dcgm", "degraded" if wrong else "ok", "; ".join(wrong))
+        return exposition.readings, [state]
+
+    def _fences(
+        self, now: str, found: Found, dcgm: Sequence[DcgmReading]
+    ) -> list[FenceReading | SourceReading]:
+        if self._memory is None:
+            self._memory = self._state.read()
+        causes: dict[str, list[str]] = {}
+        for device in found.devices:
+            listed = causes.setdefault(_physical(device), [])
+            if device.fault and device.fault not in listed:
+                listed.append(device.fault)
+        for uuid, checkup in found.checkups.items():
+            causes.setdefault(uuid, []).extend(checkup.causes)
+        answers = not found.driver.why_not
+        if answers:
+            self._xids.watch(set(causes))
+        sight = Sight(
+            now=now,
+            driver=f"{self._incarnation()}/{found.driver.version}" if answers else "",
+            causes=causes,
+            checkups=found.checkups,
+            xids=self._xids.drain(),
+            gauges=_gauges(dcgm, causes),
+        )
+        self._memory, fences = judge(self._memory, sight)
+        self._state.write(self._memory)
+        lacks = [*self._xids.lacks, *([self._state.trouble] if self._state.trouble else [])]
+        heard = SourceReading("xid", "degraded" if lacks else "ok", "; ".join(lacks))
+        return [*_fenced(found.devices, fences), *([heard] if answers else [])]
+
+
+@dataclass(slots=True)
+class CrossCheck:
+    """Whether DCGM's memory figures can be those of the devices that NVML tells of."""
+
+    #: (GPU, instance) -> (time, bytes used) of the last minute, by NVML.
+    _used: dict[tuple[str, int | None], deque[tuple[float, int]]] = field(default_factory=dict)
+    #: (GPU, instance) -> scrapes in a row that disagreed about what is used.
+    _doubts: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    _compared: int = 0
+
+    def compare(
+        self,
+        now_s: float,
+        scrapes: int,
+        devices: Iterable[DeviceReading],
+        readings: Iterable[DcgmReading],
+    ) -> list[str]:
+        """What cannot be true of both; ``scrapes`` counts the expositions read so far."""
+        known = {_key(device): device for device in devices}
+        for key, device in known.items():
+            if device.memory is not None:
+                spent = device.memory.total_bytes - device.memory.free_bytes
+                self._used.setdefault(key, deque()).append((now_s, spent))
+        for key in [key for key in self._used if key not in known]:
+            del self._used[key]
+        for series in self._used.values():
+            while series and now_s - series[0][0] > _WINDOW_S:
+                series.popleft()
+        again, self._compared = scrapes == self._compared, scrapes
+        wrong: list[str] = []
+        parents = {uuid for uuid, _ in known}
+        for reading in readings:
+            key = (reading.uuid, reading.gpu_instance)
+            if reading.uuid not in parents:
+                wrong.append("it tells of devices that this node does not have")
+            elif key in known:
+                wrong += self._differences(key, known[key], reading, again)
+        return list(dict.fromkeys(wrong))
+
+    def _differences(
+        self, key: tuple[str, int | None], device: DeviceReading, reading: DcgmReading, again: bool
+    ) -> list[str]:
+        memory = device.memory
+        series = self._used.get(key)
+        if memory is None or not series:
+            return []
+        wrong: list[str] = []
+        slack_bytes = max(_TOLERANCE_BYTES, memory.total_bytes // 100)
+        parts = (reading.used_bytes, reading.free_bytes, reading.reserved_bytes)
+        total_bytes = reading.total_bytes
+        if total_bytes is None:
+            told = [part for part in parts if part is not None]
+            total_bytes = sum(told) if len(told) == len(parts) else None
+        if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
+            wrong.append(f"{device.uuid}: its memory is not what NVML tells")
+        if reading.used_bytes is not None and not again:
+            # Some versions count the driver's reserve as used, some do not.
+            least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
+            most = max(used for _, used in series) + slack_bytes
+            fits = least <= reading.used_bytes <= most
+            self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
+        if self._doubts.get(key, 0) >= _IN_A_ROW:
+            wrong.append(f"{device.uuid}: its used memory is not what NVML tells")
+        return wrong
+
+
+def _activity(
+    readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]
+) -> list[ActivityReading]:
+    told = {(r.uuid, r.gpu_instance): r for r in readings}
+    return [
+        ActivityReading("dcgm", device.uuid, reading.sm_ratio, reading.occupancy_ratio)
+        for device in devices
+        if (reading := told.get(_key(device))) is not None
+    ]
+
+
+def _gauges(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
+    """The XID of each GPU that is here; an instance's counts for the GPU it is cut from."""
+    known = set(present)
+    found: dict[str, int] = {}
+    for reading in readings:
+        if reading.xid is not None and reading.uuid in known:
+            found[reading.uuid] = max(found.get(reading.uuid, 0), reading.xid)
+    return found
+
+
+def _fenced(devices: Iterable[DeviceReading], fences: dict[str, Fence]) -> list[FenceReading]:
+    return [
+        FenceReading(device.uuid, fences[uuid].reason, fences[uuid].since)
+        for device in devices
+        if (uuid := _physical(device)) in fences
+    ]
+
+
+def _physical(device: DeviceReading) -> str:
+    return device.parent or device.uuid
+
+
+def _key(device: DeviceReading) -> tuple[str, int | None]:
+    return _physical(device), device.gpu_instance
+
+
+def incarnation(root: Path = Path("/")) -> str:
+    """Changes with every boot and every load of the driver's module.
+
+    The kernel numbers what it shows in sysfs anew for every module that is loaded.
+    """
+    try:
+        boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = "unknown"
+    try:
+        module = (root / "sys/module/nvidia").stat().st_ino
+    except OSError:
+        module = 0
+    return f"{boot}/{module}"
+
+
+def own_cgroup(root: Path = Path("/")) -> str:
+    """The full path of our own cgroup's directory (v2 only); empty where it is not known."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    paths = [line[3:] for line in lines if line.startswith("0::/")]
+    folder = root / "sys/fs/cgroup" / (paths[0].lstrip("/") if paths else "")
+    return str(folder) if paths and (folder / "cgroup.controllers").exists() else ""

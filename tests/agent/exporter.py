@@ -1,0 +1,85 @@
+"""A dcgm-exporter over real HTTP that serves what it is told, or misbehaves as it is told."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal
+
+EXPOSITIONS = Path(__file__).with_name("expositions")
+
+#: What it does with a request: answers; never says a word; drips one byte of a header, or of the
+#: body, at a time; sends a body without end; or answers nothing that is HTTP.
+Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "not http"]
+
+
+def recorded(name: str) -> str:
+    return (EXPOSITIONS / f"{name}.txt").read_text()
+
+
+class StandIn:
+    def __init__(self) -> None:
+        self.text = ""
+        self.status = 200
+        self.manner: Manner = "answer"
+        #: Requests so far.
+        self.asked = 0
+        self._ended = threading.Event()
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                stand_in.asked += 1
+                try:
+                    self._behave()
+                except OSError:
+                    self.close_connection = True  # whoever asked hung up
+
+            def _behave(self) -> None:
+                body = stand_in.text.encode()
+                match stand_in.manner:
+                    case "answer":
+                        self.send_response(stand_in.status)
+                        self.send_header("Content-Length", str(len(body)))
+                        self.end_headers()
+                        self.wfile.write(body)
+                    case "silent":
+                        stand_in._ended.wait()
+                    case "drip headers":
+                        self._drip(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                    case "drip body":
+                        self._drip(b"HTTP/1.1 200 OK\r\n\r\n")
+                    case "endless":
+                        self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                        while not stand_in._ended.is_set():
+                            self.wfile.write(b"# nothing\n" * 10_000)
+                    case "not http":
+                        self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+            def _drip(self, first: bytes) -> None:
+                self.wfile.write(first)
+                while not stand_in._ended.wait(0.05):
+                    self.wfile.write(b"x")
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
+
+    @contextmanager
+    def serving(self) -> Iterator["StandIn"]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()

@@ -1,0 +1,47 @@
+"""The agent's survey, one sample for each line on stdin: run as a process of its own, since the
+driver library is found when a process starts.
+
+    step            the status that the next sample makes, as JSON
+    steps <n>       n samples, of which nothing is told
+    vitals          {"fds", "threads", "samples" (GPM's, not given back), "kib" (resident)}
+"""
+
+import ctypes
+import json
+import os
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from agent.__main__ import survey_of
+from agent.settings import read_settings
+from agent.summary import summarise
+
+
+def main() -> None:
+    survey = survey_of(read_settings(sys.argv[1:], os.environ))
+    status = None
+    for line in sys.stdin:
+        command, _, argument = line.strip().partition(" ")
+        match command:
+            case "step" | "steps":
+                for _ in range(int(argument or 1)):
+                    status = summarise(survey.read(), datetime.now(UTC), before=status)
+                answer = msgspec.to_builtins(status) if command == "step" else {}
+            case "vitals":
+                answer = {
+                    "fds": len(os.listdir("/proc/self/fd")),
+                    "threads": threading.active_count(),
+                    "samples": ctypes.CDLL("libnvidia-ml.so.1").fakeSamples(),
+                    "kib": int(Path("/proc/self/statm").read_text().split()[1]) * 4,
+                }
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    survey.close()
+
+
+if __name__ == "__main__":
+    main()

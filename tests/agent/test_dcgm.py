@@ -1,0 +1,233 @@
+"""What is read of dcgm-exporters, over real HTTP."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.dcgm import (
+    MOST_BYTES,
+    STALE_AFTER_S,
+    DcgmReading,
+    Exporter,
+    Exposition,
+    Unreadable,
+    parse,
+)
+from tests.agent.exporter import Manner, StandIn, recorded
+
+MIB = 1 << 20
+
+
+class Clock:
+    """Seconds that only pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    with StandIn().serving() as serving:
+        yield serving
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def exporter(stand_in: StandIn, clock: Clock) -> Iterator[Exporter]:
+    reader = Exporter(stand_in.url, every_s=10, timeout_s=0.5, monotonic=clock)
+    yield reader
+    reader.close()
+
+
+def scraped(exporter: Exporter, stand_in: StandIn, clock: Clock) -> Exposition:
+    """The exposition after one more scrape."""
+    before, end_s = exporter.scrapes, time.monotonic() + 30
+    clock.now_s += 10
+    while exporter.scrapes == before:
+        with contextlib.suppress(Unreadable):
+            exporter.newest()
+        assert time.monotonic() < end_s
+    return exporter.newest()
+
+
+def test_version_3_without_profiling_counters() -> None:
+    readings, bad = parse(recorded("3.3.5-3.4.0"))
+    assert bad == 0
+    assert readings == [
+        DcgmReading("GPU-a", None, xid=0, free_bytes=6912 * MIB, used_bytes=8000 * MIB),
+        DcgmReading("GPU-b", None, xid=0, free_bytes=80629 * MIB, used_bytes=4 * MIB),
+    ]
+
+
+def test_mig_series_are_told_apart_by_their_instance() -> None:
+    readings, bad = parse(recorded("4.2.3-4.1.3-mig"))
+    assert bad == 0
+    told = {
+        (r.uuid, r.gpu_instance): (r.sm_ratio, r.used_bytes, r.occupancy_ratio) for r in readings
+    }
+    assert told == {
+        ("GPU-a", 1): (0.0, 12 * MIB, 0.0),
+        ("GPU-a", 2): (0.713002, 20321 * MIB, 0.302001),
+    }
+
+
+def test_series_of_pods_that_share_a_device_are_not_added_up() -> None:
+    (reading,), bad = parse(recorded("4.5.3-4.8.2-shared"))
+    assert bad == 0
+    assert reading == DcgmReading(
+        "GPU-a",
+        None,
+        sm_ratio=0.425,
+        engine_ratio=0.714,
+        used_bytes=30000 * MIB,
+        free_bytes=51312 * MIB,
+        reserved_bytes=608 * MIB,
+        xid=31,
+    )
+
+
+def test_labels_that_were_renamed_are_understood() -> None:
+    readings, bad = parse(recorded("4.6.0-renamed"))
+    assert bad == 0
+    assert [(r.uuid, r.sm_ratio, r.xid, r.total_bytes) for r in readings] == [
+        ("GPU-a", 0.0, 0, 184320 * MIB),
+        ("GPU-b", 0.8841, 79, 184320 * MIB),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} NaN', id="not a number"),
+        pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} -0.5', id="negative"),
+        pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 57', id="percent"),
+        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a"} 1e309', id="infinite"),
+        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a"} 1e300', id="more than any device has"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 7.5', id="half an XID"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} text', id="no value"),
+        pytest.param('DCGM_FI_DEV_FB_USED{gpu="0"} 5', id="no device"),
+        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a",GPU_I_ID="x"} 5', id="no instance"),
+        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a', id="cut off"),
+    ],
+)
+def test_line_without_sense_is_left_out_and_hides_no_other(line: str) -> None:
+    readings, bad = parse(f'{line}\nDCGM_FI_DEV_FB_FREE{{UUID="GPU-b"}} 7\n')
+    assert [r for r in readings if r.uuid == "GPU-b"] == [
+        DcgmReading("GPU-b", None, free_bytes=7 * MIB)
+    ]
+    assert not [r for r in readings if r.uuid == "GPU-a"]
+    assert bad == 1
+
+
+METRIC = st.sampled_from(
+    ["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_XID_ERRORS"]
+)
+LABELS = st.text(alphabet='GPU-aUID_="{},\\\n# 1é\x00', max_size=30)
+
+
+@given(st.lists(st.tuples(METRIC, LABELS, st.floats() | st.text(max_size=5)), max_size=8))
+def test_nothing_that_an_exporter_says_escapes(lines: list[tuple[str, str, object]]) -> None:
+    readings, _ = parse("\n".join(f"{n}{{{labels}}} {v}" for n, labels, v in lines))
+    for reading in readings:
+        assert reading.sm_ratio is None or 0 <= reading.sm_ratio <= 1
+        assert reading.used_bytes is None or reading.used_bytes >= 0
+        assert reading.uuid
+
+
+def test_age_is_that_of_the_last_change(
+    exporter: Exporter, stand_in: StandIn, clock: Clock
+) -> None:
+    stand_in.text = recorded("3.3.5-3.4.0")
+    assert exporter.newest().age_s == 0
+    assert scraped(exporter, stand_in, clock).age_s == 10
+    stand_in.text = stand_in.text.replace("52034421", "52034999")  # energy, which always moves
+    assert scraped(exporter, stand_in, clock).age_s == 0
+    clock.now_s += 4
+    assert exporter.newest().age_s == 4
+
+
+def test_exposition_that_stands_still_is_not_believed(
+    exporter: Exporter, stand_in: StandIn, clock: Clock
+) -> None:
+    stand_in.text = recorded("3.3.5-3.4.0")
+    exporter.newest()
+    clock.now_s += STALE_AFTER_S
+    with pytest.raises(Unreadable, match="nothing in its exposition has changed"):
+        scraped(exporter, stand_in, clock)
+
+
+def test_scrape_that_is_missed_is_forgiven_and_three_are_not(
+    exporter: Exporter, stand_in: StandIn, clock: Clock
+) -> None:
+    stand_in.text = recorded("3.3.5-3.4.0")
+    seen = exporter.newest().readings
+    stand_in.status = 503
+    clock.now_s += 20
+    assert exporter.newest().readings == seen
+    eventually_unreadable(exporter, clock, "answered 503")
+    stand_in.status = 200
+    assert scraped(exporter, stand_in, clock).readings == seen
+
+
+def eventually_unreadable(exporter: Exporter, clock: Clock, why: str) -> None:
+    end_s = time.monotonic() + 30
+    while True:
+        clock.now_s += 10
+        try:
+            exporter.newest()
+        except Unreadable as err:
+            if why in str(err):
+                return
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("manner", "why"),
+    [
+        ("silent", "no complete answer within 0.5 s"),
+        ("drip headers", "no complete answer within 0.5 s"),
+        ("drip body", "no complete answer within 0.5 s"),
+        ("endless", f"answered more than {MOST_BYTES >> 20} MiB"),
+        ("not http", "not HTTP: BadStatusLine"),
+    ],
+)
+def test_exporter_that_misbehaves_is_cut_off_and_heard_again_when_it_behaves(
+    exporter: Exporter, stand_in: StandIn, clock: Clock, manner: Manner, why: str
+) -> None:
+    stand_in.manner = manner
+    eventually_unreadable(exporter, clock, why)
+    stand_in.manner, stand_in.text = "answer", recorded("3.3.5-3.4.0")
+    end_s = time.monotonic() + 30
+    while not exporter.scrapes:
+        assert time.monotonic() < end_s
+        clock.now_s += 10
+        try:
+            assert exporter.newest().readings
+        except Unreadable:
+            time.sleep(0.02)
+
+
+def test_exporter_that_is_not_there_is_said(clock: Clock) -> None:
+    reader = Exporter("http://127.0.0.1:1/metrics", every_s=10, monotonic=clock)
+    with pytest.raises(Unreadable, match="not reached: Connection refused"):
+        reader.newest()
+    reader.close()
+
+
+def test_nan_never_becomes_a_ratio() -> None:
+    (reading,), _ = parse('DCGM_FI_PROF_SM_ACTIVE{UUID="a"} 1.004\n')
+    assert reading.sm_ratio == 1.0
+    assert not math.isnan(reading.sm_ratio)

@@ -1,0 +1,76 @@
+"""Calls that do not return: nobody waits for them, and no thread is made for them twice."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.deadline import Hanging, Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker[int]]:
+    made: Worker[int] = Worker("under-test")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """Released when the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def soon() -> float:
+    return time.monotonic() + 30
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "under-test"]
+
+
+def test_what_a_job_returns_or_raises_is_handed_over(worker: Worker[int]) -> None:
+    assert worker.give(lambda: 7)
+    assert worker.result(soon()) == 7
+    worker.give(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.result(soon())
+    worker.give(lambda: 8)
+    assert worker.result(soon()) == 8
+
+
+def test_job_that_does_not_return_is_given_up_and_none_is_put_behind_it(
+    worker: Worker[int], stuck: threading.Event
+) -> None:
+    def wait() -> int:
+        stuck.wait()
+        return 1
+
+    assert worker.give(wait)
+    with pytest.raises(Hanging):
+        worker.result(time.monotonic())
+    for _ in range(10):
+        assert not worker.give(lambda: 2)
+        with pytest.raises(Hanging):
+            worker.result(time.monotonic())
+    assert len(threads()) == 1
+    # Once it returns, what it brought is dropped, and the next job is done by the same thread.
+    stuck.set()
+    end_s = soon()
+    while not worker.give(lambda: 3):
+        assert time.monotonic() < end_s
+    assert worker.result(soon()) == 3
+    assert len(threads()) == 1
+
+
+def test_thread_ends_when_it_is_closed_and_its_call_returned(stuck: threading.Event) -> None:
+    worker: Worker[bool] = Worker("under-test")
+    worker.give(stuck.wait)
+    worker.close()
+    stuck.set()
+    for thread in threads():
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,155 @@
+"""Every fault that the driver and the exporter can play, and what the report says of it.
+
+The table is in docs/agent.md too, and kept true from here.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.conftest import Survey
+from tests.agent.exporter import Manner, StandIn
+from tests.driver import GIB, Driver, h100, t4
+
+Start = Callable[..., Survey]
+Inject = Callable[[Driver, StandIn], None]
+
+DOCS = Path(__file__).parents[2] / "docs" / "agent.md"
+BAD, GOOD, OLD = "GPU-bad", "GPU-good", "GPU-old"
+
+
+#: What is said of a GPU that is well.
+ALWAYS = {BAD: ("sm 10 10",), OLD: (), "": ()}
+
+
+def on(uuid: str, *statements: str) -> Inject:
+    return lambda driver, exporter: driver.say(uuid, *ALWAYS[uuid], *statements)
+
+
+def exporting(text: str = "", status: int = 200, manner: Manner = "answer") -> Inject:
+    def inject(driver: Driver, exporter: StandIn) -> None:
+        exporter.text, exporter.status, exporter.manner = text, status, manner
+
+    return inject
+
+
+def contradict(driver: Driver, exporter: StandIn) -> None:
+    driver.use(1, {BAD: -100 * GIB})
+
+
+WELL = "".join(f'DCGM_FI_PROF_SM_ACTIVE{{UUID="{uuid}"}} 0.5\n' for uuid in (BAD, GOOD, OLD))
+
+#: Fault -> how it is made. All of them end when what was said is taken back; an XID would not.
+FAULTS: list[tuple[str, Inject]] = [
+    ("the GPU fell off the bus", on(BAD, "fail all 15")),
+    ("the GPU asks for a reset in some call", on(BAD, "fail nvmlDeviceGetTotalEccErrors 16")),
+    ("memory call answers UNKNOWN", on(BAD, "fail nvmlDeviceGetMemoryInfo 999")),
+    ("memory call answers a code of the future", on(BAD, "fail nvmlDeviceGetMemoryInfo 777")),
+    ("memory call is not supported", on(BAD, "fail nvmlDeviceGetMemoryInfo 3")),
+    ("memory call may not be made", on(BAD, "fail nvmlDeviceGetMemoryInfo_v2 4")),
+    ("more memory free than there is", contradict),
+    ("memory call never returns", on(BAD, "stuck nvmlDeviceGetMemoryInfo")),
+    ("every call for the GPU never returns", on(BAD, "stuck all")),
+    ("process lists fail", on(BAD, "fail nvmlDeviceGetComputeRunningProcesses_v3 999")),
+    ("GPM fails", on(BAD, "fail nvmlGpmSampleGet 999")),
+    ("process samples fail", on(BAD, "fail nvmlDeviceGetProcessUtilization 999")),
+    ("uncorrectable ECC errors", on(BAD, "ecc 3")),
+    ("a row remap is pending", on(BAD, "remap 1 0")),
+    ("a row remap failed", on(BAD, "remap 0 1")),
+    ("pages are to be retired (T4)", on(OLD, "pages 1")),
+    ("the driver asks for a reset", on(BAD, "recovery 1")),
+    ("the driver asks for a reboot", on(BAD, "recovery 2")),
+    ("the wait for events fails", on("", "code nvmlEventSetWait_v2 999")),
+    ("the wait for events never returns", on("", "hang nvmlEventSetWait_v2")),
+    ("counting never returns", on("", "hang nvmlDeviceGetCount_v2")),
+    ("counting answers UNKNOWN", on("", "code nvmlDeviceGetCount_v2 999")),
+    ("the driver was replaced", on("", "driver 615.10.02")),
+    ("the driver was unloaded", on("", "driver none")),
+    ("the exporter answers 503", exporting(status=503)),
+    ("the exporter never answers", exporting(manner="silent")),
+    ("the exporter drips", exporting(manner="drip body")),
+    ("the exporter answers without end", exporting(manner="endless")),
+    ("the exporter answers no HTTP", exporting(manner="not http")),
+    ("the exporter answers another page", exporting("<html>hello</html>\n")),
+    ("the exporter is another node's", exporting(WELL.replace(BAD, "GPU-else"))),
+    ("the exporter's lines make no sense", exporting(WELL + WELL.replace("0.5", "NaN"))),
+    (
+        "the exporter has no profiling counters",
+        exporting(WELL.replace("PROF_SM_ACTIVE", "DEV_FB_USED")),
+    ),
+    (
+        "the exporter tells other memory",
+        exporting(f'{WELL}DCGM_FI_DEV_FB_TOTAL{{UUID="{BAD}"}} 5\n'),
+    ),
+]
+
+
+@pytest.fixture
+def exporter() -> Iterator[StandIn]:
+    with StandIn().serving() as serving:
+        yield serving
+
+
+def said(status: dict[str, Any]) -> list[str]:
+    """All that is not well in a status, in words."""
+    found = [
+        f"`{d['uuid']}` unhealthy: {d['healthReason']}"
+        for d in status.get("devices", ())
+        if not d.get("healthy", True)
+    ]
+    found += [
+        f"{c['type']} {c['status']}: {c['message']}"
+        for c in status["conditions"]
+        if c["status"] != "True"
+    ]
+    found += [
+        f"source {s['name']} {s['state']}: {s['message']}"
+        for s in status["sources"]
+        if s.get("state", "ok") != "ok"
+    ]
+    return found
+
+
+def test_every_fault_is_said_and_ends_and_the_table_in_the_docs_is_true(
+    survey: Start, exporter: StandIn
+) -> None:
+    exporter.text = WELL
+    agent = survey(
+        [h100(BAD), h100(GOOD), t4(OLD)],
+        *("--driver-timeout", "0.5", "--dcgm-url", exporter.url, "--dcgm-interval", "0.05"),
+    )
+    agent.driver.say(BAD, *ALWAYS[BAD])
+    rows = []
+    for fault, inject in FAULTS:
+        agent.until(lambda status: not said(status))
+        inject(agent.driver, exporter)
+        status = agent.until(lambda status: bool(said(status)))
+        if "never" in fault or "exporter" in fault:  # what takes a moment, until it is said in full
+            status = agent.until(settled())
+        assert any(d["uuid"] == GOOD for d in status["devices"])
+        rows.append(f"| {fault} | {'<br>'.join(said(status))} |")
+        agent.driver.use(1, {})
+        for uuid, statements in ALWAYS.items():
+            agent.driver.say(uuid, *statements)
+        exporting(WELL)(agent.driver, exporter)
+    agent.until(lambda status: not said(status))
+    agent.driver.fail(BAD, 79)  # the last, since it does not end by itself
+    rows.append(f"| XID 79 | {'<br>'.join(said(agent.until(lambda s: bool(said(s)))))} |")
+    table = "\n".join(["| fault | what the report says |", "|---|---|", *rows])
+    there = re.search(r"<!-- faults -->\n(.*)\n<!-- end of faults -->", DOCS.read_text(), re.S)
+    assert there is not None
+    assert there[1] == table, f"the table in {DOCS.name} should be:\n{table}"
+
+
+def settled() -> Callable[[dict[str, Any]], bool]:
+    """Whether three samples in a row said the same, and something."""
+    last: list[list[str]] = []
+
+    def right(status: dict[str, Any]) -> bool:
+        last.append(said(status))
+        return len(last) >= 3 and last[-1] == last[-2] == last[-3] != []
+
+    return right

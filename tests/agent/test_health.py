@@ -1,0 +1,143 @@
+"""Which devices are fenced, and what proves them well: values in, values out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.health import APPLICATION_XIDS, Checkup, Memory, Sight, Xid, judge
+
+FATAL = Xid("GPU-a", 79, "nvml")
+WELL: dict[str, list[str]] = {"GPU-a": [], "GPU-b": []}
+
+
+def sight(now: str = "t0", driver: str = "boot/1/580", **more: object) -> Sight:
+    return Sight(now=now, driver=driver, **{"causes": WELL, **more})  # type: ignore[arg-type]
+
+
+def test_cause_that_is_there_fences_and_ends_with_itself() -> None:
+    memory, fences = judge(Memory(), sight("t0", causes={"GPU-a": ["GPU is lost"]}))
+    assert (fences["GPU-a"].reason, fences["GPU-a"].since) == ("GPU is lost", "t0")
+    memory, fences = judge(memory, sight("t1", causes={"GPU-a": ["reset", "remap"]}))
+    assert (fences["GPU-a"].reason, fences["GPU-a"].since) == ("reset; remap", "t0")
+    memory, fences = judge(memory, sight("t2"))
+    assert fences == {}
+    assert memory.patients == {}
+    assert judge(memory, sight("t3", causes={"GPU-a": ["lost"]}))[1]["GPU-a"].since == "t3"
+
+
+def test_xid_is_remembered_until_the_driver_is_another() -> None:
+    memory, _ = judge(Memory(), sight(xids=[FATAL]))
+    for driver in ("boot/1/580", "", "boot/1/580"):  # "": none answers just now
+        memory, fences = judge(memory, sight(driver=driver))
+        assert list(fences) == ["GPU-a"]
+    for other in ("boot/2/580", "again/1/580", "boot/1/590"):
+        assert judge(memory, sight(driver=other))[1] == {}
+
+
+def test_xid_that_is_seen_with_the_first_sample_of_another_driver_counts() -> None:
+    memory, _ = judge(Memory(), sight())
+    assert list(judge(memory, sight(driver="boot/2/580", xids=[FATAL]))[1]) == ["GPU-a"]
+
+
+def test_device_that_is_not_there_for_a_while_is_not_forgiven() -> None:
+    memory, _ = judge(Memory(), sight(xids=[FATAL]))
+    memory, fences = judge(memory, sight(causes={"GPU-b": []}))
+    assert fences == {}
+    assert list(judge(memory, sight())[1]) == ["GPU-a"]
+
+
+def test_xid_of_nobody_fences_everybody() -> None:
+    assert sorted(judge(Memory(), sight(xids=[Xid(None, 79, "nvml")]))[1]) == ["GPU-a", "GPU-b"]
+
+
+def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
+    many = [Xid("GPU-a", number, "nvml") for number in range(100, 1000)]
+    memory, fences = judge(Memory(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3}))
+    assert len(fences["GPU-a"].reason) <= 1024
+    assert len(memory.patients["GPU-a"].xids) == 16
+    assert judge(memory, sight())[1]["GPU-a"].reason.startswith("XID 100 (nvml), 101 (nvml), ")
+
+
+def test_recovery_that_was_asked_for_before_the_xid_proves_nothing() -> None:
+    asked, quiet = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
+    memory, _ = judge(Memory(), sight(checkups=asked))
+    memory, _ = judge(memory, sight(checkups=quiet))
+    memory, fences = judge(memory, sight(checkups=quiet, xids=[FATAL]))
+    assert fences
+    assert judge(memory, sight(checkups=quiet))[1]
+
+
+def test_new_xid_after_the_driver_asked_needs_a_recovery_of_its_own() -> None:
+    asked, quiet = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
+    memory, _ = judge(Memory(), sight(checkups=asked, xids=[FATAL]))
+    memory, fences = judge(memory, sight(checkups=quiet, xids=[Xid("GPU-a", 48, "nvml")]))
+    assert fences["GPU-a"].reason.startswith("XID 48")
+    assert judge(memory, sight(checkups=quiet))[1]
+
+
+def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
+    memory, _ = judge(Memory(), sight(checkups={"GPU-a": Checkup(recovery=1)}, xids=[FATAL]))
+    assert judge(memory, sight(checkups={"GPU-a": Checkup()}))[1]
+    assert judge(memory, sight())[1]
+
+
+@pytest.mark.parametrize(
+    ("gauge", "fenced"), [([0, 79], True), ([79], True), ([31], False), ([0], False)]
+)
+def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], fenced: bool) -> None:
+    memory = Memory()
+    for value in gauge:
+        memory, fences = judge(memory, sight(gauges={"GPU-a": value}))
+    assert bool(fences) is fenced
+    memory, fences = judge(memory, sight(driver="boot/2/580", gauges={"GPU-a": gauge[-1]}))
+    assert fences == {}
+
+
+@pytest.mark.parametrize(
+    ("checkup", "cause"),
+    [
+        (Checkup(uncorrected_errors=2), "ECC"),
+        (Checkup(remap_pending=True), "remap is pending"),
+        (Checkup(remap_failed=True), "remap failed"),
+        (Checkup(pages_pending=True), "retirement is pending"),
+        (Checkup(recovery=2), "asks for a reboot of the node"),
+        (Checkup(recovery=99), "asks for a recovery"),
+    ],
+)
+def test_each_thing_that_the_driver_says_against_a_device_is_a_cause(
+    checkup: Checkup, cause: str
+) -> None:
+    (found,) = checkup.causes
+    assert cause in found
+
+
+def test_what_the_driver_does_not_tell_is_no_cause() -> None:
+    assert Checkup().causes == []
+    assert Checkup(0, False, False, False, 0).causes == []
+
+
+UUID = st.sampled_from(["GPU-a", "GPU-b"])
+SIGHT = st.builds(
+    Sight,
+    now=st.sampled_from(["t1", "t2"]),
+    driver=st.sampled_from(["", "d1", "d2"]),
+    causes=st.dictionaries(UUID, st.lists(st.sampled_from(["lost", "hangs"]), max_size=2)),
+    checkups=st.dictionaries(UUID, st.builds(Checkup, recovery=st.sampled_from([None, 0, 1]))),
+    xids=st.lists(st.builds(Xid, UUID | st.none(), st.sampled_from([13, 79]), st.just("nvml"))),
+    gauges=st.dictionaries(UUID, st.sampled_from([0, 31, 79])),
+)
+
+
+@given(st.lists(SIGHT, max_size=6))
+def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(sights: list[Sight]) -> None:
+    memory = Memory()
+    for each in sights:
+        memory, fences = judge(memory, each)
+        assert set(fences) <= set(each.causes)
+        for uuid, causes in each.causes.items():
+            heard = [x for x in each.xids if x.uuid in {uuid, None}]
+            if causes or any(x.number not in APPLICATION_XIDS for x in heard):
+                assert uuid in fences
+            if uuid in fences:
+                assert fences[uuid].reason
+                assert memory.patients[uuid].since == fences[uuid].since

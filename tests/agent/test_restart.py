@@ -1,0 +1,36 @@
+"""When the process replaces itself; that it does is seen in test_on_driver_library."""
+
+import pytest
+
+from agent.restart import MOST_TRIES, VARIABLE, GivenUp, Restarts
+
+
+def in_a_row(tries: int, last_s: float) -> dict[str, str]:
+    return {VARIABLE: f"{tries} {last_s}"}
+
+
+def test_first_try_is_due_at_once() -> None:
+    assert Restarts({}, lambda: 0.0).due()
+
+
+@pytest.mark.parametrize(("tries", "wait_s"), [(1, 1), (2, 2), (3, 4), (4, 8)])
+def test_each_try_of_a_row_waits_twice_as_long(tries: int, wait_s: float) -> None:
+    assert not Restarts(in_a_row(tries, 100.0), lambda: 100.0 + wait_s - 0.1).due()
+    assert Restarts(in_a_row(tries, 100.0), lambda: 100.0 + wait_s).due()
+
+
+def test_some_tries_in_a_row_are_enough() -> None:
+    with pytest.raises(GivenUp, match="5 restarts in a row"):
+        Restarts(in_a_row(MOST_TRIES, 0.0), lambda: 1e6).due()
+
+
+def test_row_ends_where_the_driver_answers() -> None:
+    environment = in_a_row(MOST_TRIES, 100.0)
+    restarts = Restarts(environment, lambda: 100.0)
+    restarts.well()
+    assert restarts.due()
+    assert environment == {}
+
+
+def test_variable_of_somebody_else_is_no_row() -> None:
+    assert Restarts({VARIABLE: "many times"}, lambda: 0.0).due()

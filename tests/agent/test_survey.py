@@ -1,0 +1,142 @@
+"""What is really in use, through the real pynvml and ctypes on the fake driver library."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.agent.conftest import Survey
+from tests.driver import Gpu, Instance, a100, b200, h100, t4
+
+Start = Callable[..., Survey]
+
+
+def device(status: dict[str, Any], uuid: str) -> dict[str, Any]:
+    (found,) = [d for d in status["devices"] if d["uuid"] == uuid]
+    return found
+
+
+def measured(uuid: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: "smActivity" in device(status, uuid)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "architecture"),
+    [(t4("GPU-a"), "turing"), (a100("GPU-a"), "ampere"), (h100("GPU-a"), "hopper")],
+    ids=["T4", "A100", "H100"],
+)
+def test_device_says_what_it_is(survey: Start, gpu: Gpu, architecture: str) -> None:
+    agent = survey([gpu])
+    agent.driver.say("GPU-a", "mode 3", "util 37")
+    found = device(agent.step(), "GPU-a")
+    assert (found["model"], found["architecture"]) == (gpu.model, architecture)
+    assert found["memory"] == gpu.memory_bytes
+    assert found["pciBusId"] == "00000000:01:00.0"
+    assert found["computeMode"] == "exclusive-process"
+    assert found["utilization"] == 0.37
+    assert found.get("healthy", True)
+
+
+def test_cuda_and_driver_version_are_told(survey: Start) -> None:
+    agent = survey([h100("GPU-a")])
+    agent.driver.say("", "driver 615.10.02", "cuda 13040")
+    status = agent.step()
+    assert (status["driverVersion"], status["cudaVersion"]) == ("615.10.02", "13.4")
+
+
+def test_hopper_tells_sm_activity_by_gpm_from_the_second_sample_on(survey: Start) -> None:
+    agent = survey([b200("GPU-a")])
+    agent.driver.say("GPU-a", "sm 62 31", "util 100", f"busy 7 90 {2**60}")
+    # Process samples are the next best until GPM has two.
+    assert device(agent.step(), "GPU-a")["smActivity"] == {"ratio": 0.9, "source": "nvml-process"}
+    time.sleep(0.1)
+    found = device(agent.step(), "GPU-a")
+    assert found["smActivity"] == {"ratio": 0.62, "source": "gpm"}
+    assert found["smOccupancy"] == 0.31
+    assert found["utilization"] == 1.0
+    # Asked again at once, GPM has nothing new to compare: the last figures stand.
+    assert device(agent.step(), "GPU-a")["smActivity"] == {"ratio": 0.62, "source": "gpm"}
+
+
+def test_older_devices_tell_it_by_the_sum_over_processes_at_most_one(survey: Start) -> None:
+    agent = survey([a100("GPU-a")])
+    now_us = 2**52  # later than whenever the agent asks
+    agent.driver.say("GPU-a", f"busy 7 20 {now_us}", f"busy 8 15 {now_us}")
+    found = device(agent.step(), "GPU-a")
+    assert found["smActivity"] == {"ratio": 0.35, "source": "nvml-process"}
+    assert "smOccupancy" not in found
+    # Nothing since the newest sample seen: the driver says NOT_FOUND, which is idle.
+    assert device(agent.step(), "GPU-a")["smActivity"] == {"ratio": 0.0, "source": "nvml-process"}
+    agent.driver.say("GPU-a", f"busy 7 80 {now_us + 9}", f"busy 8 70 {now_us + 9}")
+    assert device(agent.step(), "GPU-a")["smActivity"]["ratio"] == 1.0
+
+
+def test_plain_utilisation_is_never_called_sm_activity(survey: Start) -> None:
+    agent = survey([a100("GPU-a")])
+    agent.driver.say("GPU-a", "util 100", "fail nvmlDeviceGetProcessUtilization 3")
+    found = device(agent.step(), "GPU-a")
+    assert found["utilization"] == 1.0
+    assert "smActivity" not in found
+
+
+def test_each_gpu_instance_has_activity_of_its_own(survey: Start) -> None:
+    instances = (
+        Instance("MIG-1", 1, 0),
+        Instance("MIG-2", 1, 1),  # shares the first one's GPU instance
+        Instance("MIG-3", 2, 0),
+    )
+    agent = survey([Gpu("GPU-a", instances=instances)])
+    agent.driver.say("MIG-1", "sm 40 10")
+    agent.driver.say("MIG-3", "sm 80 20")
+    agent.step()
+    time.sleep(0.1)
+    status = agent.step()
+    ratios = {d["uuid"]: d["smActivity"]["ratio"] for d in status["devices"]}
+    assert ratios == {"MIG-1": 0.4, "MIG-2": 0.4, "MIG-3": 0.8}
+    assert device(status, "MIG-1")["pciBusId"] == "00000000:01:00.0"
+    assert agent.ask("vitals")["samples"] == 4
+    # Cut anew: what was kept of the instance that went is given back.
+    agent.driver.gpus[0] = Gpu("GPU-a", instances=instances[:2])
+    agent.driver.say("MIG-3")
+    agent.step()
+    assert agent.ask("vitals")["samples"] == 2
+
+
+@pytest.mark.parametrize("code", [999, 20, 4, 2], ids=lambda code: f"code {code}")
+def test_counter_that_fails_costs_the_counter_and_not_the_device(survey: Start, code: int) -> None:
+    agent = survey([h100("GPU-a")])
+    agent.driver.say("GPU-a", "sm 50 50", f"fail nvmlGpmSampleGet {code}", "util 10")
+    agent.step()
+    found = device(agent.step(), "GPU-a")
+    assert found["used"] == 0
+    assert found.get("healthy", True)
+    assert found["smActivity"]["source"] == "nvml-process"
+
+
+def test_figures_that_are_no_share_are_left_out(survey: Start) -> None:
+    agent = survey([h100("GPU-a")])
+    agent.driver.say("GPU-a", "sm 4000 -3", "util 250", f"busy 7 101010 {2**60}")
+    agent.step()
+    time.sleep(0.1)
+    found = device(agent.step(), "GPU-a")
+    assert found["smActivity"] == {"ratio": 0.0, "source": "nvml-process"}
+    assert "smOccupancy" not in found
+    assert "utilization" not in found
+
+
+def test_nothing_grows_over_two_thousand_samples(survey: Start) -> None:
+    instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
+    agent = survey([h100("GPU-a"), Gpu("GPU-b", instances=instances)])
+    agent.driver.say("GPU-a", "sm 50 50", f"busy 7 90 {2**60}")
+    agent.driver.say("MIG-1", "sm 10 10")
+    agent.ask("steps 200")
+    before = agent.ask("vitals")
+    agent.ask("steps 1000")
+    agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # begins anew with every sample
+    agent.driver.say("MIG-1", "fail nvmlDeviceGetMemoryInfo 15")
+    agent.ask("steps 1000")
+    after = agent.ask("vitals")
+    assert (after["fds"], after["threads"]) == (before["fds"], before["threads"])
+    assert after["samples"] <= before["samples"]
+    assert after["kib"] - before["kib"] < 4096

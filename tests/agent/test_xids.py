@@ -1,0 +1,132 @@
+"""Fences by XID, on the fake driver library and a stand-in for dcgm-exporter."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.conftest import Survey
+from tests.agent.exporter import StandIn, recorded
+from tests.driver import Gpu, Instance, b200, h100
+
+Start = Callable[..., Survey]
+Status = dict[str, Any]
+
+FENCED = "XID 79 (nvml): fenced until the GPU is reset or the driver loaded anew"
+
+
+@pytest.fixture
+def exporter() -> Iterator[StandIn]:
+    with StandIn().serving() as serving:
+        yield serving
+
+
+def reasons(status: Status) -> dict[str, str]:
+    """uuid -> why, of the devices that are fenced."""
+    return {d["uuid"]: d["healthReason"] for d in status["devices"] if not d.get("healthy", True)}
+
+
+def fenced(status: Status) -> bool:
+    return bool(reasons(status))
+
+
+def since(status: Status) -> set[str]:
+    return {d["unhealthySince"] for d in status["devices"] if "unhealthySince" in d}
+
+
+def test_xid_fences_its_gpu_with_all_its_mig_devices_and_no_other(survey: Start) -> None:
+    instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
+    agent = survey([Gpu("GPU-a", instances=instances), h100("GPU-b")])
+    agent.step()
+    agent.driver.fail("GPU-a", 79)
+    assert reasons(agent.until(fenced)) == {"MIG-1": FENCED, "MIG-2": FENCED}
+    assert len(since(agent.step())) == 1
+
+
+def test_xid_of_an_application_fences_nothing(survey: Start) -> None:
+    agent = survey([h100("GPU-a"), h100("GPU-b")])
+    agent.step()
+    for xid in (13, 31, 43, 45, 68, 109):
+        agent.driver.fail("GPU-a", xid)
+    agent.driver.fail("GPU-b", 48)  # heard after the others
+    assert list(reasons(agent.until(fenced))) == ["GPU-b"]
+
+
+def test_fence_outlives_the_agent_and_ends_with_the_driver_that_failed(
+    survey: Start, tmp_path: Path
+) -> None:
+    state = ("--state", str(tmp_path / "run" / "state.json"))
+    agent = survey([h100("GPU-a")], *state)
+    agent.step()
+    agent.driver.fail("GPU-a", 79)
+    before = agent.until(fenced)
+    agent.end()
+    again = survey(agent.driver, *state)
+    after = again.step()  # the driver tells it nothing of the XID
+    assert reasons(after) == {"GPU-a": FENCED}
+    assert since(after) == since(before)
+    again.end()
+    agent.driver.say("", "driver 615.10.02")
+    assert not fenced(survey(agent.driver, *state).step())
+
+
+def test_without_a_file_a_restart_forgets_which_is_why_there_should_be_one(survey: Start) -> None:
+    agent = survey([h100("GPU-a")])
+    agent.step()
+    agent.driver.fail("GPU-a", 79)
+    agent.until(fenced)
+    assert not fenced(survey(agent.driver).step())
+
+
+def test_file_that_cannot_be_written_or_read_is_said(survey: Start, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("{garbage")
+    agent = survey([h100("GPU-a")], "--state", str(tmp_path / "state"))
+    (xid,) = [s for s in agent.step()["sources"] if s["name"] == "xid"]
+    assert "cannot be read, earlier XIDs are not known" in xid["message"]
+    other = survey(agent.driver, "--state", "/proc/nowhere/state")
+    (xid,) = [s for s in other.step()["sources"] if s["name"] == "xid"]
+    assert "cannot be written, a restart forgets XIDs" in xid["message"]
+
+
+def test_fence_ends_when_the_driver_asked_for_a_reset_and_asks_no_longer(survey: Start) -> None:
+    agent = survey([h100("GPU-a")])
+    agent.driver.say("GPU-a", "recovery 0")
+    agent.step()
+    agent.driver.fail("GPU-a", 95)
+    agent.until(fenced)
+    # It asks for nothing yet: no proof.
+    assert fenced(agent.step())
+    agent.driver.say("GPU-a", "recovery 1")
+    assert "asks for a GPU reset" in reasons(agent.step())["GPU-a"]
+    agent.driver.say("GPU-a", "recovery 0")
+    assert not fenced(agent.step())
+
+
+def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) -> None:
+    exporter.text = recorded("4.6.0-renamed")
+    agent = survey(
+        [b200("GPU-a"), b200("GPU-b")], "--dcgm-url", exporter.url, "--dcgm-interval", "0.05"
+    )
+    assert reasons(agent.until(fenced)) == {
+        "GPU-b": "XID 79 (dcgm): fenced until the GPU is reset or the driver loaded anew"
+    }
+    # After the reset the exporter still shows it, until it is restarted.
+    agent.driver.say("GPU-b", "recovery 1")
+    agent.until(lambda status: "asks for" in reasons(status)["GPU-b"])
+    agent.driver.say("GPU-b", "recovery 0")
+    agent.until(lambda status: not fenced(status))
+    assert not fenced(agent.step())
+
+
+def test_devices_without_events_are_said(survey: Start) -> None:
+    agent = survey([h100("GPU-a"), h100("GPU-b")])
+    agent.driver.say("GPU-a", "fail nvmlDeviceGetSupportedEventTypes 3")
+
+    def said(status: Status) -> bool:
+        (xid,) = [s for s in status["sources"] if s["name"] == "xid"]
+        return xid.get("message") == "no XID events of GPU-a: the driver has none"
+
+    agent.until(said)
+    agent.driver.fail("GPU-b", 79)
+    assert reasons(agent.until(fenced)) == {"GPU-b": FENCED}
