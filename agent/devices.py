@@ -10,7 +10,7 @@ that are about no device: one that never returns takes its device with it and no
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -173,7 +173,7 @@ class NvmlProbe:
             index: [replace(d, memory=None, processes=None, fault="") for d in devices]
             for index, devices in seen.items()
         }
-        found.devices.extend(device for index in sorted(seen) for device in seen[index])
+        found.devices.extend(_named_once(device for i in sorted(seen) for device in seen[i]))
         found.degraded.extend(
             Degraded(SOURCE, f"no permission for {name}") for name in sorted(self._gate.forbidden)
         )
@@ -191,7 +191,7 @@ class NvmlProbe:
             for devices in self._identities.values()
             for device in devices
         ]
-        return Found(driver, devices)
+        return Found(driver, list(_named_once(devices)))
 
     def _in_time(self, worker: Worker[_System], work: Callable[[], _System]) -> _System:
         return self._result(worker, worker.give(work), time.monotonic() + self._deadline_s)
@@ -370,6 +370,15 @@ class NvmlProbe:
         processes = self._gate.processes(handle)
         fault = "" if memory is not None else "driver does not tell the memory of this device"
         return replace(device, memory=memory, processes=processes, fault=fault)
+
+
+def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
+    """Every UUID once; what is said of one that several devices give cannot be trusted."""
+    by_uuid: dict[str, list[DeviceReading]] = {}
+    for device in devices:
+        by_uuid.setdefault(device.uuid, []).append(device)
+    for first, *others in by_uuid.values():
+        yield replace(first, fault="driver gives its UUID to two devices") if others else first
 
 
 def _bound(work: Callable[[int], _Gpu], index: int) -> Callable[[], _Gpu]:

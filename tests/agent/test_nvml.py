@@ -484,6 +484,12 @@ def play(opened: Gate, calls: dict[str, Any]) -> None:
     vars(opened._library).update(calls)
 
 
+def test_a_uuid_that_two_devices_give_is_named_once_and_not_trusted() -> None:
+    opened = gate(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetUUID=lambda handle: "GPU-same")
+    (device,) = probing(opened).look().devices
+    assert (device.uuid, device.fault) == ("GPU-same", "driver gives its UUID to two devices")
+
+
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(CALLS), st.sampled_from(sorted(MISHAPS)))))
 def test_no_error_escapes_the_probe_and_no_device_appears_twice(
