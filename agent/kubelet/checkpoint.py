@@ -163,7 +163,9 @@ def _print_entry(entry: _Entry) -> bytes:
     if entry.answer is None:
         answer = b"<nil>"
     else:
-        answer = b"[" + " ".join(map(str, base64.b64decode(entry.answer))).encode() + b"]"
+        answer = (
+            b"[" + " ".join(map(str, base64.b64decode(entry.answer, validate=True))).encode() + b"]"
+        )
     return (
         f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
         f"ResourceName:(string){entry.resource} DeviceIDs:"

@@ -28,21 +28,22 @@ _Signature = tuple[int, int, int]
 def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
     """Within, ``changed`` is called, from another thread, after each change of ``path``."""
     end_read, end_write = os.pipe()
-    thread = threading.Thread(target=_watch, args=(path, changed, end_read), daemon=True)
-    thread.start()
+    watch = threading.Thread(
+        target=_watch, args=(path, _signature(path), changed, end_read), daemon=True
+    )
+    watch.start()
     try:
         yield
     finally:
         os.close(end_write)
-        thread.join()
+        watch.join()
         os.close(end_read)
 
 
-def _watch(path: Path, changed: Callable[[], object], end: int) -> None:
+def _watch(path: Path, last: _Signature | None, changed: Callable[[], object], end: int) -> None:
     notify = _open()
     try:
         folder: _Signature | None = None
-        last = _signature(path)
         while True:
             if notify is not None and (now := _signature(path.parent, content=False)) != folder:
                 # A folder that was replaced has no watch yet; adding one twice changes nothing.
