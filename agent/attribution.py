@@ -97,7 +97,7 @@ def attribute(
         if too_much:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
     strangers.sort(key=lambda stranger: -(stranger.used_bytes or 0))
-    pods.sort(key=lambda row: (row.uid, row.namespace, row.name, row.container))
+    pods.sort(key=lambda row: (row.uid, row.namespace, row.name))
     return Attributed(pods, unowned, strangers, complaints)
 
 

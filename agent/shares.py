@@ -91,7 +91,7 @@ def shares(
         elif told.flags is not None:
             why = "resource of MIG devices is not known"
             complaints.append(Degraded(told.flags.source, why))
-    return found, complaints + _strange(devices, told, counts)
+    return found, complaints + _strange(devices, told, counts, found)
 
 
 def plugin(told: Told) -> Plugin:
@@ -215,11 +215,14 @@ def _stated(device: DeviceReading, flags: SharingReading, counts: Mapping[str, _
 
 
 def _strange(
-    devices: Sequence[DeviceReading], told: Told, counts: Mapping[str, _Counts]
+    devices: Sequence[DeviceReading],
+    told: Told,
+    counts: Mapping[str, _Counts],
+    found: Mapping[str, Share],
 ) -> list[Degraded]:
     """What the sources tell that cannot all be so."""
     complaints: list[Degraded] = []
-    registered = {reading.resource: reading.healthy for reading in told.registered}
+    well = any(count.healthy for count in counts.values())  # else the plugin is away
     device_of = resolve({holding.replica for holding in told.holdings}, devices)
     for holding in told.holdings:
         source = holding.source.partition(",")[0]
@@ -228,7 +231,9 @@ def _strange(
             if ours:
                 why = f"{holding.resource} is held of devices that the driver does not list"
                 complaints.append(Degraded(source, why))
-        elif any(registered.values()) and not _advertised(holding, registered, counts):
+        elif well and not _advertised(
+            holding, found.get(device_of[holding.replica], Share()), counts
+        ):
             why = f"{holding.resource} is held that the plugin no longer advertises"
             complaints.append(Degraded(source, why))
     labelled = {r.source: r.sharing for r in told.plugins}
@@ -237,14 +242,13 @@ def _strange(
     return complaints
 
 
-def _advertised(
-    holding: HoldingReading,
-    registered: Mapping[str, frozenset[str]],
-    counts: Mapping[str, _Counts],
-) -> bool:
-    if holding.replica in registered.get(holding.resource, ()):
-        return True
+def _advertised(holding: HoldingReading, share: Share, counts: Mapping[str, _Counts]) -> bool:
+    """Whether the plugin has such a replica, healthy or not."""
     count = counts.get(holding.resource)
     number = parse(holding.replica).number
-    # Within the numbers it is merely unhealthy.
-    return count is not None and (number is None) != count.shared and (number or 0) < count.each
+    return (
+        count is not None
+        and holding.resource == share.resource
+        and (number is not None) == count.shared
+        and (number or 0) < count.each
+    )
