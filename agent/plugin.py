@@ -28,8 +28,8 @@ _MOST_BYTES = 1 << 20
 _POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 #: Of the toolkit: as the GPU Operator installs it, and as its packages do.
 _TOOLKIT = (
-    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
-    "etc/nvidia-container-runtime/config.toml",
+    "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+    "/etc/nvidia-container-runtime/config.toml",
 )
 
 

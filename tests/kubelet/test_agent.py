@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.client import ApiClient
 
+from agent.cgroup import is_static
 from agent.kubelet.checkpoint import read_checkpoint
 from agent.kubelet.probe import KubeletProbe
+from agent.nodeapi import NodeApi
 from agent.nvml import Memory
 from agent.plugin import ConfigurationProbe
 from agent.probes import DeviceReading, DriverReading, HoldingReading, Reading, SourceReading
@@ -31,6 +34,7 @@ class Agent:
     node: Node
     proc: Path
     before: GPUNodeStatus | None = None
+    api: NodeApi | None = None
     kubelet: KubeletProbe = field(init=False)
     configuration: ConfigurationProbe = field(init=False)
     processes: ProcessProbe = field(init=False)
@@ -49,6 +53,9 @@ class Agent:
         readings: list[Reading] = [DriverReading("nvml"), *self._devices()]
         readings += self.kubelet.read()
         readings += self.configuration.read()
+        if self.api is not None:
+            readings += self.api.read()
+            readings += self.api.follow(readings)
         readings += self.processes.follow(readings)
         self.before = summarise(readings, datetime.now(UTC), before=self.before)
         return self.before
@@ -367,3 +374,57 @@ def test_the_checkpoint_alone_and_podresources_alone_tell_what_they_can(
     assert (alone.container, alone.replica) == ("main", held.replica)
     assert said == {"checkpoint": "absent", "podresources": "degraded"}
     assert probe(nowhere, nowhere)[0] == []
+
+
+def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
+    start_node: StartNode, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    node = start_node(gpus=1, replicas=2, staticPodPath=str(manifests), fileCheckFrequency="1s")
+    agent = start_agent(node)
+    pod = gpu_pod("still", containers=[gpu_container("main", takes_bytes=GIB)])
+    (manifests / "still.yaml").write_text(yaml.safe_dump(pod))
+    mirror = f"still-{node.name}"
+    node.wait(lambda: node.held(mirror) and not node.is_gone(mirror), "the mirror of the pod")
+    node.wait(lambda: node.runtime.running(mirror), "its container")
+    (entry,) = node.checkpoint()["PodDeviceEntries"]
+    assert is_static(entry["PodUID"])
+    (unresolved,) = agent.sample().pods
+    assert (unresolved.uid, unresolved.name) == (entry["PodUID"], mirror)
+
+    agent.api = NodeApi(ApiClient(node.plane.configuration()), node.name)
+    status = agent.sample()
+    (row,) = status.pods
+    assert (row.uid, row.name, row.used_bytes) == (node.uid(mirror), mirror, GIB)
+    assert status.devices[0].unowned_bytes == 0
+    assert states(status)["mirrors"] == "ok"
+    (manifests / "still.yaml").unlink()
+    node.wait(lambda: agent.sample().pods == [], "its end")
+
+
+def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    node = start_node(gpus=1, replicas=2)
+    agent = start_agent(node)
+    labels = {
+        "nvidia.com/gpu.sharing-strategy": "mps",
+        "nvidia.com/gpu.replicas": "2",
+        "nvidia.com/gpu.product": "H100-SHARED",
+    }
+    node.plane.call(
+        "PATCH",
+        f"/api/v1/nodes/{node.name}",
+        {"metadata": {"labels": labels}},
+        "application/merge-patch+json",
+    )
+    agent.api = NodeApi(ApiClient(node.plane.configuration()), node.name)
+    status = agent.sample()
+    sources = {source.name: source for source in status.sources}
+    assert sources["labels"].state == "degraded"  # the plugin says otherwise
+    assert status.devices[0].sharing == "time-slicing"
+    assert sources["configz"].state == "absent"  # this kubelet serves nothing
+    agent.api = NodeApi(ApiClient(node.plane.configuration("wrong")), node.name)
+    refused = {source.name: source for source in agent.sample().sources}
+    assert refused["labels"].message == "API server answers 401"
