@@ -177,13 +177,8 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
     found: dict[int, int | None] = {}
     for each in lists:
         for pid, figure in each.items():
-            if figure is not None and not 0 <= figure <= MAX_DEVICE_BYTES:
-                figure = None
-            if figure is None or (known := found.get(pid)) is None:
-                found.setdefault(pid, figure)
-                found[pid] = figure if found[pid] is None else found[pid]
-            else:
-                found[pid] = max(known, figure)
+            known, told = found.get(pid), None if figure is None else _possible(figure)
+            found[pid] = told if known is None else max(known, told or 0)
     return found
 
 
@@ -275,10 +270,15 @@ def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
     strangers = [figure for _, figure in use.strangers]
     strangers_bytes = sum(figure for figure in strangers if figure is not None)
     if used_bytes is None:
-        return (None if None in strangers else strangers_bytes), False
+        return (None if None in strangers else _possible(strangers_bytes)), False
     too_much = owned_bytes + strangers_bytes > used_bytes + TOLERANCE_BYTES
-    return max(strangers_bytes, used_bytes - owned_bytes, 0), too_much
+    return _possible(max(strangers_bytes, used_bytes - owned_bytes, 0)), too_much
 
 
 def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+    return None if one is None or other is None else _possible(one + other)
+
+
+def _possible(figure: int) -> int | None:
+    """``figure``, or None where no device has that much: then it is a mistake of somebody's."""
+    return figure if 0 <= figure <= MAX_DEVICE_BYTES else None

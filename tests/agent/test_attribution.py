@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.attribution import TOLERANCE_BYTES, Attributed, attribute
@@ -195,6 +195,9 @@ def test_of_a_pod_in_a_pod_the_one_that_the_kubelet_knows_counts_and_else_the_ou
         pytest.param(30, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="its own context only"),
         pytest.param(100, 100, {"u": 60, "v": 40, "mps": 0}, 0, id="all of it a second time"),
         pytest.param(130, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="and its own context"),
+        pytest.param(
+            200, 130, {"u": 60, "v": 40, "mps": 100}, 0, id="no more is taken than clients list"
+        ),
         pytest.param(30, 500, {"u": 60, "v": 40, "mps": 30}, 370, id="with much that nobody lists"),
     ],
 )
@@ -314,6 +317,25 @@ READINGS: st.SearchStrategy[Reading] = st.one_of(
 )
 
 
+@st.composite
+def samples(draw: st.DrawFn) -> list[Reading]:
+    """A node on which processes can be told, mostly, and what else may be said of it."""
+    found: list[Reading] = []
+    pids: set[int] = set()
+    for uuid in draw(st.sets(UUIDS, min_size=1)):
+        listed = draw(st.dictionaries(PIDS, st.integers(0, 100) | FIGURES, max_size=4))
+        pids |= listed.keys()
+        free_bytes = draw(st.integers(0, 300))
+        memory = draw(st.sampled_from([Memory(300, free_bytes, 0), Memory(300, 400, 0), None]))
+        found.append(DeviceReading("nvml", uuid, **PLACES[uuid], memory=memory, processes=listed))
+    for pid in pids:
+        pods = draw(st.lists(UIDS.filter(bool), max_size=2).map(tuple))
+        command = draw(st.sampled_from(["python", "python", MPS]))
+        found.append(ProcessReading("proc", pid, command, pods))
+    found.append(SourceReading("proc"))
+    return found + draw(st.lists(READINGS, max_size=4))
+
+
 def memory_of(uuid: str) -> object:
     place = PLACES[uuid]
     return (place["parent"], place["gpu_instance"]) if "parent" in place else uuid
@@ -336,7 +358,7 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
         mine = [p for p in status.pods if memory_of(p.device) == memory]
         unowned = [device.unowned_bytes for device in there]
         figures = [p.used_bytes for p in mine if p.uid]
-        assert all(each is None or each >= 0 for each in [*unowned, *figures])
+        assert all(each is None or 0 <= each <= MAX_DEVICE_BYTES for each in [*unowned, *figures])
         if None in unowned:
             assert set(unowned) == {None}
             continue
@@ -363,17 +385,18 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
         assert (row.state == "ok") <= (row.message == "")
 
 
-@given(st.lists(st.lists(READINGS, max_size=12), min_size=1, max_size=4))
-def test_whatever_is_sampled_the_report_adds_up(samples: list[list[Reading]]) -> None:
+@settings(max_examples=300)
+@given(st.lists(samples() | st.lists(READINGS, max_size=12), min_size=1, max_size=3))
+def test_whatever_is_sampled_the_report_adds_up(sequence: list[list[Reading]]) -> None:
     before: GPUNodeStatus | None = None
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(sequence):
         before = summarise(sample, NOW + timedelta(seconds=5 * number), before=before)
         adds_up(before, sample)
         again = summarise(sample, NOW + timedelta(seconds=5 * number), before=before)
         assert [p for p in again.pods] == [p for p in before.pods]
 
 
-@given(st.lists(READINGS, max_size=12), st.randoms(use_true_random=False))
+@given(samples(), st.randoms(use_true_random=False))
 def test_the_order_in_which_sources_tell_of_pods_changes_nothing(
     sample: list[Reading], chance: Any
 ) -> None:

@@ -238,13 +238,29 @@ def test_a_kubelet_that_may_not_know_its_pods_yet_is_given_time(world: World, yo
 
 def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:
     world.write(entry("u"))
+    assert world.uids() == ["u"]  # nobody is listed: doubt begins
     world.service.containers_now = None
-    for now_s in (0.0, 1e6):
+    for now_s in (1.0, 1e6):
         world.now_s = now_s
         assert world.uids() == ["u"]
     assert "RESOURCE_EXHAUSTED" in world.message()
     world.service.containers_now = []
     assert world.uids() == ["u"]  # patience begins when there is an answer again
+
+
+def test_a_pod_that_is_listed_first_is_looked_for_in_the_record_once_more(world: World) -> None:
+    """It was admitted between our two looks."""
+    world.write()
+    admitted = entry("u")
+
+    class Admitting(Service):
+        def containers(self) -> list[ListedContainer]:
+            world.write(admitted)
+            return [listed("p", "GPU-a::0")]
+
+    world.probe = KubeletProbe(world.file, world.socket, Admitting())
+    (holding,) = [r for r in world.probe.read() if isinstance(r, HoldingReading)]
+    assert (holding.uid, holding.name) == ("u", "p")
 
 
 def test_a_restart_begins_patience_anew_and_names_are_kept(world: World) -> None:
