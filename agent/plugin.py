@@ -97,7 +97,7 @@ class ConfigurationProbe:
         try:
             file = self._file(process, path) if path else {}
             reading = _plugin_reading(flags, environment, file)
-        except (OSError, ValueError) as err:
+        except (OSError, ValueError, TypeError) as err:  # it may hold anything that YAML can say
             why = f"configuration of the device plugin cannot be read ({type(err).__name__})"
             return [SourceReading(PLUGIN, "degraded", why)]
         return [replace(reading, toolkit_obeys_environment=self._toolkit()), source]
@@ -116,7 +116,7 @@ class ConfigurationProbe:
             return [source]
         try:
             policy = self._topology_policy(process)
-        except (OSError, ValueError) as err:
+        except (OSError, ValueError, TypeError) as err:
             why = f"configuration of the kubelet cannot be read ({type(err).__name__})"
             return [SourceReading(KUBELET, "degraded", why)]
         return [TopologyReading(KUBELET, policy), source]
@@ -172,7 +172,7 @@ def _decoded(text: str, toml: bool) -> Any:
         raise ValueError("Python package pyyaml is missing") from err
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as err:
+    except (yaml.YAMLError, RecursionError) as err:
         raise ValueError("no YAML") from err
 
 

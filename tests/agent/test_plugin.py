@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent.plugin import ConfigurationProbe, parse_flags
 from agent.probes import PluginReading, Reading, SourceReading, TopologyReading
 
 GPU = "nvidia.com/gpu"
+KEYS = st.sampled_from(
+    [
+        *("flags", "plugin", "deviceListStrategy", "sharing", "timeSlicing", "mps"),
+        *("resources", "name", "replicas", "topologyManagerPolicy"),
+    ]
+)
 TIME_SLICING = {
     "version": "v1",
     "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 4}]}},
@@ -302,3 +310,23 @@ def test_flags_are_read_as_go_programs_read_them(
     arguments: list[str], expected: dict[str, str]
 ) -> None:
     assert parse_flags(arguments) == expected
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(ANYTHING)
+def test_whatever_the_files_hold_the_probe_tells_or_says_why_not(
+    tmp_path: Path, content: object
+) -> None:
+    root = tmp_path / "any"
+    shutil.rmtree(root, ignore_errors=True)
+    tree = Tree(root)
+    tree.plugin(yaml.safe_dump(content))
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml=yaml.safe_dump(content))
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert len(told) == [source.state for source in sources.values()].count("ok")
