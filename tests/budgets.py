@@ -11,14 +11,14 @@ import pytest
 
 #: Suite -> seconds on two cores with the binaries built, installation aside.
 BUDGETS_S = {
-    "agent": 20,
+    "agent": 45,
     "cluster": 5,
     "contract": 10,
     "demo": 30,
     "e2e": 350,
     "gobin": 10,
     "helm": 5,
-    "kubelet": 120,
+    "kubelet": 220,
     "ledger": 20,
     "model": 60,
     "nvidia": 10,

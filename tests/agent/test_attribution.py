@@ -385,7 +385,7 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
         assert (row.state == "ok") <= (row.message == "")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(samples() | st.lists(READINGS, max_size=12), min_size=1, max_size=3))
 def test_whatever_is_sampled_the_report_adds_up(sequence: list[list[Reading]]) -> None:
     before: GPUNodeStatus | None = None

@@ -316,6 +316,7 @@ def test_a_record_that_is_replaced_wakes_the_agent(
 ) -> None:
     if refused:
         monkeypatch.setattr(watch, "_open", lambda: None)
+        monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
     changed = threading.Event()
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"

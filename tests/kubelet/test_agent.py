@@ -1,12 +1,17 @@
 """The agent's probes on real nodes: who holds what, as kubelet, plugin and runtime have it."""
 
 import json
+import os
+import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from kubernetes.client import ApiClient
@@ -21,6 +26,8 @@ from agent.probes import DeviceReading, DriverReading, HoldingReading, Reading, 
 from agent.processes import ProcessProbe
 from agent.summary import summarise
 from contract.gpunode import Device, GPUNodeStatus
+from tests.controlplane import ROOT
+from tests.driver import library_folder
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import RESOURCE, Node, gpu_container, gpu_pod
 
@@ -428,3 +435,70 @@ def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
     agent.api = NodeApi(ApiClient(node.plane.configuration("wrong")), node.name)
     refused = {source.name: source for source in agent.sample().sources}
     assert refused["labels"].message == "API server answers 401"
+
+
+def command(agent: Agent, *flags: str) -> list[str]:
+    kubelet, proc = agent.node.root, agent.proc
+    return [
+        *(sys.executable, "-m", "agent", "--print", *flags, "--proc", str(proc)),
+        *("--checkpoint", f"{kubelet}/device-plugins/kubelet_internal_checkpoint"),
+        *("--pod-resources", f"{kubelet}/pod-resources/kubelet.sock"),
+    ]
+
+
+def environment(node: Node) -> dict[str, str]:
+    return os.environ | {
+        "LD_LIBRARY_PATH": str(library_folder()),
+        "FAKE_NVML_TABLE": str(node.driver.table),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def test_the_agent_s_process_reports_what_its_probes_see(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    node = start_node(gpus=2, replicas=2)
+    agent = start_agent(node)
+    for name in ("a", "b"):
+        node.run(gpu_pod(name, containers=[gpu_container("main", takes_bytes=GIB)]))
+    expected = agent.sample()
+    done = subprocess.run(
+        command(agent, "--once"),
+        env=environment(node),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    printed = msgspec.json.decode(done.stdout, type=GPUNodeStatus)
+    assert printed.pods == expected.pods
+    assert used(printed) == {"a": GIB, "b": GIB}
+    assert printed.plugin == expected.plugin
+    told = [(d.uuid, d.resource, d.sharing, d.replicas, d.unowned_bytes) for d in printed.devices]
+    assert told == [
+        (d.uuid, d.resource, d.sharing, d.replicas, d.unowned_bytes) for d in expected.devices
+    ]
+
+
+def test_an_allocation_is_sampled_at_once_and_not_when_the_next_sample_is_due(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    node = start_node(gpus=1, replicas=2)
+    agent = start_agent(node)
+    agent.sample()
+    flags = command(agent, "--interval", "3600", "--heartbeat", "3600")
+    with subprocess.Popen(
+        flags, env=environment(node), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = msgspec.json.decode(process.stdout.readline(), type=GPUNodeStatus)
+            assert first.pods == []
+            node.admit(gpu_pod("a"))
+            pods: list[str] = []
+            while pods != ["a"]:
+                ready, _, _ = select.select([process.stdout], [], [], 60.0)
+                assert ready, "no sample within a minute of the allocation"
+                line = process.stdout.readline()
+                pods = [p.name for p in msgspec.json.decode(line, type=GPUNodeStatus).pods]
+        finally:
+            process.kill()
