@@ -16,14 +16,19 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from agent.dcgm import Exporter
 from agent.devices import NvmlProbe
+from agent.kubelet.probe import KubeletProbe
+from agent.kubelet.watch import watched
 from agent.nvml import Gate
-from agent.probes import ConfiguredSharing, DriverReading, Probe, Reading
+from agent.plugin import ConfigurationProbe
+from agent.probes import ConfiguredSharing, DriverReading, Follower, Probe, Reading
+from agent.processes import ProcessProbe
 from agent.publish import Courier
 from agent.restart import GIVEN_UP_STATUS, GivenUp, Restarts
 from agent.serve import Board, Server
@@ -34,9 +39,15 @@ from agent.survey import Survey, incarnation, own_cgroup
 from agent.xids import XidWatch
 from contract.gpunode import GPUNodeStatus
 
+if TYPE_CHECKING:
+    from agent.nodeapi import NodeApi
+
 _log = structlog.get_logger()
 
 BAD_SETTINGS_STATUS = 2
+
+#: However often the checkpoint changes.
+SAMPLES_APART_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,15 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     stop = threading.Event()
+    #: Set where a sample is due before its time.
+    wake = threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        wake.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     survey = survey_of(settings)
     probes: list[Probe] = [
         survey,
-        ConfiguredSharing(settings.resource, settings.replicas, settings.sharing),
+        KubeletProbe(settings.checkpoint, settings.pod_resources),
+        ConfigurationProbe(settings.proc),
     ]
+    followers: list[Follower] = [ProcessProbe(settings.proc)]
+    if settings.sharing_stated:
+        probes.append(ConfiguredSharing(settings.resource, settings.replicas, settings.sharing))
     try:
-        courier = _courier(settings)
+        courier, api = _cluster(settings)
+        if api is not None:
+            probes.append(api)
+            followers.insert(0, api)
         # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
         stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
         board = Board(settings.node, time.monotonic, stale_after_s)
@@ -70,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.start()
         _log.info("started", node=settings.node, port=server.port, pid=os.getpid())
     try:
-        _loop(settings, survey, probes, courier, board, stop)
+        with watched(settings.checkpoint, wake.set):
+            _loop(settings, survey, probes, followers, courier, board, stop, wake)
     except GivenUp as err:
         _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
         return GIVEN_UP_STATUS
@@ -86,9 +112,11 @@ def _loop(
     settings: Settings,
     survey: Survey,
     probes: Iterable[Probe],
+    followers: Iterable[Follower],
     courier: Courier | None,
     board: Board,
     stop: threading.Event,
+    wake: threading.Event,
 ) -> None:
     agent_version = _version()
     restarts = Restarts(os.environ, time.monotonic)
@@ -96,8 +124,10 @@ def _loop(
     due_s = time.monotonic()
     while not stop.is_set():
         # Taken before the sample: a pod removed after it may still be in there.
-        observed_at, sampled_at_s = datetime.now(UTC), time.monotonic()
+        observed_at, began_s = datetime.now(UTC), time.monotonic()
         readings = [reading for probe in probes for reading in probe.read()]
+        for follower in followers:
+            readings += follower.follow(readings)
         status = summarise(readings, observed_at, agent_version, before=status)
         board.show(status)
         if settings.print_only:
@@ -105,14 +135,17 @@ def _loop(
             sys.stdout.flush()
         wanted_s = math.inf
         if courier is not None:
-            wanted_s = courier.deliver(status, sampled_at_s)
+            wanted_s = courier.deliver(status, began_s)
         if settings.once:
             return
         _restart_where_due(restarts, readings, survey.hanging)
         # Samples that took too long are skipped, not caught up with.
         now_s = time.monotonic()
         due_s = min(max(due_s + settings.interval_s, now_s), now_s + wanted_s)
-        stop.wait(due_s - now_s)
+        if wake.wait(due_s - now_s):
+            # Pods often come in company: one sample for all that came within this time.
+            stop.wait(began_s + SAMPLES_APART_S - time.monotonic())
+            wake.clear()
 
 
 def _restart_where_due(restarts: Restarts, readings: Iterable[Reading], hanging: bool) -> None:
@@ -145,12 +178,13 @@ class _CannotStart(Exception):
     pass
 
 
-def _courier(settings: Settings) -> Courier | None:
-    """Whoever delivers to the cluster, or None where none is wanted."""
+def _cluster(settings: Settings) -> tuple[Courier | None, "NodeApi | None"]:
+    """Whoever delivers to the cluster and asks it; None where none is wanted."""
     if settings.print_only or not settings.publish:
-        return None
+        return None, None
     try:
         from agent.cluster import KubernetesPublisher, NoCluster, connect
+        from agent.nodeapi import NodeApi
     except ImportError as err:
         raise _CannotStart(
             f"{err}; right is: pip install 'headroom-gpu[agent]', or --no-publish"
@@ -160,13 +194,14 @@ def _courier(settings: Settings) -> Courier | None:
     except NoCluster as err:
         raise _CannotStart(str(err)) from err
     publisher = KubernetesPublisher(client, settings.node, settings.namespace, settings.heartbeat_s)
-    return Courier(
+    courier = Courier(
         publisher,
         settings.heartbeat_s,
         time.monotonic,
         lambda: datetime.now(UTC),
         random.Random(),
     )
+    return courier, NodeApi(client, settings.node)
 
 
 def _version() -> str:

@@ -4,7 +4,7 @@ A probe degrades alone. What it cannot read it leaves out, or says in a ``Degrad
 a value up, never stops another probe and never raises.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -111,6 +111,93 @@ class SourceReading:
     message: str = ""
 
 
+# By whom: what kubelet, plugin and processes tell.
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingReading:
+    """A container holds a replica, as the kubelet has it."""
+
+    source: str
+    #: Empty where only the name is known.
+    uid: str
+    container: str
+    resource: str
+    replica: str
+    #: Both empty where only the uid is known.
+    namespace: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredReading:
+    """The healthy replicas of one resource, taken or not, as the plugin told the kubelet."""
+
+    source: str
+    resource: str
+    healthy: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReading:
+    """How the plugin told a container its devices when it was admitted."""
+
+    source: str
+    resource: str
+    #: As DEVICE_LIST_STRATEGY names them.
+    strategies: frozenset[str]
+    mps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """Whose a process is. Its pods are outermost first: a cluster can run inside a pod."""
+
+    source: str
+    pid: int
+    #: Empty where it went before it could be looked at.
+    command: str = ""
+    pods: tuple[str, ...] = ()
+    container_id: str = ""
+    #: Whether it can be said at all that no pod has it.
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorReading:
+    """A static pod: the hash that kubelet and cgroups know, and the uid that the API knows."""
+
+    source: str
+    hash: str
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReading:
+    """The device plugin's configuration as one source tells it; None and empty: not told."""
+
+    source: str
+    sharing: Sharing | None = None
+    #: Resource as it is advertised -> replicas of each device.
+    replicas: Mapping[str, int] | None = None
+    allocation_policy: Literal["distributed", "packed"] | None = None
+    device_list_strategy: tuple[str, ...] = ()
+    fail_requests_greater_than_one: bool | None = None
+    #: Whether the container toolkit obeys a pod's own NVIDIA_VISIBLE_DEVICES where the plugin
+    #: does not stand in the way.
+    toolkit_obeys_environment: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyReading:
+    """The policy of the kubelet's topology manager."""
+
+    source: str
+    policy: str
+
+
 Reading = (
     DriverReading
     | DeviceReading
@@ -120,6 +207,13 @@ Reading = (
     | ActivityReading
     | FenceReading
     | SourceReading
+    | HoldingReading
+    | RegisteredReading
+    | AnswerReading
+    | ProcessReading
+    | MirrorReading
+    | PluginReading
+    | TopologyReading
 )
 
 
@@ -129,13 +223,15 @@ class Probe(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """A probe that looks closer at what others found."""
+
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ConfiguredSharing:
-    """The plugin's sharing as our own flags state it.
-
-    First cut: nothing reads the plugin's real state yet, so every replica is reported free, which
-    makes every device a candidate, and MIG devices get no resource.
-    """
+    """The plugin's sharing as our own flags state it, which wins over what is seen."""
 
     resource: str
     replicas: int

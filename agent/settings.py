@@ -9,6 +9,9 @@ from typing import get_args
 
 from contract.gpunode import MAX_REPLICAS, Sharing
 
+_CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+_POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -23,7 +26,7 @@ class Settings:
     host: str
     #: 0: any free port.
     port: int
-    #: How the device plugin shares the devices. First cut: told, not read from the plugin.
+    #: How the device plugin shares whole GPUs, where it is stated rather than seen.
     resource: str
     replicas: int
     sharing: Sharing
@@ -35,6 +38,13 @@ class Settings:
     driver_timeout_s: float
     #: Where fences are remembered across restarts; None: nowhere.
     state: Path | None
+    sharing_stated: bool
+    #: The device manager's checkpoint.
+    checkpoint: Path
+    #: The socket of PodResources.
+    pod_resources: Path
+    #: The host's /proc.
+    proc: Path
     #: Take one sample and end.
     once: bool
     #: Print each status on stdout instead of talking to a cluster or serving anything.
@@ -54,9 +64,13 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--interval", type=float, default=5.0, metavar="S", help="seconds between samples")
     add("--heartbeat", type=float, default=30.0, metavar="S", help="seconds between heartbeats")
     add("--listen", default=env.get("HEADROOM_LISTEN", "0.0.0.0:9410"), metavar="HOST:PORT")
-    add("--resource", default=env.get("HEADROOM_RESOURCE", "nvidia.com/gpu"))
-    add("--replicas", type=int, default=env.get("HEADROOM_REPLICAS", "1"))
-    add("--sharing", choices=get_args(Sharing), default=env.get("HEADROOM_SHARING", "none"))
+    stated = "stated, not seen: wins over what plugin and kubelet tell"
+    add("--resource", default=env.get("HEADROOM_RESOURCE"), help=stated)
+    add("--replicas", type=int, default=env.get("HEADROOM_REPLICAS"), help=stated)
+    add("--sharing", choices=get_args(Sharing), default=env.get("HEADROOM_SHARING"), help=stated)
+    add("--checkpoint", type=Path, default=env.get("HEADROOM_CHECKPOINT", _CHECKPOINT))
+    add("--pod-resources", type=Path, default=env.get("HEADROOM_POD_RESOURCES", _POD_RESOURCES))
+    add("--proc", type=Path, default=env.get("HEADROOM_PROC", "/proc"), help="the host's /proc")
     add("--dcgm-url", default=env.get("HEADROOM_DCGM_URL", ""), metavar="URL")
     add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
     add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
@@ -65,6 +79,10 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--print", action="store_true", help="print each status; no cluster, no server")
     add("--no-publish", action="store_true", help="serve metrics only")
     args = parser.parse_args(argv)
+    sharing_stated = any((args.resource, args.replicas is not None, args.sharing))
+    args.resource = args.resource or "nvidia.com/gpu"
+    args.replicas = 1 if args.replicas is None else args.replicas
+    args.sharing = args.sharing or "none"
     host, _, port = args.listen.rpartition(":")
     if not args.node and not args.print:
         parser.error("no node name: set NODE_NAME or pass --node, for example --node gpu-node-1")
@@ -114,6 +132,10 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         dcgm_interval_s=args.dcgm_interval,
         driver_timeout_s=args.driver_timeout,
         state=Path(args.state) if args.state else None,
+        sharing_stated=sharing_stated,
+        checkpoint=args.checkpoint,
+        pod_resources=args.pod_resources,
+        proc=args.proc,
         once=args.once,
         print_only=args.print,
         publish=not args.no_publish,

@@ -7,36 +7,57 @@ reason. Numbers that contradict each other are passed on as they came, nothing i
 them, and the device is unhealthy as well.
 """
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Literal, TypeVar
 
 import msgspec
 
+from agent.attribution import attribute
 from agent.nvml import Memory
 from agent.probes import (
     ActivityReading,
+    AnswerReading,
     Degraded,
     DeviceReading,
     DriverReading,
     FactsReading,
     FenceReading,
+    HoldingReading,
+    MirrorReading,
+    PluginReading,
+    ProcessReading,
     Reading,
+    RegisteredReading,
     SharingReading,
     SourceReading,
+    TopologyReading,
 )
+from agent.shares import Share, Told, plugin, shares
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
+    MAX_UNOWNED_PROCESSES,
     Condition,
     Device,
     GPUNodeStatus,
     PodUse,
-    Replicas,
     SmActivity,
     Source,
     Summary,
 )
 
+_R = TypeVar("_R")
+
 _ABSENT = -1
+
+#: What the CRD takes.
+MAX_PODS = 4096
+MAX_SOURCES = 32
+MAX_MESSAGE = 1024
+
+#: How long a sample of SM activity counts.
+SMOOTHED_OVER_S = 60.0
 
 #: A write for memory that grew, at least this much (or 1 % of the device) and at most this often.
 GROWN_BYTES = 64 << 20
@@ -60,41 +81,61 @@ def summarise(
     ``before`` gives conditions that did not change the time at which they last did.
     """
     readings = list(readings)
-    driver = DriverReading("", why_not="no probe looked for a driver")
-    sharing: SharingReading | None = None
-    found: dict[str, DeviceReading] = {}
-    missing: list[str] = []
-    for reading in readings:
-        match reading:
-            case DriverReading():
-                driver = reading
-            case SharingReading():
-                sharing = reading
-            case DeviceReading():
-                found[reading.uuid] = reading
-            case Degraded():
-                missing.append(f"{reading.source}: {reading.what}")
+    driver = _last(readings, DriverReading) or DriverReading(
+        "", why_not="no probe looked for a driver"
+    )
+    complaints = _all(readings, Degraded)
+    found = {reading.uuid: reading for reading in _all(readings, DeviceReading)}
     ordered = sorted(found.values(), key=lambda d: (d.index, d.gpu_instance or 0, d.uuid))
     for read in ordered:
         if read.memory is not None and read.memory.reserved_bytes is None:
-            missing.append(f"{read.source}: driver does not tell its reserve, taken as 0")
-        if sharing is not None and read.kind == "mig":
-            missing.append(f"{sharing.source}: resource of MIG devices is not known")
+            what = "driver does not tell its reserve, taken as 0"
+            complaints.append(Degraded(read.source, what))
     now = rfc3339(observed_at)
-    devices = _surveyed([_device(read, sharing) for read in ordered], readings, now, before)
+    told = Told(
+        _last(readings, SharingReading),
+        _all(readings, RegisteredReading),
+        _all(readings, HoldingReading),
+        _all(readings, AnswerReading),
+        _all(readings, PluginReading),
+        _all(readings, TopologyReading),
+    )
+    last = {device.uuid: device for device in before.devices} if before is not None else {}
+    shared, more = shares(ordered, told, last)
+    complaints += more
+    devices = [_device(read, shared.get(read.uuid, Share())) for read in ordered]
+    # Processes are looked at all or not at all.
+    looked = {process.pid: process for process in _all(readings, ProcessReading)}
+    seen = any(r.source == "proc" and r.state == "ok" for r in _all(readings, SourceReading))
+    attributed = attribute(
+        ordered,
+        {device.uuid: device.used_bytes for device in devices if device.used_bytes >= 0},
+        told.holdings,
+        looked if looked or seen else None,
+        _all(readings, MirrorReading),
+    )
+    complaints += attributed.complaints
+    devices = [
+        msgspec.structs.replace(device, unowned_bytes=attributed.unowned.get(device.uuid))
+        for device in devices
+    ]
+    devices = [
+        _smoothed(device, last.get(device.uuid), observed_at, before)
+        for device in _surveyed(devices, readings, now, before)
+    ]
+    sources = _sources(driver, _all(readings, SourceReading), complaints)
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
+        pods=attributed.pods[:MAX_PODS],
+        unowned_processes=attributed.strangers[:MAX_UNOWNED_PROCESSES],
+        plugin=plugin(told),
+        sources=sources,
         summary=_summary(devices),
-        conditions=_dated(_conditions(driver, missing), now, before),
+        conditions=_dated(_conditions(driver, sources), now, before),
         agent_version=agent_version,
         driver_version=driver.version,
         cuda_version=driver.cuda_version,
-        sources=[
-            Source(name=r.source, state=r.state, message=r.message)
-            for r in readings
-            if isinstance(r, SourceReading)
-        ],
     )
 
 
@@ -127,10 +168,10 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _device(read: DeviceReading, sharing: SharingReading | None) -> Device:
+def _device(read: DeviceReading, share: Share) -> Device:
     memory_bytes, reserved_bytes, used_bytes, fault = _memory(read.memory)
     fault = read.fault or fault
-    device = Device(
+    return Device(
         uuid=read.uuid,
         index=read.index,
         model=read.model,
@@ -140,16 +181,11 @@ def _device(read: DeviceReading, sharing: SharingReading | None) -> Device:
         memory_bytes=memory_bytes,
         reserved_bytes=reserved_bytes,
         used_bytes=used_bytes,
+        sharing=share.sharing,
+        resource=share.resource,
+        replicas=share.replicas,
         healthy=not fault,
         health_reason=fault,
-    )
-    if sharing is None or read.kind == "mig":
-        return device
-    return msgspec.structs.replace(
-        device,
-        sharing=sharing.sharing,
-        resource=sharing.resource,
-        replicas=Replicas(free=sharing.replicas),
     )
 
 
@@ -244,9 +280,37 @@ def _summary(devices: list[Device]) -> Summary:
     )
 
 
-def _conditions(driver: DriverReading, missing: list[str]) -> list[Condition]:
-    # dict.fromkeys: eight devices that lack the same say it once.
-    lacks = "; ".join(dict.fromkeys(sorted(missing)))
+def _sources(
+    driver: DriverReading, told: list[SourceReading], complaints: list[Degraded]
+) -> list[Source]:
+    """A row for each source, with all that is said against it; a complaint makes it degraded."""
+    rows: dict[str, SourceReading] = {}
+    if driver.source:
+        state: Literal["ok", "absent"] = "absent" if driver.why_not else "ok"
+        rows[driver.source] = SourceReading(driver.source, state, driver.why_not)
+    rows |= {reading.source: reading for reading in told}
+    messages: dict[str, dict[str, None]] = {
+        source: {reading.message: None} for source, reading in rows.items() if reading.message
+    }
+    for complaint in complaints:
+        messages.setdefault(complaint.source, {})[complaint.what] = None
+        row = rows.get(complaint.source, SourceReading(complaint.source))
+        if row.state == "ok":
+            rows[complaint.source] = SourceReading(complaint.source, "degraded")
+    return [
+        Source(
+            name=source,
+            state=rows[source].state,
+            message="; ".join(sorted(messages.get(source, {})))[:MAX_MESSAGE],
+        )
+        for source in sorted(rows)
+    ][:MAX_SOURCES]
+
+
+def _conditions(driver: DriverReading, sources: list[Source]) -> list[Condition]:
+    # What is absent may not belong here at all; its row says so, the condition does not.
+    missing = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
+    lacks = "; ".join(sorted(missing))[:MAX_MESSAGE]
     return [
         Condition(
             type="DriverReady",
@@ -261,6 +325,24 @@ def _conditions(driver: DriverReading, missing: list[str]) -> list[Condition]:
             message=lacks,
         ),
     ]
+
+
+def _smoothed(
+    device: Device, last: Device | None, observed_at: datetime, before: GPUNodeStatus | None
+) -> Device:
+    """``device`` with its SM activity weighted exponentially over time, of one source only.
+
+    A sample's weight falls to 1/e in a minute, however often samples are taken.
+    """
+    now, was = device.sm_activity, None if last is None else last.sm_activity
+    if now is None or was is None or before is None or now.source != was.source:
+        return device
+    elapsed_s = max(0.0, (observed_at - datetime.fromisoformat(before.observed_at)).total_seconds())
+    kept_ratio = math.exp(-elapsed_s / SMOOTHED_OVER_S)
+    old_ratio = was.ratio if was.smoothed_ratio is None else was.smoothed_ratio
+    smoothed = now.ratio + (old_ratio - now.ratio) * kept_ratio
+    activity = msgspec.structs.replace(now, smoothed_ratio=min(1.0, max(0.0, smoothed)))
+    return msgspec.structs.replace(device, sm_activity=activity)
 
 
 def _dated(conditions: list[Condition], now: str, before: GPUNodeStatus | None) -> list[Condition]:
@@ -293,8 +375,16 @@ def _structure(status: GPUNodeStatus) -> object:
         msgspec.structs.replace(pod, used_bytes=_presence(pod.used_bytes)) for pod in status.pods
     ]
     conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
-    versions = (status.agent_version, status.driver_version)
-    return devices, pods, conditions, status.sources, status.plugin, status.summary, versions
+    versions = (status.agent_version, status.driver_version, status.cuda_version)
+    return devices, pods, conditions, status.plugin, status.sources, status.summary, versions
+
+
+def _all(readings: Iterable[Reading], kind: type[_R]) -> list[_R]:
+    return [reading for reading in readings if isinstance(reading, kind)]
+
+
+def _last(readings: Iterable[Reading], kind: type[_R]) -> _R | None:
+    return next(reversed(_all(readings, kind)), None)
 
 
 def _presence(figure: int | None) -> int:

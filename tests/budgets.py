@@ -18,7 +18,7 @@ BUDGETS_S = {
     "e2e": 350,
     "gobin": 10,
     "helm": 5,
-    "kubelet": 120,
+    "kubelet": 220,
     "ledger": 20,
     "model": 60,
     "nvidia": 10,

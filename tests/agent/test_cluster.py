@@ -247,6 +247,7 @@ class TestOwnNodeOnly:
             if group not in ("authorization.k8s.io", "authentication.k8s.io", "certificates.k8s.io")
         }
         assert rules == {
+            ("", "nodes", "get"),
             ("headroom.gpu", "gpunodes", "get"),
             ("headroom.gpu", "gpunodes/status", "patch"),
             ("coordination.k8s.io", "leases", "create"),

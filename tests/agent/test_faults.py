@@ -103,7 +103,7 @@ def said(status: dict[str, Any]) -> list[str]:
     found += [
         f"{c['type']} {c['status']}: {c['message']}"
         for c in status["conditions"]
-        if c["status"] != "True"
+        if c["status"] != "True" and c["type"] != "Complete"  # which repeats what sources lack
     ]
     found += [
         f"source {s['name']} {s['state']}: {s['message']}"

@@ -1,5 +1,6 @@
 """What a sample says, and when that is worth a write."""
 
+import math
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.nvml import Memory
-from agent.probes import Degraded, DeviceReading, DriverReading, SharingReading
+from agent.probes import (
+    ActivityReading,
+    Degraded,
+    DeviceReading,
+    DriverReading,
+    SharingReading,
+    SourceReading,
+)
 from agent.summary import rfc3339, summarise, worth_writing
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity
 
@@ -219,3 +227,53 @@ def test_sm_activity_alone_is_written_once_a_minute(
     before = status(device(sm_activity=SmActivity(ratio=0.2, source="gpm")))
     activity = None if ratio is None else SmActivity(ratio=ratio, source="gpm")
     assert worth_writing(before, status(device(sm_activity=activity)), since_s) is written
+
+
+def smoothed(*samples: tuple[float, float | None, str]) -> list[float | None]:
+    """Of samples (seconds, ratio, source)."""
+    before: GPUNodeStatus | None = None
+    found: list[float | None] = []
+    for at_s, ratio, source in samples:
+        activity = ActivityReading(source, "GPU-a", sm_ratio=ratio)
+        before = summarise([reading(), activity], NOW + timedelta(seconds=at_s), before=before)
+        sm = before.devices[0].sm_activity
+        found.append(None if sm is None else sm.smoothed_ratio)
+    return found
+
+
+def test_sm_activity_is_smoothed_over_a_minute_however_often_it_is_sampled() -> None:
+    seldom = smoothed((0, 1.0, "gpm"), (60, 0.0, "gpm"))
+    often = smoothed((0, 1.0, "gpm"), *((5.0 * n, 0.0, "gpm") for n in range(1, 13)))
+    assert seldom == [None, pytest.approx(math.exp(-1))]
+    assert often[-1] == pytest.approx(math.exp(-1))
+
+
+def test_smoothing_begins_anew_with_another_source_or_after_a_gap_and_survives_the_clock() -> None:
+    found = smoothed((0, 1.0, "gpm"), (5, 0.5, "dcgm"), (10, None, "dcgm"), (15, 0.5, "dcgm"))
+    assert found == [None, None, None, None]
+    assert smoothed((0, 1.0, "gpm"), (-3600, 0.0, "gpm"))[1] == 1.0  # set back: no time passed
+
+
+def test_every_source_has_a_row_and_what_is_absent_is_no_fault() -> None:
+    found = summarise(
+        [
+            DriverReading("nvml", version="580"),
+            SourceReading("checkpoint", "absent", "no file"),
+            SourceReading("dcgm"),
+            SourceReading("proc", "degraded", "hidden"),
+            Degraded("dcgm", "too old"),
+            reading(),
+        ],
+        NOW,
+    )
+    rows = {source.name: (source.state, source.message) for source in found.sources}
+    assert rows == {
+        "checkpoint": ("absent", "no file"),
+        "dcgm": ("degraded", "too old"),
+        "nvml": ("ok", ""),
+        "proc": ("degraded", "hidden"),
+    }
+    assert found.conditions[1].message == "dcgm: too old; proc: hidden"
+    without = summarise([SourceReading("checkpoint", "absent", "no file")], NOW)
+    assert without.conditions[1].status == "True"
+    assert worth_writing(found, summarise([DriverReading("nvml", "580"), reading()], NOW), 0.0)

@@ -38,6 +38,11 @@ def test_device_says_what_it_is(survey: Start, gpu: Gpu, architecture: str) -> N
     assert found.get("healthy", True)
 
 
+def sm_activity(status: dict[str, Any], uuid: str) -> tuple[float, str]:
+    found = device(status, uuid)["smActivity"]
+    return found["ratio"], found["source"]
+
+
 def test_cuda_and_driver_version_are_told(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.driver.say("", "driver 615.10.02", "cuda 13040")
@@ -49,25 +54,26 @@ def test_hopper_tells_sm_activity_by_gpm_from_the_second_sample_on(survey: Start
     agent = survey([b200("GPU-a")])
     agent.driver.say("GPU-a", "sm 62 31", "util 100", f"busy 7 90 {2**60}")
     # Process samples are the next best until GPM has two.
-    assert device(agent.step(), "GPU-a")["smActivity"] == {"ratio": 0.9, "source": "nvml-process"}
+    assert sm_activity(agent.step(), "GPU-a") == (0.9, "nvml-process")
     time.sleep(0.1)
-    found = device(agent.step(), "GPU-a")
-    assert found["smActivity"] == {"ratio": 0.62, "source": "gpm"}
+    status = agent.step()
+    assert sm_activity(status, "GPU-a") == (0.62, "gpm")
+    found = device(status, "GPU-a")
     assert found["smOccupancy"] == 0.31
     assert found["utilization"] == 1.0
     # Asked again at once, GPM has nothing new to compare: the last figures stand.
-    assert device(agent.step(), "GPU-a")["smActivity"] == {"ratio": 0.62, "source": "gpm"}
+    assert sm_activity(agent.step(), "GPU-a") == (0.62, "gpm")
 
 
 def test_older_devices_tell_it_by_the_sum_over_processes_at_most_one(survey: Start) -> None:
     agent = survey([a100("GPU-a")])
     now_us = 2**52  # later than whenever the agent asks
     agent.driver.say("GPU-a", f"busy 7 20 {now_us}", f"busy 8 15 {now_us}")
-    found = device(agent.step(), "GPU-a")
-    assert found["smActivity"] == {"ratio": 0.35, "source": "nvml-process"}
-    assert "smOccupancy" not in found
+    status = agent.step()
+    assert sm_activity(status, "GPU-a") == (0.35, "nvml-process")
+    assert "smOccupancy" not in device(status, "GPU-a")
     # Nothing since the newest sample seen: the driver says NOT_FOUND, which is idle.
-    assert device(agent.step(), "GPU-a")["smActivity"] == {"ratio": 0.0, "source": "nvml-process"}
+    assert sm_activity(agent.step(), "GPU-a") == (0.0, "nvml-process")
     agent.driver.say("GPU-a", f"busy 7 80 {now_us + 9}", f"busy 8 70 {now_us + 9}")
     assert device(agent.step(), "GPU-a")["smActivity"]["ratio"] == 1.0
 
@@ -119,8 +125,9 @@ def test_figures_that_are_no_share_are_left_out(survey: Start) -> None:
     agent.driver.say("GPU-a", "sm 4000 -3", "util 250", f"busy 7 101010 {2**60}")
     agent.step()
     time.sleep(0.1)
-    found = device(agent.step(), "GPU-a")
-    assert found["smActivity"] == {"ratio": 0.0, "source": "nvml-process"}
+    status = agent.step()
+    assert sm_activity(status, "GPU-a") == (0.0, "nvml-process")
+    found = device(status, "GPU-a")
     assert "smOccupancy" not in found
     assert "utilization" not in found
 

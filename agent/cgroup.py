@@ -1,0 +1,53 @@
+"""Decides to which pod and container a process belongs, from the text of its cgroup file. Pure.
+
+    0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-…
+    0::/kubepods/burstable/pod<uid>/<64 hex>
+
+The first is the kubelet's systemd driver (dashes of the uid become underscores), the second its
+cgroupfs driver. A guaranteed pod has no level for its quality of service; version 1 repeats the
+path for each controller; Docker, kind and pods in pods put something before it; a reader in a
+cgroup namespace of its own sees ``/../..`` in its place; CRI-O may add a level below. The uid of a
+static pod is a hash, 32 hex digits without dashes.
+"""
+
+import re
+from dataclasses import dataclass
+
+_UID = r"(?:[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+_POD = re.compile(rf"(?:.+-)?pod(?P<uid>{_UID})(?:\.slice)?")
+_CONTAINER = re.compile(r"(?:[a-z][a-z0-9-]*-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    #: Uids, outermost first; none: a process of the machine itself.
+    pods: tuple[str, ...]
+    #: The container within the innermost pod; empty where the path does not say.
+    container_id: str
+
+
+NOBODY = Owner((), "")
+
+
+def owner(text: str) -> Owner:
+    """Whose the process is; the line that says most is believed."""
+    found = [_of_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") >= 2]
+    return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NOBODY)
+
+
+def is_static(uid: str) -> bool:
+    """Whether a pod's uid is the hash of a static one's manifest."""
+    return _HASH.fullmatch(uid) is not None
+
+
+def _of_path(path: str) -> Owner:
+    pods: list[str] = []
+    container_id = ""
+    for part in path.split("/"):
+        if match := _POD.fullmatch(part):
+            pods.append(match["uid"].replace("_", "-"))
+            container_id = ""
+        elif pods and (match := _CONTAINER.fullmatch(part)):
+            container_id = match["id"]
+    return Owner(tuple(pods), container_id)

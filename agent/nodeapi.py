@@ -1,0 +1,192 @@
+"""What only the API server can say of our own node: its labels, the kubelet's live configuration
+and the uids that static pods have there.
+
+Every one of these is optional. The rights for the second and third are not given by default (the
+kubelet's configuration needs ``nodes/proxy``, a right to do much more), and one that is
+missing makes its part absent, no more. Asked seldom: nothing here moves.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import urllib3
+from kubernetes.config import ConfigException
+
+from agent.cgroup import is_static
+from agent.probes import (
+    HoldingReading,
+    MirrorReading,
+    PluginReading,
+    Reading,
+    SourceReading,
+    TopologyReading,
+)
+from contract.gpunode import MAX_REPLICAS, Sharing
+
+LABELS = "labels"
+CONFIGZ = "configz"
+MIRRORS = "mirrors"
+
+_T = TypeVar("_T")
+
+_EVERY_S = 60.0
+_HASH_ANNOTATION = "kubernetes.io/config.hash"
+_SHARING: dict[str, Sharing] = {
+    "none": "none",
+    "time-slicing": "time-slicing",
+    "time-sharing": "time-slicing",  # GKE's word
+    "mps": "mps",
+}
+
+
+class _Metadata(msgspec.Struct):
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _KubeletConfig(msgspec.Struct, rename="camel"):
+    topology_manager_policy: str = "none"
+
+
+class _Configz(msgspec.Struct):
+    kubeletconfig: _KubeletConfig
+
+
+class _Refused(Exception):
+    """The text is constant for one cause."""
+
+
+class NodeApi:
+    """``client`` is a ``kubernetes.client.ApiClient``."""
+
+    def __init__(
+        self,
+        client: Any,
+        node: str,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        timeout_s: float = 3.0,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._monotonic_s = monotonic_s
+        self._timeout_s = timeout_s
+        self._due_s = float("-inf")
+        self._last: list[Reading] = []
+        #: Hash of a static pod -> what the API knows of it; None where it could not be learned.
+        self._mirrors: dict[str, MirrorReading | None] = {}
+        self._refused = ""
+        self._reached = False
+
+    def read(self) -> Iterable[Reading]:
+        now_s = self._monotonic_s()
+        if now_s >= self._due_s:
+            self._last = self._labels()
+            if self._reached:  # else one wait is enough
+                self._last = [*self._last, *self._configz()]
+            # Those that could not be learned are asked for again.
+            self._mirrors = {uid: found for uid, found in self._mirrors.items() if found}
+            self._due_s = now_s + _EVERY_S
+        return self._last
+
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        """The uids of the static pods among those that hold devices."""
+        wanted = {
+            r.uid: (r.namespace, r.name)
+            for r in readings
+            if isinstance(r, HoldingReading) and is_static(r.uid) and r.name
+        }
+        if not wanted:
+            self._mirrors.clear()
+            return []
+        for uid, name in wanted.items():
+            if uid not in self._mirrors:
+                self._mirrors[uid] = self._mirror(uid, *name)
+        found = [self._mirrors[uid] for uid in wanted]
+        source = SourceReading(MIRRORS)
+        if not all(found):
+            why = f"uids of static pods are not known: {self._refused}"
+            source = SourceReading(MIRRORS, "degraded", why)
+        return [*(each for each in found if each is not None), source]
+
+    def _labels(self) -> list[Reading]:
+        try:
+            node = self._get(f"/api/v1/nodes/{self._node}", _Object)
+        except _Refused as err:
+            return [SourceReading(LABELS, "absent", str(err))]
+        reading = of_labels(node.metadata.labels)
+        return [SourceReading(LABELS), *([reading] if reading is not None else [])]
+
+    def _configz(self) -> list[Reading]:
+        try:
+            found = self._get(f"/api/v1/nodes/{self._node}/proxy/configz", _Configz)
+        except _Refused as err:
+            return [SourceReading(CONFIGZ, "absent", str(err))]
+        policy = found.kubeletconfig.topology_manager_policy
+        return [SourceReading(CONFIGZ), TopologyReading(CONFIGZ, policy)]
+
+    def _mirror(self, uid: str, namespace: str, name: str) -> MirrorReading | None:
+        try:
+            pod = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}", _Object)
+        except _Refused as err:
+            self._refused = str(err)
+            return None
+        if pod.metadata.annotations.get(_HASH_ANNOTATION) != uid:
+            self._refused = "the pod of that name is another one"
+            return None
+        return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)
+
+    def _get(self, path: str, kind: type[_T]) -> _T:
+        headers = {"Accept": "application/json", "User-Agent": "headroom-agent"}
+        try:
+            for auth in self._client.configuration.auth_settings().values():
+                headers[auth["key"]] = auth["value"]
+            answer = self._client.rest_client.pool_manager.request(
+                "GET",
+                self._client.configuration.host + path,
+                headers=headers,
+                timeout=self._timeout_s,
+                retries=False,
+            )
+        except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+            self._reached = False
+            raise _Refused("API server is not reached") from err
+        self._reached = True
+        if answer.status != 200:
+            raise _Refused(f"API server answers {answer.status}")
+        try:
+            return msgspec.json.decode(answer.data, type=kind)
+        except msgspec.MsgspecError as err:
+            raise _Refused("API server's answer cannot be read") from err
+
+
+def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
+    """What GFD's labels, or GKE's, tell of the plugin; None where there are none.
+
+    Of a node with several models they describe one at random, so they are the last to be believed.
+    """
+    told = labels.get("nvidia.com/gpu.sharing-strategy")
+    count = labels.get("nvidia.com/gpu.replicas", "")
+    renamed = not labels.get("nvidia.com/gpu.product", "").endswith("-SHARED")
+    gke = labels.get("cloud.google.com/gke-gpu-sharing-strategy")
+    if told is None and gke is not None:
+        told, count = gke, labels.get("cloud.google.com/gke-max-shared-clients-per-gpu", "")
+        renamed = False
+    sharing = _SHARING.get(told or "")
+    if sharing is None:
+        return None
+    replicas: dict[str, int] = {}
+    if sharing != "none" and count.isdecimal() and 1 < int(count) <= MAX_REPLICAS:
+        replicas["nvidia.com/gpu.shared" if renamed else "nvidia.com/gpu"] = int(count)
+    return PluginReading(
+        LABELS,
+        sharing,
+        replicas,
+        fail_requests_greater_than_one=True if gke is not None and sharing != "none" else None,
+    )

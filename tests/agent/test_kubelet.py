@@ -1,0 +1,348 @@
+"""Checkpoint and PodResources: records that are broken, old or behind, and the join of both."""
+
+import base64
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kubelet import watch
+from agent.kubelet.checkpoint import BadCheckpoint, Entry, parse_checkpoint
+from agent.kubelet.holdings import join
+from agent.kubelet.podresources import ListedContainer, PodResources, Unanswered
+from agent.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
+from agent.kubelet.protobuf import BadMessage, fields
+from agent.kubelet.watch import watched
+from agent.probes import AnswerReading, HoldingReading, RegisteredReading, SourceReading
+
+GPU = "nvidia.com/gpu"
+
+
+def record(*entries: dict[str, Any], checksum: int = 0, **registered: list[str]) -> dict[str, Any]:
+    data = {"PodDeviceEntries": list(entries) or None, "RegisteredDevices": {GPU: ["GPU-a::0"]}}
+    return {"Data": data | registered, "Checksum": checksum}
+
+
+def entry(uid: str = "u", **changes: Any) -> dict[str, Any]:
+    return {
+        "PodUID": uid,
+        "ContainerName": "main",
+        "ResourceName": GPU,
+        "DeviceIDs": {"-1": ["GPU-a::0"]},
+        "AllocResp": None,
+    } | changes
+
+
+def parsed(file: dict[str, Any]) -> Any:
+    return parse_checkpoint(json.dumps(file).encode())
+
+
+def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None:
+    by_numa = entry(DeviceIDs={"0": ["a"], "1": ["b", "a"], "2": None})
+    plain, none = entry(DeviceIDs=["b", "a"]), entry(DeviceIDs=None)
+    replicas = [each.replicas for each in parsed(record(by_numa, plain, none)).entries]
+    assert replicas == [("a", "b"), ("a", "b"), ()]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"Data": {"PodDev', id="torn"),
+        pytest.param(b"[]", id="something else"),
+        pytest.param(b'{"Data": null, "Checksum": 1}', id="no data"),
+        pytest.param(json.dumps(record(entry(DeviceIDs={"x": ["a"]}))).encode(), id="no number"),
+        pytest.param(json.dumps(record(entry(AllocResp="%"))).encode(), id="no base64"),
+        pytest.param(json.dumps(record(entry(PodUID=7))).encode(), id="a uid that is none"),
+        pytest.param(b"\xff\xfe", id="no text"),
+        pytest.param(b'{"Data":' * 100_000, id="deeper than anybody nests"),
+    ],
+)
+def test_a_record_that_is_none_is_refused_in_one_way(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint):
+        parse_checkpoint(content)
+    file = tmp_path / "checkpoint"
+    file.write_bytes(content)
+    probe = KubeletProbe(file, tmp_path / "no socket")
+    rows = {r.source: r for r in probe.read() if isinstance(r, SourceReading)}
+    assert rows["checkpoint"].state == "degraded"
+
+
+@given(st.binary())
+def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
+    for parse, refusal in ((parse_checkpoint, BadCheckpoint), (lambda c: [*fields(c)], BadMessage)):
+        with contextlib.suppress(refusal):
+            parse(content)
+
+
+def test_a_record_whose_checksum_is_wrong_is_used_and_not_vouched_for(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    file.write_text(json.dumps(record(entry())))
+    found = list(KubeletProbe(file, tmp_path / "no socket").read())
+    assert [r.uid for r in found if isinstance(r, HoldingReading)] == ["u"]
+    (row,) = [r for r in found if isinstance(r, SourceReading) and r.source == "checkpoint"]
+    assert (row.state, row.message) == ("degraded", "its checksum is not that of its content")
+
+
+def test_the_plugin_s_answer_tells_how_it_is_configured(tmp_path: Path) -> None:
+    # environment {NVIDIA_VISIBLE_DEVICES: void, CUDA_MPS_PIPE_DIRECTORY: /mps}, one CDI device
+    def pair(number: int, *texts: str) -> bytes:
+        inner = b"".join(
+            bytes([i << 3 | 2, len(text)]) + text.encode() for i, text in enumerate(texts, 1)
+        )
+        return bytes([number << 3 | 2, len(inner)]) + inner
+
+    answer = (
+        pair(1, "NVIDIA_VISIBLE_DEVICES", "void")
+        + pair(1, "CUDA_MPS_PIPE_DIRECTORY", "/mps")
+        + pair(4, "cdi.k8s.io/nvidia-device-plugin_u", "k8s.device-plugin.nvidia.com/gpu=GPU-a")
+        + pair(5, "k8s.device-plugin.nvidia.com/gpu=GPU-a")
+    )
+    file = tmp_path / "checkpoint"
+    file.write_text(json.dumps(record(entry(AllocResp=base64.b64encode(answer).decode()))))
+    found = list(KubeletProbe(file, tmp_path / "no socket").read())
+    (told,) = [r for r in found if isinstance(r, AnswerReading)]
+    assert told.strategies == {"cdi-annotations", "cdi-cri"}
+    assert told.mps
+
+
+def listed(pod: str, *replicas: str, container: str = "main", **more: Any) -> ListedContainer:
+    return ListedContainer("ns", pod, container, {GPU: frozenset(replicas)} if replicas else {})
+
+
+def held(uid: str, *replicas: str, container: str = "main") -> Entry:
+    return Entry(uid, container, GPU, replicas)
+
+
+def test_names_and_uids_meet_where_the_same_replicas_are_held() -> None:
+    joined = join([held("u", "a", "b"), held("v", "c")], [listed("p", "b", "a"), listed("q")], {})
+    assert [(h.uid, h.name, h.replica) for h in joined.holdings] == [
+        ("u", "p", "a"),
+        ("u", "p", "b"),
+        ("v", "", "c"),
+    ]
+    assert joined.unlisted == {"v"}
+
+
+def test_an_init_container_s_entry_is_its_pod_s_though_it_is_not_listed() -> None:
+    joined = join([held("u", "a", container="first"), held("u", "a")], [listed("p", "a")], {})
+    assert [(h.name, h.container) for h in joined.holdings] == [("p", "first"), ("p", "main")]
+    assert joined.unlisted == frozenset()
+
+
+def test_of_two_pods_of_one_name_each_has_its_own() -> None:
+    joined = join([held("old", "a"), held("new", "b")], [listed("p", "b")], {"old": ("ns", "p")})
+    assert [(h.uid, h.name) for h in joined.holdings] == [("old", "p"), ("new", "p")]
+    assert joined.unlisted == {"old"}
+    assert not joined.ambiguous
+
+
+def test_where_two_pods_could_be_meant_neither_is_guessed() -> None:
+    joined = join([held("u", "a"), held("v", "a")], [listed("p", "a")], {})
+    assert joined.ambiguous
+    assert {(h.uid, h.name) for h in joined.holdings} == {("u", ""), ("v", "")}
+
+
+def test_what_the_checkpoint_lacks_is_told_without_a_uid() -> None:
+    joined = join([], [listed("p", "a")], {})
+    assert joined.unwritten
+    assert [(h.uid, h.name, h.source) for h in joined.holdings] == [("", "p", "podresources")]
+
+
+class Service(PodResources):
+    """A kubelet that says what it is told to; None: nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.containers_now: list[ListedContainer] | None = []
+        self.healthy_now: dict[str, frozenset[str]] | None = {}
+
+    def containers(self) -> list[ListedContainer]:
+        if self.containers_now is None:
+            raise Unanswered("kubelet does not answer List: RESOURCE_EXHAUSTED")
+        return self.containers_now
+
+    def healthy(self) -> dict[str, frozenset[str]]:
+        if self.healthy_now is None:
+            raise Unanswered("kubelet does not answer GetAllocatableResources: UNIMPLEMENTED")
+        return self.healthy_now
+
+
+class World:
+    """A probe with a hand on the clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 0.0
+        self.file = folder / "checkpoint"
+        self.socket = folder / "socket"
+        self.socket.touch()
+        self.service = Service()
+        self.age_s = 1e9
+        self.probe = KubeletProbe(
+            self.file,
+            self.socket,
+            self.service,
+            lambda: self.now_s,
+            lambda: self.socket.stat().st_ctime_ns / 1e9 + self.age_s,
+        )
+
+    def restart_kubelet(self) -> None:
+        self.socket.rename(self.socket.with_suffix(".old"))
+        self.socket.touch()
+        self.age_s = 0.0
+
+    def write(self, *entries: dict[str, Any]) -> None:
+        self.file.write_text(json.dumps(record(*entries)))
+
+    def uids(self) -> list[str]:
+        return [r.uid for r in self.probe.read() if isinstance(r, HoldingReading)]
+
+    def message(self) -> str:
+        rows = [r for r in self.probe.read() if isinstance(r, SourceReading)]
+        return next(r.message for r in rows if r.source == "podresources")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_settled_kubelet_that_does_not_name_a_pod_has_ended_it(world: World) -> None:
+    world.write(entry("u"), entry("v", DeviceIDs={"-1": ["GPU-a::1"]}))
+    world.service.containers_now = [listed("p", "GPU-a::1")]
+    assert world.uids() == ["v"]
+    assert world.message() == ""
+
+
+@pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists nobody at all"])
+def test_a_kubelet_that_may_not_know_its_pods_yet_is_given_time(world: World, young: bool) -> None:
+    world.write(entry("u"))
+    if young:
+        world.restart_kubelet()
+        world.service.containers_now = [listed("other")]
+    for now_s in (0.0, SETTLED_AFTER_S - 0.1):
+        world.now_s = now_s
+        assert world.uids() == ["u"]
+        assert "believed to be there" in world.message()
+    world.now_s = SETTLED_AFTER_S
+    assert world.uids() == []
+    assert world.message() == ""
+
+
+def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:
+    world.write(entry("u"))
+    assert world.uids() == ["u"]  # nobody is listed: doubt begins
+    world.service.containers_now = None
+    for now_s in (1.0, 1e6):
+        world.now_s = now_s
+        assert world.uids() == ["u"]
+    assert "RESOURCE_EXHAUSTED" in world.message()
+    world.service.containers_now = []
+    assert world.uids() == ["u"]  # patience begins when there is an answer again
+
+
+def test_a_pod_that_is_listed_first_is_looked_for_in_the_record_once_more(world: World) -> None:
+    """It was admitted between our two looks."""
+    world.write()
+    admitted = entry("u")
+
+    class Admitting(Service):
+        def containers(self) -> list[ListedContainer]:
+            world.write(admitted)
+            return [listed("p", "GPU-a::0")]
+
+    world.probe = KubeletProbe(world.file, world.socket, Admitting())
+    (holding,) = [r for r in world.probe.read() if isinstance(r, HoldingReading)]
+    assert (holding.uid, holding.name) == ("u", "p")
+
+
+def test_a_restart_begins_patience_anew_and_names_are_kept(world: World) -> None:
+    world.write(entry("u"))
+    world.service.containers_now = [listed("p", "GPU-a::0")]
+    assert world.uids() == ["u"]
+    world.restart_kubelet()
+    world.service.containers_now = []
+    world.now_s = 1e6
+    (holding,) = [r for r in world.probe.read() if isinstance(r, HoldingReading)]
+    assert (holding.uid, holding.name) == ("u", "p")
+
+
+def test_healthy_replicas_are_those_of_now_and_of_the_record_where_now_is_not_told(
+    world: World,
+) -> None:
+    world.write(entry("u"))
+
+    def healthy() -> dict[str, tuple[str, frozenset[str]]]:
+        found = [r for r in world.probe.read() if isinstance(r, RegisteredReading)]
+        return {r.resource: (r.source, r.healthy) for r in found}
+
+    world.service.healthy_now = {"nvidia.com/other": frozenset({"x"})}
+    assert healthy() == {
+        GPU: ("podresources", frozenset()),  # the plugin is away
+        "nvidia.com/other": ("podresources", frozenset({"x"})),
+    }
+    world.service.healthy_now = None
+    assert healthy() == {GPU: ("checkpoint", frozenset({"GPU-a::0"}))}
+    assert "UNIMPLEMENTED" in world.message()
+
+
+def test_a_socket_that_nobody_serves_is_said_in_time(tmp_path: Path) -> None:
+    socket = tmp_path / "socket"
+    socket.touch()
+    probe = KubeletProbe(tmp_path / "none", socket, PodResources(str(socket), timeout_s=0.5))
+    rows = {r.source: r for r in probe.read() if isinstance(r, SourceReading)}
+    assert rows["podresources"].state == "degraded"
+    assert "kubelet does not answer List" in rows["podresources"].message
+    assert rows["checkpoint"].state == "absent"
+
+
+def eventually(check: Callable[[], object], within_s: float = 20.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not check():
+        assert time.monotonic() < end_s, f"not within {within_s} s"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["inotify", "inotify refused"])
+def test_a_record_that_is_replaced_wakes_the_agent(
+    tmp_path: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if refused:
+        monkeypatch.setattr(watch, "_open", lambda: None)
+        monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
+    changed = threading.Event()
+    folder = tmp_path / "device-plugins"
+    file = folder / "checkpoint"
+    with watched(file, changed.set):
+        folder.mkdir()  # the kubelet's first start
+        for content in ("one", "two"):
+            other = tmp_path / "new"
+            other.write_text(content)
+            other.rename(file)
+            eventually(changed.is_set)
+            changed.clear()
+        folder.rename(tmp_path / "old")
+        folder.mkdir()
+        eventually(changed.is_set)  # the record is gone
+        changed.clear()
+        file.write_text("three")
+        eventually(changed.is_set)
+
+
+def test_with_inotify_the_agent_does_not_wait_for_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 3600.0)
+    changed = threading.Event()
+    file = tmp_path / "checkpoint"
+    with watched(file, changed.set):
+        # The watch may not be there yet when the first file comes.
+        eventually(lambda: (file.write_text(str(time.monotonic_ns())), changed.wait(0.1))[1])
+    assert changed.is_set()

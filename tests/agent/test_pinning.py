@@ -1,0 +1,43 @@
+"""Whether a pod's own NVIDIA_VISIBLE_DEVICES decides: the table of the container toolkit."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from agent.pinning import obeys_environment, pinning
+
+
+@pytest.mark.parametrize(
+    ("strategies", "obeys", "expected"),
+    [
+        pytest.param(["envvar"], True, "honoured", id="the variable, and the toolkit obeys it"),
+        pytest.param(["envvar"], False, "ignored", id="the administrator forbids it"),
+        pytest.param(["envvar"], None, "unknown", id="the toolkit is not seen"),
+        pytest.param(["volume-mounts"], True, "ignored", id="mounts are preferred"),
+        pytest.param(["cdi-annotations", "cdi-cri"], True, "ignored", id="the GPU Operator"),
+        pytest.param(["cdi-cri"], True, "ignored", id="the runtime injects devices by itself"),
+        pytest.param(["cdi-annotations", "envvar"], True, "unknown", id="depends on the mode"),
+        pytest.param([], True, "unknown", id="the plugin is not seen"),
+    ],
+)
+def test_pinning_is_promised_only_where_nothing_stands_in_the_way(
+    strategies: list[str], obeys: bool | None, expected: str
+) -> None:
+    assert pinning(strategies, obeys) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param("", True, id="nothing said: the toolkit's defaults"),
+        pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = false", False),
+        pytest.param('[nvidia-container-runtime]\nmode = "legacy"', True),
+        pytest.param('[nvidia-container-runtime]\nmode = "cdi"', None, id="needs a CDI name"),
+        pytest.param('[nvidia-container-runtime]\nmode = "csv"', None, id="a mode of Tegra's"),
+        pytest.param("nvidia-container-runtime = 1", True, id="not a table"),
+    ],
+)
+def test_the_toolkit_obeys_unless_it_says_otherwise(config: str, expected: bool | None) -> None:
+    decoded: dict[str, Any] = tomllib.loads(config)
+    assert obeys_environment(decoded) is expected

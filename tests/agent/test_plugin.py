@@ -1,0 +1,332 @@
+"""The configuration of plugin, toolkit and kubelet as a recorded /proc shows it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.plugin import ConfigurationProbe, parse_flags
+from agent.probes import PluginReading, Reading, SourceReading, TopologyReading
+
+GPU = "nvidia.com/gpu"
+KEYS = st.sampled_from(
+    [
+        *("flags", "plugin", "deviceListStrategy", "sharing", "timeSlicing", "mps"),
+        *("resources", "name", "replicas", "topologyManagerPolicy"),
+    ]
+)
+TIME_SLICING = {
+    "version": "v1",
+    "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 4}]}},
+}
+
+
+class Tree:
+    """A /proc in which processes are made up."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        self._starts = iter(range(1000, 9000))
+
+    def process(
+        self, pid: int, command: str, *arguments: str, environment: dict[str, str] | None = None
+    ) -> Path:
+        folder = self.root / str(pid)
+        (folder / "root").mkdir(parents=True)
+        (folder / "comm").write_text(f"{command[:15]}\n")
+        start = next(self._starts)
+        (folder / "stat").write_text(f"{pid} ({command[:15]}) S " + "0 " * 18 + f"{start} 0")
+        (folder / "cmdline").write_text("\0".join([command, *arguments, ""]))
+        pairs = [f"{key}={value}\0" for key, value in (environment or {}).items()]
+        (folder / "environ").write_text("".join(pairs))
+        return folder
+
+    def plugin(self, config: object = None, *arguments: str, **environment: str) -> Path:
+        folder = self.process(
+            200,
+            "nvidia-device-plugin",
+            "--config-file=/config/config.yaml",
+            *arguments,
+            environment=environment,
+        )
+        self.configure(folder, config)
+        return folder
+
+    def configure(self, folder: Path, config: object) -> None:
+        (folder / "root/config").mkdir(exist_ok=True)
+        text = config if isinstance(config, str) else yaml.safe_dump(config)
+        (folder / "root/config/config.yaml").write_text(text)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "proc")
+
+
+def read(probe: ConfigurationProbe) -> tuple[list[Reading], dict[str, SourceReading]]:
+    found = list(probe.read())
+    told = [r for r in found if not isinstance(r, SourceReading)]
+    return told, {r.source: r for r in found if isinstance(r, SourceReading)}
+
+
+def plugin(tree: Tree) -> PluginReading:
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert sources["plugin"].state == "ok", sources
+    (reading,) = [r for r in told if isinstance(r, PluginReading)]
+    return reading
+
+
+def policy(tree: Tree) -> str:
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert sources["kubelet"].state == "ok", sources
+    (reading,) = [r for r in told if isinstance(r, TopologyReading)]
+    return reading.policy
+
+
+def test_a_plugin_that_is_told_nothing_has_its_defaults(tree: Tree) -> None:
+    tree.process(200, "nvidia-device-plugin")
+    assert plugin(tree) == PluginReading("plugin", "none", {}, "distributed", ("envvar",), False)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> None:
+    own = {"deviceListStrategy": "volume-mounts", "sharedDevicesAllocationPolicy": "packed"}
+    tree.plugin(
+        TIME_SLICING | {"flags": {"plugin": own}},
+        "--device-list-strategy",
+        "cdi-cri",
+        DEVICE_LIST_STRATEGY="envvar",
+    )
+    found = plugin(tree)
+    assert found.device_list_strategy == ("cdi-cri",)
+    assert found.allocation_policy == "packed"
+    assert (found.sharing, found.replicas) == ("time-slicing", {GPU: 4})
+
+
+def test_the_operator_s_environment_is_read(tree: Tree) -> None:
+    tree.plugin(TIME_SLICING, DEVICE_LIST_STRATEGY="cdi-annotations,cdi-cri")
+    assert plugin(tree).device_list_strategy == ("cdi-annotations", "cdi-cri")
+
+
+@pytest.mark.parametrize(
+    ("sharing", "kind", "replicas", "refuses"),
+    [
+        pytest.param(
+            {"timeSlicing": {"renameByDefault": True, "resources": [{"name": GPU, "replicas": 2}]}},
+            "time-slicing",
+            {f"{GPU}.shared": 2},
+            False,
+            id="renamed",
+        ),
+        pytest.param(
+            {
+                "timeSlicing": {
+                    "failRequestsGreaterThanOne": True,
+                    "resources": [{"name": "gpu", "replicas": 2}],
+                }
+            },
+            "time-slicing",
+            {GPU: 2},
+            True,
+            id="several are refused; a name without its domain",
+        ),
+        pytest.param(
+            {"mps": {"resources": [{"name": GPU, "replicas": 3}]}},
+            "mps",
+            {GPU: 3},
+            True,
+            id="mps: refused by default",
+        ),
+        pytest.param(
+            {
+                "mps": {
+                    "failRequestsGreaterThanOne": False,
+                    "resources": [{"name": GPU, "replicas": 3}],
+                },
+                "timeSlicing": {"resources": [{"name": GPU, "replicas": 9}]},
+            },
+            "mps",
+            {GPU: 3},
+            None,
+            id="mps wins; before v0.20 it does not listen",
+        ),
+        pytest.param({"timeSlicing": {"resources": []}}, "none", {}, False, id="of nothing"),
+        pytest.param(None, "none", {}, False, id="none"),
+    ],
+)
+def test_sharing_is_read_as_the_plugin_does(
+    tree: Tree, sharing: object, kind: str, replicas: dict[str, int], refuses: bool | None
+) -> None:
+    tree.plugin({"version": "v1", "sharing": sharing})
+    found = plugin(tree)
+    assert (found.sharing, found.replicas) == (kind, replicas)
+    assert found.fail_requests_greater_than_one is refuses
+
+
+def test_a_file_that_was_replaced_is_read_anew(tree: Tree) -> None:
+    folder = tree.plugin(TIME_SLICING)
+    probe = ConfigurationProbe(tree.root)
+    read(probe)
+    tree.configure(folder, {"version": "v1"})
+    ((found,), _) = read(probe)
+    assert isinstance(found, PluginReading)
+    assert found.sharing == "none"
+
+
+def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
+    probe = ConfigurationProbe(tree.root)
+    shutil.rmtree(tree.plugin(TIME_SLICING))
+    tree.process(201, "nvidia-device-plugin")
+    assert read(probe)[1]["plugin"].state == "ok"
+    shutil.rmtree(tree.root / "201")
+    assert read(probe)[1]["plugin"].state == "absent"
+    tree.process(202, "nvidia-device-plugin")
+    for _ in range(12):  # it is not looked for in every cycle
+        state = read(probe)[1]["plugin"].state
+    assert state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(
+            lambda f: (f / "environ").unlink(), "CAP_SYS_PTRACE", id="it may not be looked into"
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").unlink(), "FileNotFoundError", id="no file"
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("a: b: c"),
+            "ValueError",
+            id="no YAML",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("[1]"),
+            "ValueError",
+            id="another YAML",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_bytes(b"\xff"),
+            "UnicodeDecodeError",
+            id="no text",
+        ),
+    ],
+)
+def test_a_plugin_whose_configuration_cannot_be_read_is_said_and_nothing_is_assumed(
+    tree: Tree, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(tree.plugin(TIME_SLICING))
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert told == []
+    assert sources["plugin"].state == "degraded"
+    assert said in sources["plugin"].message
+
+
+def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
+    for pid in (200, 201):
+        tree.process(pid, "nvidia-device-plugin")
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert told == []
+    assert sources["plugin"].state == "degraded"
+
+
+def test_the_toolkit_is_read_where_the_operator_put_it_and_else_where_packages_do(
+    tree: Tree,
+) -> None:
+    tree.plugin(TIME_SLICING)
+    assert plugin(tree).toolkit_obeys_environment is None
+    root = tree.process(1, "systemd") / "root"
+    package = root / "etc/nvidia-container-runtime/config.toml"
+    package.parent.mkdir(parents=True)
+    package.write_text("")
+    assert plugin(tree).toolkit_obeys_environment is True
+    own = root / "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
+    assert plugin(tree).toolkit_obeys_environment is False
+
+
+def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
+    folder = tree.process(300, "kubelet", *arguments)
+    for name, text in files.items():
+        path = folder / "root/etc" / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_the_kubelet_s_default_is_no_topology_policy(tree: Tree) -> None:
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml="kind: KubeletConfiguration")
+    assert policy(tree) == "none"
+
+
+def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_one_before(
+    tree: Tree,
+) -> None:
+    arguments = ["--config", "/etc/k.yaml", "--config-dir=/etc/d"]
+    files = {"k_yaml": "topologyManagerPolicy: best-effort"}
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "best-effort"
+    shutil.rmtree(tree.root / "300")
+    files |= {
+        "d__10_conf": "topologyManagerPolicy: single-numa-node",
+        "d__20_conf": "topologyManagerPolicy: restricted",
+        "d__30_conf": "podPidsLimit: 1",
+    }
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "restricted"
+    shutil.rmtree(tree.root / "300")
+    kubelet(tree, *arguments, "--topology-manager-policy=none", **files)
+    assert policy(tree) == "none"
+
+
+@pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
+def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert told == []
+    assert sources["kubelet"].state == "degraded"
+
+
+def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
+    told, sources = read(ConfigurationProbe(tree.root / "nowhere"))
+    assert told == []
+    assert {source.state for source in sources.values()} == {"absent"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--a=1", "--b", "2", "-c=3"], {"a": "1", "b": "2", "c": "3"}),
+        (["--on", "--a=1"], {"on": "", "a": "1"}),
+        (["--a=x", "--a=y"], {"a": "x,y"}),
+        (["--a=b=c", "word"], {"a": "b=c"}),
+    ],
+)
+def test_flags_are_read_as_go_programs_read_them(
+    arguments: list[str], expected: dict[str, str]
+) -> None:
+    assert parse_flags(arguments) == expected
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(ANYTHING)
+def test_whatever_the_files_hold_the_probe_tells_or_says_why_not(
+    tmp_path: Path, content: object
+) -> None:
+    root = tmp_path / "any"
+    shutil.rmtree(root, ignore_errors=True)
+    tree = Tree(root)
+    tree.plugin(yaml.safe_dump(content))
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml=yaml.safe_dump(content))
+    told, sources = read(ConfigurationProbe(tree.root))
+    assert len(told) == [source.state for source in sources.values()].count("ok")

@@ -1,0 +1,63 @@
+"""Replica ids of every plugin, and the device that each means."""
+
+import pytest
+
+from agent.probes import DeviceReading
+from agent.replicas import parse, resolve
+
+GPU = "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"
+OTHER = "GPU-00000000-483b-b48f-d7e5-75fb19a52b76"
+MIG = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
+
+
+def gpu(uuid: str, index: int) -> DeviceReading:
+    return DeviceReading("nvml", uuid, index)
+
+
+def mig(uuid: str, instance: int, parent: str = OTHER, index: int = 1) -> DeviceReading:
+    return DeviceReading("nvml", uuid, index, kind="mig", parent=parent, gpu_instance=instance)
+
+
+NODE = [gpu(GPU, 0), mig(MIG, 3), mig("MIG-b", 5), mig("MIG-c", 5)]
+
+
+@pytest.mark.parametrize(
+    ("replica", "device", "number"),
+    [
+        pytest.param(GPU, GPU, None, id="a whole GPU"),
+        pytest.param(f"{GPU}::11", GPU, 11, id="a share of one"),
+        pytest.param(MIG, MIG, None, id="a MIG device"),
+        pytest.param(f"{MIG}::0", MIG, 0, id="a share of one MIG device"),
+        pytest.param(f"MIG-{OTHER}/3/0", MIG, None, id="a MIG device of an old driver"),
+        pytest.param(f"MIG-{OTHER}/3/0::2", MIG, 2, id="a share of that"),
+        pytest.param("nvidia0", GPU, None, id="GKE: a whole GPU"),
+        pytest.param("nvidia0/vgpu3", GPU, 3, id="GKE: a share"),
+        pytest.param("nvidia1/gi3", MIG, None, id="GKE: a MIG device"),
+        pytest.param("nvidia1/gi3/vgpu2", MIG, 2, id="GKE: a share of a MIG device"),
+        pytest.param("MIG-b", "MIG-b", None, id="one of two compute instances, by its uuid"),
+    ],
+)
+def test_a_replica_means_its_device(replica: str, device: str, number: int | None) -> None:
+    assert resolve([replica], NODE) == {replica: device}
+    assert parse(replica).number == number
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [
+        pytest.param("GPU-gone::1", id="a device that is not here"),
+        pytest.param("nvidia1", id="GKE: a GPU that is cut into MIG devices"),
+        pytest.param("nvidia7/vgpu0", id="GKE: a number that is not here"),
+        pytest.param(f"MIG-{OTHER}/5/1", id="one of two compute instances, by its place"),
+        pytest.param("all", id="WSL's name where there are several"),
+        pytest.param("", id="nothing"),
+        pytest.param("::1", id="a number of nothing"),
+        pytest.param("mlx5_0", id="another plugin's"),
+    ],
+)
+def test_what_means_no_device_or_several_is_left_out(replica: str) -> None:
+    assert resolve([replica], NODE) == {}
+
+
+def test_all_means_the_only_device() -> None:
+    assert resolve(["all"], [gpu(GPU, 0)]) == {"all": GPU}
