@@ -173,7 +173,9 @@ class Table:
 
 def reach(terms: DeviceTerms) -> int:
     """The fewest replicas of which one can be of this device, for the next pod to ask."""
-    return MANY if terms.first is None else min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
+    return (
+        MANY if terms.first is None else min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
+    )
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:

@@ -103,11 +103,7 @@ def states(node: Node, counts: Sequence[int]) -> set[State]:
 
 def could_get(node: Node, waiting: Sequence[int], count: int = 1) -> set[int]:
     """The GPUs that a newcomer could be given, whatever became of the pods before it."""
-    return {
-        index
-        for state in states(node, [*waiting, count])
-        for index in state.where[-1] or ()
-    }
+    return {index for state in states(node, [*waiting, count]) for index in state.where[-1] or ()}
 
 
 def most_on(node: Node, waiting: Sequence[int]) -> list[int]:

@@ -334,6 +334,4 @@ def renamed(charge: Charge, d: Device, status: GPUNodeStatus) -> bool:
 
 def impossible_count(d: Device) -> bool:
     replicas = d.replicas
-    return (
-        min(replicas.free, replicas.allocated, replicas.unhealthy) < 0 or replicas.total > 1024
-    )
+    return min(replicas.free, replicas.allocated, replicas.unhealthy) < 0 or replicas.total > 1024

@@ -74,9 +74,7 @@ def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
     held = {"u1": promise({uuid: 15 * GIB for uuid in both}), "u2": promise(both)}
     taken = device("D0", replicas=Replicas(free=0, allocated=1))
     for leaving, awaited in ((set[str](), 0), ({"u1"}, 5)):
-        a, b = terms(
-            taken, device("D1"), promises=held, pods=[use("u1", "D0")], leaving=leaving
-        )
+        a, b = terms(taken, device("D1"), promises=held, pods=[use("u1", "D0")], leaving=leaving)
         assert (a.promised_bytes, a.awaited_bytes) == (15 * GIB, awaited * GIB)
         assert (b.promised_bytes, b.awaited_bytes, b.headroom_bytes) == (0, 20 * GIB, 4 * GIB)
 

@@ -101,8 +101,6 @@ class World:
         self.waiting.append(sizes)
 
 
-
-
 def asked(sizes: Sequence[int]) -> Pod:
     text = ",".join(f"c{number}={size}Gi" for number, size in enumerate(sizes))
     return pod(text, *(container(f"c{number}") for number in range(len(sizes))))
