@@ -25,7 +25,6 @@ from contract.quantity import format_bytes
 from extender.errors import BadSettings
 from extender.settings import QuantityBytes, read_yaml, said
 
-
 #: The stock plugin and kubelet, as they are when nobody configures them.
 _PLUGIN = Plugin(
     allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 import msgspec
 
@@ -341,11 +342,14 @@ class _Queue:
         self, devices: Sequence[Device], reservations: Mapping[str, Reservation], uses: _Uses
     ) -> None:
         self._devices = devices
+        self._reservations = reservations
+        self._holders: dict[str, Holder] = {}
         #: Resource -> replicas waited for.
         self.picks = Counter[str]()
-        self._waiting: dict[str, list[tuple[str, Reservation, Charge, int]]] = {}
+        #: Resource -> pod, its charge, the most that it asks for on any device.
+        self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
         #: Uuid -> those that were promised the device under a name that it had before.
-        self._renamed: dict[str, list[tuple[str, Reservation, Charge, int]]] = {}
+        self._renamed: dict[str, list[tuple[str, Charge, int]]] = {}
         resource_of = {device.uuid: device.resource for device in devices}
         for uid, reservation in reservations.items():
             for charge in reservation.charges:
@@ -354,7 +358,7 @@ class _Queue:
                     continue
                 self.picks[resource] += missing
                 most_bytes = max(charge.candidates.values(), default=0)
-                waiter = (uid, reservation, charge, most_bytes)
+                waiter = (uid, charge, most_bytes)
                 self._waiting.setdefault(resource, []).append(waiter)
                 for uuid in charge.candidates:
                     if resource_of.get(uuid, resource) != resource:
@@ -363,26 +367,34 @@ class _Queue:
     def for_memory(self, memory: _Memory, besides: Set[str]) -> list[Holder]:
         """Whom the plugin could send there as far as the name of the resource decides, the
         largest first; ``besides`` are there already."""
-        asked: dict[str, tuple[int, Reservation]] = {}
+        asked: dict[str, int] = {}
         for slot in memory:
             device = self._devices[slot]
             uuid = device.uuid
             for waiters in (self._waiting.get(device.resource, ()), self._renamed.get(uuid, ())):
-                for uid, reservation, charge, most_bytes in waiters:
+                for uid, charge, most_bytes in waiters:
                     size = charge.candidates.get(uuid, most_bytes)
-                    if uid not in asked or asked[uid][0] < size:
-                        asked[uid] = size, reservation
-        coming = [
-            Holder(uid, reservation.namespace, reservation.name, size, None, observed=False)
-            for uid, (size, reservation) in asked.items()
-            if uid not in besides
-        ]
-        coming.sort(key=lambda holder: -holder.requested_bytes)
+                    if asked.get(uid, -1) < size:
+                        asked[uid] = size
+        coming = [self._holder(*pair) for pair in asked.items() if pair[0] not in besides]
+        coming.sort(key=_requested_bytes, reverse=True)
         return coming
+
+    def _holder(self, uid: str, size: int) -> Holder:
+        """Mostly the same for each device."""
+        holder = self._holders.get(uid)
+        if holder is None or holder.requested_bytes != size:
+            promise = self._reservations[uid]
+            holder = Holder(uid, promise.namespace, promise.name, size, None, observed=False)
+            self._holders[uid] = holder
+        return holder
 
     def renamed(self, memory: _Memory) -> int:
         """How many may come there whatever the plugin thinks of the device's present name."""
         return sum(len(self._renamed.get(self._devices[slot].uuid, ())) for slot in memory)
+
+
+_requested_bytes = attrgetter("requested_bytes")
 
 
 class _Commitments:
@@ -404,7 +416,9 @@ class _Commitments:
         self._ending = ending
         self._ways = ways
         self._extra = extra
-        self.largest_bytes = max((h.charged_bytes for h in (*sitting, *coming)), default=0)
+        self.largest_bytes = max(
+            self._sizes[:1] + [holder.charged_bytes for holder in sitting] + [0]
+        )
         reached = any(self._arrivals(0, gone) for gone in self._gone())
         self.holders = (*sitting, *coming) if reached else tuple(sitting)
 

@@ -173,9 +173,9 @@ class Table:
 
 def reach(terms: DeviceTerms) -> int:
     """The fewest replicas of which one can be of this device, for the next pod to ask."""
-    return (
-        MANY if terms.first is None else min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
-    )
+    if terms.first is None:
+        return MANY
+    return min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:

@@ -10,7 +10,6 @@ be built here: ``test_plugin`` and ``test_resolutions`` hold it against its sour
 
 import os
 import random
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -26,13 +25,12 @@ WALKS = 5
 
 
 @pytest.fixture
-def _root(request: pytest.FixtureRequest) -> Iterator[None]:
+def _root(request: pytest.FixtureRequest) -> None:
     if os.geteuid() != 0:
         pytest.skip("the plugin's paths are fixed: it needs a mount namespace of its own, and root")
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
         built("nvidia-device-plugin")
-    yield
 
 
 @pytest.mark.slow
