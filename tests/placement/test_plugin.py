@@ -3,7 +3,7 @@
 from itertools import combinations_with_replacement, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
@@ -73,5 +73,11 @@ def nodes(draw: DrawFn, most_leaving: int = 2) -> Node:
 @settings(max_examples=300, deadline=None)
 @given(nodes(most_leaving=1), st.integers(0, 4), st.integers(1, 3))
 def test_random_nodes_of_uneven_gpus(node: Node, waiting: int, newcomer: int) -> None:
-    if sum(stock.free for stock in stocks(node)) >= waiting + newcomer:
-        check(node, waiting, newcomer)
+    assume(sum(stock.free for stock in stocks(node)) >= waiting + newcomer)
+    check(node, waiting, newcomer)
+
+
+def test_a_full_device_is_packed_next_when_one_of_its_pods_has_gone() -> None:
+    """That one replica less makes it stand behind a device that others fill up meanwhile."""
+    for waiting in range(4):
+        check(Node((Gpu(1, allocated=1, leaving=1), Gpu(4, allocated=1)), "packed"), waiting)

@@ -10,7 +10,7 @@ from contract.annotations import VRAM
 from contract.gpunode import Plugin, PodUse, Replicas, Reservation
 from extender.placement.snapshot import NodeTerms
 from tests.builders import FRESH_S, container, device, judged, pod, promise, shared, terms
-from tests.plugin.stock import StockPlugin
+from tests.nvidia.stock import StockPlugin
 
 #: Answers to the same question after which a device that never came is taken never to come.
 ENOUGH = 600

@@ -1,11 +1,11 @@
-"""Answers of NVIDIA's device plugin v0.19.3, kept: python -m tests.plugin.recorded"""
+"""Answers of NVIDIA's device plugin v0.19.3, kept: python -m tests.nvidia.recorded"""
 
 from pathlib import Path
 
 import msgspec
 
-from tests.plugin.states import Gpu, State, answered, states
-from tests.plugin.stock import StockPlugin
+from tests.nvidia.states import Gpu, State, answered, states
+from tests.nvidia.stock import StockPlugin
 
 RECORDED = Path(__file__).parents[1] / "recorded/device-plugin/preferred.json"
 ASKED = [(2, 16, 40), (3, 5, 60), (4, 4, 80), (8, 10, 60)]
