@@ -209,10 +209,13 @@ def gpunode(
     initialised: bool = True,
     pods: Sequence[PodUse] = (),
     observed_at: str = STAMP,
+    plugin: Plugin | None = None,
 ) -> GPUNode:
     """An initialised node that reports these devices; without any it has not reported yet."""
     return GPUNode(
         metadata=ObjectMeta(name=name, uid=uid, resource_version=version),
         spec=GPUNodeSpec(initialised=initialised, reservations=dict(promises or {})),
-        status=status(*devices, pods=pods, observed_at=observed_at) if devices else None,
+        status=(
+            status(*devices, pods=pods, observed_at=observed_at, plugin=plugin) if devices else None
+        ),
     )
