@@ -255,23 +255,26 @@ class TestDevicesThatThePluginCouldGive:
         assert reason(state) is Reason.BAD_NODE_ANNOTATION
 
     def test_a_device_that_is_no_candidate_any_more_makes_room(self) -> None:
-        """The pod on its way could have been given D0, and the next one D1."""
-        coming = {**self.promises, "w": promise({"D0": GIB})}
-        state = state_of(*seen(kube_node(), self.reported(promises=coming), *self.sitting()))
+        """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
+        even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
+        one_more = [even[0], shared("D1", free=1, allocated=3)]
+        full = {"u": promise({"D1": 24 * GIB})}
+        rows = [
+            use("u", "D1"),
+            use("s", "D1", 0),
+            use("t", "D0", 0),
+            use("t", "D0", 0, replica="1"),
+        ]
+        state = state_of(
+            *seen(kube_node(), *(pod("1M", uid=uid, name=uid, node="n") for uid in "ust")),
+            *seen(gpunode(*even, promises=full, pods=rows, plugin=DISTRIBUTED)),
+        )
         assert reason(state) is Reason.MEMORY_ON_SOME
         state.take_roomier()
-        d0, d1 = shared("D0", free=1, allocated=3), shared("D1", free=0, allocated=3, healthy=False)
-        after = gpunode(
-            d0,
-            d1,
-            version="2",
-            promises=coming,
-            pods=[*self.rows, use("w", "D0")],
-            plugin=DISTRIBUTED,
-        )
+        rows.append(use("s", "D1", 0, replica="1"))
+        after = gpunode(*one_more, version="2", promises=full, pods=rows, plugin=DISTRIBUTED)
         state.apply(seen(after))
         assert state.take_roomier() == ["n"]
-        assert reason(state) is None
 
 
 class TestFreshness:

@@ -165,6 +165,35 @@ def test_a_pod_pushed_on_by_a_later_one_asks_there_for_what_is_noted() -> None:
     )
 
 
+def test_a_small_pod_is_refused_that_could_push_a_large_one_to_where_it_has_no_room() -> None:
+    """Alone, the large one gets D0, which holds nothing; with another before it, D1 too."""
+    uses = [use("s", "D1", replica="0")]
+    large = {"s": promise({"D1": 20 * GIB}), "u": promise({"D0": 8 * GIB})}
+    devices = held("D0", 0), held("D1", 1)
+    node = weighed(*devices, pods=uses, promises=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
+    assert node.devices[1].awaited_bytes == 0
+    assert not judged("1Gi", node)[1].fits[0]
+    large["u"] = promise({"D0": 4 * GIB})
+    node = weighed(*devices, pods=uses, promises=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
+    assert judged("1Gi", node)[1].fits[0]
+
+
+def test_a_pod_of_two_containers_makes_way_for_one_more_than_a_pod_of_one() -> None:
+    """D0 gets the first pick, D1 the next or the one after, D0 again: with one container on D1 the
+    other can be the third on D0."""
+    devices = held("D0", 0), held("D1", 1)
+    both = {f"u{n}": promise({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
+    node = weighed(
+        *devices,  # type: ignore[arg-type]
+        pods=[use("s", "D1", 0, replica="0")],  # type: ignore[arg-type]
+        promises=both,
+        plugin=DISTRIBUTED,
+    )
+    assert node.devices[0].awaited_bytes == 24 * GIB
+    two = pod("1Gi", container("a"), container("b"))
+    assert not judged(two, node)[1].fits[0]
+
+
 class TestSeveralReplicasForOneContainer:
     two = pod("1Gi", container(gpus=2))
 
