@@ -28,14 +28,10 @@ class Chance:
     _choice: Choice
     _place: int
 
-    def arrivals(self, newcomers: int, gone: int) -> int:
-        """The most replicas of it that pods on their way can hold, ``newcomers`` picks included,
-        when at most ``gone`` of those that are leaving have been let go; 0 where none can come."""
-        most = self._choice.most(self._place, self.picks + newcomers, gone)
-        return most + self.unexplained
-
-    def may_come(self, newcomers: int, gone: int) -> bool:
-        return self._choice.most(self._place, self.picks + newcomers, gone) > 0
+    def most(self, newcomers: int, gone: int) -> int:
+        """The most replicas of it that pods on their way can be given, ``newcomers`` picks
+        included, when at most ``gone`` of those that are leaving have been let go."""
+        return self._choice.most(self._place, self.picks + newcomers, gone)
 
 
 def chances(

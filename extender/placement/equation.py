@@ -408,54 +408,56 @@ class _Commitments:
         ways: list[Chance],
         extra: int,
     ) -> None:
-        self.sitting_bytes = sum(holder.charged_bytes for holder in sitting)
+        charged = [holder.charged_bytes for holder in sitting]
+        self.sitting_bytes = sum(charged)
         self._sizes = [holder.requested_bytes for holder in coming]
+        self.largest_bytes = max((*self._sizes[:1], *charged, 0))
         #: Number of pods -> the most bytes that so many of those that come can ask for.
         self._most_bytes = [0, *accumulate(self._sizes)]
         #: Bytes of each pod that is ending, the smallest first.
         self._ending = ending
         self._ways = ways
-        self._extra = extra
-        self.largest_bytes = max(
-            self._sizes[:1] + [holder.charged_bytes for holder in sitting] + [0]
-        )
-        reached = any(self._arrivals(0, gone) for gone in self._gone())
-        self.holders = (*sitting, *coming) if reached else tuple(sitting)
-
-    @property
-    def awaited_bytes(self) -> int:
-        """What those that come add to those that sit, in the worst case."""
-        return max(
-            self._top(self._arrivals(0, gone)) - self._freed_bytes(gone) for gone in self._gone()
+        #: How many may be there that the plugin's choice says nothing about.
+        self._besides = extra + sum(way.unexplained for way in ways)
+        #: How many of the replicas that are leaving may have been let go; where devices share the
+        #: memory it is not looked into which pod leaves which.
+        self._gone = range(ways[0].leaving + 1 if len(ways) == 1 else 1)
+        arrivals = [self._most(0, gone) + self._besides for gone in self._gone]
+        self.holders = (*sitting, *coming) if any(arrivals) else tuple(sitting)
+        #: What those that come add to those that sit, in the worst case.
+        self.awaited_bytes = max(
+            self._top(count) - self._freed_bytes(gone)
+            for gone, count in zip(self._gone, arrivals, strict=True)
         )
 
     def room_bytes(self, left_bytes: int, picks: int) -> int:
         """What is left of ``left_bytes`` for a newcomer that asks for so many replicas."""
-        rooms: list[int] = []
-        for gone in self._gone():
-            if not any(way.may_come(picks, gone) for way in self._ways):
+        least: int | None = None
+        for gone in self._gone:
+            most = self._most(picks, gone)
+            if not most:
                 continue
-            besides = self._arrivals(picks, gone) - 1
-            taken_bytes = self.sitting_bytes - self._freed_bytes(gone) + self._top(besides)
+            others = most + self._besides - 1
+            taken_bytes = self.sitting_bytes - self._freed_bytes(gone) + self._top(others)
             room_bytes = left_bytes - taken_bytes
-            instead_bytes = self._sizes[besides] if besides < len(self._sizes) else 0
-            rooms.append(room_bytes - (instead_bytes if instead_bytes > room_bytes else 0))
-        return min(rooms, default=left_bytes - self.sitting_bytes - self.awaited_bytes)
+            if others < len(self._sizes) and self._sizes[others] > room_bytes:
+                # The newcomer can push that one here, if it is given another device itself.
+                room_bytes -= self._sizes[others]
+            least = room_bytes if least is None else min(least, room_bytes)
+        if least is None:
+            return left_bytes - self.sitting_bytes - self.awaited_bytes
+        return least
 
-    def _gone(self) -> range:
-        """How many of the replicas that are leaving may have been let go."""
-        return range(self._ways[0].leaving + 1) if len(self._ways) == 1 else range(1)
-
-    def _arrivals(self, newcomers: int, gone: int) -> int:
-        """The most pods on their way that can be there, of several devices at most the sum."""
+    def _most(self, newcomers: int, gone: int) -> int:
+        """The most pods on their way that the plugin can send here, of several devices at most the
+        sum."""
         if len(self._ways) == 1:
-            return self._ways[0].arrivals(newcomers, gone) + self._extra
-        return sum(way.arrivals(newcomers, way.leaving) for way in self._ways) + self._extra
+            return self._ways[0].most(newcomers, gone)
+        return sum(way.most(newcomers, way.leaving) for way in self._ways)
 
     def _freed_bytes(self, gone: int) -> int:
-        """What is free at least when so many of the replicas that are leaving have been let go;
-        nothing where devices share the memory: who then leaves which is not looked into."""
-        if len(self._ways) > 1:
+        """What is free at least when so many of the replicas that are leaving have been let go."""
+        if not gone:
             return 0
         staying = self._ways[0].leaving - gone
         return sum(self._ending[: max(0, len(self._ending) - staying)])
