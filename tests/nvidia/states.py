@@ -93,10 +93,10 @@ def states(replicas: int, gpus: int, seed: int, count: int) -> Iterator[State]:
             unhealthy = int(taken > 0 and draw.random() < 0.2)
             some.append(Gpu(tuple(sorted(numbers[taken:])), unhealthy, draw.randint(0, 1)))
         free = sum(len(gpu.free) for gpu in some)
-        size = draw.choice([1, 1, 2, 3])
+        size = draw.choice([1, 1, 1, 1, 2, 3])
         if free < size:
             continue
-        waiting = draw.choice([0, 0, 1, 2, 5]) if size == 1 else 0
+        waiting = draw.choice([0, 0, 0, 1, 2, 5]) if size == 1 else 0
         yield State(replicas, tuple(some), draw.random() < 0.3, size, min(waiting, free - size))
         count -= 1
 

@@ -19,7 +19,7 @@ from tests.nvidia.states import answered, devices_of, states, walked
 from tests.nvidia.stock import StockPlugin
 
 #: GPUs and replicas of the plugins that are asked, and how many states of each.
-ASKED = [(1, 2, 20), (2, 16, 300), (3, 5, 400), (4, 4, 500), (5, 3, 300), (6, 8, 300), (8, 10, 300)]
+ASKED = [(1, 2, 20), (2, 16, 400), (3, 5, 600), (4, 4, 700), (5, 3, 500), (6, 8, 500), (8, 10, 400)]
 WALKS = 5
 
 
@@ -60,7 +60,7 @@ def test_its_answers_are_our_candidates() -> None:
         f"for one replica ({answers} devices given); {walks} walks"
     )
     assert tried == sum(count for _, _, count in ASKED)
-    assert single > 800
+    assert single > 900
 
 
 @pytest.mark.usefixtures("binaries")

@@ -104,6 +104,18 @@ def test_the_memory_of_a_pod_that_is_ending_goes_with_its_replica() -> None:
     assert stays.first is None
 
 
+def test_of_the_pods_that_are_ending_the_smallest_goes_first() -> None:
+    full = shared("a", free=0, allocated=2)
+    sizes = {"small": 2, "large": 20}
+    (found,) = weigh(
+        full,
+        pods=[use(uid, "a") for uid in sizes],
+        promises={uid: promise({"a": size * GIB}) for uid, size in sizes.items()},
+        leaving=set(sizes),
+    )
+    assert (found.first, found.room_bytes) == (0, 4 * GIB)
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
