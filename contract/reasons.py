@@ -39,7 +39,7 @@ class Reason(Enum):
     NOT_INITIALISED = ("not_initialised", "GPU ledger of the node is being set up", False)
     BAD_NODE_ANNOTATION = (
         "bad_node_annotation",
-        "annotation headroom.gpu/reserve of the node is not valid",
+        "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid",
         False,
     )
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
@@ -55,7 +55,7 @@ class Reason(Enum):
     SM_ABOVE_LIMIT = ("sm_above_limit", "SM activity of a GPU is unknown or above the limit", False)
     TOO_MANY_SHARED = (
         "too_many_shared",
-        "more than one replica of an MPS GPU in one container",
+        "more than one replica of a shared GPU in one container",
         False,
     )
     NO_REPLICA = ("no_replica", "no free GPU replica", True)

@@ -16,6 +16,7 @@ from contract.gpunode import (
     GPUNode,
     GPUNodeSpec,
     GPUNodeStatus,
+    Plugin,
     Replicas,
     Summary,
 )
@@ -23,6 +24,11 @@ from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import format_bytes
 from extender.errors import BadSettings
 from extender.settings import QuantityBytes, read_yaml, said
+
+#: The stock plugin and kubelet, as they are when nobody configures them.
+_PLUGIN = Plugin(
+    allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"
+)
 
 
 class _Strict(BaseModel):
@@ -110,6 +116,7 @@ class Fleet(_Strict):
                 status = GPUNodeStatus(
                     observed_at=stamp,
                     devices=[_device(nodes, name, index) for index in range(nodes.gpus)],
+                    plugin=_PLUGIN,
                     summary=summary,
                 )
                 yield GPUNode(

@@ -21,7 +21,7 @@ BUDGETS_S = {
     "kubelet": 220,
     "ledger": 20,
     "model": 60,
-    "nvidia": 10,
+    "nvidia": 45,
     "placement": 60,
     "sources": 30,
     "standin": 120,

@@ -1,15 +1,16 @@
 """Small worlds with defaults: a test says only what it is about."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from contract.annotations import VRAM
+from contract.annotations import VRAM, DeviceChoice
 from contract.gpunode import (
     Charge,
     Device,
     GPUNode,
     GPUNodeSpec,
     GPUNodeStatus,
+    Plugin,
     PodUse,
     Replicas,
     Reservation,
@@ -134,10 +135,22 @@ def request(
     return understood
 
 
+#: A stock plugin and kubelet; by default a report does not say what they are.
+DISTRIBUTED = Plugin(allocation_policy="distributed", topology_manager_policy="none")
+
+
 def status(
-    *devices: Device, pods: Sequence[PodUse] = (), observed_at: str = STAMP
+    *devices: Device,
+    pods: Sequence[PodUse] = (),
+    observed_at: str = STAMP,
+    plugin: Plugin | None = None,
 ) -> GPUNodeStatus:
-    return GPUNodeStatus(observed_at=observed_at, devices=list(devices), pods=list(pods))
+    return GPUNodeStatus(
+        observed_at=observed_at,
+        devices=list(devices),
+        pods=list(pods),
+        plugin=plugin or Plugin(),
+    )
 
 
 def terms(
@@ -146,8 +159,12 @@ def terms(
     promises: Mapping[str, Reservation] | None = None,
     reserve_bytes: int = 0,
     tolerance_bytes: int = 64 * MIB,
+    plugin: Plugin | None = None,
+    leaving: Set[str] = frozenset(),
+    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> tuple[DeviceTerms, ...]:
-    return weigh(status(*devices, pods=pods), promises or {}, reserve_bytes, tolerance_bytes)
+    report = status(*devices, pods=pods, plugin=plugin)
+    return weigh(report, promises or {}, reserve_bytes, tolerance_bytes, leaving, device_choice)
 
 
 def weighed(
@@ -192,10 +209,13 @@ def gpunode(
     initialised: bool = True,
     pods: Sequence[PodUse] = (),
     observed_at: str = STAMP,
+    plugin: Plugin | None = None,
 ) -> GPUNode:
     """An initialised node that reports these devices; without any it has not reported yet."""
     return GPUNode(
         metadata=ObjectMeta(name=name, uid=uid, resource_version=version),
         spec=GPUNodeSpec(initialised=initialised, reservations=dict(promises or {})),
-        status=status(*devices, pods=pods, observed_at=observed_at) if devices else None,
+        status=(
+            status(*devices, pods=pods, observed_at=observed_at, plugin=plugin) if devices else None
+        ),
     )

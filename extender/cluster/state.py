@@ -9,9 +9,16 @@ from collections.abc import Iterable, Set
 
 import msgspec
 
-from contract.annotations import DEFAULT_VRAM, RESERVE, parse_reserve
+from contract.annotations import (
+    DEFAULT_VRAM,
+    DEVICE_CHOICE,
+    RESERVE,
+    DeviceChoice,
+    parse_device_choice,
+    parse_reserve,
+)
 from contract.errors import BadAnnotation
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod
 from contract.reasons import Reason
@@ -41,10 +48,10 @@ from extender.placement.placed import Placement, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
 from extender.placement.snapshot import MOST_BYTES, NodeTerms, Snapshot
-from extender.placement.table import Table, build
+from extender.placement.table import Table, build, reach
 
 #: Less than any device has.
-NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES)
+NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 
 class ClusterState:
@@ -142,7 +149,7 @@ class ClusterState:
             pod,
             self._default_vram.get(pod.metadata.namespace),
             gpunode.status.devices if gpunode.status else (),
-            self._reserve(gpunode.name)[0],
+            self._wishes(gpunode.name)[0],
             self.rules,
         )
 
@@ -338,7 +345,7 @@ class ClusterState:
         ``assumed`` is for filter only: a bind that counted others on their way would refuse for
         promises that are never made.
         """
-        reserve_bytes, reason = self._reserve(name)
+        reserve_bytes, device_choice, reason = self._wishes(name)
         if name not in self._nodes:
             reason = Reason.UNKNOWN_NODE
         elif reason is None and (gpunode is None or gpunode.status is None):
@@ -347,9 +354,17 @@ class ClusterState:
             reason = Reason.NOT_INITIALISED
         if gpunode is None or gpunode.status is None:
             return NodeTerms(name, reason, NEVER_S)
-        promises = {**dict(assumed), **self._bystanders_of(gpunode), **gpunode.spec.reservations}
+        coming = dict(assumed)
+        promises = {**coming, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
-        devices = weigh(gpunode.status, promises, reserve_bytes, self.rules.unowned_tolerance_bytes)
+        devices = weigh(
+            gpunode.status,
+            promises,
+            reserve_bytes,
+            self.rules.unowned_tolerance_bytes,
+            self._leaving(gpunode.status, name) - coming.keys(),
+            device_choice,
+        )
         return NodeTerms(name, reason, self._fresh_until_s(name), devices)
 
     def _fresh_until_s(self, name: str) -> float:
@@ -358,15 +373,30 @@ class ClusterState:
             moved_at_s = max(moved_at_s, self._leases[name].moved_at_s)
         return moved_at_s + self._stale_after_s
 
-    def _reserve(self, name: str) -> tuple[int, Reason | None]:
+    def _leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
+        """Pods that the report still shows and that are ending, have ended or are gone: before the
+        next pod is admitted the kubelet takes back what they hold, or does not."""
+        staying = {
+            pod.metadata.uid
+            for pod in self._sitting_on.get(name, ())
+            if not pod.metadata.deletion_timestamp
+        }
+        return {use.uid for use in status.pods} - staying
+
+    def _wishes(self, name: str) -> tuple[int, DeviceChoice, Reason | None]:
+        """What the node's annotations ask for: bytes kept free, who chooses the device; and the
+        reason why nothing is placed there while one of them cannot be read."""
         node = self._nodes.get(name)
-        text = (node.metadata.annotations or {}).get(RESERVE) if node else None
-        if text is None:
-            return 0, None
+        annotations = (node.metadata.annotations if node else None) or {}
+        reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
         try:
-            return parse_reserve(text), None
+            return (
+                0 if reserve is None else parse_reserve(reserve),
+                DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
+                None,
+            )
         except BadAnnotation:
-            return 0, Reason.BAD_NODE_ANNOTATION
+            return 0, DeviceChoice.PREDICTED, Reason.BAD_NODE_ANNOTATION
 
     def _bystanders_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
         """The pods on the node that this very object promises nothing to: one held earlier may
@@ -393,10 +423,11 @@ def _grew(before: NodeTerms | None, after: NodeTerms) -> bool:
     )
 
 
-def _room(terms: DeviceTerms) -> tuple[int, int, int]:
-    """Whether it takes pods, bytes left, replicas left."""
+def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
+    """Whether it takes pods, bytes left, replicas left, and how far it is from being given to the
+    next pod: what cannot be given needs no room."""
     replicas = terms.device.replicas.free - terms.awaited_replicas
-    return int(terms.fence is None), terms.headroom_bytes, replicas
+    return int(terms.fence is None), terms.room_bytes, replicas, reach(terms)
 
 
 def _older(new: GPUNode, held: GPUNode) -> bool:

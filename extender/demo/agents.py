@@ -16,7 +16,9 @@ from extender.demo.referee import Landed
 from extender.demo.wire import Connection
 from extender.demo.workload import CONTAINER, MIB, NAMESPACE, DemoPod
 
-_PLUGIN = Plugin(allocation_policy="distributed", device_list_strategy="envvar")
+_PLUGIN = Plugin(
+    allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,9 +111,18 @@ class HeadroomScheduler:
         return max(scores, key=lambda priority: priority.score).host
 
     def _send_bind(self, bind: _Bind) -> None:
-        connection = self._idle.pop() if self._idle else Connection(self._verbs_url)
+        connection = self._open_connection()
         connection.send("/bind", binding_args(bind.pod, bind.node))
         self._flying[connection] = bind
+
+    def _open_connection(self) -> Connection:
+        """One that idles and that the server has not closed, as it does after a few seconds."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not select.select([connection], [], [], 0)[0]:
+                return connection
+            connection.close()
+        return Connection(self._verbs_url)
 
     def _answered(self, must_wait: bool) -> list[tuple[_Bind, str]]:
         """Binds that are answered by now, with their error; at least one if ``must_wait``."""

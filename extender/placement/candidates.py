@@ -1,7 +1,8 @@
-"""Which devices a pod could end on: the kubelet and the plugin choose, by counting replicas.
+"""Which devices a pod could end on, for all nodes at once.
 
-First cut of DESIGN section 5: every device of the resource that has a free replica, whatever its
-memory and whatever we think of its health, because the plugin looks at neither.
+The kubelet and the plugin choose, by counting replicas, whatever the memory and whatever we think
+of the device's health. What they could do was reckoned when the node was weighed
+(``placement.plugin``); here it is only read.
 """
 
 import numpy as np
@@ -19,7 +20,8 @@ def slots_of(resource: str, snap: Snapshot) -> Mask:
     return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
 
-def candidates(slots: Mask, snap: Snapshot) -> Mask:
-    """(nodes, slots) where the plugin could place the next replica of these slots' resource."""
-    chosen: Mask = slots & (snap.columns.replicas_free > 0)
+def candidates(slots: Mask, count: int, snap: Snapshot) -> Mask:
+    """(nodes, slots) where the plugin could place one of the next ``count`` replicas of these
+    slots' resource."""
+    chosen: Mask = slots & (snap.columns.reach <= count)
     return chosen

@@ -3,35 +3,47 @@
     allocatable(d) = memory - driver reserved - node reserve
     committed(d)   = promised(d) + awaited(d) + strays(d) + unowned(d)
     headroom(d)    = allocatable(d) - committed(d)
+    room(d)        = what is left for one more pod, if the plugin gives it d
 
-*promised*: for each pod that sits on d, or on a shared device may sit there, the larger of its
-request and what it was measured to use. *awaited*: an unshared device holds one pod at a time, so
-of all pods bound but not yet observed only the largest can end on it; counting each of them on
-each device would fill the node with ghosts. *strays*: measured use of pods without a reservation.
-*unowned*: use that belongs to no pod we know, beyond the tolerance.
+*promised*: for each pod that sits on d, the larger of its request and what it was measured to use.
+*awaited*: what pods bound but not yet observed add in the worst case. ``placement.plugin`` says
+how many of them can reach d; those are taken to be the largest. Pods that are ending count as
+there or as gone, whichever is worse: when one has let go of its replica, its memory is free too,
+because the kubelet takes a replica back after the containers have ended. *strays*: measured use of
+pods without a reservation. *unowned*: use that belongs to no pod we know, beyond the tolerance.
+
+A newcomer changes what the others can do: of two equal devices only one is reached by the next pod,
+but both by the next two. So *room* is reckoned with one more pick: where it takes d, all but one of
+those that could reach d are there with it; and where the largest of those that could come in its
+stead has no room, nobody is let in.
 
 The terms are those of a *memory*, not of a device: MIG compute instances of one GPU instance share
-one, and each of them shows all that is taken of it. Such a memory can hold several pods at once,
-as that of a shared device can, so there too everybody who may come is promised, none awaited.
+one, and each of them shows all that is taken of it.
 
 All figures are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 
 import msgspec
 
+from contract.annotations import DeviceChoice
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
     MAX_REPLICAS,
     Charge,
     Device,
     GPUNodeStatus,
+    Plugin,
     Reservation,
 )
 from contract.reasons import Reason
+from extender.placement.chances import ALL_PICKS, Chance, chances
+from extender.placement.plugin import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +70,29 @@ class DeviceTerms:
 
     device: Device
     reserve_bytes: int
+    #: Zero where the figures make no sense or the reserves take it all.
+    allocatable_bytes: int
     promised_bytes: int
     awaited_bytes: int
     strays_bytes: int
     unowned_bytes: int
+    #: Left for a pod that asks for one replica of this device's resource, and for one that asks
+    #: for more, if this device is given to it; negative where nobody may come.
+    room_bytes: int
+    several_room_bytes: int
     #: Replicas of this device's resource promised to pods that were not observed yet.
     awaited_replicas: int
+    #: How the plugin is taken to choose.
+    policy: Policy
+    #: How many replicas of its resource must be given out before one of this device can be; None:
+    #: none of it ever can.
+    first: int | None
+    #: Replicas of it that are held by pods that are ending.
+    leaving: int
+    #: Whether the plugin refuses a container that asks for more than one replica of it.
+    single: bool
+    #: Whether nobody on it, or on the way to it, asks for more than a replica is worth.
+    slot_safe: bool
     #: Those of the whole memory, where several devices share it.
     holders: tuple[Holder, ...]
     #: How many devices share this one's memory, itself included.
@@ -82,14 +111,6 @@ class DeviceTerms:
         return self.shared or self.sharers > 1
 
     @property
-    def allocatable_bytes(self) -> int:
-        """Zero where the figures make no sense or the reserves take it all."""
-        if self.fence is Reason.CONTRADICTORY_REPORT:
-            return 0
-        left = self.device.memory_bytes - self.device.reserved_bytes - self.reserve_bytes
-        return max(0, left)
-
-    @property
     def committed_bytes(self) -> int:
         return self.promised_bytes + self.awaited_bytes + self.strays_bytes + self.unowned_bytes
 
@@ -104,54 +125,87 @@ def weigh(
     reservations: Mapping[str, Reservation],
     reserve_bytes: int,
     unowned_tolerance_bytes: int,
+    leaving: Set[str] = frozenset(),
+    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> tuple[DeviceTerms, ...]:
     """Weigh every device that the node reports, in the report's order.
 
-    ``reservations`` maps pod uid to what was promised, bystanders included.
+    ``reservations`` maps pod uid to what was promised, bystanders included; ``leaving`` are the
+    uids of pods that are ending or have ended.
     """
     devices = status.devices
     memories = _memories(devices)
     uses = _Uses(status)
-    holders = _holders(devices, memories, reservations, uses)
     fences = _fences(devices, memories)
-    awaited_replicas = Counter[str]()
-    for uid, reservation in reservations.items():
-        for charge in reservation.charges:
-            awaited_replicas[charge.resource] += uses.missing(uid, charge)
-
-    weighed: list[DeviceTerms] = []
+    queue = _Queue(devices, reservations, uses)
+    ways = chances(
+        devices,
+        status.plugin,
+        device_choice,
+        queue.picks,
+        [uses.replicas_of(slot, leaving) for slot in range(len(devices))],
+        [uses.replicas_of(slot) for slot in range(len(devices))],
+    )
+    weighed: dict[_Memory, _Commitments] = {}
+    terms: list[DeviceTerms] = []
     for slot, device in enumerate(devices):
         mates = memories[slot]
-        held = holders[mates]
-        # Whether several pods can be in this memory at once.
-        common = device.sharing != "none" or len(mates) > 1
-        sitting = [h.charged_bytes for h in held if h.observed]
-        coming = [h.charged_bytes for h in held if not h.observed]
+        if mates not in weighed:
+            sitting = _sitting(mates, devices, reservations, uses)
+            weighed[mates] = _Commitments(
+                sitting=sitting,
+                coming=queue.for_memory(mates, {holder.uid for holder in sitting}),
+                ending=sorted(h.charged_bytes for h in sitting if h.uid in leaving),
+                ways=[ways[mate] for mate in mates],
+                extra=queue.renamed(mates),
+            )
+        held = weighed[mates]
         strays_bytes = uses.strays(mates, reservations)
         fence, fence_detail = fences.get(slot, (None, ""))
+        believed = fence is not Reason.CONTRADICTORY_REPORT
         unowned_bytes = 0
-        if fence is not Reason.CONTRADICTORY_REPORT:
-            explained_bytes = sum(sitting) + strays_bytes
+        if believed:
+            explained_bytes = held.sitting_bytes + strays_bytes
             unowned_bytes = _unowned(
                 [devices[i] for i in mates], uses.known(mates), explained_bytes
             )
-        weighed.append(
+            unowned_bytes = max(0, unowned_bytes - unowned_tolerance_bytes)
+        allocatable_bytes = device.memory_bytes - device.reserved_bytes - reserve_bytes
+        allocatable_bytes = max(0, allocatable_bytes) if believed else 0
+        left_bytes = allocatable_bytes - strays_bytes - unowned_bytes
+        terms.append(
             DeviceTerms(
                 device=device,
                 reserve_bytes=reserve_bytes,
-                promised_bytes=sum(sitting) + (sum(coming) if common else 0),
-                # One pod at a time: the next can only come when the one that sits has gone.
-                awaited_bytes=0 if common else max(0, max(coming, default=0) - sum(sitting)),
+                allocatable_bytes=allocatable_bytes,
+                promised_bytes=held.sitting_bytes,
+                awaited_bytes=held.awaited_bytes,
                 strays_bytes=strays_bytes,
-                unowned_bytes=max(0, unowned_bytes - unowned_tolerance_bytes),
-                awaited_replicas=awaited_replicas[device.resource],
-                holders=held,
+                unowned_bytes=unowned_bytes,
+                room_bytes=held.room_bytes(left_bytes, 1),
+                several_room_bytes=held.room_bytes(left_bytes, ALL_PICKS),
+                awaited_replicas=ways[slot].picks,
+                policy=ways[slot].policy,
+                first=ways[slot].first,
+                leaving=ways[slot].leaving,
+                single=_refuses_several(device, status.plugin),
+                slot_safe=held.largest_bytes
+                <= allocatable_bytes // max(1, device.replicas.total if believed else 1),
+                holders=held.holders,
                 sharers=len(mates),
                 fence=fence,
                 fence_detail=fence_detail,
             )
         )
-    return tuple(weighed)
+    return tuple(terms)
+
+
+def _refuses_several(device: Device, plugin: Plugin) -> bool:
+    """Whether it refuses a container with several shared replicas, after the pod was bound."""
+    if device.sharing == "none":
+        return False
+    refuses = plugin.fail_requests_greater_than_one
+    return device.sharing == "mps" if refuses is None else refuses
 
 
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
@@ -213,9 +267,16 @@ class _Uses:
             used = self._bytes.setdefault(slot, {})
             used[row.uid] = _sum_known(used.get(row.uid, 0), row.used_bytes)
 
-    def slots(self, uid: str) -> Collection[int]:
-        """Where the pod was observed."""
-        return self._replicas.get(uid, {}).keys()
+    def uids(self, slot: int) -> Collection[str]:
+        """The pods that were observed there."""
+        return self._bytes.get(slot, {}).keys()
+
+    def replicas_of(self, slot: int, uids: Set[str] | None = None) -> int:
+        """How many replicas these pods were observed to hold there; None: all pods."""
+        held = self._bytes.get(slot, {}).keys()
+        return sum(
+            len(self._replicas[uid][slot]) for uid in (held if uids is None else held & uids)
+        )
 
     def missing(self, uid: str, charge: Charge) -> int:
         """Replicas of a charge that the pod was not observed to hold."""
@@ -246,33 +307,163 @@ def _sum_known(*figures: int | None) -> int | None:
     return sum(known) if len(known) == len(figures) else None
 
 
-def _holders(
+def _sitting(
+    memory: _Memory,
     devices: Sequence[Device],
-    memories: Sequence[_Memory],
     reservations: Mapping[str, Reservation],
     uses: _Uses,
-) -> dict[_Memory, tuple[Holder, ...]]:
-    """Of each memory, the pods with a reservation that sit there or may come."""
-    holders: dict[_Memory, list[Holder]] = {memory: [] for memory in memories}
-    for uid, reservation in reservations.items():
-        seen = uses.slots(uid)
-        waiting = [charge for charge in reservation.charges if uses.missing(uid, charge)]
-        #: Memory -> most bytes asked there, and whether the pod was seen there.
-        places: dict[_Memory, tuple[int, bool]] = {}
-        for slot, device in enumerate(devices):
-            sits = slot in seen
+) -> list[Holder]:
+    """The pods with a reservation that were seen in this memory."""
+    holders: list[Holder] = []
+    for uid in dict.fromkeys(uid for slot in memory for uid in uses.uids(slot)):
+        reservation = reservations.get(uid)
+        if reservation is None:
+            continue
+        asked = 0
+        for slot in memory:
+            device = devices[slot]
             due = (
-                _due(reservation, device) if sits else [c for c in waiting if _may_come(c, device)]
+                _due(reservation, device)
+                if uid in uses.uids(slot)
+                # Elsewhere in the same memory it may still be given what it waits for.
+                else [c for c in reservation.charges if _means(c, device) and uses.missing(uid, c)]
             )
-            if sits or due:
-                asked, sat = places.get(memories[slot], (0, False))
-                most = max((_bytes_on(charge, device) for charge in due), default=0)
-                places[memories[slot]] = (max(asked, most), sat or sits)
-        for memory, (asked, sits) in places.items():
-            measured = uses.measured(uid, memory)
-            names = reservation.namespace, reservation.name
-            holders[memory].append(Holder(uid, *names, asked, measured, sits))
-    return {memory: tuple(held) for memory, held in holders.items()}
+            asked = max(asked, *(_bytes_on(charge, device) for charge in due), 0)
+        measured = uses.measured(uid, memory)
+        names = reservation.namespace, reservation.name
+        holders.append(Holder(uid, *names, asked, measured, observed=True))
+    return holders
+
+
+class _Queue:
+    """Pods that wait for replicas: bound, and not observed, or not with all that they asked for."""
+
+    def __init__(
+        self, devices: Sequence[Device], reservations: Mapping[str, Reservation], uses: _Uses
+    ) -> None:
+        self._devices = devices
+        self._reservations = reservations
+        self._holders: dict[str, Holder] = {}
+        #: Resource -> replicas waited for.
+        self.picks = Counter[str]()
+        #: Resource -> pod, its charge, the most that it asks for on any device.
+        self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
+        #: Uuid -> those that were promised the device under a name that it had before.
+        self._renamed: dict[str, list[tuple[str, Charge, int]]] = {}
+        resource_of = {device.uuid: device.resource for device in devices}
+        for uid, reservation in reservations.items():
+            for charge in reservation.charges:
+                resource = charge.resource
+                if not (missing := uses.missing(uid, charge)):
+                    continue
+                self.picks[resource] += missing
+                most_bytes = max(charge.candidates.values(), default=0)
+                waiter = (uid, charge, most_bytes)
+                self._waiting.setdefault(resource, []).append(waiter)
+                for uuid in charge.candidates:
+                    if resource_of.get(uuid, resource) != resource:
+                        self._renamed.setdefault(uuid, []).append(waiter)
+
+    def for_memory(self, memory: _Memory, besides: Set[str]) -> list[Holder]:
+        """Whom the plugin could send there as far as the name of the resource decides, the
+        largest first; ``besides`` are there already."""
+        asked: dict[str, int] = {}
+        for slot in memory:
+            device = self._devices[slot]
+            uuid = device.uuid
+            for waiters in (self._waiting.get(device.resource, ()), self._renamed.get(uuid, ())):
+                for uid, charge, most_bytes in waiters:
+                    size = charge.candidates.get(uuid, most_bytes)
+                    if asked.get(uid, -1) < size:
+                        asked[uid] = size
+        coming = [self._holder(*pair) for pair in asked.items() if pair[0] not in besides]
+        coming.sort(key=_requested_bytes, reverse=True)
+        return coming
+
+    def _holder(self, uid: str, size: int) -> Holder:
+        """Mostly the same for each device."""
+        holder = self._holders.get(uid)
+        if holder is None or holder.requested_bytes != size:
+            promise = self._reservations[uid]
+            holder = Holder(uid, promise.namespace, promise.name, size, None, observed=False)
+            self._holders[uid] = holder
+        return holder
+
+    def renamed(self, memory: _Memory) -> int:
+        """How many may come there whatever the plugin thinks of the device's present name."""
+        return sum(len(self._renamed.get(self._devices[slot].uuid, ())) for slot in memory)
+
+
+_requested_bytes = attrgetter("requested_bytes")
+
+
+class _Commitments:
+    """Who is in one memory, who may come, and the worst that can become of it."""
+
+    def __init__(
+        self,
+        sitting: list[Holder],
+        coming: list[Holder],
+        ending: list[int],
+        ways: list[Chance],
+        extra: int,
+    ) -> None:
+        charged = [holder.charged_bytes for holder in sitting]
+        self.sitting_bytes = sum(charged)
+        self._sizes = [holder.requested_bytes for holder in coming]
+        self.largest_bytes = max((*self._sizes[:1], *charged, 0))
+        #: Number of pods -> the most bytes that so many of those that come can ask for.
+        self._most_bytes = [0, *accumulate(self._sizes)]
+        #: Bytes of each pod that is ending, the smallest first.
+        self._ending = ending
+        self._ways = ways
+        #: How many may be there that the plugin's choice says nothing about.
+        self._besides = extra + sum(way.unexplained for way in ways)
+        #: How many of the replicas that are leaving may have been let go; where devices share the
+        #: memory it is not looked into which pod leaves which.
+        self._gone = range(ways[0].leaving + 1 if len(ways) == 1 else 1)
+        arrivals = [self._most(0, gone) + self._besides for gone in self._gone]
+        self.holders = (*sitting, *coming) if any(arrivals) else tuple(sitting)
+        #: What those that come add to those that sit, in the worst case.
+        self.awaited_bytes = max(
+            self._top(count) - self._freed_bytes(gone)
+            for gone, count in zip(self._gone, arrivals, strict=True)
+        )
+
+    def room_bytes(self, left_bytes: int, picks: int) -> int:
+        """What is left of ``left_bytes`` for a newcomer that asks for so many replicas."""
+        least: int | None = None
+        for gone in self._gone:
+            most = self._most(picks, gone)
+            if not most:
+                continue
+            others = most + self._besides - 1
+            taken_bytes = self.sitting_bytes - self._freed_bytes(gone) + self._top(others)
+            room_bytes = left_bytes - taken_bytes
+            if others < len(self._sizes) and self._sizes[others] > room_bytes:
+                # The newcomer can push that one here, if it is given another device itself.
+                room_bytes -= self._sizes[others]
+            least = room_bytes if least is None else min(least, room_bytes)
+        if least is None:
+            return left_bytes - self.sitting_bytes - self.awaited_bytes
+        return least
+
+    def _most(self, newcomers: int, gone: int) -> int:
+        """The most pods on their way that the plugin can send here, of several devices at most the
+        sum."""
+        if len(self._ways) == 1:
+            return self._ways[0].most(newcomers, gone)
+        return sum(way.most(newcomers, way.leaving) for way in self._ways)
+
+    def _freed_bytes(self, gone: int) -> int:
+        """What is free at least when so many of the replicas that are leaving have been let go."""
+        if not gone:
+            return 0
+        staying = self._ways[0].leaving - gone
+        return sum(self._ending[: max(0, len(self._ending) - staying)])
+
+    def _top(self, count: int) -> int:
+        return self._most_bytes[min(count, len(self._sizes))]
 
 
 def _due(reservation: Reservation, device: Device) -> list[Charge]:
@@ -282,31 +473,17 @@ def _due(reservation: Reservation, device: Device) -> list[Charge]:
     any of them can be meant.
     """
     charges = reservation.charges
-    meant = [c for c in charges if c.resource == device.resource or device.uuid in c.candidates]
-    return meant or charges
+    return [charge for charge in charges if _means(charge, device)] or charges
+
+
+def _means(charge: Charge, device: Device) -> bool:
+    return charge.resource == device.resource or device.uuid in charge.candidates
 
 
 def _bytes_on(charge: Charge, device: Device) -> int:
     """What was promised for the device; the most for any, where it was not thought of."""
     most = max(charge.candidates.values(), default=0)
     return charge.candidates.get(device.uuid, most)
-
-
-def _may_come(charge: Charge, device: Device) -> bool:
-    """Whether the plugin could give the device to a pod that still waits for its replicas.
-
-    Those it could have been given when the promise was made, and those that it could be given
-    now: a replica that became free since then is as good to the plugin as any.
-    """
-    return device.uuid in charge.candidates or (
-        device.resource == charge.resource and may_have_free_replica(device)
-    )
-
-
-def may_have_free_replica(device: Device) -> bool:
-    """The plugin goes by its own count: figures that cannot be true do not prove there is none."""
-    replicas = device.replicas
-    return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
 
 
 def _unowned(devices: Sequence[Device], known: bool, explained_bytes: int) -> int:

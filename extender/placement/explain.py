@@ -9,7 +9,7 @@ from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import CODE_OF, Snapshot
+from extender.placement.snapshot import CODE_OF, NodeTerms, Snapshot
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: Verdicts in which memory, and nothing else, decided.
@@ -50,6 +50,43 @@ class Explanation:
     #: The largest request per device that would fit on some node now, everything else equal;
     #: None where more than memory is in the way everywhere.
     largest_fitting_bytes: int | None
+
+
+def because(terms: DeviceTerms) -> str:
+    """Why the plugin could give the device to the next pod, or why it cannot."""
+    first, coming = terms.first, terms.awaited_replicas
+    if first is None:
+        return "no replica of it is free"
+    if terms.policy == "any":
+        return "every device counts: annotation headroom.gpu/device-choice of the node is any"
+    ending = ", if pods that are ending have let go of theirs" if terms.leaving else ""
+    if terms.policy == "unknown":
+        return f"it has a free replica, and how the plugin chooses is not known{ending}"
+    order = "fewest" if terms.policy == "distributed" else "most"
+    if first == 0:
+        return f"it has the {order} replicas taken of those with a free one{ending}"
+    if first <= coming:
+        return f"it is next when {first} of {coming} replicas on their way are given out{ending}"
+    return f"{first - coming} more replicas are given out before one of it"
+
+
+def certainty(node: NodeTerms) -> str:
+    """What is known of the device that the next pod for one replica gets.
+
+    ``exact``: of every resource there is one candidate at most. ``slot-safe``: nobody asks for
+    more than a replica is worth, so that nothing the plugin can do overcommits. Else the device is
+    ``predicted``: a set of candidates, each with room; or ``any``: so the node wishes.
+    """
+    if any(terms.policy == "any" for terms in node.devices):
+        return "any"
+    next_ones = Counter(
+        terms.device.resource
+        for terms in node.devices
+        if terms.first is not None and terms.first <= terms.awaited_replicas
+    )
+    if max(next_ones.values(), default=0) <= 1:
+        return "exact"
+    return "slot-safe" if all(terms.slot_safe for terms in node.devices) else "predicted"
 
 
 def explain(

@@ -89,7 +89,7 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
     columns = snap.columns
     slots = slots_of(ask.resource, snap)
-    could = candidates(slots, snap)
+    could = candidates(slots, ask.count, snap)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
     places = Places(
@@ -99,9 +99,9 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         sharers=sharers,
     )
     need = needed(ask, request.asks, places)
-    room = columns.room_bytes
+    room = columns.room_bytes if ask.count == 1 else columns.several_room_bytes
     enough = room >= need
-    free = (columns.replicas_free * could).sum(axis=1)
+    free = (columns.replicas_free * slots).sum(axis=1)
     awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
 
     codes = np.zeros(len(snap.nodes), np.int8)
@@ -113,10 +113,10 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     refuse(free - awaited < ask.count, Reason.NO_REPLICA)
     for reason in (Reason.CONTRADICTORY_REPORT, Reason.UNHEALTHY_DEVICE):
         refuse((could & (columns.fence == CODE_OF[reason])).any(axis=1), reason)
+    if ask.widest > 1:
+        refuse((could & (columns.single == 1)).any(axis=1), Reason.TOO_MANY_SHARED)
     mps = could & (sharing == SHARING.index("mps"))
     if mps.any():
-        if ask.widest > 1:
-            refuse(mps.any(axis=1), Reason.TOO_MANY_SHARED)
         above = _above_mps_limit(ask, request.processes, columns.memory_bytes, places)
         refuse((mps & above).any(axis=1), Reason.ABOVE_MPS_LIMIT)
     if request.max_sm_ppm is not None:

@@ -10,9 +10,9 @@ from contract.annotations import PLACEMENT, PREFIX
 from contract.gpunode import Charge
 from extender.placement.amounts import bytes_of, places_of
 from extender.placement.equation import DeviceTerms
-from extender.placement.fit import Verdicts
+from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
-from extender.placement.snapshot import Snapshot
+from extender.placement.snapshot import NodeTerms, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +26,38 @@ class Placement:
 def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
     """Write down the i-th node of ``verdicts``, on which the request fits."""
     node = snap.nodes[int(verdicts.rows[i])]
+    possible = {
+        verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
+        for verdict in verdicts.asks
+    }
     charges = tuple(
         Charge(
             resource=verdict.ask.resource,
             count=verdict.ask.count,
             candidates={
                 node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot])
-                for slot in np.flatnonzero(verdict.candidates[i]).tolist()
+                for slot in _worth_naming(verdict, node, i)
             },
         )
         for verdict in verdicts.asks
     )
-    by_uuid = {term.device.uuid: term for term in node.devices}
-    possible = {
-        charge.resource: [by_uuid[uuid] for uuid in charge.candidates] for charge in charges
+    devices = {
+        resource: [node.devices[slot] for slot in slots] for resource, slots in possible.items()
     }
-    return Placement(charges, _annotations(request, node.name, possible))
+    return Placement(charges, _annotations(request, node.name, devices))
+
+
+def _worth_naming(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
+    """The candidates; and where devices differ in what the pod would ask of them, all of the
+    resource, because pods bound after it can push it on to one that is no candidate yet."""
+    slots = [
+        slot
+        for slot, terms in enumerate(node.devices)
+        if terms.device.resource == verdict.ask.resource
+    ]
+    if len({int(verdict.need_bytes[i, slot]) for slot in slots}) > 1:
+        return slots
+    return np.flatnonzero(verdict.candidates[i]).tolist()
 
 
 def _annotations(

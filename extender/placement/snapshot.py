@@ -45,16 +45,22 @@ class Columns:
 
     memory_bytes: Bytes2D
     allocatable_bytes: Bytes2D
-    #: allocatable - promised - strays - unowned: what a newcomer may count on, if the pods that
-    #: are still awaited on an unshared device go elsewhere, as its having room proves they can.
+    #: What is left here for a pod that asks for one replica, if it lands here; for one that asks
+    #: for more.
     room_bytes: Bytes2D
-    #: room less the largest awaited pod: what is left if it lands here.
+    several_room_bytes: Bytes2D
+    #: What is left if those that are on their way do their worst.
     headroom_bytes: Bytes2D
     replicas: Int2D
     #: Replicas that no observed pod holds.
     replicas_free: Int2D
     #: Replicas of the slot's resource promised to pods not observed yet, on the whole node.
     replicas_awaited: Int2D
+    #: The fewest replicas that a pod must ask for to be possibly given one of this device; more
+    #: than anybody asks for where it never is.
+    reach: Int2D
+    #: 1 where a container that asks for more than one replica is refused after it was bound.
+    single: Int2D
     #: Index into ``Snapshot.resources``.
     resource: Int2D
     #: Devices that share the slot's memory, itself included.

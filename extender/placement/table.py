@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms, may_have_free_replica
+from extender.placement.chances import may_have_free_replica
+from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import CODE_OF, MOST_BYTES, SHARING, Columns, NodeTerms, Snapshot
 
 #: Replica counts are held below this; no plugin advertises as many.
@@ -151,7 +152,8 @@ class Table:
         return {
             "memory_bytes": device.memory_bytes if believed else 0,
             "allocatable_bytes": terms.allocatable_bytes,
-            "room_bytes": _clamped(terms.headroom_bytes + terms.awaited_bytes),
+            "room_bytes": _clamped(terms.room_bytes),
+            "several_room_bytes": _clamped(terms.several_room_bytes),
             "headroom_bytes": _clamped(terms.headroom_bytes),
             "replicas": device.replicas.total if believed else 1,
             # The plugin goes by its own count, whatever we think of the rest of the report.
@@ -159,12 +161,21 @@ class Table:
                 max(device.replicas.free, int(may_have_free_replica(device))), MANY
             ),
             "replicas_awaited": min(terms.awaited_replicas, MANY),
+            "reach": reach(terms),
+            "single": int(terms.single),
             "resource": self._resources.setdefault(device.resource, len(self._resources)),
             "sharers": terms.sharers,
             "sharing": SHARING.index(device.sharing),
             "fence": CODE_OF[terms.fence],
             "sm_ppm": round(activity.ratio * 1_000_000) if activity and known else -1,
         }
+
+
+def reach(terms: DeviceTerms) -> int:
+    """The fewest replicas of which one can be of this device, for the next pod to ask."""
+    if terms.first is None:
+        return MANY
+    return min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:

@@ -12,9 +12,16 @@ from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 from extender.journal import Decision
 from extender.placement.equation import DeviceTerms
-from extender.placement.explain import DeviceExplanation, Explanation, NodeExplanation
+from extender.placement.explain import (
+    DeviceExplanation,
+    Explanation,
+    NodeExplanation,
+    because,
+    certainty,
+)
 from extender.placement.request import ContainerAsk, Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import reach
 
 
 class Body(BaseModel):
@@ -37,7 +44,8 @@ class HolderView(BaseModel):
 
 class DeviceView(BaseModel):
     """The equation of one device: allocatable = memory - reserved - reserve, and
-    headroom = allocatable - promised - awaited - strays - unowned."""
+    headroom = allocatable - promised - awaited - strays - unowned. Promised is to pods seen there;
+    awaited what pods on their way add at the worst."""
 
     uuid: str
     index: int
@@ -60,6 +68,15 @@ class DeviceView(BaseModel):
     replicas_free: int
     replicas_allocated: int
     replicas_unhealthy: int
+    #: Of those allocated, how many are held by pods that are ending.
+    replicas_leaving: int
+    #: What is left for a pod that asks for one replica, if it is given this device.
+    room_bytes: int
+    #: How the plugin is taken to choose: distributed, packed, unknown or any.
+    policy: str
+    #: Whether the next pod for one replica could be given this device, and why.
+    candidate: bool
+    candidate_because: str
     fenced: str | None
     fenced_detail: str | None
     holders: list[HolderView]
@@ -75,6 +92,9 @@ class NodeView(BaseModel):
     #: Whether its agent was heard of lately enough.
     fresh: bool
     initialised: bool
+    #: Of the device that the next pod gets: exact, slot-safe, predicted or any; null where the
+    #: node has not reported.
+    certainty: str | None
     devices: list[DeviceView]
 
 
@@ -178,6 +198,11 @@ def device_view(terms: DeviceTerms) -> DeviceView:
         replicas_free=device.replicas.free,
         replicas_allocated=device.replicas.allocated,
         replicas_unhealthy=device.replicas.unhealthy,
+        replicas_leaving=terms.leaving,
+        room_bytes=terms.room_bytes,
+        policy=terms.policy,
+        candidate=reach(terms) == 1,
+        candidate_because=because(terms),
         fenced=terms.fence.code if terms.fence else None,
         fenced_detail=terms.fence_detail or None,
         holders=[
@@ -207,6 +232,7 @@ def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: floa
         report_age_s=_rounded(age(status.observed_at, wall_s)) if status else None,
         fresh=fresh,
         initialised=gpunode.spec.initialised if gpunode else False,
+        certainty=certainty(node) if node.devices else None,
         devices=[device_view(terms) for terms in node.devices],
     )
 

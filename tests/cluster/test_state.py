@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import ClassVar
 
 import pytest
 
-from contract.annotations import DEFAULT_VRAM, OBSERVED_AT, RESERVE
+from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE
 from contract.gpunode import GPUNode
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
@@ -32,6 +33,7 @@ from extender.placement.placed import Placement
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
 from tests.builders import (
+    DISTRIBUTED,
     GIB,
     NOW_S,
     STAMP,
@@ -203,6 +205,76 @@ class TestRoom:
         assert state.has_roomier is grew
         assert state.take_roomier() == (["n"] if grew else [])
         assert not state.has_roomier
+
+
+class TestDevicesThatThePluginCouldGive:
+    """Of D0 two replicas are held, of D1 three; D1 is full of memory, D0 is not."""
+
+    devices = (shared("D0", free=2, allocated=2), shared("D1", free=1, allocated=3))
+    promises: ClassVar = {
+        "uid-ends": promise({"D1": 20 * GIB}),
+        **{f"u{n}": promise({"D1": 2 * GIB}) for n in range(2)},
+        **{f"v{n}": promise({"D0": GIB}) for n in range(2)},
+    }
+    rows: ClassVar = [use(uid, next(iter(p.charges[0].candidates))) for uid, p in promises.items()]
+
+    def sitting(self, deleted: str | None = None) -> list[Pod]:
+        stay = [uid for uid in self.promises if uid != "uid-ends"]
+        rows = [pod("2Gi", uid=uid, name=uid, node="n", phase="Running") for uid in stay]
+        return [*rows, pod("20Gi", uid="uid-ends", name="ends", node="n", deleted=deleted)]
+
+    def reported(self, **how: object) -> GPUNode:
+        given = {"promises": self.promises, "pods": self.rows, "plugin": DISTRIBUTED, **how}
+        return gpunode(*self.devices, **given)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
+    def test_a_pod_that_ends_lets_the_plugin_choose_its_device(self, how: str) -> None:
+        """With its pod gone, D1 holds two as D0 does; and has room then. One replica more makes
+        no difference to a pod of D0."""
+        pods = self.sitting("2026-11-21T00:00:00Z" if how == "is being deleted" else None)
+        if how == "is gone":
+            pods.pop()
+        if how == "has ended":
+            pods[-1] = pod("20Gi", uid="uid-ends", name="ends", node="n", phase="Succeeded")
+        state = state_of(*seen(kube_node(), self.reported(), *pods))
+        snap = state.snapshot()
+        assert (snap.columns.reach[0] == 1).tolist() == [True, how != "stays"]
+        room = snap.columns.room_bytes[0].tolist()
+        assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
+
+    def test_a_node_may_wish_for_room_on_any_device(self) -> None:
+        for choice, fits in ((None, True), ("predicted", True), ("any", False), ("gated", True)):
+            wished = None if choice is None else {DEVICE_CHOICE: choice}
+            node = kube_node(annotations=wished)
+            state = state_of(*seen(node, self.reported(), *self.sitting()))
+            assert (reason(state) is None) is fits, choice
+
+    def test_a_wish_that_cannot_be_read_stops_the_node(self) -> None:
+        node = kube_node(annotations={DEVICE_CHOICE: "best"})
+        state = state_of(*seen(node, self.reported(), *self.sitting()))
+        assert reason(state) is Reason.BAD_NODE_ANNOTATION
+
+    def test_a_device_that_is_no_candidate_any_more_makes_room(self) -> None:
+        """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
+        even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
+        one_more = [even[0], shared("D1", free=1, allocated=3)]
+        full = {"u": promise({"D1": 24 * GIB})}
+        rows = [
+            use("u", "D1"),
+            use("s", "D1", 0),
+            use("t", "D0", 0),
+            use("t", "D0", 0, replica="1"),
+        ]
+        state = state_of(
+            *seen(kube_node(), *(pod("1M", uid=uid, name=uid, node="n") for uid in "ust")),
+            *seen(gpunode(*even, promises=full, pods=rows, plugin=DISTRIBUTED)),
+        )
+        assert reason(state) is Reason.MEMORY_ON_SOME
+        state.take_roomier()
+        rows.append(use("s", "D1", 0, replica="1"))
+        after = gpunode(*one_more, version="2", promises=full, pods=rows, plugin=DISTRIBUTED)
+        state.apply(seen(after))
+        assert state.take_roomier() == ["n"]
 
 
 class TestFreshness:

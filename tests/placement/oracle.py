@@ -7,7 +7,14 @@ imports nothing. It answers with every reason that applies; none means that the 
 from collections.abc import Mapping
 
 from contract.annotations import MAX_SM, PROCESSES, VRAM, Bytes, Share, parse_max_sm, parse_vram
-from contract.gpunode import MAX_DEVICE_BYTES, Device, GPUNodeStatus, PodUse, Reservation
+from contract.gpunode import (
+    MAX_DEVICE_BYTES,
+    Charge,
+    Device,
+    GPUNodeStatus,
+    PodUse,
+    Reservation,
+)
 from contract.kube import Container, Pod
 from contract.reasons import Reason
 
@@ -27,6 +34,7 @@ def reasons(
             found.add(Reason.NO_SUCH_RESOURCE)
             continue
         could = [d for d in devices if may_have_a_free_replica(d)]
+        count = most_replicas(pod, resource)
         free = sum(max(d.replicas.free, 0) for d in could)
         free += sum(1 for d in could if d.replicas.free < 1)
         if free - unobserved(resource, status, promises) < most_replicas(pod, resource):
@@ -45,7 +53,7 @@ def reasons(
                 if not known or activity.ratio * 1_000_000 >= parse_max_sm(limit):  # type: ignore[union-attr]
                     found.add(Reason.SM_ABOVE_LIMIT)
             need = needed(pod, d, status, reserve_bytes, resource)
-            left = room(d, status, promises, reserve_bytes, tolerance_bytes)
+            left = room(d, status, promises, reserve_bytes, tolerance_bytes, count)
             enough.append(need <= left)
         if not any(enough):
             found.add(Reason.MEMORY_ON_ANY)
@@ -227,13 +235,15 @@ def room(
     promises: Mapping[str, Reservation],
     reserve_bytes: int,
     tolerance_bytes: int,
+    count: int = 1,
 ) -> int:
-    """What a newcomer may count on: pods that wait for an unshared device leave it one to spare."""
+    """What a newcomer may count on, of whose replicas one is of ``d``: of those that wait, the
+    largest that can be there with it are."""
     memory = mates(d, status)
     uuids = {mate.uuid for mate in memory}
-    together = len(memory) > 1 or d.sharing != "none"
     rows = [row for row in status.pods if row.device in uuids]
     taken = explained = 0
+    waiting: list[int] = []
     for uid, promise in promises.items():
         own = [row for row in rows if row.uid == uid]
         asked = 0
@@ -252,20 +262,28 @@ def room(
                     charge
                     for charge in promise.charges
                     if missing(uid, charge.resource, charge.count, status)
-                    and (
-                        mate.uuid in charge.candidates
-                        or (charge.resource == mate.resource and may_have_a_free_replica(mate))
-                    )
+                    and (mate.uuid in charge.candidates or charge.resource == mate.resource)
                 ]
                 may_come = may_come or bool(due)
             for charge in due:
                 most = max(charge.candidates.values(), default=0)
                 asked = max(asked, charge.candidates.get(mate.uuid, most))
         use = measured(own) if all_known(own) else 0
-        if seen or (may_come and together):
-            taken += max(asked, use)
         if seen:
+            taken += max(asked, use)
             explained += max(asked, use)
+        elif may_come:
+            waiting.append(asked)
+    before, after = (places_for(d, status, promises, newcomer) for newcomer in (0, count))
+    if any(may_have_a_free_replica(mate) for mate in memory):
+        # One of the places is the newcomer's; and whoever is left without one may take it first.
+        others = sorted(waiting, reverse=True)
+        besides, left_out = others[: after - 1], others[after - 1 : after]
+        taken += sum(besides)
+        in_its_stead = max(left_out, default=0)
+    else:
+        taken += sum(sorted(waiting, reverse=True)[:before])
+        in_its_stead = 0
     stray_rows: dict[str, list[PodUse]] = {}
     for row in rows:
         if row.uid not in promises:
@@ -279,4 +297,41 @@ def room(
     if contradictory(d, status):
         unowned = 0
     unowned = max(0, unowned - tolerance_bytes)
-    return allocatable(d, status, reserve_bytes) - taken - strays - unowned
+    left = allocatable(d, status, reserve_bytes) - taken - strays - unowned
+    return left - in_its_stead if in_its_stead > left else left
+
+
+def places_for(
+    d: Device, status: GPUNodeStatus, promises: Mapping[str, Reservation], count: int
+) -> int:
+    """How many of the pods that wait, and of a newcomer that asks for ``count`` replicas, a memory
+    can take, whatever the plugin does: as many as have replicas to come, as are free there; and
+    who holds an allocated one that the report gives to nobody may be among them."""
+    places = 0
+    for mate in mates(d, status):
+        on_their_way = unobserved(mate.resource, status, promises) + (count if count < 2 else 10**6)
+        free = max(mate.replicas.free, 0)
+        if impossible_count(mate):
+            free = 10**6 if may_have_a_free_replica(mate) else 0
+        held = {(row.uid, row.replica) for row in status.pods if row.device == mate.uuid}
+        nobodys = max(0, mate.replicas.allocated - len(held))
+        places += min(on_their_way, free) + nobodys
+        places += sum(
+            1
+            for uid, promise in promises.items()
+            for charge in promise.charges
+            if mate.uuid in charge.candidates
+            and renamed(charge, mate, status)
+            and missing(uid, charge.resource, charge.count, status)
+        )
+    return places
+
+
+def renamed(charge: Charge, d: Device, status: GPUNodeStatus) -> bool:
+    """Whether the device had another name when it was promised."""
+    return next(o for o in reversed(status.devices) if o.uuid == d.uuid).resource != charge.resource
+
+
+def impossible_count(d: Device) -> bool:
+    replicas = d.replicas
+    return min(replicas.free, replicas.allocated, replicas.unhealthy) < 0 or replicas.total > 1024

@@ -8,7 +8,7 @@ from tests.builders import GPU, device, promise, shared, weighed
 
 def could(resource: str = GPU, *devices: object, **how: object) -> list[bool]:
     snap = build([weighed(*devices, **how)])  # type: ignore[arg-type]
-    found: list[bool] = candidates(slots_of(resource, snap), snap)[0].tolist()
+    found: list[bool] = candidates(slots_of(resource, snap), 1, snap)[0].tolist()
     return found
 
 

@@ -19,8 +19,11 @@ def test_allocatable_is_memory_less_both_reserves() -> None:
 
 def test_an_unobserved_pod_is_charged_on_every_shared_device_it_could_be_on() -> None:
     held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}), "u2": promise({"D1": 4 * GIB})}
-    a, b, c = terms(shared("D0"), shared("D1"), shared("D2", free=0, allocated=4), promises=held)
-    assert (a.promised_bytes, b.promised_bytes, c.promised_bytes) == (10 * GIB, 10 * GIB, 0)
+    rows = [use("s", "D2", replica=str(i)) for i in range(4)]
+    full = shared("D2", free=0, allocated=4)
+    a, b, c = terms(shared("D0"), shared("D1"), full, promises=held, pods=rows)
+    assert (a.awaited_bytes, b.awaited_bytes, c.awaited_bytes) == (10 * GIB, 10 * GIB, 0)
+    assert a.promised_bytes == 0
     assert a.awaited_replicas == b.awaited_replicas == 2
     assert [h.observed for h in b.holders] == [False, False]
 
@@ -29,7 +32,7 @@ def test_a_replica_that_became_free_can_be_given_to_a_pod_that_waits() -> None:
     """u1 was placed when D1 had no free replica; now the plugin may choose it all the same."""
     held = {"u1": promise({"D0": 6 * GIB})}
     _, b = terms(shared("D0"), shared("D1"), promises=held)
-    assert b.promised_bytes == 6 * GIB
+    assert b.awaited_bytes == 6 * GIB
 
 
 def test_an_observed_pod_is_charged_where_it_sits_and_nowhere_else() -> None:
@@ -42,7 +45,8 @@ def test_an_observed_pod_is_charged_where_it_sits_and_nowhere_else() -> None:
 def test_a_pod_seen_in_part_still_waits_for_the_rest() -> None:
     held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
     a, b = terms(shared("D0"), shared("D1"), promises=held, pods=[use("u1", "D1")])
-    assert (a.promised_bytes, b.promised_bytes, a.awaited_replicas) == (6 * GIB, 6 * GIB, 1)
+    assert (a.awaited_bytes, b.promised_bytes, a.awaited_replicas) == (6 * GIB, 6 * GIB, 1)
+    assert b.awaited_bytes == 0  # on D1 it is charged with all that it asks for already
 
 
 def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
@@ -50,10 +54,10 @@ def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
     rows = [use("u1", "D0", container=name, replica="0") for name in ("init", "main")]
     held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
     a, b = terms(shared("D0"), shared("D1"), promises=held, pods=rows)
-    assert (b.promised_bytes, a.awaited_replicas) == (6 * GIB, 1)
+    assert (b.awaited_bytes, a.awaited_replicas) == (6 * GIB, 1)
     rows[1] = use("u1", "D0", container="main", replica="1")
     a, b = terms(shared("D0"), shared("D1"), promises=held, pods=rows)
-    assert (b.promised_bytes, a.awaited_replicas) == (0, 0)
+    assert (b.awaited_bytes, a.awaited_replicas) == (0, 0)
 
 
 def test_of_those_awaited_on_an_unshared_device_only_the_largest_is_kept_in_mind() -> None:
@@ -69,9 +73,10 @@ def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
     both = {"D0": 20 * GIB, "D1": 20 * GIB}
     held = {"u1": promise({uuid: 15 * GIB for uuid in both}), "u2": promise(both)}
     taken = device("D0", replicas=Replicas(free=0, allocated=1))
-    a, b = terms(taken, device("D1"), promises=held, pods=[use("u1", "D0")])
-    assert (a.promised_bytes, a.awaited_bytes, a.headroom_bytes) == (15 * GIB, 5 * GIB, 4 * GIB)
-    assert (b.promised_bytes, b.awaited_bytes, b.headroom_bytes) == (0, 20 * GIB, 4 * GIB)
+    for leaving, awaited in ((set[str](), 0), ({"u1"}, 5)):
+        a, b = terms(taken, device("D1"), promises=held, pods=[use("u1", "D0")], leaving=leaving)
+        assert (a.promised_bytes, a.awaited_bytes) == (15 * GIB, awaited * GIB)
+        assert (b.promised_bytes, b.awaited_bytes, b.headroom_bytes) == (0, 20 * GIB, 4 * GIB)
 
 
 def test_the_larger_of_request_and_measured_use_is_charged() -> None:
@@ -163,8 +168,7 @@ class TestInstancesThatShareAMemory:
         both = {d.uuid: 3 * GIB for d in self.devices}
         held = {"u1": promise(both), "u2": promise(both)}
         a, b, c = terms(*self.devices, promises=held)
-        assert [t.promised_bytes for t in (a, b, c)] == [6 * GIB, 6 * GIB, 0]
-        assert c.awaited_bytes == 3 * GIB
+        assert [t.awaited_bytes for t in (a, b, c)] == [6 * GIB, 6 * GIB, 3 * GIB]
 
     def test_strays_and_strangers_are_everybodys(self) -> None:
         first = mig("D0", 1, used_bytes=5 * GIB, unowned_bytes=2 * GIB)
@@ -264,4 +268,4 @@ def test_a_report_may_name_devices_that_it_does_not_show() -> None:
     device_: Device = shared("D0")
     held = {"u1": promise({"D0": GIB})}
     (t,) = terms(device_, promises=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])
-    assert (t.promised_bytes, t.strays_bytes) == (GIB, 0)
+    assert (t.awaited_bytes, t.strays_bytes) == (GIB, 0)

@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
 def _nothing_was_promised(server: Server) -> Iterator[None]:
     yield
     (device,) = server.get("/v1/nodes/gpu-a").json()["node"]["devices"]
-    assert device["promised_bytes"] == 0
+    assert device["promised_bytes"] == device["awaited_bytes"] == 0
     assert device["holders"] == []
 
 

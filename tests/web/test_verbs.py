@@ -86,7 +86,7 @@ def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> 
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
     assert errors.count("") == 4  # of 8 that would fit: the plugin has 4 replicas
     (device,) = devices(server, "large")
-    assert device["promised_bytes"] == 40 * GI
+    assert device["awaited_bytes"] == 40 * GI
 
 
 def test_winner_alone_gets_ten(server: Server) -> None:
@@ -109,7 +109,13 @@ def test_pod_that_could_end_on_either_device_is_charged_on_both(server: Server) 
     assert passed(server, shown, "pair")
     assert bind(server, shown, "pair") == ""
     assert [device["headroom_bytes"] for device in devices(server, "pair")] == [8 * GI, 8 * GI]
-    assert passed(server, pod("next", "16Gi"), "pair") == []
+    # The plugin gives the next pod the other one, whichever that is. A third that is admitted first
+    # would push both onto the device that is left.
+    shown = pod("next", "16Gi")
+    assert passed(server, shown, "pair")
+    assert bind(server, shown, "pair") == ""
+    assert [device["headroom_bytes"] for device in devices(server, "pair")] == [8 * GI, 8 * GI]
+    assert passed(server, pod("third", "1M"), "pair") == []
 
 
 def test_report_settles_where_the_pod_is(server: Server) -> None:
@@ -162,14 +168,14 @@ def test_unannotated_pod_takes_what_its_replica_is_worth(server: Server) -> None
     shown = pod("plain")
     assert passed(server, shown, "shared", "whole") == ["shared", "whole"]
     bind(server, shown, "shared")
-    assert devices(server, "shared")[0]["promised_bytes"] == 6 * GI
+    assert devices(server, "shared")[0]["awaited_bytes"] == 6 * GI
 
 
 def test_namespace_default_is_taken_for_pods_that_say_nothing(server: Server) -> None:
     shown = pod("plain", namespace="team")
     passed(server, shown, "large")
     bind(server, shown, "large")
-    assert devices(server, "large")[0]["promised_bytes"] == 6 * GI
+    assert devices(server, "large")[0]["awaited_bytes"] == 6 * GI
 
 
 def test_pods_without_gpus_pass_everywhere_and_are_bound_without_a_promise(server: Server) -> None:

@@ -1,0 +1,142 @@
+"""Nodes in random states, what our code says the plugin could do there, and what it does."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from contract.annotations import VRAM
+from contract.gpunode import Plugin, PodUse, Replicas, Reservation
+from extender.placement.snapshot import NodeTerms
+from tests.builders import FRESH_S, container, device, judged, pod, promise, shared, terms
+from tests.nvidia.stock import StockPlugin
+
+#: Answers to the same question after which a device that never came is taken never to come.
+ENOUGH = 600
+AT_ONCE = 30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Numbers of the replicas that could be given; all others but the sick ones are allocated."""
+
+    free: tuple[int, ...]
+    unhealthy: int = 0
+    numa: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    replicas: int
+    gpus: tuple[Gpu, ...]
+    aligned: bool
+    #: What the next container asks for.
+    size: int
+    #: Pods bound before it that wait for a replica each, of which any may come first.
+    waiting: int = 0
+
+    def ids(self, numas: Sequence[int]) -> list[str]:
+        """The free replicas of some NUMA nodes, as the kubelet offers them."""
+        return [
+            f"GPU-{index}::{number}" if self.replicas > 1 else f"GPU-{index}"
+            for index, gpu in enumerate(self.gpus)
+            if gpu.numa in numas
+            for number in gpu.free
+        ]
+
+    def offers(self) -> Iterator[list[str]]:
+        """What the topology manager could let through; all where it has no policy."""
+        numas = sorted({gpu.numa for gpu in self.gpus})
+        for count in range(1, len(numas) + 1) if self.aligned else [len(numas)]:
+            for some in combinations(numas, count):
+                if ids := self.ids(some):
+                    yield ids
+
+    def predicted(self) -> set[int]:
+        """The candidates of a pod with one container, from the report of such a node."""
+        devices = []
+        rows = []
+        for index, gpu in enumerate(self.gpus):
+            allocated = self.replicas - len(gpu.free) - gpu.unhealthy
+            counts = Replicas(free=len(gpu.free), allocated=allocated, unhealthy=gpu.unhealthy)
+            make = shared if self.replicas > 1 else device
+            devices.append(make(f"GPU-{index}", numa_node=gpu.numa, replicas=counts))
+            rows += [
+                PodUse(uid=f"s{index}.{number}", device=f"GPU-{index}", replica=str(number))
+                for number in range(allocated)
+            ]
+        promises: dict[str, Reservation] = {
+            f"u{number}": promise({}) for number in range(self.waiting)
+        }
+        policy = "restricted" if self.aligned else "none"
+        plugin = Plugin(allocation_policy="distributed", topology_manager_policy=policy)
+        weighed = terms(*devices, pods=rows, promises=promises, plugin=plugin)
+        asked = pod(None, container(gpus=self.size), annotations={VRAM: "1M"})
+        _, verdicts = judged(asked, NodeTerms("n", None, FRESH_S, weighed))
+        return {index for index, could in enumerate(verdicts.asks[0].candidates[0]) if could}
+
+
+def states(replicas: int, gpus: int, seed: int, count: int) -> Iterator[State]:
+    """Random ones, from empty to nearly full."""
+    draw = random.Random(seed)
+    while count:
+        crowd = draw.choice([0.0, 0.3, 0.6, 0.9])
+        level = draw.randint(0, replicas)
+        some: list[Gpu] = []
+        for _ in range(gpus):
+            if draw.random() < 0.5:  # as the plugin leaves them: level
+                taken = min(replicas, max(0, level + draw.choice([-1, 0, 0, 1])))
+            else:
+                taken = sum(draw.random() < crowd for _ in range(replicas))
+            numbers = draw.sample(range(replicas), replicas)
+            unhealthy = int(taken > 0 and draw.random() < 0.2)
+            some.append(Gpu(tuple(sorted(numbers[taken:])), unhealthy, draw.randint(0, 1)))
+        free = sum(len(gpu.free) for gpu in some)
+        size = draw.choice([1, 1, 1, 1, 2, 3])
+        if free < size:
+            continue
+        waiting = draw.choice([0, 0, 0, 1, 2, 5]) if size == 1 else 0
+        yield State(replicas, tuple(some), draw.random() < 0.3, size, min(waiting, free - size))
+        count -= 1
+
+
+def devices_of(answer: Sequence[str]) -> list[int]:
+    return [int(replica.removeprefix("GPU-").partition("::")[0]) for replica in answer]
+
+
+def answered(plugin: StockPlugin, state: State, expected: set[int]) -> Counter[int]:
+    """How often each device was given to the next container; asked until all that are expected
+    came, or often enough."""
+    seen = Counter[int]()
+    for offer in state.offers():
+        here = set(devices_of(offer))
+        asked = 0
+        while asked < ENOUGH and (not asked or not expected & here <= seen.keys()):
+            for answer in _asked(plugin, state, offer):
+                seen.update(devices_of(answer))
+            asked += AT_ONCE
+            if len(state.gpus) > 1 and len(list(state.offers())) > 1 and asked >= 2 * AT_ONCE:
+                break  # a union of NUMA nodes gives less than each of them
+    return seen
+
+
+def _asked(plugin: StockPlugin, state: State, offer: Sequence[str]) -> list[list[str]]:
+    if state.size < len(offer):
+        return plugin.prefer(offer, [], state.size, AT_ONCE)
+    # The kubelet takes all that is aligned without asking, then asks for the rest of all.
+    every = state.ids([gpu.numa for gpu in state.gpus])
+    return plugin.prefer(every, offer[: state.size], state.size)
+
+
+def walked(plugin: StockPlugin, state: State, draw: random.Random) -> int:
+    """The device given to the newcomer after some of those that wait were admitted, one by one."""
+    left = {f"GPU-{i}::{number}" for i, gpu in enumerate(state.gpus) for number in gpu.free}
+    for _ in range(draw.randint(0, state.waiting)):
+        left -= set(_one(plugin, state, left, draw))
+    return devices_of(_one(plugin, state, left, draw))[0]
+
+
+def _one(plugin: StockPlugin, state: State, left: set[str], draw: random.Random) -> Sequence[str]:
+    offers = [sorted(left & set(offer)) for offer in state.offers()]
+    return plugin.prefer(draw.choice([offer for offer in offers if offer]), [], 1)[0]

@@ -1,0 +1,73 @@
+"""Candidates against NVIDIA's own plugin: its answers lie inside, and every one of them comes.
+
+The latter for single replicas. Of several for one container it takes the later ones, where devices
+are equal by then, from the device it took the one before from: Go sorts few things stably. Other
+versions do the opposite, so we allow for either.
+
+Of v0.19.3, which knows the policy ``distributed`` only; ``packed`` came with v0.20.0, which cannot
+be built here: the tests of ``placement`` hold it against its source, transcribed.
+"""
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.nvidia.states import answered, devices_of, states, walked
+from tests.nvidia.stock import StockPlugin
+
+#: GPUs and replicas of the plugins that are asked, and how many states of each.
+ASKED = [(1, 2, 20), (2, 16, 400), (3, 5, 600), (4, 4, 700), (5, 3, 500), (6, 8, 500), (8, 10, 400)]
+WALKS = 5
+
+
+@contextlib.contextmanager
+def stock_plugin(gpus: int, replicas: int) -> Iterator[StockPlugin]:
+    if os.geteuid() != 0:
+        pytest.skip("the plugin's paths are fixed: it needs root, in a mount namespace of its own")
+    plugin = StockPlugin(gpus, replicas)
+    try:
+        yield plugin
+    finally:
+        plugin.stop()
+
+
+@pytest.mark.usefixtures("binaries")
+def test_its_answers_are_our_candidates() -> None:
+    tried = inside = single = tight = walks = answers = 0
+    draw = random.Random(1)
+    for gpus, replicas, count in ASKED:
+        with stock_plugin(gpus, replicas) as plugin:
+            for state in states(replicas, gpus, seed=gpus, count=count):
+                tried += 1
+                predicted = state.predicted()
+                if state.waiting:
+                    for _ in range(WALKS):
+                        assert walked(plugin, state, draw) in predicted, state
+                    walks += WALKS
+                    continue
+                seen = answered(plugin, state, predicted)
+                answers += seen.total()
+                assert seen.keys() <= predicted, state
+                inside += 1
+                single += state.size == 1
+                assert state.size > 1 or seen.keys() == predicted, state
+                tight += seen.keys() == predicted
+    print(  # noqa: T201
+        f"{tried} states: {inside} asked, all inside, {tight} tight, of them all {single} that ask "
+        f"for one replica ({answers} devices given); {walks} walks"
+    )
+    assert tried == sum(count for _, _, count in ASKED)
+    assert single > 900
+
+
+@pytest.mark.usefixtures("binaries")
+def test_whole_gpus_are_all_candidates() -> None:
+    """Of those it takes the same ones each time, by their NVLinks: we allow for any."""
+    with stock_plugin(4, 1) as plugin:
+        for state in states(1, 4, seed=1, count=40):
+            if not state.waiting and not state.aligned:
+                answer = plugin.prefer(state.ids([0, 1]), [], state.size)[0]
+                assert set(devices_of(answer)) <= state.predicted()

@@ -1,0 +1,115 @@
+"""Every way in which a kubelet and NVIDIA's plugin could hand out replicas, one after the other.
+
+Written from the plugin's source (facts/nvidia.md A.3: ``distributed`` as in v0.19.3, ``packed``
+transcribed from v0.20.0, which cannot be built here) and the kubelet's (A.4), and from nothing of
+ours. It knows no formula: it walks through all states that a small node can get into.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """``leaving`` of its allocated replicas are of pods that are ending, one each."""
+
+    total: int
+    allocated: int = 0
+    unhealthy: int = 0
+    leaving: int = 0
+    numa: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    gpus: tuple[Gpu, ...]
+    policy: str = "distributed"
+    aligned: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    #: How many pods that were ending have gone, by GPU.
+    gone: tuple[int, ...]
+    #: Where each pod has its replicas, GPU by GPU in the order given; None: not admitted yet.
+    where: tuple[tuple[int, ...] | None, ...] = field(default=())
+
+    def available(self, node: Node) -> list[int]:
+        given = [index for place in self.where if place for index in place]
+        return [
+            gpu.total - gpu.allocated - gpu.unhealthy + self.gone[index] - given.count(index)
+            for index, gpu in enumerate(node.gpus)
+        ]
+
+
+def answers(totals: Sequence[int], available: Sequence[int], policy: str) -> set[int]:
+    """The GPUs of which the plugin could take its next replica: whatever is first in some order
+    in which ``sort.Slice``, which is not stable, could leave the candidates."""
+    candidates = [index for index, count in enumerate(available) if count > 0]
+    if policy == "unknown":
+        return set(candidates)
+    allocated = {index: totals[index] - available[index] for index in candidates}
+    best = (max if policy == "packed" else min)(allocated.values(), default=0)
+    return {index for index in candidates if allocated[index] == best}
+
+
+def offers(node: Node, available: Sequence[int]) -> Iterator[list[int]]:
+    """What the kubelet may offer: all, or, where it aligns, the replicas of some NUMA nodes."""
+    numas = sorted({gpu.numa for gpu in node.gpus})
+    for size in range(1, len(numas) + 1) if node.aligned else [len(numas)]:
+        for some in combinations(numas, size):
+            yield [
+                count if gpu.numa in some else 0
+                for gpu, count in zip(node.gpus, available, strict=True)
+            ]
+
+
+def admissions(node: Node, state: State, pod: int, count: int) -> set[State]:
+    """The pod is given ``count`` replicas, one after the other."""
+    places: set[tuple[int, ...]] = {()}
+    for _ in range(count):
+        longer: set[tuple[int, ...]] = set()
+        for place in places:
+            trial = State(state.gone, (*state.where, place))
+            for offer in offers(node, trial.available(node)):
+                totals = [gpu.total for gpu in node.gpus]
+                longer |= {(*place, index) for index in answers(totals, offer, node.policy)}
+        places = longer
+    return {
+        State(state.gone, (*state.where[:pod], place, *state.where[pod + 1 :])) for place in places
+    }
+
+
+def states(node: Node, counts: Sequence[int]) -> set[State]:
+    """All that can become of the node while pods that ask for these replicas are on their way."""
+    start = State((0,) * len(node.gpus), (None,) * len(counts))
+    found, fresh = {start}, [start]
+    while fresh:
+        state = fresh.pop()
+        after: set[State] = set()
+        for index, gpu in enumerate(node.gpus):
+            if state.gone[index] < gpu.leaving:
+                gone = list(state.gone)
+                gone[index] += 1
+                after.add(State(tuple(gone), state.where))
+        for pod, count in enumerate(counts):
+            if state.where[pod] is None:
+                after |= admissions(node, state, pod, count)
+        fresh += after - found
+        found |= after
+    return found
+
+
+def could_get(node: Node, waiting: Sequence[int], count: int = 1) -> set[int]:
+    """The GPUs that a newcomer could be given, whatever became of the pods before it."""
+    return {index for state in states(node, [*waiting, count]) for index in state.where[-1] or ()}
+
+
+def most_on(node: Node, waiting: Sequence[int]) -> list[int]:
+    """For each GPU, the most replicas of it that the pods on their way can be given."""
+    most = [0] * len(node.gpus)
+    for state in states(node, waiting):
+        given = [index for place in state.where if place for index in place]
+        most = [max(so_far, given.count(index)) for index, so_far in enumerate(most)]
+    return most

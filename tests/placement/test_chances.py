@@ -1,0 +1,286 @@
+"""One node's devices: what its report says that the plugin could do with them."""
+
+import pytest
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import Plugin, Replicas
+from extender.placement.equation import DeviceTerms
+from extender.placement.explain import because, certainty
+from extender.placement.placed import place
+from extender.placement.snapshot import NodeTerms
+from extender.placement.table import reach
+from tests.builders import (
+    DISTRIBUTED,
+    FRESH_S,
+    GIB,
+    container,
+    device,
+    judged,
+    pod,
+    promise,
+    request,
+    shared,
+    terms,
+    use,
+    weighed,
+)
+
+PACKED = Plugin(allocation_policy="packed", topology_manager_policy="none")
+
+
+def held(uuid: str, count: int, **other: object) -> object:
+    """Four replicas, so many of them allocated."""
+    return shared(uuid, free=4 - count, allocated=count, **other)
+
+
+def rows(**counts: int) -> list[object]:
+    return [
+        use(f"s-{uuid}-{n}", uuid, 0, replica=str(n))
+        for uuid, count in counts.items()
+        for n in range(count)
+    ]
+
+
+def weigh(*devices: object, **how: object) -> tuple[DeviceTerms, ...]:
+    return terms(*devices, **{"plugin": DISTRIBUTED, **how})  # type: ignore[arg-type]
+
+
+def next_ones(weighed: tuple[DeviceTerms, ...], count: int = 1) -> list[str]:
+    return [term.device.uuid for term in weighed if reach(term) <= count]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "expected"),
+    [
+        pytest.param(DISTRIBUTED, ["b"], id="distributed: the fewest"),
+        pytest.param(PACKED, ["a"], id="packed: the most with a free one"),
+        pytest.param(Plugin(), ["a", "b"], id="unknown: any with a free one"),
+    ],
+)
+def test_the_policy_decides(plugin: Plugin, expected: list[str]) -> None:
+    devices = held("a", 2), held("b", 1), held("c", 4)
+    found = weigh(*devices, pods=rows(a=2, b=1, c=4), plugin=plugin)
+    assert next_ones(found) == expected
+
+
+def test_an_unhealthy_replica_counts_as_allocated() -> None:
+    sick = shared("b", replicas=Replicas(free=3, unhealthy=1), healthy=False)
+    assert next_ones(weigh(shared("a"), sick)) == ["a"]
+
+
+def test_pods_on_their_way_push_the_next_one_on() -> None:
+    devices = held("a", 0), held("b", 1), held("c", 3)
+    for on_their_way, expected in (
+        (0, ["a"]),
+        (1, ["a", "b"]),
+        (4, ["a", "b"]),
+        (5, ["a", "b", "c"]),
+    ):
+        promises = {f"u{n}": promise({"a": GIB}) for n in range(on_their_way)}
+        found = weigh(*devices, pods=rows(b=1, c=3), promises=promises)
+        assert next_ones(found) == expected, on_their_way
+
+
+def test_the_second_container_can_be_given_what_the_first_cannot() -> None:
+    found = weigh(held("a", 0), held("b", 1), held("c", 3), pods=rows(b=1, c=3))
+    assert [next_ones(found, count) for count in (1, 2, 6)] == [["a"], ["a", "b"], ["a", "b", "c"]]
+
+
+def test_a_pod_that_is_ending_is_there_or_gone() -> None:
+    devices, pods = (held("a", 1), held("b", 1), held("c", 4)), rows(a=1, b=1, c=4)
+    assert next_ones(weigh(*devices, pods=pods)) == ["a", "b"]
+    assert next_ones(weigh(*devices, pods=pods, leaving={"s-c-0"})) == ["a", "b"]
+    ending = {"s-c-0", "s-c-1", "s-c-2"}
+    assert next_ones(weigh(*devices, pods=pods, leaving=ending)) == ["a", "b", "c"]
+
+
+def test_the_memory_of_a_pod_that_is_ending_goes_with_its_replica() -> None:
+    """The kubelet gives a whole device on only when the pod before has ended."""
+    taken = device("a", replicas=Replicas(allocated=1))
+    how = {"pods": [use("u", "a")], "promises": {"u": promise({"a": 24 * GIB})}}
+    (ends, _) = weigh(taken, device("b"), leaving={"u"}, **how)
+    assert (ends.first, ends.room_bytes, ends.headroom_bytes) == (0, 24 * GIB, 0)
+    (stays, _) = weigh(taken, device("b"), **how)
+    assert stays.first is None
+
+
+def test_of_the_pods_that_are_ending_the_smallest_goes_first() -> None:
+    full = shared("a", free=0, allocated=2)
+    sizes = {"small": 2, "large": 20}
+    (found,) = weigh(
+        full,
+        pods=[use(uid, "a") for uid in sizes],
+        promises={uid: promise({"a": size * GIB}) for uid, size in sizes.items()},
+        leaving=set(sizes),
+    )
+    assert (found.first, found.room_bytes) == (0, 4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        pytest.param("none", ["a"], id="all are offered together"),
+        pytest.param("restricted", ["a", "c"], id="those of either NUMA node"),
+        pytest.param("", ["a", "c"], id="not known, so those of either"),
+    ],
+)
+def test_where_the_kubelet_aligns_each_numa_node_has_a_next_one(
+    policy: str, expected: list[str]
+) -> None:
+    devices = held("a", 0, numa_node=0), held("b", 1, numa_node=0), held("c", 2, numa_node=1)
+    plugin = Plugin(allocation_policy="distributed", topology_manager_policy=policy)
+    assert next_ones(weigh(*devices, pods=rows(b=1, c=2), plugin=plugin)) == expected
+
+
+def test_any_means_every_device_of_the_resource_with_everybody_on_it() -> None:
+    promises = {f"u{n}": promise({"a": 2 * GIB}) for n in range(3)}
+    devices = held("a", 0), held("b", 4), held("c", 1, resource="other")
+    found = weigh(*devices, pods=rows(b=4, c=1), promises=promises, device_choice=DeviceChoice.ANY)
+    assert next_ones(found) == ["a", "b", "c"]
+    assert [term.room_bytes for term in found] == [18 * GIB, 18 * GIB, 24 * GIB]
+
+
+def test_who_could_hold_an_unexplained_replica_is_charged_there() -> None:
+    """The report counts a replica of c as allocated, and does not say by whom."""
+    promises = {"u": promise({"a": 2 * GIB}), "v": promise({"a": 3 * GIB})}
+    devices = held("a", 0), held("b", 0), held("c", 4)
+    found = weigh(*devices, pods=rows(c=4), promises=promises)
+    assert [term.awaited_bytes for term in found] == [3 * GIB, 3 * GIB, 0]
+    found = weigh(*devices, pods=rows(c=3), promises=promises)
+    assert [term.awaited_bytes for term in found] == [3 * GIB, 3 * GIB, 3 * GIB]
+
+
+def test_counts_that_cannot_be_true_say_nothing_of_the_order() -> None:
+    wrong = shared("c", replicas=Replicas(free=1, allocated=-1))
+    assert next_ones(weigh(held("a", 0), held("b", 3), wrong, pods=rows(b=3))) == ["a", "b", "c"]
+    twice = held("a", 0), held("b", 3), held("b", 3)
+    assert next_ones(weigh(*twice, pods=rows(b=3))) == ["a", "b", "b"]
+
+
+def test_a_device_that_was_renamed_can_be_given_to_those_it_was_promised_to() -> None:
+    promises = {"u": promise({"a": 5 * GIB}, resource="before")}
+    (found,) = weigh(held("a", 0), promises=promises)
+    assert found.awaited_bytes == 5 * GIB
+    assert found.room_bytes == 19 * GIB
+
+
+def test_a_pod_pushed_on_by_a_later_one_asks_there_for_what_is_noted() -> None:
+    """a gets the next pod, and b, which is larger, the one after: whichever comes first."""
+    small, large = held("a", 0), held("b", 1, memory_bytes=48 * GIB)
+    how = {"pods": rows(b=1), "plugin": DISTRIBUTED}
+    snap, verdicts = judged("50%", weighed(small, large, **how))  # type: ignore[arg-type]
+    assert verdicts.asks[0].candidates.tolist() == [[True, False]]
+    placement = place(request("50%"), snap, verdicts, 0)
+    assert placement.charges[0].candidates == {"a": 12 * GIB, "b": 24 * GIB}
+    assert '"candidates":["a"]' in placement.annotations["headroom.gpu/placement"] or (
+        '"devices":["a"]' in placement.annotations["headroom.gpu/placement"]
+    )
+
+
+def test_a_small_pod_is_refused_that_could_push_a_large_one_to_where_it_has_no_room() -> None:
+    """Alone, the large one gets D0, which holds nothing; with another before it, D1 too."""
+    uses = [use("s", "D1", replica="0")]
+    large = {"s": promise({"D1": 20 * GIB}), "u": promise({"D0": 8 * GIB})}
+    devices = held("D0", 0), held("D1", 1)
+    node = weighed(*devices, pods=uses, promises=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
+    assert node.devices[1].awaited_bytes == 0
+    assert not judged("1Gi", node)[1].fits[0]
+    large["u"] = promise({"D0": 4 * GIB})
+    node = weighed(*devices, pods=uses, promises=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
+    assert judged("1Gi", node)[1].fits[0]
+
+
+def test_a_pod_of_two_containers_makes_way_for_one_more_than_a_pod_of_one() -> None:
+    """D0 gets the first pick, D1 the next or the one after, D0 again: with one container on D1 the
+    other can be the third on D0."""
+    devices = held("D0", 0), held("D1", 1)
+    both = {f"u{n}": promise({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
+    node = weighed(
+        *devices,  # type: ignore[arg-type]
+        pods=[use("s", "D1", 0, replica="0")],  # type: ignore[arg-type]
+        promises=both,
+        plugin=DISTRIBUTED,
+    )
+    assert node.devices[0].awaited_bytes == 24 * GIB
+    two = pod("1Gi", container("a"), container("b"))
+    assert not judged(two, node)[1].fits[0]
+
+
+class TestSeveralReplicasForOneContainer:
+    two = pod("1Gi", container(gpus=2))
+
+    @pytest.mark.parametrize(
+        ("sharing", "refuses", "fits"),
+        [
+            pytest.param("time-slicing", None, True, id="time-slicing lets it in"),
+            pytest.param("time-slicing", True, False, id="unless told otherwise"),
+            pytest.param("mps", None, False, id="MPS does not"),
+            pytest.param("mps", False, True, id="unless told otherwise, with MPS"),
+        ],
+    )
+    def test_it_is_refused_where_the_plugin_refuses_it(
+        self, sharing: str, refuses: bool | None, fits: bool
+    ) -> None:
+        plugin = Plugin(fail_requests_greater_than_one=refuses)
+        node = weighed(shared("a", sharing=sharing), plugin=plugin)
+        assert bool(judged(self.two, node)[1].fits[0]) is fits
+
+    def test_whole_devices_are_not_replicas(self) -> None:
+        plugin = Plugin(fail_requests_greater_than_one=True)
+        assert judged(self.two, weighed(device("a"), device("b"), plugin=plugin))[1].fits[0]
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("found", "words"),
+        [
+            pytest.param(weigh(held("a", 0))[0], "it has the fewest replicas taken", id="next"),
+            pytest.param(weigh(held("a", 0), plugin=PACKED)[0], "it has the most", id="packed"),
+            pytest.param(weigh(held("a", 4))[0], "no replica of it is free", id="full"),
+            pytest.param(weigh(held("a", 0), plugin=Plugin())[0], "not known", id="unknown"),
+            pytest.param(
+                weigh(held("a", 0), device_choice=DeviceChoice.ANY)[0], "is any", id="any"
+            ),
+            pytest.param(
+                weigh(held("a", 1), held("b", 0), promises={"u": promise({})})[0],
+                "when 1 of 1 replicas on their way are given out",
+                id="pushed on",
+            ),
+            pytest.param(
+                weigh(held("a", 2), held("b", 0))[0], "2 more replicas are given out", id="later"
+            ),
+            pytest.param(
+                weigh(held("a", 4), pods=rows(a=4), leaving={"s-a-0"})[0],
+                "if pods that are ending",
+                id="ending",
+            ),
+        ],
+    )
+    def test_every_device_says_why(self, found: DeviceTerms, words: str) -> None:
+        assert words in because(found)
+
+    @pytest.mark.parametrize(
+        ("weighed_devices", "expected"),
+        [
+            pytest.param(weigh(held("a", 0), held("b", 1)), "exact", id="one comes next"),
+            pytest.param(weigh(device("a"), device("b")), "slot-safe", id="whole devices"),
+            pytest.param(weigh(held("a", 0), held("b", 0)), "slot-safe", id="nobody there"),
+            pytest.param(
+                weigh(held("a", 0), held("b", 0), promises={"u": promise({"a": 6 * GIB})}),
+                "slot-safe",
+                id="a replica's worth",
+            ),
+            pytest.param(
+                weigh(held("a", 0), held("b", 0), promises={"u": promise({"a": 6 * GIB + 1})}),
+                "predicted",
+                id="a byte more",
+            ),
+            pytest.param(
+                weigh(held("a", 0), device_choice=DeviceChoice.ANY), "any", id="as the node wishes"
+            ),
+        ],
+    )
+    def test_every_node_says_how_sure_it_is(
+        self, weighed_devices: tuple[DeviceTerms, ...], expected: str
+    ) -> None:
+        assert certainty(NodeTerms("n", None, FRESH_S, weighed_devices)) == expected

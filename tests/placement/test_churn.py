@@ -1,0 +1,178 @@
+"""A node over time: pods are bound, admitted in any order, observed late, end and let go.
+
+The kubelet and the plugin of this test are those of ``brute``; what reaches us of them is the last
+report and which pods the API server still knows as running. On a node whose devices are predicted,
+what DESIGN section 5 calls a surprise happens only while nobody is on the way; on one where any
+device must have room, everything may happen at any time.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.strategies import DataObject
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import Plugin, PodUse, Replicas, Reservation
+from extender.placement.fit import fit
+from extender.placement.placed import place
+from extender.placement.snapshot import NodeTerms
+from extender.placement.table import build
+from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, shared, terms
+from tests.placement import brute
+
+MEMORY = 12
+REPLICAS = 4
+
+
+@dataclass
+class Running:
+    """A pod that was bound; sizes are in GiB, one container each."""
+
+    sizes: tuple[int, ...]
+    #: GPU of each container, once admitted.
+    where: list[int] = field(default_factory=list)
+    #: Whether the API server says that it is ending or has ended.
+    ending: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    policy: str
+    taken: tuple[int, ...]
+    rows: tuple[PodUse, ...]
+
+
+class Churn(RuleBasedStateMachine):
+    choice = DeviceChoice.PREDICTED
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pods: dict[str, Running] = {}
+        self.promises: dict[str, Reservation] = {}
+        self.number = 0
+        self.policy = "distributed"
+        self.gpus = 2
+        self.report = Report(self.policy, (), ())
+
+    @initialize(gpus=st.integers(2, 3), policy=st.sampled_from(["distributed", "packed"]))
+    def start(self, gpus: int, policy: str) -> None:
+        self.gpus, self.policy = gpus, policy
+        self.observe()
+
+    @property
+    def waiting(self) -> list[str]:
+        return [uid for uid, one in self.pods.items() if not one.where]
+
+    @property
+    def sitting(self) -> list[str]:
+        return [uid for uid, one in self.pods.items() if one.where]
+
+    def nobody_is_surprised(self) -> bool:
+        return self.choice is DeviceChoice.ANY or not self.waiting
+
+    def taken(self) -> Counter[int]:
+        return Counter(index for one in self.pods.values() for index in one.where)
+
+    @rule(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=2))
+    def bind(self, sizes: list[int]) -> None:
+        text = ",".join(f"c{number}={size}Gi" for number, size in enumerate(sizes))
+        asked = request(pod(text, *(container(f"c{number}") for number in range(len(sizes)))))
+        devices = [
+            shared(
+                f"D{index}",
+                memory_bytes=MEMORY * GIB,
+                replicas=Replicas(free=REPLICAS - taken, allocated=taken),
+            )
+            for index, taken in enumerate(self.report.taken)
+        ]
+        running = {uid for uid, one in self.pods.items() if not one.ending}
+        weighed = terms(
+            *devices,
+            pods=self.report.rows,
+            promises=self.promises,
+            leaving={row.uid for row in self.report.rows} - running,
+            plugin=Plugin(
+                allocation_policy=self.report.policy,  # type: ignore[arg-type]
+                topology_manager_policy="none",
+            ),
+            device_choice=self.choice,
+        )
+        snap = build([NodeTerms("n", None, FRESH_S, weighed)])
+        verdicts = fit(asked, snap, snap.rows(["n"]), NOW_S)
+        if verdicts.fits[0]:
+            self.number += 1
+            uid = f"u{self.number}"
+            charges = place(asked, snap, verdicts, 0).charges
+            self.promises[uid] = Reservation("default", uid, charges=list(charges))
+            self.pods[uid] = Running(tuple(sizes))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def admit(self, data: DataObject) -> None:
+        one = self.pods[data.draw(st.sampled_from(self.waiting), label="admitted")]
+        for _ in one.sizes:
+            available = [REPLICAS - self.taken()[index] for index in range(self.gpus)]
+            could = brute.answers([REPLICAS] * self.gpus, available, self.policy)
+            one.where.append(data.draw(st.sampled_from(sorted(could)), label="given"))
+
+    @rule()
+    def observe(self) -> None:
+        """The agent reports; what ended before is taken out of the ledger."""
+        taken = self.taken()
+        rows = [
+            PodUse(uid=uid, device=f"D{index}", replica=f"{uid}-{number}")
+            for uid, one in self.pods.items()
+            for number, index in enumerate(one.where)
+        ]
+        counts = tuple(taken[index] for index in range(self.gpus))
+        self.report = Report(self.policy, counts, tuple(rows))
+        for uid in self.promises.keys() - self.pods.keys():
+            del self.promises[uid]
+
+    @precondition(lambda self: self.sitting and self.nobody_is_surprised())
+    @rule(data=st.data(), at_once=st.booleans())
+    def end(self, data: DataObject, at_once: bool) -> None:
+        """It is deleted, or it finishes by itself, which frees its replica at once."""
+        uid = data.draw(st.sampled_from(self.sitting), label="ends")
+        self.pods[uid].ending = True
+        if at_once:
+            del self.pods[uid]
+
+    @precondition(lambda self: any(one.ending for one in self.pods.values()))
+    @rule(data=st.data())
+    def let_go(self, data: DataObject) -> None:
+        ending = [uid for uid, one in self.pods.items() if one.ending]
+        del self.pods[data.draw(st.sampled_from(ending), label="let go")]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def delete_before_admission(self, data: DataObject) -> None:
+        del self.pods[data.draw(st.sampled_from(self.waiting), label="never admitted")]
+
+    @precondition(lambda self: self.nobody_is_surprised())
+    @rule(policy=st.sampled_from(["distributed", "packed"]))
+    def restart_the_plugin(self, policy: str) -> None:
+        self.policy = policy
+        if self.choice is DeviceChoice.PREDICTED:
+            self.observe()
+
+    @invariant()
+    def nothing_is_overcommitted(self) -> None:
+        load = Counter[int]()
+        for one in self.pods.values():
+            for size, index in zip(one.sizes, one.where, strict=False):
+                load[index] += size
+        assert all(size <= MEMORY for size in load.values()), load
+
+
+class ChurnOnAny(Churn):
+    choice = DeviceChoice.ANY
+
+
+TestPredicted = Churn.TestCase
+TestPredicted.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestAny = ChurnOnAny.TestCase
+TestAny.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

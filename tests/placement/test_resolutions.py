@@ -1,0 +1,161 @@
+"""Admission against everything that can become of it: pods are let in exactly when no order of
+admissions, no subset of them, no tie and no pod that ends can overcommit a device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject, DrawFn
+
+from contract.gpunode import Device, Plugin, PodUse, Replicas, Reservation
+from contract.kube import Pod
+from extender.placement.fit import Verdicts, fit
+from extender.placement.placed import place
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import build
+from tests.builders import FRESH_S, GIB, NOW_S, container, pod, promise, request, shared, terms
+from tests.placement import brute
+
+
+@dataclass(frozen=True)
+class Sitting:
+    gpu: int
+    size: int
+    leaving: bool
+
+
+@dataclass
+class World:
+    """Sizes are in GiB; pods that sit ask for one replica each."""
+
+    node: brute.Node
+    memory: tuple[int, ...]
+    sitting: tuple[Sitting, ...]
+    #: Of each pod on its way the sizes of its containers, a replica each.
+    waiting: list[tuple[int, ...]] = field(default_factory=list)
+    promises: dict[str, Reservation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, one in enumerate(self.sitting):
+            self.promises[f"s{number}"] = promise({f"D{one.gpu}": one.size * GIB})
+
+    def judged(self, asked: Pod) -> tuple[Snapshot, Verdicts]:
+        weighed = terms(
+            *self.devices(),
+            pods=[
+                PodUse(uid=f"s{number}", device=f"D{one.gpu}", replica=str(number))
+                for number, one in enumerate(self.sitting)
+            ],
+            promises=self.promises,
+            leaving={f"s{number}" for number, one in enumerate(self.sitting) if one.leaving},
+            plugin=Plugin(
+                allocation_policy=self.node.policy,  # type: ignore[arg-type]
+                topology_manager_policy="restricted" if self.node.aligned else "none",
+            ),
+        )
+        snap = build([NodeTerms("n", None, FRESH_S, weighed)])
+        return snap, fit(request(asked), snap, snap.rows(["n"]), NOW_S)
+
+    def devices(self) -> list[Device]:
+        return [
+            shared(
+                f"D{index}",
+                memory_bytes=self.memory[index] * GIB,
+                numa_node=gpu.numa,
+                replicas=Replicas(
+                    free=gpu.total - gpu.allocated - gpu.unhealthy,
+                    allocated=gpu.allocated,
+                    unhealthy=gpu.unhealthy,
+                ),
+            )
+            for index, gpu in enumerate(self.node.gpus)
+        ]
+
+    def free(self) -> int:
+        free = sum(gpu.total - gpu.allocated - gpu.unhealthy for gpu in self.node.gpus)
+        return free - sum(len(sizes) for sizes in self.waiting)
+
+    def overcommits(self, newcomer: Sequence[int]) -> bool:
+        """Whether anything can overcommit a device once the newcomer is bound too."""
+        every = [*self.waiting, newcomer]
+        return any(
+            self.load(index, state, every) > self.memory[index]
+            for state in brute.states(self.node, [len(sizes) for sizes in every])
+            for index in range(len(self.memory))
+        )
+
+    def load(self, gpu: int, state: brute.State, every: Sequence[Sequence[int]]) -> int:
+        here = [one for one in self.sitting if one.gpu == gpu]
+        ending = sorted(one.size for one in here if one.leaving)
+        # Which of those that are ending have gone is not known: the smallest, at the worst.
+        total = sum(one.size for one in here if not one.leaving) + sum(ending[state.gone[gpu] :])
+        for sizes, places in zip(every, state.where, strict=True):
+            for size, index in zip(sizes, places or (), strict=False):
+                total += size * (index == gpu)
+        return total
+
+    def bind(self, uid: str, sizes: tuple[int, ...], snap: Snapshot, verdicts: Verdicts) -> None:
+        charges = place(verdicts.request, snap, verdicts, 0).charges
+        self.promises[uid] = Reservation(namespace="default", name=uid, charges=list(charges))
+        self.waiting.append(sizes)
+
+
+def asked(sizes: Sequence[int]) -> Pod:
+    text = ",".join(f"c{number}={size}Gi" for number, size in enumerate(sizes))
+    return pod(text, *(container(f"c{number}") for number in range(len(sizes))))
+
+
+@st.composite
+def worlds(draw: DrawFn) -> World:
+    gpus: list[brute.Gpu] = []
+    sitting: list[Sitting] = []
+    memory = tuple(draw(st.sampled_from([8, 8, 8, 12])) for _ in range(draw(st.integers(1, 3))))
+    for index, most in enumerate(memory):
+        total, unhealthy = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 0, 1]))
+        here: list[Sitting] = []
+        for _ in range(draw(st.integers(0, total - unhealthy))):
+            size = draw(st.integers(1, 4))
+            if sum(one.size for one in here) + size <= most:
+                here.append(Sitting(index, size, draw(st.integers(0, 4)) == 0))
+        leaving = sum(one.leaving for one in here)
+        numa = draw(st.integers(0, 1))
+        gpus.append(brute.Gpu(total, len(here), unhealthy, leaving, numa))
+        sitting += here
+    policy = draw(st.sampled_from(["distributed", "distributed", "packed", "unknown"]))
+    node = brute.Node(tuple(gpus), policy, aligned=draw(st.integers(0, 3)) == 0)
+    return World(node, memory, tuple(sitting))
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds(), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_a_pod_is_let_in_exactly_when_nothing_can_overcommit(
+    world: World, sizes: list[int]
+) -> None:
+    for number, size in enumerate(sizes):
+        if not world.free():
+            break
+        snap, verdicts = world.judged(asked([size]))
+        assert verdicts.fits[0] != world.overcommits([size])
+        could = {index for index, is_one in enumerate(verdicts.asks[0].candidates[0]) if is_one}
+        assert could == brute.could_get(world.node, [1] * len(world.waiting))
+        if verdicts.fits[0]:
+            world.bind(f"u{number}", (size,), snap, verdicts)
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds(), st.data())
+def test_with_pods_of_several_containers_nothing_can_overcommit(
+    world: World, data: DataObject
+) -> None:
+    for number in range(3):
+        sizes = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2), label="pod"))
+        if world.free() < len(sizes):
+            break
+        snap, verdicts = world.judged(asked(sizes))
+        could = {index for index, is_one in enumerate(verdicts.asks[0].candidates[0]) if is_one}
+        waiting = [len(each) for each in world.waiting]
+        assert could >= brute.could_get(world.node, waiting, len(sizes))
+        if verdicts.fits[0]:
+            assert not world.overcommits(sizes)
+            world.bind(f"u{number}", sizes, snap, verdicts)
