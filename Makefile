@@ -22,7 +22,8 @@ test: $(VENV)/test.stamp  ## everything; the first run builds a real API server 
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
-	$(RUN) -m pytest -q $(ARGS)
+	$(RUN) -m tests.gobin.build
+	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 e2e: $(VENV)/test.stamp  ## the main cases alone, against real kube-schedulers of three minors
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
