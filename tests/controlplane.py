@@ -274,8 +274,20 @@ class ControlPlane(Processes):
 
     def _ready(self) -> bool:
         """Whether it is ready and knows what its admin may do."""
+        # Whoever is answered 429 asks again: so does the API server while it takes in a new schema.
+        retries = urllib3.Retry(
+            total=None,
+            connect=False,
+            read=False,
+            redirect=False,
+            other=False,
+            status=30,
+            status_forcelist=(429,),
+            allowed_methods=None,
+            raise_on_status=False,
+        )
         self._http = urllib3.PoolManager(
-            ca_certs=str(self.ca_file), retries=False, timeout=urllib3.Timeout(30.0)
+            ca_certs=str(self.ca_file), retries=retries, timeout=urllib3.Timeout(30.0)
         )
         try:
             self.call("GET", "/api/v1/namespaces/default")

@@ -136,13 +136,13 @@ class Node(Processes):
         self.spawn_kubelet()
         self.until_ready()
 
-    def spawn_kubelet(self) -> None:
+    def spawn_kubelet(self, kubeconfig: str = "kubeconfig") -> None:
         self._spawn_inside(
             "kubelet",
             *(*AS_ANOTHER, f"--reuid={self._uid}"),
             str(self._binaries["kubelet"]),
             f"--config={self.folder}/kubelet.yaml",
-            f"--kubeconfig={self.folder}/kubeconfig",
+            f"--kubeconfig={self.folder}/{kubeconfig}",
             f"--hostname-override={self.name}",
             "--v=2",
         )

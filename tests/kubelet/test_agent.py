@@ -218,17 +218,10 @@ def test_a_kubelet_that_does_not_know_its_pods_yet_has_not_lost_them(
     node.run(gpu_pod("a"))
     before = agent.sample()
     node.kill("kubelet")
-    kubeconfig = node.folder / "kubeconfig"
-    kept = kubeconfig.read_text()
-    blind = yaml.safe_load(kept)
+    blind = yaml.safe_load((node.folder / "kubeconfig").read_text())
     blind["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
-    kubeconfig.write_text(yaml.safe_dump(blind))
-    node._spawn_inside(
-        "kubelet",
-        f"--config={node.folder}/kubelet.yaml",
-        f"--kubeconfig={kubeconfig}",
-        f"--hostname-override={node.name}",
-    )
+    (node.folder / "blind").write_text(yaml.safe_dump(blind))
+    node.spawn_kubelet(kubeconfig="blind")
 
     def listed_nothing() -> bool:
         status = agent.sample()
@@ -237,7 +230,6 @@ def test_a_kubelet_that_does_not_know_its_pods_yet_has_not_lost_them(
 
     node.wait(listed_nothing, "an answer without pods")
     node.kill("kubelet")
-    kubeconfig.write_text(kept)
     node.start_kubelet()
     node.wait(lambda: agent.sample().sources == before.sources, "all sources in accord")
     assert rows(agent.sample()) == rows(before)

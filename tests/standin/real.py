@@ -6,7 +6,7 @@ the same names, and returns when it has happened.
 
 import base64
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.kubelet.node import RESOURCE, Node, gpu_container, gpu_pod, plugin_co
 from tests.kubelet.relay import SERVICE, Relay, api
 from tests.standin.checkpoint import checksum
 from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
-from tests.standin.plugin import Plugin, Settings, replicas_of
+from tests.standin.plugin import Plugin, Settings
 
 PLUGIN = "nvidia-gpu.sock"
 #: The kubelet's log lines of the pods that the API server, and of the replicas that the plugin
@@ -195,11 +195,8 @@ class Real:
         self.node.wait(lambda: self._heard() > heard, "the plugin is back")
         self._interpose_anew()
 
-    def restart_plugin(self, settings: Settings, failed: Collection[str]) -> Ids:
-        """Another process, which the driver tells once more of the devices that failed.
-
-        Returns the replicas that the plugin takes them out on.
-        """
+    def restart_plugin(self, settings: Settings) -> None:
+        """Another process, to which every device is healthy: it was not there to hear of XIDs."""
         self.node.kill("nvidia-device-plugin")
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
         text = yaml.safe_dump(configuration(settings))
@@ -208,10 +205,6 @@ class Real:
         self.node.start_plugin()
         self.node.wait(lambda: self._heard() > heard, "the plugin is back")
         self._interpose()
-        every = {each.id for gpu in self.node.driver.gpus for each in replicas_of(gpu, settings)}
-        healthy = len(every) - len(failed)
-        self.node.wait(lambda: len(self.checkpoint()[1]) == healthy, "what failed before")
-        return frozenset(every - self.checkpoint()[1])
 
     def checkpoint(self) -> tuple[dict[tuple[str, str], Any], Ids, int]:
         """What was given by pod and container, the healthy replicas, the checksum of the file."""

@@ -36,8 +36,7 @@ class Pair:
         self.node = node
         self.model = StandIn(node.driver.gpus, settings, topology=topology)
         self.real = Real(node)
-        #: Devices that have had an XID, and those whose replica is unhealthy now.
-        self.failed: set[str] = set()
+        #: Devices whose replica is unhealthy.
         self.unhealthy: set[str] = set()
         self.compare()
 
@@ -76,7 +75,6 @@ class Pair:
             replica = self.real.fail(device)
             assert device_of(replica) == device
             self.model.fail(replica)
-            self.failed.add(device)
             self.unhealthy.add(device)
             self.compare()
 
@@ -97,13 +95,10 @@ class Pair:
         return plugin_first
 
     def restart_plugin(self, settings: Settings) -> None:
-        failed = self.real.restart_plugin(settings, self.failed)
+        self.real.restart_plugin(settings)
         self.model.stop_plugin()
         self.model.start_plugin(settings)
-        assert {device_of(each) for each in failed} == self.failed
-        for replica in failed:
-            self.model.fail(replica)
-        self.unhealthy = set(self.failed)
+        self.unhealthy = set()
         self.compare()
 
     def compare(self) -> None:
