@@ -241,8 +241,15 @@ class Ledger:
                 # Changed or gone since it was listed is just as good.
                 with suppress(StoreConflict, StoreNotFound):
                     self._store.touch_pod(pod, self._new_id())
-        pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]
-        return [gpunode.name for gpunode in waiting if self._charge_all(gpunode, pods)]
+        sitting: dict[str, list[Pod]] = {}
+        for pod in self._store.list_pods():
+            if pod.node and not pod.ended:
+                sitting.setdefault(pod.node, []).append(pod)
+        return [
+            gpunode.name
+            for gpunode in waiting
+            if self._charge_all(gpunode, sitting.get(gpunode.name, ()))
+        ]
 
     def wake(self, pod: Pod) -> None:
         """Make kube-scheduler try the pod again, as it does when its annotations change.
@@ -273,7 +280,7 @@ class Ledger:
     def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
         promises = dict(gpunode.spec.reservations)
         for pod in pods:
-            if pod.node != gpunode.name or pod.metadata.uid in promises:
+            if pod.metadata.uid in promises:
                 continue
             if (promise := self._adopt(pod, gpunode)) is not None:
                 promises[pod.metadata.uid] = self._stamped(promise)

@@ -78,6 +78,7 @@ class Extender:
         self.telemetry = Telemetry(CollectorRegistry())
         self.unready = unready
         self._inbox: deque[Sequence[Event]] = deque()
+        self._snapshot_due = False
         self._pod_went = asyncio.Event()
         self._room_came = asyncio.Event()
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
@@ -99,7 +100,14 @@ class Extender:
                 self._pod_went.set()
         if self.cluster.has_roomier:
             self._room_came.set()
-        # Made here, so that the next call finds it made.
+        if not self._snapshot_due:
+            self._snapshot_due = True
+            self.loop.call_soon(self._make_snapshot)
+
+    def _make_snapshot(self) -> None:
+        """So that the next call finds it made: once for all that came together, since it costs
+        as much for one node as for all of them."""
+        self._snapshot_due = False
         self.cluster.snapshot()
 
     def open_ledger(self, store: Store) -> Ledger:
