@@ -165,6 +165,20 @@ class ClusterState:
         snap = build([self._weigh(node, left, victims | {pod.metadata.uid})])
         return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
 
+    def refusal_beside(
+        self, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
+    ) -> Reason | None:
+        """Why the pod would not fit on the node if these others were being bound to it as well."""
+        request, gpunode = self.understand(pod), self._gpunodes.get(node)
+        if isinstance(request, Unreadable):
+            return request.reason
+        assumed = dict(self._assumed.get(node, {}))
+        for other in coming:
+            if gpunode is not None and (promise := self.adopt(other, gpunode)) is not None:
+                assumed.setdefault(other.metadata.uid, promise)
+        snap = build([self._weigh(node, gpunode, {pod.metadata.uid}, assumed.items())])
+        return fit(request, snap, snap.rows([node]), now_s).reason(0)
+
     # Writing.
 
     def apply(self, events: Iterable[Event]) -> None:
