@@ -166,7 +166,7 @@ class Verbs:
         return codes
 
     def _expect(self, pod: Pod, row: int, snap: Snapshot) -> None:
-        """Our weight decides, so kube-scheduler will ask us to bind the pod there, or to nowhere."""
+        """Our weight decides, so kube-scheduler has us bind the pod there next, or nowhere."""
         until_s = self._monotonic_s() + BIND_FOLLOWS_WITHIN_S
         self._coming[pod.metadata.uid] = (pod, snap.nodes[row].name, until_s)
 
