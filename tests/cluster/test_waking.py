@@ -204,8 +204,10 @@ def test_who_was_refused_for_pods_that_never_came_is_tried_again() -> None:
     waiting = refused("p")
     world.see(waiting)
     world.holds("n", 0)
-    world.decides(waiting, fits=0, sure=False)
     assert world.woken() == ["p"]
+    world.now_s += 0.1
+    world.decides(waiting, fits=0, sure=False)
+    assert world.woken(0.5) == ["p"]
 
 
 def test_who_was_refused_with_all_room_in_sight_is_not() -> None:

@@ -73,6 +73,11 @@ def test_filter_leaves_room_for_the_pod_whose_bind_comes_next(server: Server) ->
     assert passed(server, first, "shared") == ["shared"]
     assert passed(server, second, "shared", "large") == ["large"]
     assert passed(server, first, "shared") == ["shared"]  # not for itself, though
+    assert passed(server, first, "nobody-knows") == []
+    assert passed(server, second, "shared") == ["shared"]  # the first comes no more
+    assert passed(server, first, "large", "shared", "pair")
+    assert passed(server, second, "nobody-knows") == []
+    assert passed(server, first, "shared") == ["shared"]
     assert server.post("/filter", offer(second, "shared")).json()["FailedAndUnresolvableNodes"] == {
         "shared": "insufficient GPU memory on any device"
     }
