@@ -103,6 +103,9 @@ class ClusterState:
     def gpunodes(self) -> list[GPUNode]:
         return list(self._gpunodes.values())
 
+    def node(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())
 

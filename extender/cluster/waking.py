@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from contract.annotations import RETRY
-from contract.kube import Node, Pod
+from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.eligible import eligible
 from extender.cluster.freshness import NEVER_S
@@ -81,6 +81,8 @@ class Waking:
         unbound = {pod.metadata.uid: pod for pod in state.unbound()}
         self._waits = {uid: wait for uid, wait in self._waits.items() if uid in unbound}
         self.pending = False
+        if not unbound:
+            return []
         claims: dict[str, list[Pod]] = {}
         for uid, wait in self._waits.items():
             if wait.claim and _claims(wait, journal.of_uid(uid), now_s):
@@ -140,8 +142,9 @@ class Waking:
                 since = max(since, decision.generation)
             elif decision.at_s > wait.woken_at_s:
                 since = 0  # refused for pods that perhaps never came
-        names = look.roomier_since(pod, since)
-        if not names:
+        request = look.asks(pod, since)
+        names = look.roomier_since(pod, request, since) if request else []
+        if request is None or not names:
             wait.generation = look.snap.generation
             return None
         if look.now_s < wait.not_before_s:
@@ -151,7 +154,7 @@ class Waking:
             if name not in claims:
                 return name
         for name in names[:CROWDED]:
-            if look.fits_beside(pod, name, claims[name]):
+            if look.fits_beside(pod, request, name, claims[name]):
                 return name
         self.pending = True  # if those who claim it do not take it, it has a turn
         return None
@@ -165,36 +168,48 @@ class _Look:
         self._room_in = np.fromiter(
             (state.room_in(node.name) for node in snap.nodes), np.int64, len(snap.nodes)
         )
-        self._fits: dict[object, Mask] = {}
-        self._eligible: dict[bytes, Mask] = {}
+        #: Kind of request -> rows that were asked about, and those of them where it fits.
+        self._fits: dict[object, tuple[Mask, Mask]] = {}
+        #: Selector, affinity and tolerations -> node -> whether such a pod may run there.
+        self._eligible: dict[bytes, dict[str, bool]] = {}
         self._refused_beside: set[tuple[object, str, int]] = set()
 
-    def roomier_since(self, pod: Pod, generation: int) -> list[str]:
-        newer = self._room_in > generation
-        if not newer.any():
-            return []
+    def asks(self, pod: Pod, generation: int) -> VramRequest | None:
+        """What it asks for; None where it asks for nothing, or nothing got room since then."""
+        if not len(self._room_in) or self._room_in.max() <= generation:
+            return None
         request = self.state.understand(pod)
-        if not isinstance(request, VramRequest) or not request.asks:
-            return []
-        kind = _kind(request)
-        if kind not in self._fits:
-            rows = np.arange(len(self.snap.nodes))
-            self._fits[kind] = fit(request, self.snap, rows, self.now_s).fits
-        rows = np.flatnonzero(newer & self._fits[kind])
-        if not len(rows):
+        return request if isinstance(request, VramRequest) and request.asks else None
+
+    def roomier_since(self, pod: Pod, request: VramRequest, generation: int) -> list[str]:
+        newer = self._room_in > generation
+        rows = np.flatnonzero(newer & self._fits_on(request, newer)).tolist()
+        if not rows:
             return []
         spec = pod.spec
-        where = _encode((spec.node_selector, spec.affinity, spec.tolerations))
-        if where not in self._eligible:
-            nodes = {node.metadata.name: node for node in self.state.nodes()}
-            self._eligible[where] = np.array(
-                [_may_run(pod, nodes.get(node.name)) for node in self.snap.nodes], bool
-            )
-        return [self.snap.nodes[row].name for row in rows[self._eligible[where][rows]].tolist()]
+        where = self._eligible.setdefault(
+            _encode((spec.node_selector, spec.affinity, spec.tolerations)), {}
+        )
+        names = [self.snap.nodes[row].name for row in rows]
+        for name in names:
+            if name not in where:
+                node = self.state.node(name)
+                where[name] = node is not None and eligible(pod, node)
+        return [name for name in names if where[name]]
 
-    def fits_beside(self, pod: Pod, name: str, others: list[Pod]) -> bool:
-        request = self.state.understand(pod)
-        assert isinstance(request, VramRequest)
+    def _fits_on(self, request: VramRequest, asked: Mask) -> Mask:
+        """Where it fits, of the rows asked about at least: those with new room are few."""
+        nothing = np.zeros(len(asked), bool)
+        known, fits = self._fits.get(_kind(request), (nothing, nothing))
+        if (asked & ~known).any():
+            rows = np.flatnonzero(asked & ~known)
+            verdicts = fit(request, self.snap.part(rows), np.arange(len(rows)), self.now_s)
+            known, fits = known | asked, fits.copy()
+            fits[rows] = verdicts.fits
+            self._fits[_kind(request)] = known, fits
+        return fits
+
+    def fits_beside(self, pod: Pod, request: VramRequest, name: str, others: list[Pod]) -> bool:
         question = (_kind(request), name, len(others))  # claims only grow while we look
         if question in self._refused_beside:
             return False
@@ -238,7 +253,3 @@ def _urgency(pod: Pod) -> tuple[int, str]:
 
 def _kind(request: VramRequest) -> object:
     return request.asks, request.max_sm_ppm, request.processes
-
-
-def _may_run(pod: Pod, node: Node | None) -> bool:
-    return node is not None and eligible(pod, node)

