@@ -47,12 +47,52 @@ class Container(KubeStruct, frozen=True):
     restart_policy: str | None = None
 
 
+class Toleration(KubeStruct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSelectorRequirement(KubeStruct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class NodeSelectorTerm(KubeStruct, frozen=True):
+    match_expressions: list[NodeSelectorRequirement] | None = None
+    match_fields: list[NodeSelectorRequirement] | None = None
+
+
+class NodeSelector(KubeStruct, frozen=True):
+    node_selector_terms: list[NodeSelectorTerm] | None = None
+
+
+class NodeAffinity(KubeStruct, frozen=True):
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+
+
+class Affinity(KubeStruct, frozen=True):
+    node_affinity: NodeAffinity | None = None
+
+
 class PodSpec(KubeStruct, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     node_name: str | None = None
     priority: int | None = None
     scheduler_name: str | None = None
+    node_selector: Mapping[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: list[Toleration] | None = None
+
+
+class PodCondition(KubeStruct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
 
 
 class Present(KubeStruct, frozen=True):
@@ -72,6 +112,7 @@ class PodStatus(KubeStruct, frozen=True):
     nominated_node_name: str | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
+    conditions: list[PodCondition] | None = None
 
 
 class Pod(KubeStruct, frozen=True):
@@ -101,12 +142,24 @@ class Pod(KubeStruct, frozen=True):
         return (self.metadata.annotations or {}).get(key)
 
 
+class Taint(KubeStruct, frozen=True):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(KubeStruct, frozen=True):
+    unschedulable: bool | None = None
+    taints: list[Taint] | None = None
+
+
 class NodeStatus(KubeStruct, frozen=True):
     allocatable: Mapping[str, str | int] | None = None
 
 
 class Node(KubeStruct, frozen=True):
     metadata: ObjectMeta
+    spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
 

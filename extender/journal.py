@@ -26,6 +26,8 @@ class Decision:
     fits: int
     #: Reason -> nodes refused for it.
     refused: Mapping[Reason, int]
+    #: False: nodes were refused for pods that had not come yet, and may never come.
+    sure: bool = True
 
 
 class Journal:

@@ -3,16 +3,14 @@
 Only suggestions from what we happen to have seen: whoever acts on them asks the store again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, Reservation
-from contract.kube import Node, Pod
+from contract.kube import Node
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
-from extender.placement.fit import fit
-from extender.placement.request import Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +32,18 @@ class Unmarked:
 
 
 def leftovers(
-    state: ClusterState, wall_s: float, orphan_after_s: float
+    state: ClusterState, wall_s: float, orphan_after_s: float, on: Collection[str] | None = None
 ) -> list[Leftover | Unmarked]:
     """Promises to pods that ended, went elsewhere, or never came.
 
     A bind in progress has a promise and no bound pod yet: such a one is left alone until it is
     ``orphan_after_s`` old. What a report still shows on a device stays charged whatever became of
     the pod: its memory is not free. Nor is that of a pod whose end nobody saw, before a sample that
-    was taken when it was gone does not show it.
+    was taken when it was gone does not show it. ``on`` names the nodes to look at, None means all.
     """
     found: list[Leftover | Unmarked] = []
-    for gpunode in state.gpunodes():
+    held = state.gpunodes() if on is None else map(state.gpunode, on)
+    for gpunode in filter(None, held):
         seen = {use.uid for use in gpunode.status.pods} if gpunode.status else set()
         for uid, promise in gpunode.spec.reservations.items():
             if uid in seen:
@@ -82,35 +81,6 @@ def dying(state: ClusterState) -> list[str]:
         for gpunode in state.gpunodes()
         if gpunode.metadata.deletion_timestamp and FINALIZER in (gpunode.metadata.finalizers or ())
     ]
-
-
-def to_wake(
-    state: ClusterState, refused: Iterable[Pod], roomier: Sequence[str], now_s: float
-) -> list[Pod]:
-    """Those of the refused pods that fit on a node that got room, the most urgent first.
-
-    kube-scheduler does not see memory come free, and would leave them for minutes.
-    """
-    snap = state.snapshot()
-    rows = snap.rows(roomier)
-    rows = rows[rows >= 0]
-    waiting = [state.pod(pod.metadata.uid) for pod in refused]
-    fits: dict[object, bool] = {}  # pods of one Deployment ask for the same
-    found: list[Pod] = []
-    for pod in waiting:
-        if pod is None or pod.node or pod.ended:
-            continue
-        request = state.understand(pod)
-        if isinstance(request, Unreadable):
-            continue
-        same = request.asks, request.max_sm_ppm, request.processes
-        if same not in fits:
-            fits[same] = bool(fit(request, snap, rows, now_s).fits.any())
-        if fits[same]:
-            found.append(pod)
-    return sorted(
-        found, key=lambda pod: (-(pod.spec.priority or 0), pod.metadata.creation_timestamp or "")
-    )
 
 
 def uninitialised(state: ClusterState) -> list[Node]:

@@ -64,6 +64,8 @@ class ClusterState:
         self._table = Table()
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
+        #: Nodes whose report was stale and is not any more.
+        self._woke_up: set[str] = set()
         self._nodes: dict[str, Node] = {}
         self._gpunodes: dict[str, GPUNode] = {}
         self._reports: dict[str, Pulse] = {}
@@ -78,8 +80,12 @@ class ClusterState:
         #: Node -> pods that are being bound to it right now, by uid: kube-scheduler asks about the
         #: next pod before the promise to the last is written.
         self._assumed: dict[str, dict[str, Reservation]] = {}
-        #: Nodes on which something got room since ``take_roomier`` was last called.
-        self._roomier: dict[str, None] = {}
+        #: Pods of ``_pods`` that no node has.
+        self._unbound: dict[str, Pod] = {}
+        #: Node -> generation of the first snapshot in which something had got room there, last.
+        self._room_in: dict[str, int] = {}
+        #: Nodes that may hold a promise that nobody needs, since ``take_unsettled`` was called.
+        self._unsettled: dict[str, None] = {}
         #: How the pods went that were seen to be deleted, and since when others are gone for sure.
         self.departures = Departures()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -97,6 +103,9 @@ class ClusterState:
     def gpunodes(self) -> list[GPUNode]:
         return list(self._gpunodes.values())
 
+    def node(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())
 
@@ -106,14 +115,27 @@ class ClusterState:
     def pods(self) -> list[Pod]:
         return list(self._pods.values())
 
-    @property
-    def has_roomier(self) -> bool:
-        return bool(self._roomier)
+    def unbound(self) -> list[Pod]:
+        """The pods that no node has and that have not ended."""
+        return list(self._unbound.values())
 
-    def take_roomier(self) -> list[str]:
-        """The nodes on which something got room since the last call."""
-        names = list(self._roomier)
-        self._roomier.clear()
+    def room_in(self, name: str) -> int:
+        """The generation of the snapshot in which something had got room on the node, last."""
+        return self._room_in.get(name, 0)
+
+    @property
+    def latest_room(self) -> int:
+        """The same for all nodes."""
+        return next(reversed(self._room_in.values()), 0)
+
+    @property
+    def has_unsettled(self) -> bool:
+        return bool(self._unsettled)
+
+    def take_unsettled(self) -> list[str]:
+        """The nodes on which a promise may have come to be left over since the last call."""
+        names = list(self._unsettled)
+        self._unsettled.clear()
         return names
 
     def confirmation(self, name: str) -> Vouch | None:
@@ -165,6 +187,20 @@ class ClusterState:
         snap = build([self._weigh(node, left, victims | {pod.metadata.uid})])
         return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
 
+    def refusal_beside(
+        self, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
+    ) -> Reason | None:
+        """Why the pod would not fit on the node if these others were being bound to it as well."""
+        request, gpunode = self.understand(pod), self._gpunodes.get(node)
+        if isinstance(request, Unreadable):
+            return request.reason
+        assumed = dict(self._assumed.get(node, {}))
+        for other in coming:
+            if gpunode is not None and (promise := self.adopt(other, gpunode)) is not None:
+                assumed.setdefault(other.metadata.uid, promise)
+        snap = build([self._weigh(node, gpunode, {pod.metadata.uid}, assumed.items())])
+        return fit(request, snap, snap.rows([node]), now_s).reason(0)
+
     # Writing.
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -177,13 +213,28 @@ class ClusterState:
                 self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
                 assumed = self._assumed.get(name, {}).items()
                 terms = self._weigh(name, self._gpunodes.get(name), assumed=assumed)
-                if _grew(self._table.get(name), terms):
-                    self._roomier[name] = None
+                if name in self._woke_up or _grew(self._table.get(name), terms):
+                    self._got_room(name)
+                if self._holds_unsettled(name):
+                    self._unsettled[name] = None
                 self._table.put(terms)
             else:
+                self._room_in.pop(name, None)
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
         self._dirty.clear()
+        self._woke_up.clear()
+
+    def _got_room(self, name: str) -> None:
+        self._room_in.pop(name, None)  # so that the latest comes last
+        self._room_in[name] = self._table.next_generation
+
+    def _holds_unsettled(self, name: str) -> bool:
+        """Whether a pod that was promised something there is gone, has ended or is elsewhere."""
+        gpunode = self._gpunodes.get(name)
+        promised = gpunode.spec.reservations if gpunode else ()
+        pods = (self._pods.get(uid) for uid in promised)
+        return any(pod is None or pod.ended or pod.node not in ("", name) for pod in pods)
 
     def _apply(self, event: Event) -> None:
         match event:
@@ -264,11 +315,14 @@ class ClusterState:
         if pod.node:
             self._uids_on.setdefault(pod.node, set()).add(uid)
             self._dirty[pod.node] = None
+        elif not pod.ended:
+            self._unbound[uid] = pod
 
     def _drop_pod(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
+        self._unbound.pop(uid, None)
         key = (pod.metadata.namespace, pod.metadata.name)
         if self._uid_of.get(key) == uid:
             del self._uid_of[key]
@@ -328,6 +382,8 @@ class ClusterState:
 
     def _beat(self, pulses: dict[str, Pulse], name: str, stamp: str, at_s: float) -> None:
         pulse = pulses.setdefault(name, Pulse())
+        if self._fresh_until_s(name) < at_s:
+            self._woke_up.add(name)
         pulse.beat(stamp, at_s, self._epoch_s, self._stale_after_s)
         self._dirty[name] = None
 

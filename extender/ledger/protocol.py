@@ -241,23 +241,35 @@ class Ledger:
                 # Changed or gone since it was listed is just as good.
                 with suppress(StoreConflict, StoreNotFound):
                     self._store.touch_pod(pod, self._new_id())
-        pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]
-        return [gpunode.name for gpunode in waiting if self._charge_all(gpunode, pods)]
+        sitting: dict[str, list[Pod]] = {}
+        for pod in self._store.list_pods():
+            if pod.node and not pod.ended:
+                sitting.setdefault(pod.node, []).append(pod)
+        return [
+            gpunode.name
+            for gpunode in waiting
+            if self._charge_all(gpunode, sitting.get(gpunode.name, ()))
+        ]
 
-    def wake(self, pod: Pod) -> None:
+    def wake(self, pod: Pod) -> str | None:
         """Make kube-scheduler try the pod again, as it does when its annotations change.
 
-        Store errors are raised; a pod that is bound or gone by now is left alone.
+        Returns the annotation that does it: ours, or that of a replica that was faster; None where
+        the pod is bound or gone by now. Store errors are raised.
         """
+        retry = self._new_id()
         current: Pod | None = pod
         for _ in range(ATTEMPTS):
             if current is None or current.metadata.uid != pod.metadata.uid or current.node:
-                return
+                return None
+            if current.annotation(RETRY) != pod.annotation(RETRY):
+                return current.annotation(RETRY)
             with suppress(StoreConflict, StoreNotFound):
-                self._store.touch_pod(current, self._new_id(), RETRY)
-                return
-            # kube-scheduler has just written why it was refused.
+                self._store.touch_pod(current, retry, RETRY)
+                return retry
+            # kube-scheduler has just written why it was refused, or another replica has woken it.
             current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
+        return None
 
     def let_go(self, name: str) -> None:
         """End a GPUNode that somebody deletes: with its Node, or by hand.
@@ -273,7 +285,7 @@ class Ledger:
     def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
         promises = dict(gpunode.spec.reservations)
         for pod in pods:
-            if pod.node != gpunode.name or pod.metadata.uid in promises:
+            if pod.metadata.uid in promises:
                 continue
             if (promise := self._adopt(pod, gpunode)) is not None:
                 promises[pod.metadata.uid] = self._stamped(promise)

@@ -39,6 +39,11 @@ class Table:
         self._latest: Snapshot | None = None
         self._generation = 0
 
+    @property
+    def next_generation(self) -> int:
+        """Of the snapshot that shows what is put now."""
+        return self._generation + 1
+
     def put(self, node: NodeTerms) -> None:
         """Add a node, or replace what was known of it."""
         row = self._row_of.get(node.name)
@@ -135,7 +140,7 @@ class Table:
         per_node = {
             "reason": CODE_OF[node.reason],
             "fresh_until_s": node.fresh_until_s,
-            "changed_in": self._generation + 1,
+            "changed_in": self.next_generation,
             "headroom_bytes": sum(max(value["headroom_bytes"], 0) for value in values),
             "allocatable_bytes": sum(allocatable),
             "largest_device_bytes": max(allocatable, default=0),

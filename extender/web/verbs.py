@@ -25,6 +25,9 @@ from extender.web.names import Names, NodeIndex
 
 log = structlog.get_logger()
 
+#: kube-scheduler asks about the next pod some milliseconds before it asks us to bind the last one.
+BIND_FOLLOWS_WITHIN_S = 0.25
+
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
 #: Binds a pod as kube-scheduler asked, given the pod and the node's object as this replica holds
@@ -62,6 +65,8 @@ class Verbs:
         #: What filter answered last: kube-scheduler asks prioritize about these next.
         self._passed: Names | None = None
         self._passed_rows = np.empty(0, np.int64)
+        #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
+        self._coming: dict[str, tuple[Pod, str, float]] = {}
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -76,9 +81,13 @@ class Verbs:
         request = self._cluster.understand(offered.pod)
         rows = self._rows(offered.names, snap)
         codes = self._codes(request, rows, snap)
-        self._record(offered, snap, codes)
+        asks = isinstance(request, VramRequest) and bool(request.asks)
+        sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
+        self._record(offered, snap, codes, sure)
         passed = offered.names.only(codes == 0)
         self._passed, self._passed_rows = passed, rows[codes == 0]
+        if asks and len(passed) == 1:  # then prioritize is not called
+            self._expect(offered.pod, int(self._passed_rows[0]), snap)
         return wire.encode_filter(offered, passed, codes, SENTENCES)
 
     def filter_error(self, message: str) -> bytes:
@@ -99,6 +108,8 @@ class Verbs:
             weighing = self._weighings.weigh(request, snap)
             ranking = weighing.rank(request.policy, snap, rows[known], self._monotonic_s())
             scores[known] = ranking.wire()
+            if ranking.winner is not None:
+                self._expect(offered.pod, int(rows[known][ranking.winner]), snap)
         return wire.encode_priorities(offered.names, scores)
 
     def preempt(self, body: bytes) -> bytes:
@@ -122,6 +133,7 @@ class Verbs:
             args = wire.decode_bind(body)
         except wire.MalformedBody as err:
             return self.bind_error(str(err))
+        self._coming.pop(args.pod_uid, None)
         decision = self._journal.of_uid(args.pod_uid)
         pod = decision.pod if decision else self._cluster.pod(args.pod_uid)
         message = await self._bind(args, pod, self._cluster.gpunode(args.node))
@@ -153,7 +165,31 @@ class Verbs:
         codes[known] = weighing.codes(snap, rows[known], self._monotonic_s())
         return codes
 
-    def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes) -> None:
+    def _expect(self, pod: Pod, row: int, snap: Snapshot) -> None:
+        """Our weight decides, so kube-scheduler has us bind the pod there next, or nowhere."""
+        until_s = self._monotonic_s() + BIND_FOLLOWS_WITHIN_S
+        self._coming[pod.metadata.uid] = (pod, snap.nodes[row].name, until_s)
+
+    def _leave_room(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> bool:
+        """Refuse in ``codes`` the nodes that would be full with the pods whose bind must come next;
+        says whether there were any. A bind that we decline costs its pod seconds of back-off."""
+        now_s, uid = self._monotonic_s(), pod.metadata.uid
+        coming: dict[str, list[Pod]] = {}
+        for other_uid, (other, node, until_s) in list(self._coming.items()):
+            if other_uid == uid or until_s < now_s:
+                del self._coming[other_uid]
+            else:
+                coming.setdefault(node, []).append(other)
+        left = False
+        for node, others in coming.items():
+            passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
+            if passed.any():
+                reason = self._cluster.refusal_beside(pod, node, others, now_s)
+                codes[passed] = CODE_OF[reason]
+                left = left or reason is not None
+        return left
+
+    def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes, sure: bool) -> None:
         metadata = offered.pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
         counts = {r: n for r, n in zip(REASONS, nodes_by_code, strict=True) if r and n}
@@ -165,6 +201,7 @@ class Verbs:
             offered=len(offered.names),
             fits=nodes_by_code[0],
             refused=counts,
+            sure=sure,
         )
         self._journal.record(decision)
         for reason, count in counts.items():

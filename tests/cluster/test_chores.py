@@ -22,7 +22,6 @@ from extender.cluster.chores import (
     Unmarked,
     dying,
     leftovers,
-    to_wake,
     uninitialised,
 )
 from extender.cluster.departures import REMEMBERED, Departures
@@ -225,20 +224,13 @@ def test_only_so_many_pods_are_remembered() -> None:
     assert departures.seen("uid-1") is not None
 
 
-def test_refused_pods_are_woken_where_room_came_the_most_urgent_first() -> None:
-    waiting = [
-        pod("20Gi", uid="a", created="2026-11-20T10:00:00Z"),
-        pod("20Gi", uid="b", created="2026-11-20T09:00:00Z"),
-        pod("25Gi", uid="large"),
-        pod("20Gi", uid="c", created="2026-11-20T11:00:00Z", priority=1),
-        pod("1Gi", uid="bound", node="m"),
+def test_only_the_nodes_asked_about_are_looked_at() -> None:
+    held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
+    state = state_with(gpunode(promises=held))
+    assert leftovers(state, WALL_S, 60.0, ["n", "nowhere"]) == [
+        Unmarked("n", "uid-p", held["uid-p"])
     ]
-    state = state_with(gpunode(shared("d")), *waiting)
-    state.apply([NodeSeen(kube_node())])
-    gone = pod("1Gi", uid="gone")
-    found = to_wake(state, [*waiting, gone], ["n", "nowhere"], NOW_S)
-    assert [p.metadata.uid for p in found] == ["c", "b", "a"]
-    assert to_wake(state, waiting, [], NOW_S) == []
+    assert leftovers(state, WALL_S, 60.0, []) == []
 
 
 def offering(name: str, *resources: str) -> Node:

@@ -196,15 +196,47 @@ class TestRoom:
             pytest.param(gpunode(device()), gpunode(device()), False, id="nothing"),
         ],
     )
-    def test_nodes_that_got_room_are_told_once(
+    def test_when_a_node_got_room_last_is_known(
         self, before: GPUNode | None, after: GPUNode, grew: bool
     ) -> None:
         state = state_of(*seen(kube_node(), *([before] if before else [])))
-        state.take_roomier()
+        before_it = state.snapshot().generation
         state.apply(seen(after))
-        assert state.has_roomier is grew
-        assert state.take_roomier() == (["n"] if grew else [])
-        assert not state.has_roomier
+        assert (state.room_in("n") > before_it) is grew
+        assert (state.latest_room > before_it) is grew
+        assert state.room_in("n") <= state.snapshot().generation
+
+    def test_a_node_that_was_silent_gets_room_when_it_is_heard_of_again(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        before_it = state.snapshot().generation
+        again = gpunode(device(), version="2", observed_at="2026-11-21T01:00:00+00:00")
+        state.apply(seen(again, at_s=NOW_S + STALE_AFTER_S))
+        assert state.room_in("n") <= before_it
+        later = gpunode(device(), version="3", observed_at="2026-11-21T02:00:00+00:00")
+        state.apply(seen(later, at_s=NOW_S + 3 * STALE_AFTER_S))
+        assert state.room_in("n") > before_it
+
+    @pytest.mark.parametrize(
+        ("pods", "unsettled"),
+        [
+            pytest.param([pod(node="n")], False, id="it sits there"),
+            pytest.param([pod()], False, id="it may be on its way"),
+            pytest.param([], True, id="it is gone"),
+            pytest.param([pod(node="n", phase="Failed")], True, id="it ended"),
+            pytest.param([pod(node="m")], True, id="it went elsewhere"),
+        ],
+    )
+    def test_nodes_with_promises_that_nobody_may_need_are_told_once(
+        self, pods: list[Pod], unsettled: bool
+    ) -> None:
+        state = state_of(*seen(kube_node(), pod(node="n"), gpunode(device())))
+        state.apply([*seen(*pods), *([] if pods else [PodGone("uid-p")])])
+        assert not state.has_unsettled
+        promised = gpunode(device(), promises={"uid-p": promise({"GPU-0": GIB})}, version="2")
+        state.apply(seen(promised))
+        assert state.has_unsettled is unsettled
+        assert state.take_unsettled() == (["n"] if unsettled else [])
+        assert not state.has_unsettled
 
 
 class TestDevicesThatThePluginCouldGive:
@@ -270,11 +302,11 @@ class TestDevicesThatThePluginCouldGive:
             *seen(gpunode(*even, promises=full, pods=rows, plugin=DISTRIBUTED)),
         )
         assert reason(state) is Reason.MEMORY_ON_SOME
-        state.take_roomier()
+        before_it = state.snapshot().generation
         rows.append(use("s", "D1", 0, replica="1"))
         after = gpunode(*one_more, version="2", promises=full, pods=rows, plugin=DISTRIBUTED)
         state.apply(seen(after))
-        assert state.take_roomier() == ["n"]
+        assert state.room_in("n") > before_it
 
 
 class TestFreshness:

@@ -546,6 +546,13 @@ class TestWake:
         stage.ledger.wake(pod())
         assert stage.pod().annotation(RETRY)
 
+    def test_two_replicas_wake_a_pod_once(self, stage: Stage) -> None:
+        theirs = stage.ledger.wake(pod())
+        before = stage.pod()
+        assert stage.ledger.wake(pod()) == theirs  # as it was before the other woke it
+        assert stage.pod() == before
+        assert stage.ledger.wake(before) != theirs
+
     @pytest.mark.parametrize(
         "deed",
         [
@@ -558,7 +565,7 @@ class TestWake:
     ) -> None:
         deed(stage)
         before = stage.pod()
-        stage.ledger.wake(pod())
+        assert stage.ledger.wake(pod()) is None
         assert stage.pod() == before
 
     def test_one_that_is_gone_is_not_missed(self, stage: Stage) -> None:

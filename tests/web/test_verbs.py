@@ -62,10 +62,46 @@ def test_four_pods_that_need_60_gib_do_not_share_24(server: Server) -> None:
 
 def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Server) -> None:
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
-    assert passed(server, first, "shared")
-    assert passed(server, second, "shared")
+    assert passed(server, first, "shared", "large")
+    assert passed(server, second, "shared", "large")
     assert bind(server, first, "shared") == ""
     assert bind(server, second, "shared") == "insufficient GPU memory on any device"
+
+
+def test_filter_leaves_room_for_the_pod_whose_bind_comes_next(server: Server) -> None:
+    first, second = pod("first", "16Gi"), pod("second", "16Gi")
+    assert passed(server, first, "shared") == ["shared"]
+    assert passed(server, second, "shared", "large") == ["large"]
+    assert passed(server, first, "shared") == ["shared"]  # not for itself, though
+    assert passed(server, first, "nobody-knows") == []
+    assert passed(server, second, "shared") == ["shared"]  # the first comes no more
+    assert passed(server, first, "large", "shared", "pair")
+    assert passed(server, second, "nobody-knows") == []
+    assert passed(server, first, "shared") == ["shared"]
+    assert server.post("/filter", offer(second, "shared")).json()["FailedAndUnresolvableNodes"] == {
+        "shared": "insufficient GPU memory on any device"
+    }
+    # Nothing was promised: who never comes is not waited for.
+    eventually(lambda: passed(server, second, "shared") == ["shared"])
+
+
+def test_filter_leaves_room_on_the_node_that_prioritize_crowned(server: Server) -> None:
+    first, second = pod("first", "16Gi"), pod("second", "16Gi")
+    names = passed(server, first, "shared", "large")
+    scores = server.post("/prioritize", offer(first, *names)).json()
+    (winner,) = (score["Host"] for score in scores if score["Score"] == 10)
+    assert winner == "shared"
+    assert passed(server, second, "shared", "large") == ["large"]
+    assert bind(server, first, "shared") == ""
+    assert passed(server, second, "shared", "large") == ["large"]
+
+
+def test_a_pod_that_asks_for_no_gpu_is_kept_from_nowhere(server: Server) -> None:
+    assert passed(server, pod("first", "16Gi"), "shared") == ["shared"]
+    assert passed(server, pod("plain", gpus=0), "shared", "nobody-knows") == [
+        "shared",
+        "nobody-knows",
+    ]
 
 
 def test_whole_nodes_are_answered_with_those_that_pass(server: Server) -> None:
@@ -81,7 +117,7 @@ def test_whole_nodes_are_answered_with_those_that_pass(server: Server) -> None:
 def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
-        assert passed(server, shown, "large")
+        assert passed(server, shown, "large", "pair")  # which of them is not known yet
     with ThreadPoolExecutor(24) as pool:
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
     assert errors.count("") == 4  # of 8 that would fit: the plugin has 4 replicas

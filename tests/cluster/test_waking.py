@@ -1,0 +1,284 @@
+"""Who is woken: whom room came for, as many as fit, once, in their order; nobody is lost."""
+
+import msgspec
+
+from contract.annotations import RETRY
+from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
+from contract.reasons import Reason
+from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.cluster.state import ClusterState
+from extender.cluster.waking import AT_ONCE, CLAIM_S, MOST_BACK_OFF_S, Waking, refused_by_us
+from extender.journal import Decision, Journal
+from extender.placement.rules import Rules
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, shared
+
+WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
+SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
+
+
+def refused(
+    uid: str, vram: str = "20Gi", *, message: str = SAID, minute: int = 0, priority: int = 0
+) -> Pod:
+    """As kube-scheduler leaves a pod that no node takes."""
+    created = f"2026-11-20T10:{minute:02}:00Z"
+    made = pod(vram, uid=uid, name=uid, created=created, priority=priority)
+    return saying(made, "PodScheduled", "False", "Unschedulable", message)
+
+
+def saying(waiting: Pod, kind: str, status: str, reason: str, message: str) -> Pod:
+    condition = PodCondition(type=kind, status=status, reason=reason, message=message)
+    status_of = PodStatus(phase="Pending", conditions=[condition])
+    return msgspec.structs.replace(waiting, status=status_of)
+
+
+class World:
+    """One replica that looks on while nodes of one shared 24 GiB GPU fill and empty."""
+
+    def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
+        self.state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+        self.waking, self.journal = Waking(), Journal()
+        self.now_s, self.version = NOW_S, 0
+        for name in nodes:
+            metadata = ObjectMeta(name=name, labels=labels)
+            self.state.apply(
+                [NodeSeen(msgspec.structs.replace(kube_node(name), metadata=metadata))]
+            )
+            self.holds(name, 24)
+
+    def holds(self, name: str, gib: int, replicas: int = 4) -> None:
+        """Its agent reports so much in use by strangers, and so many replicas free."""
+        self.version += 1
+        gpu = shared(name, free=replicas, used_bytes=gib * GIB, unowned_bytes=gib * GIB)
+        stamp = STAMP.replace("00:00:00", f"00:00:{self.version % 60:02}")
+        node = gpunode(gpu, name=name, version=str(self.version), observed_at=stamp)
+        self.state.apply([GPUNodeSeen(node, self.now_s)])
+
+    def see(self, *pods: Pod) -> None:
+        self.state.apply(map(PodSeen, pods))
+
+    def decides(self, who: Pod, fits: int, sure: bool = True) -> None:
+        """This replica's filter was asked."""
+        generation = self.state.snapshot().generation
+        self.journal.record(
+            Decision(who, "d", self.wall_s, generation, 1, fits, {}, sure),
+        )
+
+    @property
+    def wall_s(self) -> float:
+        return WALL_S + self.now_s - NOW_S
+
+    def woken(self, after_s: float = 0.01) -> list[str]:
+        """Those named now."""
+        self.now_s += after_s
+        due = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
+        for who in due:
+            self.waking.woken(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
+        return [who.metadata.uid for who in due]
+
+
+def test_nobody_is_woken_while_nothing_comes_free() -> None:
+    world = World("n")
+    world.see(refused("p"))
+    assert world.woken() == []
+    assert not world.waking.pending
+
+
+def test_who_fits_is_woken_once_for_each_time_that_room_comes() -> None:
+    world = World("n")
+    world.see(refused("p"), refused("large", "25Gi"))
+    world.woken()
+    world.holds("n", 0)
+    assert world.woken() == ["p"]
+    assert [world.woken(CLAIM_S) for _ in range(3)] == [[], [], []]
+    assert not world.waking.pending
+    world.holds("n", 24)
+    world.holds("n", 0)
+    assert world.woken(MOST_BACK_OFF_S) == ["p"]
+
+
+def test_as_many_as_fit_the_most_urgent_first() -> None:
+    world = World("n", "m")
+    young, old = refused("young", minute=2), refused("old", minute=1)
+    first = refused("important", minute=3, priority=1)
+    world.see(young, old, first)
+    world.woken()
+    world.holds("n", 0)
+    assert world.woken() == ["important"]
+    world.holds("m", 0)
+    assert world.woken() == ["old"]
+
+
+def test_small_ones_share_what_came_free() -> None:
+    world = World("n")
+    world.see(*(refused(f"p{i}", "8Gi", minute=i) for i in range(5)))
+    world.woken()
+    world.holds("n", 6)
+    assert world.woken() == ["p0", "p1"]
+
+
+def test_who_is_bound_gives_the_rest_of_the_room_free() -> None:
+    world = World("n")
+    world.see(*(refused(f"p{i}", "8Gi", minute=i) for i in range(3)))
+    world.holds("n", 15)
+    assert world.woken() == ["p0"]
+    world.see(pod("8Gi", uid="p0", name="p0", node="n"))
+    world.holds("n", 1)
+    assert world.woken() == ["p1"]
+
+
+def test_who_comes_back_refused_leaves_the_room_to_the_next() -> None:
+    world = World("n")
+    stuck, next_one = refused("stuck", minute=1), refused("next", minute=2)
+    world.see(stuck, next_one)
+    world.woken()
+    world.holds("n", 0)
+    assert world.woken() == ["stuck"]
+    assert world.woken() == []
+    world.now_s += 0.1
+    world.decides(stuck, fits=0)
+    assert world.woken() == ["next"]
+
+
+def test_who_is_kept_away_by_other_plugins_does_not_shut_the_others_out() -> None:
+    """Filter is never asked for them, so only time tells."""
+    world = World("n")
+    world.see(*(refused(f"stuck{i}", minute=i) for i in range(3)), refused("right", minute=9))
+    world.holds("n", 0)
+    found = [world.woken(CLAIM_S) for _ in range(4)]
+    assert found == [["stuck0"], ["stuck1"], ["stuck2"], ["right"]]
+
+
+def test_a_thousand_who_select_other_nodes_cost_the_right_one_nothing() -> None:
+    world = World("n", labels={"zone": "a"})
+
+    def selecting(uid: str, zone: str, minute: int) -> Pod:
+        made = refused(uid, minute=minute)
+        spec = msgspec.structs.replace(made.spec, node_selector={"zone": zone})
+        return msgspec.structs.replace(made, spec=spec)
+
+    world.see(*(selecting(f"b{i}", "b", 0) for i in range(1000)), selecting("right", "a", 1))
+    world.holds("n", 0)
+    assert world.woken() == ["right"]
+
+
+def test_many_are_woken_in_portions() -> None:
+    names = [f"n{i}" for i in range(AT_ONCE + 5)]
+    world = World(*names)
+    world.see(*(refused(f"p{i:02}", minute=i % 60) for i in range(len(names))))
+    for name in names:
+        world.holds(name, 0)
+    assert len(world.woken()) == AT_ONCE
+    assert world.waking.pending
+    assert len(world.woken()) == 5
+
+
+def test_a_replica_that_starts_wakes_whom_others_refused_and_there_is_room_for() -> None:
+    world = World("n")
+    world.holds("n", 0)
+    world.see(refused("p"), refused("cpu", message="0/1 nodes are available: 1 Insufficient cpu."))
+    assert world.woken() == ["p"]
+
+
+def test_what_the_journal_saw_needs_no_condition() -> None:
+    world = World("n")
+    waiting = pod("20Gi", uid="p")
+    world.see(waiting)
+    world.decides(waiting, fits=0)
+    world.holds("n", 0)
+    assert world.woken() == ["p"]
+
+
+def test_who_passed_filter_is_not_disturbed() -> None:
+    world = World("n")
+    waiting = refused("p")
+    world.see(waiting)
+    world.holds("n", 0)
+    world.decides(waiting, fits=1)
+    assert world.woken() == []
+    # It was never bound: it fits, and nobody else would see to it.
+    assert world.woken(after_s=10) == ["p"]
+
+
+def test_who_was_refused_for_pods_that_never_came_is_tried_again() -> None:
+    world = World("n")
+    waiting = refused("p")
+    world.see(waiting)
+    world.holds("n", 0)
+    assert world.woken() == ["p"]
+    world.now_s += 0.1
+    world.decides(waiting, fits=0, sure=False)
+    assert world.woken(0.5) == ["p"]
+
+
+def test_who_was_refused_with_all_room_in_sight_is_not() -> None:
+    world = World("n")
+    waiting = refused("p")
+    world.see(waiting)
+    world.holds("n", 0)
+    world.decides(waiting, fits=0)
+    assert world.woken() == []
+
+
+def test_a_node_that_is_heard_of_again_has_room() -> None:
+    world = World("n")
+    world.holds("n", 0)
+    world.now_s += 200
+    world.see(refused("p"))
+    assert world.woken() == []
+    world.holds("n", 0)
+    assert world.woken() == ["p"]
+
+
+def test_room_for_one_whom_another_replica_woke_is_left_to_it() -> None:
+    world = World("n")
+    first, second = refused("first", minute=1), refused("second", minute=2)
+    world.see(first, second)
+    world.woken()
+    world.holds("n", 0)
+    annotated = {**(first.metadata.annotations or {}), RETRY: "of another"}
+    metadata = msgspec.structs.replace(first.metadata, annotations=annotated)
+    world.see(msgspec.structs.replace(first, metadata=metadata))
+    assert world.woken() == []
+    # Unless that was for something else, or the other one died over it.
+    assert world.woken(CLAIM_S) == ["first"]
+
+
+def test_who_could_not_be_woken_is_tried_again() -> None:
+    world = World("n")
+    world.see(refused("p"))
+    world.holds("n", 0)
+    assert world.woken() == ["p"]
+    world.waking.missed("p")
+    assert world.woken(1.0) == ["p"]
+
+
+def test_who_is_woken_in_vain_is_woken_less_and_less_often() -> None:
+    world = World("n")
+    world.see(refused("p"))
+    at_s: list[float] = []
+    while world.now_s < NOW_S + 60:
+        world.holds("n", 24)
+        world.holds("n", 0)
+        at_s += [world.now_s for _ in world.woken(0.5)]
+    assert 5 <= len(at_s) <= 20
+    assert at_s[-1] - at_s[-2] >= MOST_BACK_OFF_S - CLAIM_S
+
+
+def test_who_is_gone_or_bound_is_forgotten() -> None:
+    world = World("n")
+    world.see(refused("gone"), refused("bound"))
+    world.state.apply([PodGone("gone"), PodSeen(pod("1Gi", uid="bound", node="m"))])
+    world.holds("n", 0)
+    assert world.woken() == []
+
+
+def test_only_a_refusal_that_quotes_us_counts() -> None:
+    def said(kind: str, status: str, reason: str, message: str) -> bool:
+        return refused_by_us(saying(pod(), kind, status, reason, message))
+
+    assert said("PodScheduled", "False", "Unschedulable", SAID)
+    assert not said("PodScheduled", "True", "", SAID)
+    assert not said("Ready", "False", "Unschedulable", SAID)
+    assert not said("PodScheduled", "False", "SchedulerError", SAID)
+    assert not said("PodScheduled", "False", "Unschedulable", "no cpu")
+    assert not refused_by_us(pod())
