@@ -432,7 +432,7 @@ def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
 def command(agent: Agent, *flags: str) -> list[str]:
     kubelet, proc = agent.node.root, agent.proc
     return [
-        *(sys.executable, "-m", "agent", "--print", *flags, "--proc", str(proc)),
+        *(sys.executable, "-m", "agent", "--json", *flags, "--proc", str(proc)),
         *("--checkpoint", f"{kubelet}/device-plugins/kubelet_internal_checkpoint"),
         *("--pod-resources", f"{kubelet}/pod-resources/kubelet.sock"),
     ]
