@@ -76,12 +76,12 @@ class Server:
         board: Board,
         host: str,
         port: int,
-        ask: Callable[[str], Verdict] | None = None,
-        writes: Mapping[tuple[str, str], int] | None = None,
+        ask: Callable[[str], Verdict] | None,
+        writes: Mapping[tuple[str, str], int],
     ) -> None:
         """``ask`` answers for the pod of a uid; None where there is no cluster."""
         registry = CollectorRegistry()
-        registry.register(AgentCollector(lambda: board.shown, writes or {}))
+        registry.register(AgentCollector(lambda: board.shown, writes))
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds for one request; a silent client may not keep a thread
