@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from agent.dcgm import Exporter
+from agent.dcgm import TIMEOUT_S, Exporter
 from agent.devices import NvmlProbe
 from agent.kubelet.probe import KubeletProbe
 from agent.kubelet.watch import watched
@@ -207,13 +207,15 @@ def _restart_where_due(restarts: Restarts, readings: Iterable[Reading], hanging:
         restarts.restart(sys.executable, sys.orig_argv)
 
 
-def survey_of(settings: Settings) -> Survey:
+def survey_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> Survey:
     """The probe of the devices, as the settings want it."""
     gate = Gate()
     return Survey(
         NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
         XidWatch(gate, settings.driver_timeout_s),
-        Exporter(settings.dcgm_url, settings.dcgm_interval_s) if settings.dcgm_url else None,
+        Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)
+        if settings.dcgm_url
+        else None,
         StateFile(settings.state),
         incarnation,
         time.monotonic,

@@ -132,7 +132,7 @@ def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(root: Path
     assert helped.returncode == 0, helped.stderr
     assert "--once" in helped.stdout
     started = image.run([*image.entrypoint, "--once", "--json"])
-    assert started.returncode == 0, started.stderr
+    assert started.returncode == 1, started.stderr
     driver = json.loads(started.stdout)["conditions"][0]
     assert (driver["type"], driver["status"], driver["reason"]) == (
         "DriverReady", "False", "NoDriver",
