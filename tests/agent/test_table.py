@@ -116,3 +116,29 @@ def test_sizes_that_are_not_known_are_not_zero(figure: int | None, text: str) ->
 
 def test_names_of_processes_do_not_reach_the_terminal_as_they_are() -> None:
     assert clean("a\x1b]0;\x07b\n") == "a?]0;?b?"
+
+
+#: A machine where this package is not installed.
+WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        pytest.param(["agent", "--help"], 0, "--once", id="the agent's, as on a GPU node"),
+        pytest.param(
+            ["serve"], 2, "right is: pip install", id="the extender's, which is not there"
+        ),
+    ],
+)
+def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT % "extender", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr

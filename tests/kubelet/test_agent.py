@@ -97,9 +97,6 @@ class Agent:
         for process in self.node._processes.values():
             (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         for folder in self.node.runtime.proc.glob("*"):
-            stat = folder / "stat"
-            if not stat.exists() and folder.exists():
-                stat.write_text(f"{folder.name} (python) S " + "0 " * 60)
             (self.proc / folder.name).symlink_to(folder)
 
 
