@@ -1,11 +1,11 @@
-# make demo | check | test | e2e | cluster | bench | lock: nothing else to remember.
+# make demo | check | test | e2e | cluster | bench | bench-agent | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test e2e cluster bench lock
+.PHONY: demo check test e2e cluster bench bench-agent lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -33,6 +33,9 @@ cluster: $(VENV)/test.stamp  ## a small real cluster to try with kubectl, until 
 
 bench: $(VENV)/test.stamp  ## what the hot path costs, as a ratio to an echo of the same bodies
 	$(RUN) -m benchmarks.hotpath $(ARGS)
+
+bench-agent: $(VENV)/test.stamp  ## what an agent costs its node: memory, CPU, and whether either grows
+	$(RUN) -m benchmarks.agent $(ARGS)
 
 # Pins every dependency with its hashes; the locks carry no addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from agent.dcgm import Exporter
+from agent.dcgm import TIMEOUT_S, Exporter
 from agent.devices import NvmlProbe
 from agent.kubelet.probe import KubeletProbe
 from agent.kubelet.watch import watched
 from agent.nvml import Gate
 from agent.plugin import ConfigurationProbe
+from agent.podsm import pod_sm
+from agent.porter import Porter
 from agent.probes import ConfiguredSharing, DriverReading, Follower, Probe, Reading
 from agent.processes import ProcessProbe
 from agent.publish import Courier
@@ -36,6 +39,7 @@ from agent.settings import Settings, read_settings
 from agent.statefile import StateFile
 from agent.summary import rfc3339, summarise
 from agent.survey import Survey, incarnation, own_cgroup
+from agent.table import table, well
 from agent.xids import XidWatch
 from contract.gpunode import GPUNodeStatus
 
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
+#: Of --once: no driver, or a device that is not healthy.
+UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
 
 #: However often the checkpoint changes.
@@ -71,23 +77,76 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     survey = survey_of(settings)
-    probes: list[Probe] = [
-        survey,
-        KubeletProbe(settings.checkpoint, settings.pod_resources),
-        ConfigurationProbe(settings.proc),
-    ]
-    followers: list[Follower] = [ProcessProbe(settings.proc)]
-    if settings.sharing_stated:
-        probes.append(ConfiguredSharing(settings.resource, settings.replicas, settings.sharing))
+    camera = Camera(settings, survey)
     try:
-        courier, api = _cluster(settings)
-        if api is not None:
-            probes.append(api)
-            followers.insert(0, api)
-        # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
-        stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
-        board = Board(settings.node, time.monotonic, stale_after_s)
-        server = None if settings.print_only else Server(board, settings.host, settings.port)
+        if settings.once:
+            return _print_once(settings, camera, stop)
+        return _run(settings, camera, stop, wake)
+    finally:
+        survey.close()
+
+
+class Camera:
+    """Takes samples: every probe once, then those that look closer at what was found."""
+
+    def __init__(self, settings: Settings, survey: Survey) -> None:
+        self.survey = survey
+        self.probes: list[Probe] = [
+            survey,
+            KubeletProbe(settings.checkpoint, settings.pod_resources),
+            ConfigurationProbe(settings.proc),
+        ]
+        self.followers: list[Follower] = [ProcessProbe(settings.proc)]
+        if settings.sharing_stated:
+            stated = ConfiguredSharing(settings.resource, settings.replicas, settings.sharing)
+            self.probes.append(stated)
+        self._agent_version = _version()
+        self._last: GPUNodeStatus | None = None
+
+    def take(self) -> tuple[GPUNodeStatus, list[Reading]]:
+        # Taken before the sample: a pod removed after it may still be in there.
+        observed_at = datetime.now(UTC)
+        readings = [reading for probe in self.probes for reading in probe.read()]
+        for follower in self.followers:
+            readings += follower.follow(readings)
+        self._last = summarise(readings, observed_at, self._agent_version, before=self._last)
+        return self._last, readings
+
+
+def _print_once(settings: Settings, camera: Camera, stop: threading.Event) -> int:
+    """Print a table, or JSON; the exit status says whether all is well."""
+    status, readings = camera.take()
+    if settings.pause_s:
+        # SM activity compares two samples.
+        stop.wait(settings.pause_s)
+        status, readings = camera.take()
+    if settings.as_json:
+        _print_json(status)
+    else:
+        sys.stdout.write(table(settings.node or socket.gethostname(), status, pod_sm(readings)))
+    return 0 if well(status) else UNWELL_STATUS
+
+
+def _print_json(status: GPUNodeStatus) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
+    sys.stdout.flush()
+
+
+def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: threading.Event) -> int:
+    # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
+    stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
+    board = Board(settings.node, time.monotonic, stale_after_s)
+    courier: Courier | None = None
+    server: Server | None = None
+    try:
+        if settings.publish and not settings.as_json:
+            courier, porter, api = _cluster(settings, board)
+            camera.probes.append(api)
+            camera.followers.insert(0, api)
+        if not settings.as_json:
+            ask = None if courier is None else porter.ask
+            writes = {} if courier is None else courier.writes
+            server = Server(board, settings.host, settings.port, ask, writes)
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))
         return BAD_SETTINGS_STATUS
@@ -96,12 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.info("started", node=settings.node, port=server.port, pid=os.getpid())
     try:
         with watched(settings.checkpoint, wake.set):
-            _loop(settings, survey, probes, followers, courier, board, stop, wake)
+            _loop(settings, camera, courier, board, stop, wake)
     except GivenUp as err:
         _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
         return GIVEN_UP_STATUS
     finally:
-        survey.close()
         if server is not None:
             server.stop()
     _log.info("stopped")
@@ -110,35 +168,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _loop(
     settings: Settings,
-    survey: Survey,
-    probes: Iterable[Probe],
-    followers: Iterable[Follower],
+    camera: Camera,
     courier: Courier | None,
     board: Board,
     stop: threading.Event,
     wake: threading.Event,
 ) -> None:
-    agent_version = _version()
     restarts = Restarts(os.environ, time.monotonic)
-    status: GPUNodeStatus | None = None
     due_s = time.monotonic()
     while not stop.is_set():
-        # Taken before the sample: a pod removed after it may still be in there.
-        observed_at, began_s = datetime.now(UTC), time.monotonic()
-        readings = [reading for probe in probes for reading in probe.read()]
-        for follower in followers:
-            readings += follower.follow(readings)
-        status = summarise(readings, observed_at, agent_version, before=status)
-        board.show(status)
-        if settings.print_only:
-            sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
-            sys.stdout.flush()
+        began_s = time.monotonic()
+        status, readings = camera.take()
+        board.show(status, pod_sm(readings))
+        if settings.as_json:
+            _print_json(status)
         wanted_s = math.inf
         if courier is not None:
             wanted_s = courier.deliver(status, began_s)
-        if settings.once:
-            return
-        _restart_where_due(restarts, readings, survey.hanging)
+        _restart_where_due(restarts, readings, camera.survey.hanging)
         # Samples that took too long are skipped, not caught up with.
         now_s = time.monotonic()
         due_s = min(max(due_s + settings.interval_s, now_s), now_s + wanted_s)
@@ -160,13 +207,15 @@ def _restart_where_due(restarts: Restarts, readings: Iterable[Reading], hanging:
         restarts.restart(sys.executable, sys.orig_argv)
 
 
-def survey_of(settings: Settings) -> Survey:
+def survey_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> Survey:
     """The probe of the devices, as the settings want it."""
     gate = Gate()
     return Survey(
         NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
         XidWatch(gate, settings.driver_timeout_s),
-        Exporter(settings.dcgm_url, settings.dcgm_interval_s) if settings.dcgm_url else None,
+        Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)
+        if settings.dcgm_url
+        else None,
         StateFile(settings.state),
         incarnation,
         time.monotonic,
@@ -178,10 +227,8 @@ class _CannotStart(Exception):
     pass
 
 
-def _cluster(settings: Settings) -> tuple[Courier | None, "NodeApi | None"]:
-    """Whoever delivers to the cluster and asks it; None where none is wanted."""
-    if settings.print_only or not settings.publish:
-        return None, None
+def _cluster(settings: Settings, board: Board) -> "tuple[Courier, Porter, NodeApi]":
+    """Whoever delivers to the cluster, answers for it, and asks it."""
     try:
         from agent.cluster import KubernetesPublisher, NoCluster, connect
         from agent.nodeapi import NodeApi
@@ -201,7 +248,9 @@ def _cluster(settings: Settings) -> tuple[Courier | None, "NodeApi | None"]:
         lambda: datetime.now(UTC),
         random.Random(),
     )
-    return courier, NodeApi(client, settings.node)
+    api = NodeApi(client, settings.node)
+    porter = Porter(publisher, lambda: board.fresh, lambda: api.reserve_bytes, time.monotonic)
+    return courier, porter, api
 
 
 def _version() -> str:

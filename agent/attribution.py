@@ -151,7 +151,7 @@ def _use(
     if not all(process is not None and process.known for process in looked.values()):
         return None
     owners = {
-        process: _owner(process, known, mirror_uids)
+        process: owner(process, known, mirror_uids)
         for process in looked.values()
         if process is not None
     }
@@ -182,7 +182,7 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
     return found
 
 
-def _owner(
+def owner(
     process: ProcessReading, known: Collection[str], mirror_uids: Mapping[str, str]
 ) -> str | None:
     """The uid of its pod: of one in another, that which the kubelet here knows, or the outer."""

@@ -15,7 +15,7 @@ from kubernetes.config import ConfigException
 from agent.publish import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from agent.summary import rfc3339
 from contract.annotations import OBSERVED_AT
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeStatus
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import KubeStruct, ObjectMeta
 
@@ -85,6 +85,13 @@ class KubernetesPublisher:
 
     def reported(self) -> tuple[Held, str]:
         return self._read("application/json")
+
+    def gpunode(self) -> GPUNode | None:
+        """The whole object as etcd has it; None where there is none. Raises ``BadReport`` too."""
+        answer = self._send("GET", self._gpunode, accept="application/json")
+        if answer.status == 404:
+            return None
+        return decode_gpunode(self._accepted(answer, f"GPUNode {self._node}"))
 
     def _read(self, accept: str) -> tuple[Held, str]:
         # resourceVersion=0: from the API server's cache, which is as old as a heartbeat may be.

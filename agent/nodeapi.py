@@ -23,6 +23,8 @@ from agent.probes import (
     SourceReading,
     TopologyReading,
 )
+from contract.annotations import RESERVE, parse_reserve
+from contract.errors import BadAnnotation
 from contract.gpunode import MAX_REPLICAS, Sharing
 
 LABELS = "labels"
@@ -83,6 +85,8 @@ class NodeApi:
         self._mirrors: dict[str, MirrorReading | None] = {}
         self._refused = ""
         self._reached = False
+        #: What the node's annotation keeps free on every device; None where it is not known.
+        self.reserve_bytes: int | None = None
 
     def read(self) -> Iterable[Reading]:
         now_s = self._monotonic_s()
@@ -120,6 +124,10 @@ class NodeApi:
             node = self._get(f"/api/v1/nodes/{self._node}", _Object)
         except _Refused as err:
             return [SourceReading(LABELS, "absent", str(err))]
+        try:
+            self.reserve_bytes = parse_reserve(node.metadata.annotations.get(RESERVE, "0"))
+        except BadAnnotation:
+            self.reserve_bytes = None  # the extender says what is wrong with it
         reading = of_labels(node.metadata.labels)
         return [SourceReading(LABELS), *([reading] if reading is not None else [])]
 

@@ -13,7 +13,9 @@ However often samples come, and whatever they say, a status is written at most o
 
 import math
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -97,6 +99,8 @@ class Courier:
         self._told_at_s = 0.0
         self._failures = 0
         self._not_before_s = 0.0
+        #: (report or heartbeat, accepted or failed) -> how often.
+        self.writes = Counter[tuple[str, str]]()
 
     def deliver(self, status: GPUNodeStatus, sampled_at_s: float) -> float:
         """Write what is due of a status whose sample began at ``sampled_at_s`` (monotonic clock).
@@ -149,7 +153,8 @@ class Courier:
         # Until it is answered: one that is not may have been taken, and no heartbeat may vouch for
         # the one before it.
         self._written = None
-        self._held = self._publisher.report(status)
+        with self._counted("report"):
+            self._held = self._publisher.report(status)
         self._written, self._written_at_s = status, at_s
         _log.info("report_written", devices=len(status.devices), observed_at=status.observed_at)
 
@@ -161,9 +166,19 @@ class Courier:
             observed_at=self._written.observed_at,
             after=self._lease if self._told_at_s <= sampled_at_s else "",
         )
-        self._lease = self._publisher.heartbeat(self._now(), vouch)
+        with self._counted("heartbeat"):
+            self._lease = self._publisher.heartbeat(self._now(), vouch)
         self._told_at_s = self._monotonic()
         self._beat_at_s = at_s
+
+    @contextmanager
+    def _counted(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except NotDelivered:
+            self.writes[what, "failed"] += 1
+            raise
+        self.writes[what, "accepted"] += 1
 
     def _held_back_s(self, status: GPUNodeStatus, since_s: float) -> float:
         """Seconds until what the newest status says beyond the last one written may go; infinity

@@ -1,121 +1,123 @@
-"""What the agent serves itself: /metrics, /v1/report and /healthz, from the newest sample.
+"""What the agent serves itself: /metrics, /v1/report, /v1/gate and /healthz.
 
 Nothing here measures: a scrape costs no driver call, and an agent without any extender or cluster
-still serves. Label names are dcgm-exporter's (gpu, UUID, Hostname, modelName, GPU_I_ID), figures
-are bytes.
+still serves. Only /v1/gate asks anybody, the API server, and seldom.
 """
 
+import re
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from contract.gpunode import Device, GPUNodeStatus
+from agent.gate import Verdict
+from agent.metrics import AgentCollector, Shown
+from contract.gpunode import GPUNodeStatus
 
 _TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
-#: Name, help, and where the figure is; -1 means absent and is left out.
-_GAUGES: list[tuple[str, str, Callable[[Device], int]]] = [
-    (
-        "headroom_device_memory_bytes",
-        "Physical memory, driver reserve included",
-        lambda d: d.memory_bytes,
-    ),
-    ("headroom_device_reserved_bytes", "Kept by the driver", lambda d: d.reserved_bytes),
-    ("headroom_device_used_bytes", "memory - free - reserved", lambda d: d.used_bytes),
-    ("headroom_device_healthy", "1 where the device can be trusted", lambda d: int(d.healthy)),
-]
+#: To `curl --fail --retry`: start; ask again; give up, until the kubelet runs it anew.
+GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 
 
 class Board:
-    """The newest status, shown by one thread and read by others."""
+    """The newest sample, shown by one thread and read by others."""
 
     def __init__(self, node: str, monotonic: Callable[[], float], stale_after_s: float) -> None:
         self.node = node
         self._monotonic = monotonic
         self._stale_after_s = stale_after_s
+        self._began_s = monotonic()
         #: Replaced as a whole, so a reader needs no lock.
-        self._shown: tuple[GPUNodeStatus, float] | None = None
+        self._newest: tuple[GPUNodeStatus, Mapping[tuple[str, str], float], float] | None = None
 
-    def show(self, status: GPUNodeStatus) -> None:
-        self._shown = (status, self._monotonic())
-
-    @property
-    def status(self) -> GPUNodeStatus | None:
-        return None if self._shown is None else self._shown[0]
+    def show(
+        self, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float] | None = None
+    ) -> None:
+        self._newest = (status, pod_sm or {}, self._monotonic())
 
     @property
-    def age_s(self) -> float | None:
-        """Seconds since the newest sample; None before the first."""
-        return None if self._shown is None else self._monotonic() - self._shown[1]
+    def shown(self) -> Shown | None:
+        """None before the first sample."""
+        if self._newest is None:
+            return None
+        status, pod_sm, at_s = self._newest
+        return Shown(self.node, status, self._monotonic() - at_s, pod_sm)
+
+    @property
+    def fresh(self) -> GPUNodeStatus | None:
+        """The newest status; None where it is too old to go by."""
+        shown = self.shown
+        return shown.status if shown is not None and shown.age_s <= self._stale_after_s else None
 
     @property
     def alive(self) -> bool:
-        """Whether samples still come; a driver call that hangs does not stop them."""
-        age_s = self.age_s
-        return age_s is not None and age_s <= self._stale_after_s
+        """False only where a restart helps: no samples come, nor the first one in its time.
 
-
-class DeviceCollector(Collector):
-    def __init__(self, board: Board) -> None:
-        self._board = board
-
-    def collect(self) -> Iterator[Metric]:
-        status, age_s = self._board.status, self._board.age_s
-        if status is None or age_s is None:
-            return
-        yield GaugeMetricFamily(
-            "headroom_agent_sample_age_seconds", "Age of the newest sample", value=age_s
-        )
-        labels = ["gpu", "UUID", "Hostname", "modelName", "GPU_I_ID"]
-        for name, text, figure in _GAUGES:
-            family = GaugeMetricFamily(name, text, labels=labels)
-            for values, device in _by_memory(self._board.node, status.devices).items():
-                if figure(device) >= 0:
-                    family.add_metric(values, figure(device))
-            yield family
-
-
-def _by_memory(node: str, devices: list[Device]) -> dict[tuple[str, ...], Device]:
-    """Label values -> device; once for compute instances that share a GPU instance's memory."""
-    found: dict[tuple[str, ...], Device] = {}
-    for device in devices:
-        instance = "" if device.gpu_instance is None else str(device.gpu_instance)
-        uuid = device.parent or device.uuid
-        found.setdefault((str(device.index), uuid, node, device.model, instance), device)
-    return found
+        A driver call that hangs does not stop them, and would hang again in the next process.
+        """
+        since_s = self._began_s if self._newest is None else self._newest[2]
+        return self._monotonic() - since_s <= self._stale_after_s
 
 
 class Server:
     """Serves ``board`` on ``host:port`` (0: any free port) from a thread of its own."""
 
-    def __init__(self, board: Board, host: str, port: int) -> None:
+    def __init__(
+        self,
+        board: Board,
+        host: str,
+        port: int,
+        ask: Callable[[str], Verdict] | None,
+        writes: Mapping[tuple[str, str], int],
+    ) -> None:
+        """``ask`` answers for the pod of a uid; None where there is no cluster."""
         registry = CollectorRegistry()
-        registry.register(DeviceCollector(board))
+        registry.register(AgentCollector(lambda: board.shown, writes))
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds for one request; a silent client may not keep a thread
 
             def do_GET(self) -> None:
-                match self.path.partition("?")[0]:
+                path, _, query = self.path.partition("?")
+                shown = board.shown
+                match path:
                     case "/metrics":
                         self._answer(200, _PROMETHEUS, generate_latest(registry))
-                    case "/v1/report" if board.status is not None:
-                        self._answer(200, "application/json", msgspec.json.encode(board.status))
+                    case "/v1/report" if shown is not None:
+                        self._answer(200, _JSON, msgspec.json.encode(shown.status))
                     case "/v1/report":
                         self._answer(503, _TEXT, b"no sample was taken yet\n")
+                    case "/v1/gate":
+                        self._gate(query)
                     case "/healthz" if board.alive:
                         self._answer(200, _TEXT, b"ok\n")
                     case "/healthz":
                         self._answer(503, _TEXT, b"no recent sample\n")
                     case _:
-                        self._answer(404, _TEXT, b"try /metrics, /v1/report or /healthz\n")
+                        known = b"try /metrics, /v1/report, /v1/gate or /healthz\n"
+                        self._answer(404, _TEXT, known)
+
+            def _gate(self, query: str) -> None:
+                uids = urllib.parse.parse_qs(query).get("pod_uid", [])
+                if len(uids) != 1 or not _UID.fullmatch(uids[0]):
+                    why = f"pod_uid is not one uid of a pod; right is, for example, {_UID_EXAMPLE}"
+                    self._answer(400, _JSON, msgspec.json.encode({"error": why}))
+                    return
+                if ask is None:
+                    verdict = Verdict("not yet", "this agent reports to no cluster")
+                else:
+                    verdict = ask(uids[0])
+                body = msgspec.json.encode({"answer": verdict.answer, "reason": verdict.reason})
+                self._answer(GATE_STATUS[verdict.answer], _JSON, body + b"\n")
 
             def _answer(self, status: int, kind: str, body: bytes) -> None:
                 self.send_response(status)

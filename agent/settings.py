@@ -45,12 +45,19 @@ class Settings:
     pod_resources: Path
     #: The host's /proc.
     proc: Path
-    #: Take one sample and end.
+    #: Print one sample and end.
     once: bool
-    #: Print each status on stdout instead of talking to a cluster or serving anything.
-    print_only: bool
+    #: Seconds between the first sample and the one that is printed: some figures compare two.
+    pause_s: float
+    #: Print each status on stdout as JSON.
+    as_json: bool
     #: Whether to report to a cluster; metrics are served in any case.
     publish: bool
+
+    @property
+    def print_only(self) -> bool:
+        """Print instead of talking to a cluster or serving anything."""
+        return self.once or self.as_json
 
 
 def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
@@ -75,8 +82,9 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
     add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
     add("--state", default=env.get("HEADROOM_STATE", ""), metavar="FILE", help="kept over restarts")
-    add("--once", action="store_true", help="take one sample and end")
-    add("--print", action="store_true", help="print each status; no cluster, no server")
+    add("--once", action="store_true", help="print who uses the GPUs as a table, and end")
+    add("--pause", type=float, default=1.0, metavar="S", help="before the sample of --once")
+    add("--json", action="store_true", help="print each status as JSON; no cluster, no server")
     add("--no-publish", action="store_true", help="serve metrics only")
     args = parser.parse_args(argv)
     sharing_stated = any((args.resource, args.replicas is not None, args.sharing))
@@ -84,7 +92,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     args.replicas = 1 if args.replicas is None else args.replicas
     args.sharing = args.sharing or "none"
     host, _, port = args.listen.rpartition(":")
-    if not args.node and not args.print:
+    if not args.node and not (args.once or args.json):
         parser.error("no node name: set NODE_NAME or pass --node, for example --node gpu-node-1")
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
         parser.error(f"--listen {args.listen!r} is not HOST:PORT; right is, for example, :9410")
@@ -113,6 +121,8 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             f"--dcgm-interval {args.dcgm_interval} is not more than 0; "
             "right is, for example, --dcgm-interval 10"
         )
+    if not 0 <= args.pause <= 60:
+        parser.error(f"--pause {args.pause} is not 0..60; right is, for example, --pause 1")
     if not 0 < args.driver_timeout <= args.heartbeat:
         parser.error(
             f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
@@ -137,7 +147,8 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         pod_resources=args.pod_resources,
         proc=args.proc,
         once=args.once,
-        print_only=args.print,
+        pause_s=args.pause,
+        as_json=args.json,
         publish=not args.no_publish,
     )
 

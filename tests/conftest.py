@@ -32,9 +32,11 @@ SKIPS_ALLOWED = {
 SLOW_FIXTURES = {"plane", "server"}
 SLOW_MODULES = (
     "tests/agent/test_faults",
+    "tests/agent/test_gate_served",
     "tests/agent/test_on_driver_library",
     "tests/agent/test_publish",
     "tests/agent/test_survey",
+    "tests/agent/test_table",
     "tests/agent/test_xids",
     "tests/demo/test_demo",
     "tests/e2e/",

@@ -131,8 +131,8 @@ def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(root: Path
     helped = image.run([*image.entrypoint, "--help"])
     assert helped.returncode == 0, helped.stderr
     assert "--once" in helped.stdout
-    started = image.run([*image.entrypoint, "--once", "--print"])
-    assert started.returncode == 0, started.stderr
+    started = image.run([*image.entrypoint, "--once", "--json"])
+    assert started.returncode == 1, started.stderr
     driver = json.loads(started.stdout)["conditions"][0]
     assert (driver["type"], driver["status"], driver["reason"]) == (
         "DriverReady", "False", "NoDriver",

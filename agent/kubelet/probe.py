@@ -34,12 +34,14 @@ class KubeletProbe:
         service: PodResources | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
+        settled_after_s: float = SETTLED_AFTER_S,
     ) -> None:
         self._checkpoint = _CheckpointFile(checkpoint)
         self._socket = socket
         self._service = service or PodResources(str(socket))
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
+        self._settled_after_s = settled_after_s
         #: Uid -> since when PodResources, asked all the time, does not name it.
         self._unlisted_since_s: dict[str, float] = {}
         self._names: dict[str, Name] = {}
@@ -100,11 +102,13 @@ class KubeletProbe:
         self._unlisted_since_s = {
             uid: self._unlisted_since_s.get(uid, now_s) for uid in first.unlisted
         }
-        settled = bool(listed) and self._birth is not None and self._age_s() >= SETTLED_AFTER_S
+        settled = (
+            bool(listed) and self._birth is not None and self._age_s() >= self._settled_after_s
+        )
         ended = {
             uid
             for uid, since_s in self._unlisted_since_s.items()
-            if settled or now_s - since_s >= SETTLED_AFTER_S
+            if settled or now_s - since_s >= self._settled_after_s
         }
         for uid in ended:
             self._unlisted_since_s[uid] = float("-inf")  # a later doubt does not revive it

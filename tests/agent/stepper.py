@@ -20,9 +20,13 @@ from agent.__main__ import survey_of
 from agent.settings import read_settings
 from agent.summary import summarise
 
+#: Less than an agent's, for tests that wait it out.
+EXPORTER_TIMEOUT_S = 0.5
+
 
 def main() -> None:
-    survey = survey_of(read_settings(sys.argv[1:], os.environ))
+    settings = read_settings(sys.argv[1:], os.environ)
+    survey = survey_of(settings, exporter_timeout_s=EXPORTER_TIMEOUT_S)
     status = None
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")

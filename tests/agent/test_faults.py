@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent.dcgm import TIMEOUT_S
 from tests.agent.conftest import Survey
 from tests.agent.exporter import Manner, StandIn
+from tests.agent.stepper import EXPORTER_TIMEOUT_S
 from tests.driver import GIB, Driver, h100, t4
 
 Start = Callable[..., Survey]
@@ -41,6 +43,9 @@ def contradict(driver: Driver, exporter: StandIn) -> None:
 
 
 WELL = "".join(f'DCGM_FI_PROF_SM_ACTIVE{{UUID="{uuid}"}} 0.5\n' for uuid in (BAD, GOOD, OLD))
+
+#: How long the agent here waits for an exporter, and how long others do.
+TIMEOUTS = f"within {EXPORTER_TIMEOUT_S:g} s", f"within {TIMEOUT_S:g} s"
 
 #: Fault -> how it is made. All of them end when what was said is taken back; an XID would not.
 FAULTS: list[tuple[str, Inject]] = [
@@ -134,7 +139,8 @@ def test_every_fault_is_said_and_ends_and_the_table_in_the_docs_is_true(
         if "never" in fault or "exporter" in fault:  # what takes a moment, until it is said in full
             status = agent.until(settled(fault))
         assert any(d["uuid"] == GOOD for d in status["devices"])
-        rows.append(f"| {fault} | {'<br>'.join(said(status, fault))} |")
+        told = "<br>".join(said(status, fault))
+        rows.append(f"| {fault} | {told.replace(*TIMEOUTS)} |")
         agent.driver.use(1, {})
         for uuid, statements in ALWAYS.items():
             agent.driver.say(uuid, *statements)

@@ -177,13 +177,15 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
         serving(environment) as (url, process),
         httpx.Client(base_url=url, trust_env=False) as http,
     ):
-        eventually(lambda: http.get("/healthz").status_code == 200)
+        eventually(lambda: http.get("/v1/report").status_code == 200)
+        assert http.get("/healthz").status_code == 200
         labels = {
             "gpu": "0",
             "UUID": "GPU-a",
             "Hostname": "n1",
             "modelName": "NVIDIA A100-SXM4-80GB",
             "GPU_I_ID": "",
+            "GPU_I_PROFILE": "",
         }
         assert metric(http, "headroom_device_used_bytes")[0] == (labels, 31574720512)
 
@@ -209,7 +211,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
 def printing(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """An agent that prints a status every second."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "agent", "--print", "--interval", "1"],
+        [sys.executable, "-m", "agent", "--json", "--interval", "1"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -269,7 +271,7 @@ def test_process_ends_for_a_new_container_where_beginning_anew_did_not_help(
     driver.say("", "driver 615.10.02", "library 580.95.05")
     environment["HEADROOM_AGENT_RESTARTS"] = "5 0"
     done = subprocess.run(
-        [sys.executable, "-m", "agent", "--print"],
+        [sys.executable, "-m", "agent", "--json"],
         env=environment,
         capture_output=True,
         text=True,
@@ -289,7 +291,7 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
     driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo")
     with serving(environment, "--driver-timeout", "0.5") as (url, process):
         with httpx.Client(base_url=url, trust_env=False) as http:
-            eventually(lambda: http.get("/healthz").status_code == 200, within_s=60)
+            eventually(lambda: http.get("/v1/report").status_code == 200, within_s=60)
             first = http.get("/v1/report").json()
             assert [d["uuid"] for d in first["devices"]] == ["GPU-b"]
             what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo hangs"

@@ -1,17 +1,14 @@
 """What reaches the API server, on the wire, and what the courier makes of its answers."""
 
-import json
 import math
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,107 +26,17 @@ from agent.summary import GROWN_BYTES
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
+from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
 
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
 VOUCH = Vouch(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
-GPUNODE = "/apis/headroom.gpu/v1alpha1/gpunodes/n1"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
-
-
-@dataclass
-class ApiServer:
-    """Just enough of an API server: GPUNode n1, if it is there, and Leases, both merge-patched."""
-
-    url: str = ""
-    gpunode: dict[str, Any] | None = None
-    lease: dict[str, Any] | None = None
-    #: So many status patches are taken and not answered as such.
-    lost: int = 0
-    #: Of the Lease.
-    version: int = 100
-    #: (method, path) -> a status to answer instead, with headers.
-    refuse: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
-    requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
-
-    def create(self, uid: str) -> None:
-        self.gpunode = {"metadata": {"name": "n1", "uid": uid}, "spec": {"initialised": True}}
-
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
-        if (method, path) in self.refuse:
-            status, headers = self.refuse[method, path]
-            return status, headers, {"kind": "Status", "message": "refused by the test"}
-        match method, path:
-            case ("PATCH", p) if p == f"{GPUNODE}/status" and self.gpunode is not None:
-                self.gpunode["status"] = merged(self.gpunode.get("status"), body["status"])
-                if self.lost:
-                    self.lost -= 1
-                    return 504, {}, {"kind": "Status", "message": "took too long"}
-                return 200, {}, self.gpunode
-            case ("GET", p) if p == f"{GPUNODE}?resourceVersion=0" and self.gpunode is not None:
-                return 200, {}, self.gpunode
-            case ("PATCH", p) if p == f"{LEASES}/n1" and self.lease is not None:
-                return 200, {}, self.take_lease(merged(self.lease, body))
-            case ("POST", p) if p == LEASES:
-                return 201, {}, self.take_lease(body)
-        return 404, {}, {"kind": "Status", "reason": "NotFound"}
-
-    def take_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
-        self.version += 1
-        self.lease = merged(lease, {"metadata": {"resourceVersion": str(self.version)}})
-        return self.lease
-
-    def sent(self) -> list[tuple[str, str]]:
-        return [(method, path) for method, path, _, _ in self.requests]
-
-
-def merged(old: Any, patch: Any) -> Any:
-    """RFC 7396."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(old) if isinstance(old, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    state = ApiServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def handle_one(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
-            state.requests.append((self.command, self.path, dict(self.headers), body))
-            status, headers, answer = state.answer(self.command, self.path, body)
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            for key, value in headers.items():
-                self.send_header(key, value)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_PATCH = do_POST = handle_one
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with ApiServer.serving() as state:
+        yield state
 
 
 @pytest.fixture
@@ -503,16 +410,7 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
 ) -> None:
     Path(environment["FAKE_NVML_TABLE"]).write_text("device GPU-a 1000 100 700 A100\n")
     kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-                "users": [{"name": "u", "user": {"token": "t0ken"}}],
-            }
-        )
-    )
+    kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
     process = subprocess.Popen(
         # It tries again before its next regular sample, which would come too late for the test.
         [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", *NEVER_AGAIN],

@@ -159,13 +159,20 @@ class Node(Processes):
         )
 
     def start_agent(self, kubeconfig: Path) -> None:
-        """Our agent, which sees the node as one that the DaemonSet runs does; it samples often."""
-        sharing = ("--sharing=time-slicing",) if self.replicas > len(self.driver.gpus) else ()
+        """Our agent, which sees the node as one that the DaemonSet runs does; it samples often.
+
+        Of the machine's processes it is shown those of this node.
+        """
+        proc = self.runtime.proc
+        (proc / "2").mkdir(parents=True)
+        (proc / "2/comm").write_text("kthreadd\n")
+        for name in ("kubelet", "nvidia-device-plugin"):
+            pid = str(self._processes[name].pid)
+            (proc / pid).symlink_to(f"/proc/{pid}")
         self._spawn_inside(
             "agent",
             *(sys.executable, "-m", "agent", f"--node={self.name}", "--interval=1"),
-            f"--replicas={self.replicas // len(self.driver.gpus)}",
-            *sharing,
+            f"--proc={proc}",
             "--listen=127.0.0.1:0",
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )

@@ -221,6 +221,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             process = self.proc / str(container.pid)
             process.mkdir(parents=True)
             pod = container.sandbox.config.metadata.uid
+            (process / "stat").write_text(f"{container.pid} (python) S " + "0 " * 60)
             (process / "cgroup").write_text(f"0::/kubepods/pod{pod}/{container.id}\n")
             self.use(container, int(container.environment.get("TAKES_VRAM", "0")))
             match list(container.config.command):

@@ -18,7 +18,7 @@ from kubernetes.client import ApiClient
 
 from agent.cgroup import is_static
 from agent.kubelet.checkpoint import read_checkpoint
-from agent.kubelet.probe import KubeletProbe
+from agent.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
 from agent.nodeapi import NodeApi
 from agent.nvml import Memory
 from agent.plugin import ConfigurationProbe
@@ -40,6 +40,8 @@ class Agent:
 
     node: Node
     proc: Path
+    #: Less than an agent's, where a test waits it out and the kubelet is not restarted.
+    settled_after_s: float = SETTLED_AFTER_S
     before: GPUNodeStatus | None = None
     api: NodeApi | None = None
     kubelet: KubeletProbe = field(init=False)
@@ -51,6 +53,7 @@ class Agent:
         self.kubelet = KubeletProbe(
             root / "device-plugins/kubelet_internal_checkpoint",
             root / "pod-resources/kubelet.sock",
+            settled_after_s=self.settled_after_s,
         )
         self.configuration = ConfigurationProbe(self.proc)
         self.processes = ProcessProbe(self.proc)
@@ -97,18 +100,15 @@ class Agent:
         for process in self.node._processes.values():
             (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         for folder in self.node.runtime.proc.glob("*"):
-            stat = folder / "stat"
-            if not stat.exists() and folder.exists():
-                stat.write_text(f"{folder.name} (python) S " + "0 " * 60)
             (self.proc / folder.name).symlink_to(folder)
 
 
 @pytest.fixture
-def start_agent(tmp_path: Path) -> Callable[[Node], Agent]:
-    return lambda node: Agent(node, tmp_path / "proc")
+def start_agent(tmp_path: Path) -> Callable[..., Agent]:
+    return lambda node, **settings: Agent(node, tmp_path / "proc", **settings)
 
 
-StartAgent = Callable[[Node], Agent]
+StartAgent = Callable[..., Agent]
 
 
 def rows(status: GPUNodeStatus) -> list[tuple[str, str, str, str, str]]:
@@ -239,7 +239,7 @@ def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)
-    agent = start_agent(node)
+    agent = start_agent(node, settled_after_s=1.0)
     for name in ("a", "b"):
         node.run(gpu_pod(name))
     agent.sample()
@@ -381,7 +381,7 @@ def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
     manifests = tmp_path / "manifests"
     manifests.mkdir()
     node = start_node(gpus=1, replicas=2, staticPodPath=str(manifests), fileCheckFrequency="1s")
-    agent = start_agent(node)
+    agent = start_agent(node, settled_after_s=1.0)
     pod = gpu_pod("still", containers=[gpu_container("main", takes_bytes=GIB)])
     (manifests / "still.yaml").write_text(yaml.safe_dump(pod))
     mirror = f"still-{node.name}"
@@ -432,7 +432,7 @@ def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
 def command(agent: Agent, *flags: str) -> list[str]:
     kubelet, proc = agent.node.root, agent.proc
     return [
-        *(sys.executable, "-m", "agent", "--print", *flags, "--proc", str(proc)),
+        *(sys.executable, "-m", "agent", "--json", *flags, "--proc", str(proc)),
         *("--checkpoint", f"{kubelet}/device-plugins/kubelet_internal_checkpoint"),
         *("--pod-resources", f"{kubelet}/pod-resources/kubelet.sock"),
     ]

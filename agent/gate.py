@@ -1,0 +1,191 @@
+"""Decides whether a gated pod may start: only where the ledger charges it. Pure.
+
+A promise names candidates; which of them the pod got, the kubelet decides. The promise is
+*narrowed* to the devices the pod got once the GPUNode's own status shows it there: from that
+version of the object on, whoever weighs the node charges the pod on these devices, and a promise
+that was weighed on an older version fails its compare-and-swap. So, with our own newest sample:
+
+    not yet   it holds fewer replicas than promised, or is promised nothing, or the GPUNode does not
+              show it where it is; or pods on their way could still take the room
+    no        what sits on one of its devices is more than allocatable, or the device is broken
+    yes       everything that sits there, or may come, fits:
+
+    sum over pods there, or that may come: max(promised, measured)
+        + measured use of pods without a promise + unowned use beyond the tolerance  <=  allocatable
+
+Two pods that are too much together are both told no, whichever asks first: the agent keeps no
+memory of its answers that a restart could lose. When one of them goes, the other is told yes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from contract.gpunode import (
+    HOLDINGS_SOURCES,
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Reservation,
+)
+
+#: Unowned use that is not charged, as the extender has it by default.
+TOLERANCE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    answer: Literal["yes", "no", "not yet"]
+    #: Says nothing of other pods: whoever is on the node may ask.
+    reason: str = ""
+
+
+def judge(
+    node: GPUNode, sample: GPUNodeStatus, uid: str, reserve_bytes: int, tolerance_bytes: int
+) -> Verdict:
+    """Whether the pod may start.
+
+    ``node`` must have been read consistently; ``sample`` is our own, newest and fresh. What each
+    device is to keep free is ``reserve_bytes``.
+    """
+    reservation = node.spec.reservations.get(uid)
+    if reservation is None or not node.spec.initialised:
+        return Verdict("not yet", "no memory is promised to this pod on this node")
+    if HOLDINGS_SOURCES.isdisjoint(s.name for s in sample.sources if s.state == "ok"):
+        return Verdict("not yet", "the kubelet does not tell which pod holds which device")
+    held = _held(sample, uid)
+    if not held or any(_missing(sample, uid, charge) for charge in reservation.charges):
+        return Verdict("not yet", "this pod does not hold all its devices yet")
+    if node.status is None or _held(node.status, uid) != held:
+        return Verdict("not yet", "the report of where this pod is was not written yet")
+    if not {uuid for uuid, _ in held} <= {device.uuid for device in sample.devices}:
+        return Verdict("not yet", "a device of this pod is not known")
+    verdicts = [
+        _room(memory, node.spec, sample, uid, reserve_bytes, tolerance_bytes)
+        for memory in memories(sample.devices)
+        if any(device.uuid == uuid for device in memory for uuid, _ in held)
+    ]
+    order = ("no", "not yet", "yes")
+    return min(verdicts, key=lambda verdict: order.index(verdict.answer))
+
+
+def _room(
+    memory: Sequence[Device],
+    spec: GPUNodeSpec,
+    sample: GPUNodeStatus,
+    uid: str,
+    reserve_bytes: int,
+    tolerance_bytes: int,
+) -> Verdict:
+    """Whether all that sits in one memory, or may come, fits."""
+    first = memory[0]
+    if not all(device.healthy for device in memory):
+        return Verdict("no", "the device that this pod got is unhealthy")
+    if min(first.memory_bytes, first.reserved_bytes, first.used_bytes) < 0:
+        return Verdict("not yet", "the memory of the device that this pod got is not known")
+    allocatable_bytes = first.memory_bytes - first.reserved_bytes - reserve_bytes
+    uuids = {device.uuid for device in memory}
+    rows = [row for row in sample.pods if row.device in uuids]
+    explained_bytes = 0
+    seen = {_promised_to(row, spec) for row in rows}
+    for key in seen:
+        figures = [row.used_bytes or 0 for row in rows if _promised_to(row, spec) == key]
+        promise = spec.reservations.get(key)
+        asked_bytes = 0 if promise is None else _asked(promise, memory)
+        explained_bytes += max(asked_bytes, sum(figures))
+    sitting_bytes = explained_bytes
+    sitting_bytes += max(0, _unowned(memory, rows, explained_bytes) - tolerance_bytes)
+    if sitting_bytes > allocatable_bytes:
+        return Verdict("no", "the device that this pod got has no room for it")
+    # Of an unshared device nobody gets a replica while this pod has it.
+    shared = first.sharing != "none" or len(memory) > 1
+    coming = spec.reservations.items() if shared else ()
+    coming_bytes = sum(
+        _asked(promise, memory)
+        for other, promise in coming
+        if other not in seen and any(_may_come(sample, other, c, memory) for c in promise.charges)
+    )
+    if sitting_bytes + coming_bytes > allocatable_bytes:
+        return Verdict("not yet", "pods on their way to this node could take the room")
+    return Verdict("yes")
+
+
+def memories(devices: Iterable[Device]) -> list[list[Device]]:
+    """The devices by the memory that they have or share: compute instances of one GPU instance."""
+    found: dict[tuple[str, int | None], list[Device]] = {}
+    for device in devices:
+        joint = device.kind == "mig" and device.parent is not None
+        place = (device.parent or "", device.gpu_instance) if joint else (device.uuid, None)
+        found.setdefault(place, []).append(device)
+    return list(found.values())
+
+
+def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
+    """(device, replica) of the pod."""
+    return {(row.device, row.replica) for row in status.pods if row.uid == uid and row.replica}
+
+
+def _missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
+    """Replicas of a charge that the pod does not hold; one held by two containers counts once.
+
+    By device, not by resource alone: a plugin that was configured anew can have renamed it.
+    """
+    meant = {
+        device.uuid
+        for device in status.devices
+        if device.resource == charge.resource or device.uuid in charge.candidates
+    }
+    return max(0, charge.count - sum(uuid in meant for uuid, _ in _held(status, uid)))
+
+
+def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[Device]) -> bool:
+    if not _missing(status, uid, charge):
+        return False
+    return any(
+        device.uuid in charge.candidates
+        or (device.resource == charge.resource and device.replicas.free > 0)
+        for device in memory
+    )
+
+
+def _promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
+    """The uid that a row's pod has in the ledger; PodResources alone tells names only."""
+    if row.uid:
+        return row.uid
+    named = [
+        uid
+        for uid, promise in spec.reservations.items()
+        if (promise.namespace, promise.name) == (row.namespace, row.name)
+    ]
+    return named[0] if len(named) == 1 else f"{row.namespace}/{row.name}"
+
+
+def _asked(promise: Reservation, memory: Iterable[Device]) -> int:
+    """The most that was promised for any device of the memory, of every charge that can be there.
+
+    Where a device was not thought of it is the most for any, as the extender has it.
+    """
+    memory = list(memory)
+    meant = [
+        charge
+        for charge in promise.charges
+        if any(d.resource == charge.resource or d.uuid in charge.candidates for d in memory)
+    ]
+    return sum(
+        max(
+            charge.candidates.get(d.uuid, max(charge.candidates.values(), default=0))
+            for d in memory
+        )
+        for charge in meant or promise.charges
+    )
+
+
+def _unowned(memory: Sequence[Device], rows: Sequence[PodUse], explained_bytes: int) -> int:
+    """Where processes cannot be told apart it is all use beyond what is charged."""
+    told = [device.unowned_bytes for device in memory]
+    if None in told or any(row.used_bytes is None for row in rows):
+        return max(0, max(device.used_bytes for device in memory) - explained_bytes)
+    return sum(figure for figure in told if figure is not None)

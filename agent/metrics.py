@@ -1,0 +1,290 @@
+"""What /metrics says: the newest sample as Prometheus has it, and how the agent itself fares.
+
+Label names are dcgm-exporter's, figures are bytes and ratios 0..1. What a device does is told by
+``headroom_device_*`` and what a pod does by ``headroom_pod_*``, so that no sum counts both. Of MIG,
+as dcgm-exporter has it, ``UUID`` and ``modelName`` are the physical GPU's and GPU_I_ID and
+GPU_I_PROFILE tell the instance: compute instances that share its memory are one series.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from contract.gpunode import Device, GPUNodeStatus
+
+DEVICE_LABELS = ("gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE")
+POD_LABELS = ("namespace", "pod", "container", "pod_uid")
+
+#: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "... MIG 1c.2g.20gb": the last is one compute slice of two.
+_MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
+
+#: What a reason says -> its code; a reason may have several.
+_CODES = (
+    ("XID ", "xid"),
+    ("GPU is lost", "lost"),
+    ("requires restart", "reset_required"),
+    ("driver asks for", "recovery"),
+    ("ECC", "ecc"),
+    ("row remap", "remap"),
+    ("page retirement", "retirement"),
+    ("hangs", "hang"),
+    ("takes too long", "hang"),
+    ("the driver does not answer", "driver"),
+    ("memory", "memory"),
+    ("UUID", "identity"),
+    ("(NVML ", "nvml"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The newest sample."""
+
+    node: str
+    status: GPUNodeStatus
+    age_s: float
+    #: (pod's uid, device) -> its share of SM time, where processes are told apart.
+    pod_sm: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+class AgentCollector(Collector):
+    """``shown`` is None before the first sample; ``writes`` counts (what, outcome)."""
+
+    def __init__(
+        self, shown: Callable[[], Shown | None], writes: Mapping[tuple[str, str], int]
+    ) -> None:
+        self._shown = shown
+        self._writes = writes
+
+    def collect(self) -> Iterator[Metric]:
+        yield _writes(self._writes)
+        shown = self._shown()
+        if shown is None:
+            return
+        yield GaugeMetricFamily(
+            "headroom_agent_sample_age_seconds", "Age of the newest sample", value=shown.age_s
+        )
+        yield from _agent(shown.status)
+        yield from _devices(shown)
+        yield from _pods(shown)
+
+
+def reason_codes(reason: str) -> list[str]:
+    """What is wrong with a device in words that do not change; "other" where none of ours fits."""
+    if not reason:
+        return []
+    told = [next((code for text, code in _CODES if text in part), "") for part in reason.split(";")]
+    return list(dict.fromkeys(filter(None, told))) or ["other"]
+
+
+def profile_of(device: Device) -> str:
+    """The MIG profile of its GPU instance, as in 1g.10gb; empty for a whole GPU."""
+    match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
+    return match["profile"] if match else ""
+
+
+def _writes(counts: Mapping[tuple[str, str], int]) -> Metric:
+    family = CounterMetricFamily(
+        "headroom_agent_writes",
+        "Reports and heartbeats that the API server accepted, and those it did not",
+        labels=["kind", "outcome"],
+    )
+    for kind in ("report", "heartbeat"):
+        for outcome in ("accepted", "failed"):
+            family.add_metric([kind, outcome], counts.get((kind, outcome), 0))
+    return family
+
+
+def _agent(status: GPUNodeStatus) -> Iterator[Metric]:
+    info = InfoMetricFamily("headroom_agent_build", "Versions of the agent and of the driver")
+    info.add_metric(
+        [],
+        {
+            "version": status.agent_version,
+            "driver_version": status.driver_version,
+            "cuda_version": status.cuda_version,
+        },
+    )
+    yield info
+    state = GaugeMetricFamily(
+        "headroom_agent_source_state",
+        "1 for the state that a source of the report is in",
+        labels=["source", "state"],
+    )
+    for source in status.sources:
+        for each in ("ok", "degraded", "absent"):
+            state.add_metric([source.name, each], source.state == each)
+    yield state
+
+
+def _devices(shown: Shown) -> Iterator[Metric]:
+    by_labels: dict[tuple[str, ...], list[Device]] = {}
+    for device in shown.status.devices:
+        by_labels.setdefault(_labels(shown.node, device), []).append(device)
+
+    def family(
+        name: str,
+        text: str,
+        figures: Callable[[Sequence[Device]], Iterable[tuple[Sequence[str], float | None]]],
+        *more: str,
+    ) -> Metric:
+        built = GaugeMetricFamily(name, text, labels=[*DEVICE_LABELS, *more])
+        for labels, devices in by_labels.items():
+            for values, figure in figures(devices):
+                if figure is not None and figure >= 0:
+                    built.add_metric([*labels, *values], figure)
+        return built
+
+    def of_first(
+        figure: Callable[[Device], float | None],
+    ) -> Callable[[Sequence[Device]], Iterable[tuple[Sequence[str], float | None]]]:
+        return lambda devices: [((), figure(devices[0]))]
+
+    yield family(
+        "headroom_device_memory_bytes",
+        "Physical memory, driver reserve included",
+        of_first(lambda d: d.memory_bytes),
+    )
+    yield family(
+        "headroom_device_reserved_bytes",
+        "Kept by the driver",
+        of_first(lambda d: d.reserved_bytes),
+    )
+    yield family(
+        "headroom_device_used_bytes",
+        "memory - free - reserved",
+        of_first(lambda d: d.used_bytes),
+    )
+    yield family(
+        "headroom_device_unowned_bytes",
+        "Used by nobody that is known to be a pod; left out where processes cannot be told apart",
+        lambda devices: [((), _total(d.unowned_bytes for d in devices))],
+    )
+    yield family(
+        "headroom_device_sm_activity_ratio",
+        "Share of SM cycles with a warp assigned, and who measured it",
+        lambda devices: [
+            ([d.sm_activity.source], d.sm_activity.ratio) for d in devices[:1] if d.sm_activity
+        ],
+        "source",
+    )
+    yield family(
+        "headroom_device_sm_activity_smoothed_ratio",
+        "The same, weighted exponentially over about a minute",
+        lambda devices: [
+            ([d.sm_activity.source], d.sm_activity.smoothed_ratio)
+            for d in devices[:1]
+            if d.sm_activity
+        ],
+        "source",
+    )
+    yield family(
+        "headroom_device_sm_occupancy_ratio",
+        "Share of the SMs' warp slots in use",
+        of_first(lambda d: d.sm_occupancy_ratio),
+    )
+    yield family(
+        "headroom_device_utilization_ratio",
+        "Share of time in which any kernel ran, which is not SM activity",
+        of_first(lambda d: d.utilization_ratio),
+    )
+    yield family(
+        "headroom_device_replicas",
+        "Shares of the device as the plugin advertises them; one where it is not shared",
+        _replicas,
+        *("resource", "sharing", "state"),
+    )
+    yield family(
+        "headroom_device_healthy",
+        "1 where the device can be trusted",
+        lambda devices: [((), all(d.healthy for d in devices))],
+    )
+    yield family(
+        "headroom_device_unhealthy_reason",
+        "1 for each thing that is wrong with the device",
+        lambda devices: [
+            ([code], 1.0)
+            for code in dict.fromkeys(c for d in devices for c in reason_codes(d.health_reason))
+        ],
+        "reason",
+    )
+
+
+def _replicas(devices: Sequence[Device]) -> Iterable[tuple[Sequence[str], float]]:
+    """Compute instances are advertised each by itself, and so are counted together here."""
+    counts = Counter[tuple[str, str, str]]()
+    for device in devices:
+        if not device.resource:  # nobody told how it is advertised
+            continue
+        for state, count in msgspec.structs.asdict(device.replicas).items():
+            counts[device.resource, device.sharing, state] += count
+    return [(list(labels), float(count)) for labels, count in counts.items()]
+
+
+def _pods(shown: Shown) -> Iterator[Metric]:
+    devices = {device.uuid: device for device in shown.status.devices}
+    labels = [*DEVICE_LABELS, *POD_LABELS]
+    used: dict[tuple[str, ...], int | None] = {}
+    held = Counter[tuple[str, ...]]()
+    #: (pod, device) -> the labels of its first row there, which stand for the pod.
+    first: dict[tuple[str, str], tuple[str, ...]] = {}
+    for row in shown.status.pods:
+        if row.device not in devices:
+            continue
+        whose = (row.namespace, row.name, row.container, row.uid)
+        key = (*_labels(shown.node, devices[row.device]), *whose)
+        used[key] = _sum(used.get(key, 0), row.used_bytes)
+        held[key] += bool(row.replica)
+        first.setdefault((row.uid, row.device), key)
+    memory = GaugeMetricFamily(
+        "headroom_pod_used_bytes",
+        "Memory of a device that a pod uses, told once for each pod and device, with the first of"
+        " its containers there",
+        labels=labels,
+    )
+    for key, figure in used.items():
+        if figure is not None:
+            memory.add_metric(key, figure)
+    yield memory
+    replicas = GaugeMetricFamily(
+        "headroom_pod_replicas", "Replicas of a device that a container holds", labels=labels
+    )
+    for key, count in held.items():
+        replicas.add_metric(key, count)
+    yield replicas
+    sm = GaugeMetricFamily(
+        "headroom_pod_sm_activity_ratio",
+        "Share of a device's SM time that the processes of a pod had",
+        labels=[*labels, "source"],
+    )
+    for place, ratio in shown.pod_sm.items():
+        if place in first:
+            sm.add_metric([*first[place], "nvml-process"], ratio)
+    yield sm
+
+
+def _labels(node: str, device: Device) -> tuple[str, ...]:
+    match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
+    instance = "" if device.gpu_instance is None else str(device.gpu_instance)
+    model = match["model"] if match else device.model
+    uuid = device.parent or device.uuid
+    return str(device.index), uuid, node, model, instance, profile_of(device)
+
+
+def _total(figures: Iterable[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if known else None
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other

@@ -1,0 +1,135 @@
+"""Decides what `headroom agent --once` prints: the node's devices and who uses them. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from contract.gpunode import Device, GPUNodeStatus, PodUse
+
+_HEAD = ("", "device", "memory", "used", "unowned", "free", "SM", "health")
+#: Left of their columns; figures are right.
+_LEFT = {0, 1, 7}
+_UNKNOWN = "?"
+
+
+def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float]) -> str:
+    """Lines for a terminal; ``pod_sm`` is (pod's uid, device) -> share of SM time."""
+    rows: list[Sequence[str]] = [_HEAD]
+    for device in status.devices:
+        rows.append(_row(device))
+        rows += [("", f"  {text}") for text in _shared(device)]
+        rows += _pods(device, status.pods, pod_sm)
+        rows += [
+            ("", f"  {clean(p.command) or _UNKNOWN} (pid {p.pid}, no pod)", "", size(p.used_bytes))
+            for p in status.unowned_processes
+            if p.device == device.uuid
+        ]
+    lines = [_title(node, status), "", *_aligned(rows)]
+    lacks = [
+        f"  {source.name} {source.state}: {clean(source.message)}"
+        for source in status.sources
+        if source.state != "ok"
+    ]
+    if lacks:
+        lines += ["", "not in this table:", *lacks]
+    return "\n".join(lines) + "\n"
+
+
+def well(status: GPUNodeStatus) -> bool:
+    """Whether there is a driver and nothing wrong with any device."""
+    ready = all(c.status == "True" for c in status.conditions if c.type == "DriverReady")
+    return ready and all(device.healthy for device in status.devices)
+
+
+def size(figure: int | None) -> str:
+    if figure is None or figure < 0:
+        return _UNKNOWN
+    return f"{figure / (1 << 30):.1f} GiB" if figure >= 1 << 30 else f"{figure / (1 << 20):.0f} MiB"
+
+
+def clean(text: str) -> str:
+    """A process chooses its own name; a terminal must not obey it."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _title(node: str, status: GPUNodeStatus) -> str:
+    parts = [node, status.observed_at]
+    if status.driver_version:
+        parts.append(f"driver {status.driver_version}")
+    if status.cuda_version:
+        parts.append(f"CUDA {status.cuda_version}")
+    parts += [c.message for c in status.conditions if c.type == "DriverReady" and c.message]
+    if not status.devices:
+        parts.append("no devices")
+    return "  ".join(parts)
+
+
+def _row(device: Device) -> Sequence[str]:
+    figures = (device.memory_bytes, device.reserved_bytes, device.used_bytes)
+    free = None if min(figures) < 0 else figures[0] - figures[1] - figures[2]
+    sm = _UNKNOWN
+    if device.sm_activity is not None:
+        sm = _percent(device.sm_activity.ratio)
+    place = str(device.index)
+    if device.gpu_instance is not None:
+        place += f"/{device.gpu_instance}"
+    return (
+        place,
+        clean(device.model),
+        size(device.memory_bytes),
+        size(device.used_bytes),
+        size(device.unowned_bytes),
+        size(free),
+        sm,
+        "ok" if device.healthy else f"BAD: {clean(device.health_reason)}",
+    )
+
+
+def _shared(device: Device) -> Iterable[str]:
+    yield device.uuid
+    replicas = device.replicas
+    if device.resource:
+        how = "not shared" if device.sharing == "none" else device.sharing
+        counts = f"{replicas.allocated} of {replicas.total} taken"
+        sick = f", {replicas.unhealthy} unhealthy" if replicas.unhealthy else ""
+        yield f"{device.resource}, {how}: {counts}{sick}"
+
+
+def _pods(
+    device: Device, rows: Iterable[PodUse], pod_sm: Mapping[tuple[str, str], float]
+) -> Iterable[Sequence[str]]:
+    told: set[str] = set()
+    for row in rows:
+        if row.device != device.uuid:
+            continue
+        name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
+        first = row.uid not in told or not row.uid
+        told.add(row.uid)
+        # Bytes and SM are a pod's, and stand in its first row.
+        sm = pod_sm.get((row.uid, row.device)) if first else None
+        yield (
+            "",
+            f"  {name} {row.container}".rstrip(),
+            "",
+            size(row.used_bytes) if first else "",
+            "",
+            "",
+            "" if sm is None else _percent(sm),
+        )
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:.0%}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    # The last column may be as long as it likes.
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(_HEAD) - 1)]
+    for row in rows:
+        cells = [
+            cell
+            if i >= len(widths)
+            else cell.ljust(widths[i])
+            if i in _LEFT
+            else cell.rjust(widths[i])
+            for i, cell in enumerate(row)
+        ]
+        yield "  ".join(cells).rstrip()

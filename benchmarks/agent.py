@@ -1,0 +1,184 @@
+"""What an agent costs its node: memory and CPU of the real process, and whether either grows.
+
+    python -m benchmarks.agent [--seconds 60] [--cycles 10000]
+
+The node has 8 GPUs and 64 processes of 64 pods: the driver is the fake library, checkpoint,
+PodResources and /proc are the stand-in's, and the API server is a script of ours that takes every
+report and heartbeat. All of them run in this process, so that the agent's own is measured alone.
+Nothing is scraped but once a second while it is measured.
+
+First the agent runs as in production, every 5 s. Then another runs as fast as it can and says what
+its memory and file descriptors are on the way. Goals: under 80 MiB resident and under 1 % of one
+core; not a descriptor more, and no more than 4 MiB, after the cycles than after the first tenth.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.agent.scripted import ApiServer
+from tests.agent.whole import Whole
+from tests.driver import GIB, Gpu
+
+ROOT = Path(__file__).parents[1]
+GPUS, PROCESSES = 8, 64
+MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.01
+MOST_GROWN_MIB = 4.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    at_s: float
+    cpu_s: float
+    resident_mib: float
+    peak_mib: float
+    fds: int
+    threads: int
+
+
+def vitals(pid: int) -> Vitals:
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    status = Path(f"/proc/{pid}/status").read_text()
+
+    def mib(key: str) -> float:
+        found = re.search(rf"^{key}:\s+(\d+) kB$", status, re.M)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    return Vitals(
+        time.monotonic(),
+        (int(stat[11]) + int(stat[12])) / TICKS_PER_S,
+        mib("VmRSS"),
+        mib("VmHWM"),
+        len(os.listdir(f"/proc/{pid}/fd")),
+        int(stat[17]),
+    )
+
+
+def scraped(url: str, name: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)
+    )
+
+
+@contextlib.contextmanager
+def agent(whole: Whole, api: ApiServer, *flags: str) -> Iterator[tuple[int, str]]:
+    """Its process id and the address that it serves on."""
+    kubeconfig = whole.folder / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
+    with subprocess.Popen(
+        [*(sys.executable, "-m", *flags), "--listen", "127.0.0.1:0", *whole.flags],
+        env=os.environ
+        | whole.environment
+        | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1", "KUBECONFIG": str(kubeconfig)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            port = re.search(r'"port": (\d+)', said)
+            assert port is not None, said
+            yield process.pid, f"http://127.0.0.1:{port[1]}"
+        finally:
+            process.kill()
+
+
+def steady(whole: Whole, api: ApiServer, seconds: float) -> tuple[Vitals, Vitals, int]:
+    """Before and after ``seconds`` of its usual life, and how often it wrote."""
+    with agent(whole, api, "agent") as (pid, url):
+        end_s = time.monotonic() + 60
+        while scraped(url, "headroom_agent_writes_total") < 2 and time.monotonic() < end_s:
+            time.sleep(0.2)
+        time.sleep(6)  # imports are paid, the first sample is compared with a second
+        before, written = vitals(pid), len(api.requests)
+        scraped_until_s = before.at_s + seconds
+        while time.monotonic() < scraped_until_s:
+            time.sleep(min(15.0, max(0.0, scraped_until_s - time.monotonic())))
+            scraped(url, "headroom")
+        return before, vitals(pid), len(api.requests) - written
+
+
+def many(whole: Whole, api: ApiServer, cycles: int) -> tuple[Vitals, Vitals, float]:
+    """After a tenth of the cycles and after all of them, and the seconds that one took."""
+    with agent(whole, api, "benchmarks.agent_hurried") as (pid, url):
+
+        def after(count: int) -> Vitals:
+            while scraped(url, "headroom_hurried_cycles") < count:
+                # Memory moves all the while, as on a node where something happens.
+                whole.driver.use(999, {"GPU-0": (count % 7 + 1) * GIB})
+                time.sleep(0.5)
+            return vitals(pid)
+
+        first = after(cycles // 10)
+        last = after(cycles)
+        return first, last, (last.at_s - first.at_s) / (cycles - cycles // 10)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What an agent costs its node.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of its usual life")
+    parser.add_argument("--cycles", type=int, default=10_000, help="0: leave them out")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="headroom-agent-") as folder:
+        gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
+        whole = Whole(Path(folder), gpus, PROCESSES // GPUS)
+        try:
+            for number in range(PROCESSES):
+                uid = f"{number:08x}-1111-4222-8333-{number:012x}"
+                whole.run(uid, f"pod-{number}", 9 * GIB)
+            with ApiServer.serving() as api:
+                api.create("uid-1")
+                return measure(whole, api, args.seconds, args.cycles)
+        finally:
+            whole.stop()
+
+
+def measure(whole: Whole, api: ApiServer, seconds: float, cycles: int) -> int:
+    before, after, requests = steady(whole, api, seconds)
+    core_ratio = (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s)
+    goals = [
+        ("resident", f"{after.resident_mib:.1f} MiB", "< 80 MiB",
+         after.resident_mib < MOST_RESIDENT_MIB),
+        ("peak resident", f"{after.peak_mib:.1f} MiB", "< 80 MiB",
+         after.peak_mib < MOST_RESIDENT_MIB),
+        ("of one core", f"{core_ratio:.2%}", "< 1 %", core_ratio < MOST_CORE_RATIO),
+    ]  # fmt: skip
+    notes = [f"{requests} requests to the API server in {seconds:.0f} s; {after.threads} threads"]
+    if cycles:
+        first, last, cycle_s = many(whole, api, cycles)
+        grown_mib = last.resident_mib - first.resident_mib
+        goals += [
+            (f"grown over {cycles} cycles", f"{grown_mib:+.1f} MiB", "< 4 MiB",
+             grown_mib < MOST_GROWN_MIB),
+            ("descriptors", f"{first.fds} -> {last.fds}", "no more", last.fds <= first.fds),
+            ("threads", f"{first.threads} -> {last.threads}", "no more",
+             last.threads <= first.threads),
+        ]  # fmt: skip
+        notes.append(f"a hurried cycle took {cycle_s * 1000:.1f} ms, scrapes and writes included")
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    print(f"{GPUS} GPUs, {PROCESSES} processes of as many pods; {machine}")  # noqa: T201
+    for what, figure, goal, met in goals:
+        print(f"{what:<26}{figure:>14}  {goal:<9} {'met' if met else 'NOT MET'}")  # noqa: T201
+    for note in notes:
+        print(note)  # noqa: T201
+    return 0 if all(met for *_, met in goals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

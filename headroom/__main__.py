@@ -1,0 +1,29 @@
+"""Hands a command line to the part that it is for.
+
+The agent is installed alone on GPU nodes and the extender where no GPU is, each with its own
+dependencies: neither can import the other to hand a command on.
+"""
+
+import sys
+
+
+def main() -> int:
+    """`headroom agent ...` is the agent's; everything else is the extender's."""
+    if sys.argv[1:2] == ["agent"]:
+        from agent.__main__ import main as agent
+
+        return agent(sys.argv[2:])
+    try:
+        from extender.cli import main as extender
+    except ImportError as err:
+        sys.stderr.write(
+            f"headroom: {err}; right is: pip install 'headroom-gpu[extender]',"
+            " or, on a GPU node: headroom agent --once\n"
+        )
+        return 2
+    extender()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

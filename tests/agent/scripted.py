@@ -1,0 +1,121 @@
+"""Just enough of an API server for one agent, scripted by the test."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+GPUNODE = "/apis/headroom.gpu/v1alpha1/gpunodes/n1"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
+
+
+@dataclass
+class ApiServer:
+    """Node n1 and its GPUNode, if they are there, and Leases; patches are merged."""
+
+    url: str = ""
+    gpunode: dict[str, Any] | None = None
+    lease: dict[str, Any] | None = None
+    node: dict[str, Any] | None = None
+    #: So many status patches are taken and not answered as such.
+    lost: int = 0
+    #: Of the Lease.
+    version: int = 100
+    #: (method, path) -> a status to answer instead, with headers.
+    refuse: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
+    requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
+
+    def create(self, uid: str) -> None:
+        self.gpunode = {"metadata": {"name": "n1", "uid": uid}, "spec": {"initialised": True}}
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
+        if (method, path) in self.refuse:
+            status, headers = self.refuse[method, path]
+            return status, headers, {"kind": "Status", "message": "refused by the test"}
+        match method, path:
+            case ("PATCH", p) if p == f"{GPUNODE}/status" and self.gpunode is not None:
+                self.gpunode["status"] = merged(self.gpunode.get("status"), body["status"])
+                if self.lost:
+                    self.lost -= 1
+                    return 504, {}, {"kind": "Status", "message": "took too long"}
+                return 200, {}, self.gpunode
+            case ("GET", p) if p.partition("?")[0] == GPUNODE and self.gpunode is not None:
+                return 200, {}, self.gpunode
+            case ("GET", "/api/v1/nodes/n1") if self.node is not None:
+                return 200, {}, self.node
+            case ("PATCH", p) if p == f"{LEASES}/n1" and self.lease is not None:
+                return 200, {}, self.take_lease(merged(self.lease, body))
+            case ("POST", p) if p == LEASES:
+                return 201, {}, self.take_lease(body)
+        return 404, {}, {"kind": "Status", "reason": "NotFound"}
+
+    def take_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.lease = merged(lease, {"metadata": {"resourceVersion": str(self.version)}})
+        return self.lease
+
+    def sent(self) -> list[tuple[str, str]]:
+        return [(method, path) for method, path, _, _ in self.requests]
+
+    @property
+    def kubeconfig(self) -> dict[str, Any]:
+        return {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "users": [{"name": "u", "user": {"token": "t0ken"}}],
+        }
+
+    @classmethod
+    @contextmanager
+    def serving(cls) -> Iterator["ApiServer"]:
+        state = cls()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                state.requests.append((self.command, self.path, dict(self.headers), body))
+                status, headers, answer = state.answer(self.command, self.path, body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                for key, value in headers.items():
+                    self.send_header(key, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_PATCH = do_POST = handle_one
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result

@@ -1,0 +1,333 @@
+"""Whether a gated pod may start: never two that are too much for the device they both got."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.gate import Verdict, judge
+from agent.porter import READ_EVERY_S, Porter
+from agent.publish import NotDelivered
+from contract.errors import BadReport
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Replicas,
+    Reservation,
+    Source,
+)
+from contract.kube import ObjectMeta
+
+GPU = "nvidia.com/gpu"
+DEVICES = ("GPU-a", "GPU-b")
+MEMORY = 100
+SOURCES = [Source("checkpoint"), Source("proc")]
+
+
+def device(uuid: str, **changes: Any) -> Device:
+    told = {
+        "memory_bytes": MEMORY,
+        "reserved_bytes": 0,
+        "used_bytes": 0,
+        "unowned_bytes": 0,
+        "sharing": "time-slicing",
+        "resource": GPU,
+        "replicas": Replicas(free=4),
+    }
+    return Device(uuid, **(told | changes))
+
+
+def promise(asked: int, *candidates: str, count: int = 1, name: str = "p") -> Reservation:
+    on = dict.fromkeys(candidates or DEVICES, asked)
+    return Reservation("default", name, [Charge(GPU, count, on)])
+
+
+def row(uid: str, uuid: str, used: int | None = 0, replica: str = "0", **more: str) -> PodUse:
+    return PodUse(uid, uuid, replica=f"{uuid}::{uid}{replica}", used_bytes=used, **more)
+
+
+def node(
+    promises: dict[str, Reservation], sample: GPUNodeStatus | None, initialised: bool = True
+) -> GPUNode:
+    spec = GPUNodeSpec(initialised=initialised, reservations=promises)
+    return GPUNode(ObjectMeta(name="n1"), spec=spec, status=sample)
+
+
+def status(
+    *rows: PodUse,
+    devices: Sequence[Device] = tuple(map(device, DEVICES)),
+    sources: Sequence[Source] = SOURCES,
+) -> GPUNodeStatus:
+    return GPUNodeStatus("now", list(devices), list(rows), sources=list(sources))
+
+
+def ask(
+    promises: dict[str, Reservation],
+    sample: GPUNodeStatus,
+    uid: str = "p",
+    written: GPUNodeStatus | None = None,
+    reserve: int = 0,
+    tolerance: int = 0,
+    **more: Any,
+) -> Verdict:
+    held = node(promises, sample if written is None else written, **more)
+    return judge(held, sample, uid, reserve, tolerance)
+
+
+def test_a_pod_that_is_charged_where_it_is_may_start() -> None:
+    assert ask({"p": promise(100)}, status(row("p", "GPU-a"))) == Verdict("yes")
+
+
+def test_a_pod_that_landed_where_nobody_thought_is_weighed_there() -> None:
+    here = status(row("p", "GPU-a"), row("q", "GPU-a"))
+    promises = {"p": promise(60, "GPU-b"), "q": promise(40, "GPU-a")}
+    assert ask(promises, here).answer == "yes"
+    promises["q"] = promise(41, "GPU-a")
+    assert ask(promises, here) == Verdict("no", "the device that this pod got has no room for it")
+    # Whichever of the two goes, the other may start.
+    assert ask(promises, status(row("p", "GPU-a"))).answer == "not yet"  # q is on its way
+    del promises["q"]
+    assert ask(promises, status(row("p", "GPU-a"))).answer == "yes"
+
+
+@pytest.mark.parametrize(
+    ("sample", "more"),
+    [
+        pytest.param(status(), {}, id="the kubelet has not admitted it"),
+        pytest.param(status(row("q", "GPU-a")), {}, id="another pod is there"),
+        pytest.param(
+            status(PodUse("p", "GPU-a", used_bytes=1)), {}, id="it holds nothing, and yet is there"
+        ),
+        pytest.param(status(row("p", "GPU-z")), {}, id="its device is not known"),
+        pytest.param(
+            status(row("p", "GPU-a")), {"initialised": False}, id="the ledger is not ready"
+        ),
+        pytest.param(
+            status(row("p", "GPU-a")), {"written": status()}, id="the report was not written"
+        ),
+        pytest.param(
+            status(row("p", "GPU-a")),
+            {"written": status(row("p", "GPU-b"))},
+            id="the report that was written shows it elsewhere",
+        ),
+        pytest.param(
+            status(row("p", "GPU-a"), sources=[Source("checkpoint", "degraded")]),
+            {},
+            id="who holds what is not known",
+        ),
+        pytest.param(
+            status(row("p", "GPU-a"), devices=[device("GPU-a", memory_bytes=-1)]),
+            {},
+            id="the memory is not known",
+        ),
+    ],
+)
+def test_what_is_not_known_yet_is_waited_for(sample: GPUNodeStatus, more: dict[str, Any]) -> None:
+    assert ask({"p": promise(1)}, sample, **more).answer == "not yet"
+
+
+def test_a_pod_without_a_promise_waits() -> None:
+    assert ask({}, status(row("p", "GPU-a"))).answer == "not yet"
+
+
+def test_a_pod_waits_until_it_holds_all_that_it_was_promised() -> None:
+    promises = {"p": promise(10, count=2)}
+    assert ask(promises, status(row("p", "GPU-a"))).answer == "not yet"
+    # An app container reuses what the init container had: one replica, two rows.
+    twice = status(row("p", "GPU-a", container="i"), row("p", "GPU-a", container="m"))
+    assert ask(promises, twice).answer == "not yet"
+    assert ask(promises, status(row("p", "GPU-a"), row("p", "GPU-b"))).answer == "yes"
+
+
+def test_of_several_devices_the_worst_decides() -> None:
+    both = status(row("p", "GPU-a"), row("p", "GPU-b"), row("q", "GPU-b"))
+    promises = {"p": promise(60, count=2), "q": promise(41)}
+    assert ask(promises, both).answer == "no"
+
+
+def test_a_broken_device_is_none_to_start_on() -> None:
+    sample = status(row("p", "GPU-a"), devices=[device("GPU-a", healthy=False)])
+    assert ask({"p": promise(1)}, sample).answer == "no"
+
+
+@pytest.mark.parametrize(
+    ("room", "sample"),
+    [
+        pytest.param(30, status(row("p", "GPU-a"), row("s", "GPU-a", 70)), id="a stray's use"),
+        pytest.param(
+            30,
+            status(row("p", "GPU-a"), devices=[device("GPU-a", unowned_bytes=70)]),
+            id="a stranger's",
+        ),
+        pytest.param(
+            30,
+            status(row("p", "GPU-a", None), row("s", "GPU-a", None),
+                   devices=[device("GPU-a", unowned_bytes=None, used_bytes=100)]),
+            id="nobody tells whose the use is: that of the pod itself is not known apart",
+        ),
+    ],
+)  # fmt: skip
+def test_use_that_nobody_was_promised_takes_room(room: int, sample: GPUNodeStatus) -> None:
+    assert ask({"p": promise(room)}, sample).answer == "yes"
+    if sample.devices[0].unowned_bytes is not None:
+        assert ask({"p": promise(room + 1)}, sample).answer == "no"
+        assert ask({"p": promise(room)}, sample, reserve=1).answer == "no"
+
+
+def test_a_little_unowned_use_is_not_charged() -> None:
+    sample = status(row("p", "GPU-a"), devices=[device("GPU-a", unowned_bytes=8)])
+    assert ask({"p": promise(100)}, sample, tolerance=8).answer == "yes"
+    assert ask({"p": promise(100)}, sample, tolerance=7).answer == "no"
+
+
+def test_a_neighbour_of_whom_only_the_name_is_known_is_charged_its_promise() -> None:
+    nameless = PodUse("", "GPU-a", "default", "q", replica="GPU-a::1")
+    sample = status(row("p", "GPU-a"), nameless)
+    assert ask({"p": promise(60), "q": promise(41, name="q")}, sample).answer == "no"
+
+
+def test_instances_that_share_memory_are_weighed_together() -> None:
+    mig = {"kind": "mig", "parent": "GPU", "gpu_instance": 1, "sharing": "none"}
+    both = [device(uuid, replicas=Replicas(allocated=1), **mig) for uuid in DEVICES]
+    sample = status(row("p", "GPU-a"), row("q", "GPU-b"), devices=both)
+    assert ask({"p": promise(60), "q": promise(40)}, sample).answer == "yes"
+    assert ask({"p": promise(60), "q": promise(41)}, sample).answer == "no"
+
+
+def test_an_unshared_device_awaits_nobody() -> None:
+    alone = [device(uuid, sharing="none", replicas=Replicas(allocated=1)) for uuid in DEVICES]
+    sample = status(row("p", "GPU-a"), devices=alone)
+    assert ask({"p": promise(100), "q": promise(100)}, sample).answer == "yes"
+
+
+asked = st.integers(1, MEMORY)
+places = st.sampled_from([*DEVICES, None])
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus]]:
+    """Pods come, are admitted and go, one change after another."""
+    promises: dict[str, Reservation] = {}
+    where: dict[str, str] = {}
+    told = []
+    for number in range(draw(st.integers(1, 12))):
+        match draw(st.sampled_from(["promise", "admit", "admit", "go"])):
+            case "promise":
+                some = draw(st.lists(st.sampled_from(DEVICES), min_size=1, unique=True))
+                promises |= {f"p{number}": promise(draw(asked), *some)}
+            case "admit" if waiting := sorted(promises.keys() - where.keys()):
+                where |= {draw(st.sampled_from(waiting)): draw(st.sampled_from(DEVICES))}
+            case "go" if where:
+                gone = draw(st.sampled_from(sorted(where)))
+                where.pop(gone)
+                promises = {uid: kept for uid, kept in promises.items() if uid != gone}
+        used = draw(st.integers(0, MEMORY))
+        rows = [row(uid, uuid, draw(st.integers(0, used))) for uid, uuid in where.items()]
+        told.append((dict(promises), status(*rows)))
+    return told
+
+
+@given(stories(), st.randoms(use_true_random=False))
+def test_pods_that_may_start_never_ask_for_more_than_there_is(
+    story: list[tuple[dict[str, Reservation], GPUNodeStatus]], chance: Any
+) -> None:
+    """However old the ledger as read is, and however long ago each of them asked."""
+    started: set[str] = set()
+    for now, (promises, sample) in enumerate(story):
+        where = {use.uid: use.device for use in sample.pods}
+        started &= where.keys()
+        asking = sorted(where)
+        chance.shuffle(asking)
+        for uid in asking:
+            # The ledger may have been read a moment ago: it knows less of promises.
+            old = chance.randrange(max(0, now - 1), now + 1)
+            then, written = story[old]
+            if ask(then, sample, uid, written=written).answer == "yes":
+                started.add(uid)
+        for each in DEVICES:
+            there = [promises[uid].charges[0] for uid in started if where[uid] == each]
+            assert sum(max(charge.candidates.values()) for charge in there) <= MEMORY
+
+
+@given(asked, asked, st.data())
+def test_two_that_are_too_much_together_never_both_may_start(
+    one: int, other: int, data: st.DataObject
+) -> None:
+    candidates = st.lists(st.sampled_from(DEVICES), min_size=1, unique=True)
+    promises = {
+        "p": promise(one, *data.draw(candidates)),
+        "q": promise(other, *data.draw(candidates)),
+    }
+    sample = status(row("p", "GPU-a"), row("q", "GPU-a"))
+    answers = [ask(promises, sample, uid).answer for uid in "pq"]
+    assert answers == (["no", "no"] if one + other > MEMORY else ["yes", "yes"])
+
+
+class Ledger:
+    def __init__(self, answer: GPUNode | Exception | None) -> None:
+        self.answer = answer
+        self.reads = 0
+
+    def gpunode(self) -> GPUNode | None:
+        self.reads += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
+    sample, at_s = status(row("p", "GPU-a")), [10.0]
+    ledger = Ledger(node({"p": promise(1)}, sample))
+    porter = Porter(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
+    assert [porter.ask(uid).answer for uid in ("p", "q", "p")] == ["yes", "not yet", "yes"]
+    assert ledger.reads == 1
+    at_s[0] += READ_EVERY_S
+    porter.ask("p")
+    assert ledger.reads == 2
+
+
+@pytest.mark.parametrize("answer", [NotDelivered("refused"), BadReport("no JSON"), None])
+def test_a_ledger_that_cannot_be_read_lets_nobody_start(
+    answer: Exception | None,
+) -> None:
+    sample, at_s = status(row("p", "GPU-a")), [10.0]
+    ledger = Ledger(node({"p": promise(1)}, sample))
+    porter = Porter(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
+    assert porter.ask("p").answer == "yes"
+    ledger.answer = answer
+    at_s[0] += READ_EVERY_S
+    assert porter.ask("p").answer == "not yet"
+
+
+def unknown() -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("fresh", "reserve"),
+    [
+        pytest.param(unknown, lambda: 0, id="no fresh sample"),
+        pytest.param(lambda: status(row("p", "GPU-a")), unknown, id="no annotations"),
+    ],
+)
+def test_a_porter_that_knows_too_little_lets_nobody_start(
+    fresh: Callable[[], GPUNodeStatus | None], reserve: Callable[[], int | None]
+) -> None:
+    ledger = Ledger(node({"p": promise(1)}, status(row("p", "GPU-a"))))
+    assert Porter(ledger, fresh, reserve, lambda: math.inf).ask("p").answer == "not yet"
+
+
+def test_a_verdict_says_nothing_of_others() -> None:
+    promises = {"p": promise(60), "secret": promise(41, name="secret")}
+    sample = status(row("p", "GPU-a"), row("secret", "GPU-a", name="secret"))
+    said = msgspec.json.encode(ask(promises, sample)).decode()
+    assert "secret" not in said
+    assert not any(character.isdigit() for character in said)

@@ -1,0 +1,109 @@
+"""A gated pod asks the agent's process, which asks an API server and the kubelet's records."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.agent.scripted import GPUNODE, ApiServer
+from tests.agent.whole import Whole
+from tests.driver import GIB, Gpu
+
+ROOT = Path(__file__).parents[2]
+UID = "00000001-1111-4222-8333-000000000001"
+OTHER = "00000002-1111-4222-8333-000000000002"
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer.serving() as state:
+        state.create("uid-1")
+        state.node = {"metadata": {"name": "n1", "annotations": {"headroom.gpu/reserve": "1Gi"}}}
+        yield state
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Whole]:
+    built = Whole(tmp_path, [Gpu("GPU-a", 80 * GIB, reserved_bytes=0)], 4)
+    yield built
+    built.stop()
+
+
+@pytest.fixture
+def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
+    kubeconfig = whole.folder / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", "--interval", "1", *whole.flags],
+        env=os.environ
+        | whole.environment
+        | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1", "KUBECONFIG": str(kubeconfig)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            port = process.stderr.readline().split('"port": ')[1].split(",")[0]
+            base = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=base, trust_env=False, timeout=30) as client:
+                yield client
+        finally:
+            process.kill()
+
+
+def until(right: Callable[[], object], what: str, within_s: float = 60.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not right():
+        assert time.monotonic() < end_s, f"never came: {what}"
+        time.sleep(0.05)
+
+
+def promise(api: ApiServer, uid: str, gib: int) -> None:
+    assert api.gpunode is not None
+    charge = {"resource": "nvidia.com/gpu", "count": 1, "candidates": {"GPU-a": gib * GIB}}
+    reservation = {"namespace": "default", "name": f"pod-{uid[7]}", "charges": [charge]}
+    api.gpunode["spec"].setdefault("reservations", {})[uid] = reservation
+
+
+def test_a_gated_pod_waits_may_start_and_is_told_no_where_there_is_no_room(
+    http: httpx.Client, api: ApiServer, whole: Whole
+) -> None:
+    def asked(uid: str) -> tuple[int, str]:
+        answer = http.get("/v1/gate", params={"pod_uid": uid})
+        return answer.status_code, answer.json()["answer"]
+
+    assert asked(UID) == (503, "not yet")
+    promise(api, UID, 70)
+    assert asked(UID) == (503, "not yet")  # the kubelet has not admitted it
+    whole.run(UID, "pod-1", 0)
+    until(lambda: asked(UID) == (200, "yes"), "a pod that may start")
+    # It asked etcd: what the API server has cached may be older than the promises.
+    assert ("GET", GPUNODE) in api.sent()
+    written = 'headroom_agent_writes_total{kind="report",outcome="accepted"} '
+    (count,) = re.findall(rf"^{re.escape(written)}(\S+)$", http.get("/metrics").text, re.M)
+    assert float(count) >= 1
+    promise(api, OTHER, 10)  # 80 GiB, but one is kept free
+    whole.run(OTHER, "pod-2", 0)
+    until(lambda: asked(OTHER) == (409, "no"), "a pod for which there is no room")
+    promise(api, OTHER, 9)
+    until(lambda: asked(OTHER) == (200, "yes"), "a pod for which there is")
+    api.refuse["GET", GPUNODE] = (500, {})
+    until(lambda: asked(OTHER) == (503, "not yet"), "nobody who starts blindly")
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?pod_uid=", "?uid=x", "?pod_uid=a%0ab", "?pod_uid=a&pod_uid=b"]
+)
+def test_a_question_that_names_no_pod_is_refused_with_a_right_example(
+    http: httpx.Client, query: str
+) -> None:
+    answer = http.get(f"/v1/gate{query}")
+    assert answer.status_code == 400
+    assert "/v1/gate?pod_uid=" in answer.json()["error"]

@@ -1,0 +1,229 @@
+"""What /metrics says: names and labels of the docs, and nothing counted twice."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.metrics import AgentCollector, Shown, reason_codes
+from agent.podsm import pod_sm
+from agent.probes import ActivityReading, HoldingReading, MirrorReading, ProcessReading
+from contract.gpunode import (
+    Device,
+    GPUNodeStatus,
+    PodUse,
+    Replicas,
+    SmActivity,
+    Source,
+)
+
+DOCS = Path(__file__).parents[2] / "docs/agent.md"
+GPU = "nvidia.com/gpu"
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def mig(uuid: str, instance: int, profile: str, **figures: int) -> Device:
+    return Device(
+        uuid,
+        index=1,
+        model=f"{H100} MIG {profile}",
+        kind="mig",
+        parent="GPU-b",
+        gpu_instance=instance,
+        resource=f"nvidia.com/mig-{profile}",
+        replicas=Replicas(allocated=1),
+        memory_bytes=1000,
+        reserved_bytes=10,
+        used_bytes=figures.get("used", 0),
+        unowned_bytes=figures.get("unowned", 0),
+    )
+
+
+STATUS = GPUNodeStatus(
+    "now",
+    [
+        Device(
+            "GPU-a",
+            index=0,
+            model=H100,
+            memory_bytes=5000,
+            reserved_bytes=50,
+            used_bytes=900,
+            unowned_bytes=100,
+            sm_activity=SmActivity(0.5, "gpm", 0.25),
+            sm_occupancy_ratio=0.125,
+            utilization_ratio=1.0,
+            sharing="time-slicing",
+            resource=GPU,
+            replicas=Replicas(free=1, allocated=2, unhealthy=1),
+            healthy=False,
+            health_reason="XID 79 (nvml): fenced; a row remap is pending",
+        ),
+        mig("MIG-1", 1, "1c.2g.20gb", used=300, unowned=30),
+        mig("MIG-2", 1, "1c.2g.20gb", used=300),
+        mig("MIG-3", 2, "1g.10gb"),
+        Device("GPU-c", index=2, model="lost", healthy=False, health_reason="GPU is lost"),
+    ],
+    [
+        PodUse("u1", "GPU-a", "ns", "p", "main", f"{GPU}::0", 800),
+        PodUse("u1", "GPU-a", "ns", "p", "main", f"{GPU}::1", 0),
+        PodUse("u1", "GPU-a", "ns", "p", "side", f"{GPU}::2", 0),
+        PodUse("u2", "MIG-2", "ns", "q", "main", "MIG-2", None),
+        PodUse("u3", "GPU-gone", "ns", "r", "main", "x", 7),
+    ],
+    sources=[Source("nvml"), Source("dcgm", "absent", "nobody")],
+    agent_version="1.2",
+    driver_version="580",
+    cuda_version="13.0",
+)
+
+
+def families(shown: Shown | None) -> dict[str, Metric]:
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(lambda: shown, {("report", "accepted"): 3}))
+    text = generate_latest(registry).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+SHOWN = Shown("n1", STATUS, 2.5, {("u1", "GPU-a"): 0.4, ("u9", "GPU-a"): 0.1})
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Metric]:
+    return families(SHOWN)
+
+
+def values(metric: Metric, *labels: str) -> dict[tuple[str, ...], float]:
+    return {tuple(s.labels[each] for each in labels): s.value for s in metric.samples}
+
+
+def test_every_series_is_told_once_and_every_name_is_in_the_docs(told: dict[str, Metric]) -> None:
+    series = Counter(
+        (sample.name, *sorted(sample.labels.items()))
+        for metric in told.values()
+        for sample in metric.samples
+    )
+    assert set(series.values()) == {1}
+    rows = re.findall(r"^\| `(headroom_\w+)` \| ([^|]*) \| ([^|]*) \|$", DOCS.read_text(), re.M)
+    device = {"gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE"}
+    of = {"device": device, "pod": device | {"namespace", "pod", "container", "pod_uid"}}
+    listed = {}
+    for name, labels, _ in rows:
+        words = set(re.findall(r"\w+", labels))
+        listed[name] = (words - of.keys()).union(*(of[word] for word in words & of.keys()))
+    samples = [s for metric in told.values() for s in metric.samples if "_created" not in s.name]
+    assert {s.name for s in samples} == listed.keys()
+    for sample in samples:
+        assert sample.labels.keys() == listed[sample.name], sample.name
+
+
+def test_what_a_promtool_would_object_to(told: dict[str, Metric]) -> None:
+    for metric in told.values():
+        assert metric.documentation, metric.name
+        assert re.fullmatch(r"[a-z_]+", metric.name)
+        for sample in metric.samples:
+            assert sample.name.endswith("_total") == (metric.type == "counter")
+            if sample.name.endswith("_ratio"):
+                assert 0 <= sample.value <= 1
+            assert not re.search(r"_(mib|percent|ms|gpus?)$", sample.name)
+
+
+def test_devices_have_dcgm_s_labels_and_instances_that_share_memory_one_series(
+    told: dict[str, Metric],
+) -> None:
+    used = told["headroom_device_used_bytes"]
+    labels = ("gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE")
+    assert values(used, *labels) == {
+        ("0", "GPU-a", "n1", H100, "", ""): 900,
+        ("1", "GPU-b", "n1", H100, "1", "2g.20gb"): 300,
+        ("1", "GPU-b", "n1", H100, "2", "1g.10gb"): 0,
+    }
+    unowned = told["headroom_device_unowned_bytes"]
+    assert values(unowned, "UUID", "GPU_I_ID") == {
+        ("GPU-a", ""): 100, ("GPU-b", "1"): 30, ("GPU-b", "2"): 0
+    }  # fmt: skip
+    replicas = told["headroom_device_replicas"]
+    counts = values(replicas, "UUID", "GPU_I_ID", "sharing", "state")
+    assert counts["GPU-a", "", "time-slicing", "free"] == 1
+    assert counts["GPU-a", "", "time-slicing", "unhealthy"] == 1
+    assert counts["GPU-b", "1", "none", "allocated"] == 2
+
+
+def test_activity_names_its_source_and_utilisation_is_another_thing(
+    told: dict[str, Metric],
+) -> None:
+    def only(name: str) -> dict[tuple[str, ...], float]:
+        return values(told[name], "UUID", *(["source"] if "activity" in name else []))
+
+    assert only("headroom_device_sm_activity_ratio") == {("GPU-a", "gpm"): 0.5}
+    assert only("headroom_device_sm_activity_smoothed_ratio") == {("GPU-a", "gpm"): 0.25}
+    assert only("headroom_device_sm_occupancy_ratio") == {("GPU-a",): 0.125}
+    assert only("headroom_device_utilization_ratio") == {("GPU-a",): 1.0}
+
+
+def test_health_has_codes_that_do_not_change(told: dict[str, Metric]) -> None:
+    assert values(told["headroom_device_unhealthy_reason"], "UUID", "reason") == {
+        ("GPU-a", "xid"): 1, ("GPU-a", "remap"): 1, ("GPU-c", "lost"): 1
+    }  # fmt: skip
+    assert values(told["headroom_device_healthy"], "UUID")["GPU-c",] == 0
+
+
+def test_every_reason_that_the_docs_list_has_a_code() -> None:
+    reasons = re.findall(r"unhealthy: (.*?)(?:<br>| \|)", DOCS.read_text())
+    assert len(reasons) > 20
+    codes = {reason: reason_codes(reason) for reason in reasons}
+    assert [r for r, found in codes.items() if "other" in found and "only this" not in r] == []
+    assert reason_codes("") == []
+    assert reason_codes("something new") == ["other"]
+
+
+def test_what_a_pod_uses_is_told_once_for_each_device(told: dict[str, Metric]) -> None:
+    used = told["headroom_pod_used_bytes"]
+    assert values(used, "UUID", "namespace", "pod", "container", "pod_uid") == {
+        ("GPU-a", "ns", "p", "main", "u1"): 800,
+        ("GPU-a", "ns", "p", "side", "u1"): 0,
+    }
+    replicas = told["headroom_pod_replicas"]
+    assert values(replicas, "pod", "container", "GPU_I_PROFILE") == {
+        ("p", "main", ""): 2, ("p", "side", ""): 1, ("q", "main", "2g.20gb"): 1
+    }  # fmt: skip
+    sm = told["headroom_pod_sm_activity_ratio"]
+    assert values(sm, "pod", "container", "source") == {("p", "main", "nvml-process"): 0.4}
+
+
+def test_the_agent_tells_of_itself(told: dict[str, Metric]) -> None:
+    (build,) = told["headroom_agent_build_info"].samples
+    assert build.labels == {"version": "1.2", "driver_version": "580", "cuda_version": "13.0"}
+    states = values(told["headroom_agent_source_state"], "source", "state")
+    assert {key for key, value in states.items() if value} == {("nvml", "ok"), ("dcgm", "absent")}
+    assert len(states) == 6
+    writes = values(told["headroom_agent_writes"], "kind", "outcome")
+    assert writes == {
+        ("report", "accepted"): 3, ("report", "failed"): 0,
+        ("heartbeat", "accepted"): 0, ("heartbeat", "failed"): 0,
+    }  # fmt: skip
+    assert values(told["headroom_agent_sample_age_seconds"]) == {(): 2.5}
+
+
+def test_before_the_first_sample_there_are_no_figures() -> None:
+    assert families(None).keys() == {"headroom_agent_writes"}
+
+
+def test_sm_time_of_processes_is_that_of_their_pods() -> None:
+    uid, static = "0000000a-1111-4222-8333-00000000000a", "0123456789abcdef0123456789abcdef"
+    readings = [
+        ActivityReading("dcgm", "GPU-a", sm_ratio=0.9, sm_by_pid={1: 0.5, 2: 0.25, 3: 0.1, 9: 0.1}),
+        ActivityReading("nvml-process", "GPU-b", sm_by_pid={1: 0.7, 2: 0.7, 4: 0.2}),
+        ProcessReading("proc", 1, pods=(uid,)),
+        ProcessReading("proc", 2, pods=(uid,)),
+        ProcessReading("proc", 3),
+        ProcessReading("proc", 4, pods=(static,)),
+        HoldingReading("checkpoint", static, "main", GPU, "GPU-b"),
+        MirrorReading("mirrors", static, "mirror", "ns", "static"),
+    ]
+    assert pod_sm(readings) == {
+        (uid, "GPU-a"): 0.75, (uid, "GPU-b"): 1.0, ("mirror", "GPU-b"): 0.2
+    }  # fmt: skip

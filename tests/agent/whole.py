@@ -1,0 +1,82 @@
+"""All that an agent sees of a node, in one folder: driver, kubelet, plugin and processes.
+
+The driver is the fake library's table, kubelet and plugin are the stand-in's, checkpoint and
+PodResources lie and listen where the flags point, and /proc is a tree of files.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from tests.driver import Driver, Gpu, library_folder
+from tests.standin.devices import RESOURCE, Container, Pod
+from tests.standin.node import StandIn
+from tests.standin.plugin import Settings
+from tests.standin.served import Served, write_checkpoint
+
+
+class Whole:
+    """A node whose GPUs are each shared by ``replicas``; ``stop`` ends its server."""
+
+    def __init__(self, folder: Path, gpus: Sequence[Gpu], replicas: int) -> None:
+        self.folder = folder
+        self.kubelet = folder / "kubelet"
+        self.proc = folder / "proc"
+        self.driver = Driver(folder / "table", list(gpus))
+        self.node = StandIn(
+            gpus,
+            Settings(replicas=replicas),
+            driver=self.driver,
+            save=lambda content: write_checkpoint(self.kubelet, content),
+        )
+        self.process(2, "kthreadd", "/")
+        sharing = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": replicas}]}}
+        plugin = self.process(50, "nvidia-device-p", "/system.slice/plugin.service")
+        (plugin / "cmdline").write_text("nvidia-device-plugin\0--config-file=/config.yaml\0")
+        (plugin / "environ").write_text("")
+        (plugin / "root").mkdir()
+        (plugin / "root/config.yaml").write_text(
+            yaml.safe_dump({"version": "v1", "sharing": sharing if replicas > 1 else {}})
+        )
+        kubelet = self.process(51, "kubelet", "/system.slice/kubelet.service")
+        (kubelet / "cmdline").write_text("kubelet\0")
+        self.served = Served(self.node, self.kubelet)
+
+    @property
+    def flags(self) -> list[str]:
+        return [
+            *("--proc", str(self.proc)),
+            *("--checkpoint", f"{self.kubelet}/device-plugins/kubelet_internal_checkpoint"),
+            *("--pod-resources", str(self.served.socket)),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "LD_LIBRARY_PATH": str(library_folder()),
+            "FAKE_NVML_TABLE": str(self.driver.table),
+        }
+
+    def run(self, uid: str, name: str, takes_bytes: int, namespace: str = "default") -> str:
+        """A pod of one container starts; the device that it got."""
+        pod = Pod(uid, (Container("main", 1, takes_bytes=takes_bytes),), name, namespace)
+        verdict = self.node.admit(pod)
+        assert verdict.admitted, verdict
+        process = self.node.processes[uid, "main"]
+        (device,) = process.used_bytes
+        container = f"{process.pid:064x}"
+        slice_ = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
+        self.process(process.pid, "python", f"{slice_}/cri-containerd-{container}.scope")
+        return device
+
+    def process(self, pid: int, command: str, cgroup: str) -> Path:
+        folder = self.proc / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "comm").write_text(f"{command}\n")
+        (folder / "cgroup").write_text(f"0::{cgroup}\n")
+        (folder / "stat").write_text(f"{pid} ({command}) S " + "1 " * 50)
+        return folder
+
+    def stop(self) -> None:
+        self.served.stop()
