@@ -167,6 +167,26 @@ class Namespace(KubeStruct, frozen=True):
     metadata: ObjectMeta
 
 
+class ResourcePool(KubeStruct, frozen=True):
+    name: str = ""
+
+
+class ResourceSliceSpec(KubeStruct, frozen=True):
+    """The same fields in v1, v1beta2 and v1beta1 of resource.k8s.io."""
+
+    driver: str = ""
+    node_name: str | None = None
+    pool: ResourcePool = ResourcePool()
+    devices: list[Present] | None = None
+
+
+class ResourceSlice(KubeStruct, frozen=True):
+    """Devices that a DRA driver offers, of one node as a rule."""
+
+    metadata: ObjectMeta
+    spec: ResourceSliceSpec = ResourceSliceSpec()
+
+
 class LeaseSpec(KubeStruct, frozen=True):
     holder_identity: str | None = None
     renew_time: str | None = None

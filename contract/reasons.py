@@ -42,6 +42,11 @@ class Reason(Enum):
         "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid",
         False,
     )
+    # Somebody else gives its GPUs out, and neither knows what the other promised.
+    DRA_MANAGES = ("dra_manages", "GPUs of the node are managed by a DRA driver", False)
+    HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)
+    KAI_MANAGES = ("kai_manages", "GPUs of the node are managed by KAI", False)
+    GPUSHARE_MANAGES = ("gpushare_manages", "GPUs of the node are managed by gpushare", False)
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
 
     # A device of the node that the pod could end on.

@@ -20,8 +20,9 @@ from contract.annotations import (
 from contract.errors import BadAnnotation
 from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Vouch, vouch_of
-from contract.kube import Lease, Namespace, Node, Pod
+from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from contract.reasons import Reason
+from extender.cluster.allocators import Allocators
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
 from extender.cluster.events import (
@@ -40,6 +41,8 @@ from extender.cluster.events import (
     PodGone,
     PodSeen,
     Relisted,
+    SliceGone,
+    SliceSeen,
 )
 from extender.cluster.freshness import NEVER_S, Pulse
 from extender.placement.equation import DeviceTerms, weigh, without
@@ -88,6 +91,8 @@ class ClusterState:
         self._unsettled: dict[str, None] = {}
         #: How the pods went that were seen to be deleted, and since when others are gone for sure.
         self.departures = Departures()
+        #: Who else gives out GPUs, and of which nodes.
+        self._allocators = Allocators()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
         self._sitting_on: dict[str, tuple[Pod, ...]] = {}
 
@@ -244,9 +249,11 @@ class ClusterState:
                 self._pod_went(uid, ended)
             case NodeSeen(node):
                 self._nodes[node.metadata.name] = node
+                self._allocators.see_node(node)
                 self._dirty[node.metadata.name] = None
             case NodeGone(name):
                 self._nodes.pop(name, None)
+                self._allocators.lose_node(name)
                 self._dirty[name] = None
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
@@ -263,6 +270,10 @@ class ClusterState:
                 self._put_lease(lease, at_s)
             case HeartbeatGone(name):
                 self._drop_lease(name)
+            case SliceSeen(piece):
+                self._soil(self._allocators.see_slice(piece))
+            case SliceGone(name):
+                self._soil(self._allocators.lose_slice(name))
             case DepartureMarked(name, uid, version):
                 self.departures.mark(name, uid, version)
             case BindBegun(pod, name):
@@ -280,7 +291,7 @@ class ClusterState:
         gone: list[Event] = []
         if kind is Pod:
             # Not what a watch tells: what is held may not be the last that became of them.
-            for uid in self._pods.keys() - names:
+            for uid in (self._pods.keys() | self._allocators.known("pod")) - names:
                 self._pod_went(uid, last=False)
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
@@ -288,6 +299,8 @@ class ClusterState:
             gone = [NamespaceGone(name) for name in self._default_vram.keys() - names]
         elif kind is GPUNode:
             gone = [GPUNodeGone(name) for name in self._gpunodes.keys() - names]
+        elif kind is ResourceSlice:
+            gone = [SliceGone(name) for name in self._allocators.known("slice") - names]
         else:
             gone = [HeartbeatGone(name) for name in self._leases.keys() - names]
         for event_of_absence in gone:
@@ -304,10 +317,14 @@ class ClusterState:
                     self._put_gpunode(o, at_s)
                 case Lease():
                     self._apply(HeartbeatSeen(o, at_s))
+                case ResourceSlice():
+                    self._apply(SliceSeen(o))
 
     def _put_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self._drop_pod(uid)
+        # Pods that share a GPU in another's way need not ask for one in ours.
+        self._soil(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
             return
         self._pods[uid] = pod
@@ -333,7 +350,11 @@ class ClusterState:
     def _pod_went(self, uid: str, ended: bool = False, last: bool = True) -> None:
         if (pod := self._pods.get(uid)) is not None:
             self.departures.note(pod, ended, last)
+        self._soil(self._allocators.lose_pod(uid))
         self._drop_pod(uid)
+
+    def _soil(self, names: Iterable[str]) -> None:
+        self._dirty.update(dict.fromkeys(names))
 
     def _assume(self, pod: Pod, node: str) -> None:
         gpunode = self._gpunodes.get(node)
@@ -404,6 +425,8 @@ class ClusterState:
         reserve_bytes, device_choice, reason = self._wishes(name)
         if name not in self._nodes:
             reason = Reason.UNKNOWN_NODE
+        elif (manager := self._allocators.manager(name)) is not None:
+            reason = manager
         elif reason is None and (gpunode is None or gpunode.status is None):
             reason = Reason.NO_REPORT
         elif reason is None and gpunode is not None and not gpunode.spec.initialised:
