@@ -35,6 +35,11 @@ class Reason(Enum):
     # The node: nothing on it can be promised.
     UNKNOWN_NODE = ("unknown_node", "node is not known to Headroom", False)
     NO_REPORT = ("no_report", "no GPU report from the node", False)
+    LABELS_SAY_TOO_LITTLE = (
+        "labels_say_too_little",
+        "no GPU report from the node, and its labels do not say enough of its GPUs",
+        False,
+    )
     STALE_REPORT = ("stale_report", "GPU report of the node is stale", False)
     NOT_INITIALISED = ("not_initialised", "GPU ledger of the node is being set up", False)
     BAD_NODE_ANNOTATION = (

@@ -6,6 +6,7 @@ what it reads is replaced and never changed in place.
 """
 
 from collections.abc import Iterable, Set
+from math import inf
 
 import msgspec
 
@@ -45,6 +46,7 @@ from extender.cluster.events import (
     SliceSeen,
 )
 from extender.cluster.freshness import NEVER_S, Pulse
+from extender.cluster.labels import believed
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
@@ -152,6 +154,14 @@ class ClusterState:
         same = gpunode.metadata.uid, gpunode.status.observed_at
         return vouch if (vouch.gpunode, vouch.observed_at) == same else None
 
+    def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
+        """What is known of the node's devices: what its agent reports, however long ago, or what
+        its labels say where none ever did and labels are enough."""
+        if gpunode is not None and gpunode.status is not None:
+            return gpunode.status
+        node = self._nodes.get(name)
+        return None if node is None else believed(node, self.rules)
+
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         return self._pods.get(self._uid_of.get((namespace, name), ""))
 
@@ -172,10 +182,11 @@ class ClusterState:
         """What a pod bound to the node without our promise is charged; None if it is not ours."""
         if not asks_for_gpu(pod, self.rules):
             return None
+        status = self.report(gpunode.name, gpunode)
         return adopt(
             pod,
             self._default_vram.get(pod.metadata.namespace),
-            gpunode.status.devices if gpunode.status else (),
+            status.devices if status else (),
             self._wishes(gpunode.name)[0],
             self.rules,
         )
@@ -423,28 +434,33 @@ class ClusterState:
         promises that are never made.
         """
         reserve_bytes, device_choice, reason = self._wishes(name)
+        status = self.report(name, gpunode)
         if name not in self._nodes:
             reason = Reason.UNKNOWN_NODE
         elif (manager := self._allocators.manager(name)) is not None:
             reason = manager
-        elif reason is None and (gpunode is None or gpunode.status is None):
-            reason = Reason.NO_REPORT
-        elif reason is None and gpunode is not None and not gpunode.spec.initialised:
+        elif reason is None and status is None:
+            required = self.rules.require_report
+            reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE
+        elif reason is None and (gpunode is None or not gpunode.spec.initialised):
             reason = Reason.NOT_INITIALISED
-        if gpunode is None or gpunode.status is None:
+        if gpunode is None or status is None:
             return NodeTerms(name, reason, NEVER_S)
         coming = dict(assumed)
         promises = {**coming, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
         devices = weigh(
-            gpunode.status,
+            status,
             promises,
             reserve_bytes,
             self.rules.unowned_tolerance_bytes,
-            self._leaving(gpunode.status, name) - coming.keys(),
+            self._leaving(status, name) - coming.keys(),
             device_choice,
         )
-        return NodeTerms(name, reason, self._fresh_until_s(name), devices)
+        if status is gpunode.status:
+            return NodeTerms(name, reason, self._fresh_until_s(name), devices)
+        # Nobody vouches for labels, and nobody can be late with it.
+        return NodeTerms(name, reason, inf, devices, status.sources[0].message)
 
     def _fresh_until_s(self, name: str) -> float:
         moved_at_s = self._reports[name].moved_at_s if name in self._reports else NEVER_S
