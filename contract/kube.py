@@ -40,8 +40,19 @@ class ResourceRequirements(KubeStruct, frozen=True):
     requests: Mapping[str, str | int] | None = None
 
 
+class Present(KubeStruct, frozen=True):
+    """An object of which only matters that it is there."""
+
+
+class EnvVar(KubeStruct, frozen=True):
+    name: str = ""
+    value: str | None = None
+    value_from: Present | None = None
+
+
 class Container(KubeStruct, frozen=True):
     name: str = ""
+    env: list[EnvVar] | None = None
     resources: ResourceRequirements | None = None
     #: "Always" on an init container makes it a native sidecar.
     restart_policy: str | None = None
@@ -93,10 +104,6 @@ class PodCondition(KubeStruct, frozen=True):
     status: str = ""
     reason: str = ""
     message: str = ""
-
-
-class Present(KubeStruct, frozen=True):
-    """An object of which only matters that it is there."""
 
 
 class ContainerState(KubeStruct, frozen=True):

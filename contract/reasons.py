@@ -52,6 +52,11 @@ class Reason(Enum):
     HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)
     KAI_MANAGES = ("kai_manages", "GPUs of the node are managed by KAI", False)
     GPUSHARE_MANAGES = ("gpushare_manages", "GPUs of the node are managed by gpushare", False)
+    CHOOSES_DEVICES = (
+        "chooses_devices",
+        "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
+        False,
+    )
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
 
     # A device of the node that the pod could end on.

@@ -457,10 +457,16 @@ class ClusterState:
             self._leaving(status, name) - coming.keys(),
             device_choice,
         )
-        if status is gpunode.status:
-            return NodeTerms(name, reason, self._fresh_until_s(name), devices)
-        # Nobody vouches for labels, and nobody can be late with it.
-        return NodeTerms(name, reason, inf, devices, status.sources[0].message)
+        by_agent = status is gpunode.status
+        return NodeTerms(
+            name,
+            reason,
+            # Nobody vouches for labels, and nobody can be late with it.
+            self._fresh_until_s(name) if by_agent else inf,
+            devices,
+            "" if by_agent else status.sources[0].message,
+            status.plugin.pinning != "ignored",
+        )
 
     def _fresh_until_s(self, name: str) -> float:
         moved_at_s = self._reports[name].moved_at_s if name in self._reports else NEVER_S

@@ -39,6 +39,8 @@ class NodeTerms:
     devices: tuple[DeviceTerms, ...] = ()
     #: Where its capacity was learned, if no agent measured it; else empty.
     unmeasured: str = ""
+    #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
+    obeys_environment: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,10 +1,9 @@
 """What users see: pods that land, pods that wait, and what they are told."""
 
-import json
 import time
-import urllib.request
 from typing import Any
 
+import httpx
 import pytest
 
 from contract.annotations import FINALIZER
@@ -210,6 +209,6 @@ def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster
 
 def node_reason(cluster: Cluster) -> str | None:
     """Why the first node takes nothing, by the debug API."""
-    with urllib.request.urlopen(f"{cluster.debug_url()}/v1/nodes", timeout=10.0) as answer:
-        reason: str | None = json.load(answer)["nodes"][0]["reason"]
+    answer = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0)
+    reason: str | None = answer.json()["nodes"][0]["reason"]
     return reason
