@@ -62,7 +62,7 @@ class Reason(Enum):
     # A device of the node that the pod could end on.
     CONTRADICTORY_REPORT = (
         "contradictory_report",
-        "report contradicts itself for a GPU that the pod could get",
+        "report of a GPU that the pod could get lacks its memory or contradicts itself",
         False,
     )
     UNHEALTHY_DEVICE = ("unhealthy_device", "a GPU that the pod could get is unhealthy", False)
