@@ -40,8 +40,19 @@ class ResourceRequirements(KubeStruct, frozen=True):
     requests: Mapping[str, str | int] | None = None
 
 
+class Present(KubeStruct, frozen=True):
+    """An object of which only matters that it is there."""
+
+
+class EnvVar(KubeStruct, frozen=True):
+    name: str = ""
+    value: str | None = None
+    value_from: Present | None = None
+
+
 class Container(KubeStruct, frozen=True):
     name: str = ""
+    env: list[EnvVar] | None = None
     resources: ResourceRequirements | None = None
     #: "Always" on an init container makes it a native sidecar.
     restart_policy: str | None = None
@@ -93,10 +104,6 @@ class PodCondition(KubeStruct, frozen=True):
     status: str = ""
     reason: str = ""
     message: str = ""
-
-
-class Present(KubeStruct, frozen=True):
-    """An object of which only matters that it is there."""
 
 
 class ContainerState(KubeStruct, frozen=True):
@@ -165,6 +172,26 @@ class Node(KubeStruct, frozen=True):
 
 class Namespace(KubeStruct, frozen=True):
     metadata: ObjectMeta
+
+
+class ResourcePool(KubeStruct, frozen=True):
+    name: str = ""
+
+
+class ResourceSliceSpec(KubeStruct, frozen=True):
+    """The same fields in v1, v1beta2 and v1beta1 of resource.k8s.io."""
+
+    driver: str = ""
+    node_name: str | None = None
+    pool: ResourcePool = ResourcePool()
+    devices: list[Present] | None = None
+
+
+class ResourceSlice(KubeStruct, frozen=True):
+    """Devices that a DRA driver offers, of one node as a rule."""
+
+    metadata: ObjectMeta
+    spec: ResourceSliceSpec = ResourceSliceSpec()
 
 
 class LeaseSpec(KubeStruct, frozen=True):

@@ -35,6 +35,11 @@ class Reason(Enum):
     # The node: nothing on it can be promised.
     UNKNOWN_NODE = ("unknown_node", "node is not known to Headroom", False)
     NO_REPORT = ("no_report", "no GPU report from the node", False)
+    LABELS_SAY_TOO_LITTLE = (
+        "labels_say_too_little",
+        "no GPU report from the node, and its labels do not say enough of its GPUs",
+        False,
+    )
     STALE_REPORT = ("stale_report", "GPU report of the node is stale", False)
     NOT_INITIALISED = ("not_initialised", "GPU ledger of the node is being set up", False)
     BAD_NODE_ANNOTATION = (
@@ -42,12 +47,22 @@ class Reason(Enum):
         "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid",
         False,
     )
+    # Somebody else gives its GPUs out, and neither knows what the other promised.
+    DRA_MANAGES = ("dra_manages", "GPUs of the node are managed by a DRA driver", False)
+    HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)
+    KAI_MANAGES = ("kai_manages", "GPUs of the node are managed by KAI", False)
+    GPUSHARE_MANAGES = ("gpushare_manages", "GPUs of the node are managed by gpushare", False)
+    CHOOSES_DEVICES = (
+        "chooses_devices",
+        "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
+        False,
+    )
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
 
     # A device of the node that the pod could end on.
     CONTRADICTORY_REPORT = (
         "contradictory_report",
-        "report contradicts itself for a GPU that the pod could get",
+        "report of a GPU that the pod could get lacks its memory or contradicts itself",
         False,
     )
     UNHEALTHY_DEVICE = ("unhealthy_device", "a GPU that the pod could get is unhealthy", False)

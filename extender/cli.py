@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +93,46 @@ def serve(
     except OSError as err:
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(1) from err
+
+
+class MemoryUnit(Enum):
+    GIB = "GiB"
+    MIB = "MiB"
+
+
+@app.command()
+def convert(
+    file: Annotated[
+        typer.FileText, typer.Option("-f", "--file", help="Manifests, YAML or JSON; -: stdin.")
+    ],
+    memory_unit: Annotated[
+        MemoryUnit, typer.Option(help="--memory-unit of gpushare's plugin: of aliyun.com/gpu-mem.")
+    ] = MemoryUnit.GIB,
+    scheduler_name: Annotated[
+        str | None, typer.Option(help="Scheduler for the pods; else KAI's and HAMi's is left out.")
+    ] = None,
+) -> None:
+    """Turn manifests written for KAI, HAMi or gpushare into ours, on stdout.
+
+    What could not be carried over is said on stderr. The exit status is 1 if something was not
+    understood and left as it was, 2 if the file cannot be read at all.
+    """
+    from extender.convert.findings import BadManifest
+    from extender.convert.manifests import Options
+    from extender.convert.manifests import convert as converted
+
+    unit_bytes = 1 << (30 if memory_unit is MemoryUnit.GIB else 20)
+    try:
+        result = converted(file.read(), Options(unit_bytes, scheduler_name))
+    except (BadManifest, UnicodeDecodeError) as err:
+        typer.echo(f"headroom: {file.name}: {err}", err=True)
+        raise typer.Exit(2) from err
+    typer.echo(result.text, nl=False)
+    for found in result.findings:
+        at = file.name if found.line is None else f"{file.name}:{found.line}"
+        typer.echo(f"{at}: {found.where}: {found.weight.value}: {found.message}", err=True)
+    if not result.understood:
+        raise typer.Exit(1)
 
 
 @app.command()

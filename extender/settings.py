@@ -68,6 +68,11 @@ class Settings(BaseModel):
     unowned_tolerance: QuantityBytes = Field(
         64 * MIB, description="Use by unknown processes below this is never charged, as in 64Mi."
     )
+    require_report: bool = Field(
+        True,
+        description="Where no agent reports, labels may stand in for it: for GPUs that nobody "
+        "shares in any case, for shared ones only if this is false. Nothing is measured there.",
+    )
     policy: ScoringPolicy = Field(
         ScoringPolicy.PACK, description="Scoring of pods that do not choose: pack or spread."
     )
@@ -109,6 +114,7 @@ class Settings(BaseModel):
             resources=self.resources,
             refuse_unannotated=self.refuse_unannotated,
             unowned_tolerance_bytes=self.unowned_tolerance,
+            require_report=self.require_report,
             policy=self.policy,
         )
 

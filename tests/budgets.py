@@ -13,6 +13,7 @@ import pytest
 BUDGETS_S = {
     "agent": 100,
     "cluster": 10,
+    "convert": 10,
     "contract": 10,
     "demo": 30,
     "e2e": 350,

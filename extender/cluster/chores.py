@@ -83,15 +83,20 @@ def dying(state: ClusterState) -> list[str]:
     ]
 
 
+def knows_devices(state: ClusterState, gpunode: GPUNode) -> bool:
+    """Whether it is known what the pods of the node sit on."""
+    status = state.report(gpunode.name, gpunode)
+    return status is not None and bool(status.devices)
+
+
 def uninitialised(state: ClusterState) -> list[Node]:
     """Nodes that offer GPUs of ours and whose ledger can be set up now: those without an object,
-    and those whose object waits no longer for a report that names its devices."""
+    and those whose object waits no longer for its devices to be known."""
     found: list[Node] = []
     for node in state.nodes():
         offers = node.status.allocatable if node.status else None
         if any(state.rules.manages(resource) for resource in offers or ()):
             gpunode = state.gpunode(node.metadata.name)
-            reported = gpunode is not None and gpunode.status and gpunode.status.devices
-            if gpunode is None or (reported and not gpunode.spec.initialised):
+            if gpunode is None or (knows_devices(state, gpunode) and not gpunode.spec.initialised):
                 found.append(node)
     return found

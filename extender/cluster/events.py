@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from contract.gpunode import GPUNode
-from contract.kube import Lease, Namespace, Node, Pod
+from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,16 @@ class HeartbeatGone:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSeen:
+    piece: ResourceSlice
+
+
+@dataclass(frozen=True, slots=True)
+class SliceGone:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class DepartureMarked:
     """A pod with a promise on the node was gone from the store when the Lease of the node's agent
     had this version."""
@@ -95,8 +105,10 @@ class BindEnded:
 class Relisted:
     """A complete list of one kind: what it does not name is gone."""
 
-    kind: type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease]
-    objects: tuple[Pod | Node | Namespace | GPUNode | Lease, ...]
+    kind: (
+        type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease] | type[ResourceSlice]
+    )
+    objects: tuple[Pod | Node | Namespace | GPUNode | Lease | ResourceSlice, ...]
     at_s: float
 
 
@@ -111,6 +123,8 @@ Event = (
     | GPUNodeGone
     | HeartbeatSeen
     | HeartbeatGone
+    | SliceSeen
+    | SliceGone
     | DepartureMarked
     | BindBegun
     | BindEnded

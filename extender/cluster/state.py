@@ -6,6 +6,7 @@ what it reads is replaced and never changed in place.
 """
 
 from collections.abc import Iterable, Set
+from math import inf
 
 import msgspec
 
@@ -20,8 +21,9 @@ from contract.annotations import (
 from contract.errors import BadAnnotation
 from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Vouch, vouch_of
-from contract.kube import Lease, Namespace, Node, Pod
+from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from contract.reasons import Reason
+from extender.cluster.allocators import Allocators
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
 from extender.cluster.events import (
@@ -40,8 +42,11 @@ from extender.cluster.events import (
     PodGone,
     PodSeen,
     Relisted,
+    SliceGone,
+    SliceSeen,
 )
 from extender.cluster.freshness import NEVER_S, Pulse
+from extender.cluster.labels import believed
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
@@ -88,6 +93,8 @@ class ClusterState:
         self._unsettled: dict[str, None] = {}
         #: How the pods went that were seen to be deleted, and since when others are gone for sure.
         self.departures = Departures()
+        #: Who else gives out GPUs, and of which nodes.
+        self._allocators = Allocators()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
         self._sitting_on: dict[str, tuple[Pod, ...]] = {}
 
@@ -147,6 +154,14 @@ class ClusterState:
         same = gpunode.metadata.uid, gpunode.status.observed_at
         return vouch if (vouch.gpunode, vouch.observed_at) == same else None
 
+    def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
+        """What is known of the node's devices: what its agent reports, however long ago, or what
+        its labels say where none ever did and labels are enough."""
+        if gpunode is not None and gpunode.status is not None:
+            return gpunode.status
+        node = self._nodes.get(name)
+        return None if node is None else believed(node, self.rules)
+
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         return self._pods.get(self._uid_of.get((namespace, name), ""))
 
@@ -167,10 +182,11 @@ class ClusterState:
         """What a pod bound to the node without our promise is charged; None if it is not ours."""
         if not asks_for_gpu(pod, self.rules):
             return None
+        status = self.report(gpunode.name, gpunode)
         return adopt(
             pod,
             self._default_vram.get(pod.metadata.namespace),
-            gpunode.status.devices if gpunode.status else (),
+            status.devices if status else (),
             self._wishes(gpunode.name)[0],
             self.rules,
         )
@@ -244,9 +260,11 @@ class ClusterState:
                 self._pod_went(uid, ended)
             case NodeSeen(node):
                 self._nodes[node.metadata.name] = node
+                self._allocators.see_node(node)
                 self._dirty[node.metadata.name] = None
             case NodeGone(name):
                 self._nodes.pop(name, None)
+                self._allocators.lose_node(name)
                 self._dirty[name] = None
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
@@ -263,6 +281,10 @@ class ClusterState:
                 self._put_lease(lease, at_s)
             case HeartbeatGone(name):
                 self._drop_lease(name)
+            case SliceSeen(piece):
+                self._soil(self._allocators.see_slice(piece))
+            case SliceGone(name):
+                self._soil(self._allocators.lose_slice(name))
             case DepartureMarked(name, uid, version):
                 self.departures.mark(name, uid, version)
             case BindBegun(pod, name):
@@ -280,7 +302,7 @@ class ClusterState:
         gone: list[Event] = []
         if kind is Pod:
             # Not what a watch tells: what is held may not be the last that became of them.
-            for uid in self._pods.keys() - names:
+            for uid in (self._pods.keys() | self._allocators.known("pod")) - names:
                 self._pod_went(uid, last=False)
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
@@ -288,6 +310,8 @@ class ClusterState:
             gone = [NamespaceGone(name) for name in self._default_vram.keys() - names]
         elif kind is GPUNode:
             gone = [GPUNodeGone(name) for name in self._gpunodes.keys() - names]
+        elif kind is ResourceSlice:
+            gone = [SliceGone(name) for name in self._allocators.known("slice") - names]
         else:
             gone = [HeartbeatGone(name) for name in self._leases.keys() - names]
         for event_of_absence in gone:
@@ -304,10 +328,14 @@ class ClusterState:
                     self._put_gpunode(o, at_s)
                 case Lease():
                     self._apply(HeartbeatSeen(o, at_s))
+                case ResourceSlice():
+                    self._apply(SliceSeen(o))
 
     def _put_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self._drop_pod(uid)
+        # Pods that share a GPU in another's way need not ask for one in ours.
+        self._soil(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
             return
         self._pods[uid] = pod
@@ -333,7 +361,11 @@ class ClusterState:
     def _pod_went(self, uid: str, ended: bool = False, last: bool = True) -> None:
         if (pod := self._pods.get(uid)) is not None:
             self.departures.note(pod, ended, last)
+        self._soil(self._allocators.lose_pod(uid))
         self._drop_pod(uid)
+
+    def _soil(self, names: Iterable[str]) -> None:
+        self._dirty.update(dict.fromkeys(names))
 
     def _assume(self, pod: Pod, node: str) -> None:
         gpunode = self._gpunodes.get(node)
@@ -402,26 +434,39 @@ class ClusterState:
         promises that are never made.
         """
         reserve_bytes, device_choice, reason = self._wishes(name)
+        status = self.report(name, gpunode)
         if name not in self._nodes:
             reason = Reason.UNKNOWN_NODE
-        elif reason is None and (gpunode is None or gpunode.status is None):
-            reason = Reason.NO_REPORT
-        elif reason is None and gpunode is not None and not gpunode.spec.initialised:
+        elif (manager := self._allocators.manager(name)) is not None:
+            reason = manager
+        elif reason is None and status is None:
+            required = self.rules.require_report
+            reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE
+        elif reason is None and (gpunode is None or not gpunode.spec.initialised):
             reason = Reason.NOT_INITIALISED
-        if gpunode is None or gpunode.status is None:
+        if gpunode is None or status is None:
             return NodeTerms(name, reason, NEVER_S)
         coming = dict(assumed)
         promises = {**coming, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
         devices = weigh(
-            gpunode.status,
+            status,
             promises,
             reserve_bytes,
             self.rules.unowned_tolerance_bytes,
-            self._leaving(gpunode.status, name) - coming.keys(),
+            self._leaving(status, name) - coming.keys(),
             device_choice,
         )
-        return NodeTerms(name, reason, self._fresh_until_s(name), devices)
+        by_agent = status is gpunode.status
+        return NodeTerms(
+            name,
+            reason,
+            # Nobody vouches for labels, and nobody can be late with it.
+            self._fresh_until_s(name) if by_agent else inf,
+            devices,
+            "" if by_agent else status.sources[0].message,
+            status.plugin.pinning != "ignored",
+        )
 
     def _fresh_until_s(self, name: str) -> float:
         moved_at_s = self._reports[name].moved_at_s if name in self._reports else NEVER_S

@@ -200,17 +200,17 @@ class _Look:
     def _fits_on(self, request: VramRequest, asked: Mask) -> Mask:
         """Where it fits, of the rows asked about at least: those with new room are few."""
         nothing = np.zeros(len(asked), bool)
-        known, fits = self._fits.get(_kind(request), (nothing, nothing))
+        known, fits = self._fits.get(request.kind, (nothing, nothing))
         if (asked & ~known).any():
             rows = np.flatnonzero(asked & ~known)
             verdicts = fit(request, self.snap.part(rows), np.arange(len(rows)), self.now_s)
             known, fits = known | asked, fits.copy()
             fits[rows] = verdicts.fits
-            self._fits[_kind(request)] = known, fits
+            self._fits[request.kind] = known, fits
         return fits
 
     def fits_beside(self, pod: Pod, request: VramRequest, name: str, others: list[Pod]) -> bool:
-        question = (_kind(request), name, len(others))  # claims only grow while we look
+        question = (request.kind, name, len(others))  # claims only grow while we look
         if question in self._refused_beside:
             return False
         fits = self.state.refusal_beside(pod, name, others, self.now_s) is None
@@ -249,7 +249,3 @@ def _claims(wait: _Wait, decision: Decision | None, now_s: float) -> bool:
 
 def _urgency(pod: Pod) -> tuple[int, str]:
     return -(pod.spec.priority or 0), pod.metadata.creation_timestamp or ""
-
-
-def _kind(request: VramRequest) -> object:
-    return request.asks, request.max_sm_ppm, request.processes

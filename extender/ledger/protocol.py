@@ -86,6 +86,9 @@ class Ledger:
         written: Callable[[GPUNode], None],
         wall_s: Callable[[], float],
         new_id: Callable[[], str],
+        known: Callable[[GPUNode], bool] = lambda gpunode: bool(
+            gpunode.status and gpunode.status.devices
+        ),
     ) -> None:
         self._store = store
         self._judge = judge
@@ -93,6 +96,8 @@ class Ledger:
         self._written = written
         self._wall_s = wall_s
         self._new_id = new_id
+        #: Whether it is known what the node's pods sit on.
+        self._known = known
         self._turns: dict[str, Lock] = {}
 
     def bind(self, ask: BindAsk) -> Outcome:
@@ -220,8 +225,8 @@ class Ledger:
     def initialise(self, nodes: Iterable[Node]) -> list[str]:
         """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.
 
-        A node without a report gets its object, and is initialised when one has come that names
-        its devices: only then is it known what its pods sit on. Store errors are raised; calling
+        A node whose devices are not known gets its object, and is initialised when they are: only
+        then is it known what its pods sit on. Store errors are raised; calling
         again is harmless.
         """
         waiting = [
@@ -229,8 +234,7 @@ class Ledger:
             for node in nodes
             if (gpunode := self._read_or_create(node))
             and not gpunode.spec.initialised
-            and gpunode.status
-            and gpunode.status.devices
+            and self._known(gpunode)
         ]
         if not waiting:
             return []

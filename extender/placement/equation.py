@@ -532,6 +532,9 @@ def _contradiction(device: Device) -> str:
     replicas = device.replicas
     if not device.uuid:
         return "no uuid"
+    if device.memory_bytes <= 0 and not device.healthy:
+        # Jetson, DGX Spark, WSL: absent is absent, and never what the host has.
+        return f"its memory is not known: {device.health_reason or 'unhealthy'}"
     if not 0 < device.memory_bytes <= MAX_DEVICE_BYTES:
         return f"memory is {device.memory_bytes} bytes"
     if not 0 <= device.reserved_bytes <= device.memory_bytes:

@@ -38,6 +38,8 @@ class NodeExplanation:
     #: The most that any candidate lacks; None when not memory decides.
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
+    #: Where its capacity was learned, if no agent measured it; else empty.
+    unmeasured: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
     reason = verdicts.reason(i)
     by_memory = reason in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)
     short = max((device.short_bytes for device in devices), default=0)
-    return NodeExplanation(node.name, reason, short if by_memory else None, devices)
+    return NodeExplanation(
+        node.name, reason, short if by_memory else None, devices, node.unmeasured
+    )
 
 
 def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

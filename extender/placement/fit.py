@@ -80,6 +80,10 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
         return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), ())
     codes = snap.node_reason[rows].astype(np.int8)
     codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
+    if request.chooses_devices:
+        # Rare, so no column: the pod could sit on any device, whatever the plugin chose.
+        obeys = np.array([snap.nodes[row].obeys_environment for row in rows.tolist()], bool)
+        codes[(codes == 0) & obeys] = CODE_OF[Reason.CHOOSES_DEVICES]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)

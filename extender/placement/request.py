@@ -84,11 +84,21 @@ class VramRequest:
     max_sm_ppm: int | None
     #: Processes per container, for MPS.
     processes: int
+    #: Whether a container names its devices itself, where it is obeyed.
+    chooses_devices: bool = False
+
+    @property
+    def kind(self) -> "Kind":
+        """All that ``fit`` looks at: requests of one kind fit on the same nodes."""
+        return self.asks, self.max_sm_ppm, self.processes, self.chooses_devices
 
     @property
     def decision_id(self) -> str:
         """The same on every replica and in every verb."""
         return f"{self.uid}.{self.resource_version}"
+
+
+Kind = tuple[tuple[Ask, ...], int | None, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +149,7 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
             policy=rules.policy if policy is None else parse_policy(policy),
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=1 if processes is None else parse_processes(processes),
+            chooses_devices=any(_chooses(c) for _, _, c in _containers(pod)),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))
@@ -161,6 +172,25 @@ def _containers(pod: Pod) -> Iterator[tuple[bool, int, Container]]:
         yield True, index, container
     for index, container in enumerate(pod.spec.containers or ()):
         yield False, index, container
+
+
+#: The container runtime's variable for the devices that a container sees.
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+#: Its values that show none at all.
+_NO_DEVICES = ("", "none", "void")
+
+
+def _chooses(container: Container) -> bool:
+    """Whether the container sets the variable by its own hand.
+
+    A value from elsewhere is not known here, and counts. What ``envFrom`` brings in is not even
+    known by name; to suspect it would refuse every pod that reads a ConfigMap.
+    """
+    return any(
+        variable.name == VISIBLE_DEVICES
+        and (variable.value_from is not None or (variable.value or "") not in _NO_DEVICES)
+        for variable in container.env or ()
+    )
 
 
 def _counts(pod: Pod, rules: Rules) -> _Counts:

@@ -15,6 +15,8 @@ class Rules:
     refuse_unannotated: bool = False
     #: Unowned use of a device below this many bytes is never charged.
     unowned_tolerance_bytes: int = 64 * MIB
+    #: Whether GPUs that several pods share are given out only where an agent reports them.
+    require_report: bool = True
     #: How pods that do not say are scored.
     policy: ScoringPolicy = ScoringPolicy.PACK
 

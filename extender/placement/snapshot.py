@@ -37,6 +37,10 @@ class NodeTerms:
     #: Until when its report counts as fresh, in seconds of the receiver's monotonic clock.
     fresh_until_s: float
     devices: tuple[DeviceTerms, ...] = ()
+    #: Where its capacity was learned, if no agent measured it; else empty.
+    unmeasured: str = ""
+    #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
+    obeys_environment: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.fit import Codes, fit
-from extender.placement.request import Ask, VramRequest
+from extender.placement.request import Kind, VramRequest
 from extender.placement.score import Ranking, left_and_taken, rank_rows
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
-#: All that ``fit`` looks at in a request.
-_Kind = tuple[tuple[Ask, ...], int | None, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +54,11 @@ class Weighings:
 
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
-        self._held: OrderedDict[_Kind, Weighing] = OrderedDict()
+        self._held: OrderedDict[Kind, Weighing] = OrderedDict()
 
     def weigh(self, request: VramRequest, snap: Snapshot) -> Weighing:
         """Weigh a request that asks for something on every node of the snapshot."""
-        kind = (request.asks, request.max_sm_ppm, request.processes)
+        kind = request.kind
         held = self._held.pop(kind, None)
         weighing = _weigh(request, snap, held)
         self._held[kind] = weighing

@@ -8,7 +8,7 @@ import msgspec
 
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_gpunode, decode_promises
-from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
+from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod, ResourceSlice
 from extender.cluster.events import (
     Event,
     GPUNodeGone,
@@ -21,9 +21,14 @@ from extender.cluster.events import (
     NodeSeen,
     PodGone,
     PodSeen,
+    SliceGone,
+    SliceSeen,
 )
 
-KubeObject = Pod | Node | Namespace | GPUNode | Lease
+KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice
+
+#: Newest first: which of them is served depends on the cluster's version and feature gates.
+_SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,16 @@ class Kind:
 
     name: str
     path: str
-    type: type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease]
+    type: (
+        type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease] | type[ResourceSlice]
+    )
     decode: Callable[[msgspec.Raw], KubeObject]
     seen: Callable[[Any, float], Event]
     gone: Callable[[ObjectMeta], Event]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
+    #: Where else it may be, tried in this order where it is not at ``path``. A kind with such
+    #: paths may be at none of them: then there are no such objects.
+    other_paths: tuple[str, ...] = ()
 
 
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):
@@ -79,6 +89,10 @@ def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
         return GPUNode(metadata=metadata)
 
 
+def _slices(version: str) -> str:
+    return f"/apis/resource.k8s.io/{version}/resourceslices"
+
+
 def watched_kinds(lease_namespace: str) -> tuple[Kind, ...]:
     """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases."""
     return (
@@ -114,6 +128,15 @@ def watched_kinds(lease_namespace: str) -> tuple[Kind, ...]:
             msgspec.json.Decoder(Lease).decode,
             HeartbeatSeen,
             lambda metadata: HeartbeatGone(metadata.name),
+        ),
+        Kind(
+            "resourceslices",
+            _slices(_SLICE_VERSIONS[0]),
+            ResourceSlice,
+            msgspec.json.Decoder(ResourceSlice).decode,
+            lambda piece, at_s: SliceSeen(piece),
+            lambda metadata: SliceGone(metadata.name),
+            other_paths=tuple(map(_slices, _SLICE_VERSIONS[1:])),
         ),
         Kind(
             "pods",

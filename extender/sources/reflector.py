@@ -21,7 +21,16 @@ import structlog
 
 from contract.kube import ObjectMeta
 from extender.cluster.events import Event, Relisted
-from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer, StatusBody, Stream, Unreadable
+from extender.kubeapi import (
+    ApiError,
+    ApiStatus,
+    KubeApi,
+    Listing,
+    NoAnswer,
+    StatusBody,
+    Stream,
+    Unreadable,
+)
 from extender.sources.backoff import Backoff
 from extender.sources.kinds import Kind, KubeObject, decode_identity
 
@@ -41,6 +50,8 @@ class Pace:
     grace_s: float = 10.0
     backoff_base_s: float = 0.5
     backoff_cap_s: float = 30.0
+    #: How often to look for a kind that the server does not serve.
+    absent_s: float = 60.0
 
 
 DEFAULT_PACE = Pace()
@@ -91,6 +102,8 @@ class Reflector:
         self._wait = wait or self._stopping.wait
         #: What was delivered is the state at this resourceVersion; None: list first.
         self._version: str | None = None
+        #: Where the kind was found.
+        self._path = kind.path
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._synced = False
@@ -122,8 +135,9 @@ class Reflector:
     def run(self) -> None:
         while not self._stopping.is_set():
             try:
-                if self._version is None:
-                    self._list()
+                if self._version is None and not self._list():
+                    self._wait(self._pace.absent_s)
+                    continue
                 self._watch()
             except NoAnswer as err:
                 self._pause("source_unanswered", err, list_again=False)
@@ -150,18 +164,34 @@ class Reflector:
         )
         self._wait(wait_s)
 
-    def _list(self) -> None:
+    def _list(self) -> bool:
+        """Deliver all there are; false where the server does not serve the kind."""
         # Dated before it was asked for: a heartbeat in it is at least as old as that.
         at_s = self._clock()
-        listing = self._api.list(self._kind.path, page_size=self._pace.page_size)
+        listing = self._find()
+        items = listing.items if listing else []
         self._unreadable.clear()
-        objects = tuple(obj for raw in listing.items if (obj := self._decode(raw)) is not None)
+        objects = tuple(obj for raw in items if (obj := self._decode(raw)) is not None)
         self._contact_s = self._clock()
         self._deliver([Relisted(self._kind.type, objects, at_s)])
-        self._version = listing.resource_version
+        self._version = listing.resource_version if listing else None
         self._lists += 1
         self._synced = True
-        log.info("source_listed", kind=self._kind.name, objects=len(objects))
+        log.info(
+            "source_listed", kind=self._kind.name, objects=len(objects), served=listing is not None
+        )
+        return listing is not None
+
+    def _find(self) -> Listing | None:
+        """The list, from the first path that is served; None where none is and none need be."""
+        for path in (self._kind.path, *self._kind.other_paths):
+            self._path = path
+            try:
+                return self._api.list(path, page_size=self._pace.page_size)
+            except ApiStatus as err:
+                if err.status != 404 or not self._kind.other_paths:
+                    raise
+        return None
 
     def _watch(self) -> None:
         query = {
@@ -171,7 +201,7 @@ class Reflector:
             "timeoutSeconds": str(self._pace.watch_s),
         }
         silence_s = self._pace.watch_s + self._pace.grace_s
-        stream = self._api.stream(self._kind.path, query=query, read_timeout_s=silence_s)
+        stream = self._api.stream(self._path, query=query, read_timeout_s=silence_s)
         begun_s = self._contact_s = self._clock()
         with self._lock:
             self._stream = stream
@@ -185,9 +215,9 @@ class Reflector:
                     self._backoff.reset()
                     heard = True
             if rest:
-                raise NoAnswer(f"WATCH {self._kind.path}: ended inside a line")
+                raise NoAnswer(f"WATCH {self._path}: ended inside a line")
             if not heard and self._clock() - begun_s < _SHORT_S:
-                raise NoAnswer(f"WATCH {self._kind.path}: ended at once, with nothing said")
+                raise NoAnswer(f"WATCH {self._path}: ended at once, with nothing said")
             self._backoff.reset()
         finally:
             with self._lock:
@@ -204,11 +234,11 @@ class Reflector:
                 change = _change_decoder.decode(line)
                 if change.type == "ERROR":
                     status = _status_decoder.decode(change.object)
-                    failure = ApiStatus(f"WATCH {self._kind.path}", status.code, status.message)
+                    failure = ApiStatus(f"WATCH {self._path}", status.code, status.message)
                     break
                 identity = decode_identity(change.object)
             except (ValueError, RecursionError) as err:
-                failure = Unreadable(f"WATCH {self._kind.path}: {err}")
+                failure = Unreadable(f"WATCH {self._path}: {err}")
                 break
             version = identity.resource_version or version
             if change.type == "DELETED":

@@ -92,6 +92,8 @@ class NodeView(BaseModel):
     #: Whether its agent was heard of lately enough.
     fresh: bool
     initialised: bool
+    #: "not measured" and where its capacity was learned, if no agent reports it.
+    unmeasured: str | None
     #: Of the device that the next pod gets: exact, slot-safe, predicted or any; null where the
     #: node has not reported.
     certainty: str | None
@@ -129,6 +131,8 @@ class NearestView(BaseModel):
     fits: bool
     reason: str | None
     message: str | None
+    #: "not measured" and where its capacity was learned, if no agent reports it.
+    unmeasured: str | None
     #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
     short_bytes: int | None
     candidates: list[CandidateView]
@@ -232,6 +236,7 @@ def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: floa
         report_age_s=_rounded(age(status.observed_at, wall_s)) if status else None,
         fresh=fresh,
         initialised=gpunode.spec.initialised if gpunode else False,
+        unmeasured=node.unmeasured or None,
         certainty=certainty(node) if node.devices else None,
         devices=[device_view(terms) for terms in node.devices],
     )
@@ -273,6 +278,7 @@ def nearest_view(node: NodeExplanation) -> NearestView:
         fits=node.reason is None,
         reason=node.reason.code if node.reason else None,
         message=node.reason.sentence if node.reason else None,
+        unmeasured=node.unmeasured or None,
         short_bytes=node.short_bytes,
         candidates=[candidate_view(device) for device in node.candidates],
     )

@@ -24,6 +24,7 @@ from extender.cluster.chores import (
     Leftover,
     Unmarked,
     dying,
+    knows_devices,
     leftovers,
     uninitialised,
 )
@@ -125,6 +126,7 @@ class Extender:
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
             wall_s=time.time,
             new_id=lambda: uuid.uuid4().hex,
+            known=lambda gpunode: knows_devices(self.cluster, gpunode),
         )
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:

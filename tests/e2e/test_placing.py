@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 from contract.annotations import FINALIZER
@@ -181,3 +182,33 @@ def described_events(cluster: Cluster, pod: str) -> list[str]:
     """What ``kubectl describe pod`` says under Events, without the heading."""
     text = cluster.plane.kubectl("describe", "pod", "--namespace=e2e", pod)
     return text.partition("\nEvents:\n")[2].splitlines()[2:]
+
+
+def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(1)
+    cluster.bring_up()
+    slices = "/apis/resource.k8s.io/v1/resourceslices"
+    spec = {
+        "driver": "gpu.nvidia.com",
+        "nodeName": "gpu-1",
+        "pool": {"name": "gpu-1", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0"}],
+    }
+    cluster.plane.call("POST", slices, {"metadata": {"name": "gpu-1-gpus"}, "spec": spec})
+    try:
+        cluster.until(lambda: node_reason(cluster) == "dra_manages", "the slice is seen")
+        cluster.create_pod("p", "8Gi")
+        cluster.until(lambda: bool(cluster.refusal("p")), "the pod is refused")
+        assert cluster.refusal("p").startswith(
+            "0/1 nodes are available: 1 GPUs of the node are managed by a DRA driver."
+        )
+    finally:
+        cluster.plane.call("DELETE", f"{slices}/gpu-1-gpus")
+    cluster.until(lambda: cluster.node_of("p") == "gpu-1", "the pod is bound")
+
+
+def node_reason(cluster: Cluster) -> str | None:
+    """Why the first node takes nothing, by the debug API."""
+    answer = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0)
+    reason: str | None = answer.json()["nodes"][0]["reason"]
+    return reason

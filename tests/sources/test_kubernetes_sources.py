@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from contract.kube import Pod
+from extender.cluster.allocators import node_of
 from extender.cluster.events import (
     Event,
     GPUNodeGone,
@@ -23,6 +24,8 @@ from extender.cluster.events import (
     PodGone,
     PodSeen,
     Relisted,
+    SliceGone,
+    SliceSeen,
 )
 from extender.kubeapi import ApiStatus, KubeApi, Query, Stream
 from extender.sources.kinds import watched_kinds
@@ -35,6 +38,7 @@ NAMESPACE = "source-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 NODES = "/api/v1/nodes"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 MERGE = "application/merge-patch+json"
 PACE = Pace(page_size=2, watch_s=30, grace_s=1.0, backoff_base_s=0.05, backoff_cap_s=0.2)
@@ -136,7 +140,7 @@ def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
             )
         )[before:]
         assert all(health.synced for health in sources.health)
-        assert [health.reconnects for health in sources.health] == [0] * 5
+        assert [health.reconnects for health in sources.health] == [0] * 6
     labels = [each.node.metadata.labels for each in events if isinstance(each, NodeSeen)]
     assert labels == [None, {"gpu": "yes"}]
     reports = [each.gpunode.status for each in events if isinstance(each, GPUNodeSeen)]
@@ -146,6 +150,24 @@ def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
     nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
     assert nodes == ["", "n", "n"]  # the last one says that it is being deleted
     assert known(seen.events) == listed(plane)
+
+
+def test_what_a_dra_driver_publishes_is_seen_to_come_and_go(plane: ControlPlane) -> None:
+    published = {
+        "metadata": {"name": "n-gpu"},
+        "spec": {
+            "driver": "gpu.nvidia.com",
+            "nodeName": "n",
+            "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}],
+        },
+    }
+    with following(plane) as (_, seen):
+        plane.call("POST", SLICES, published)
+        plane.call("DELETE", f"{SLICES}/n-gpu")
+        events = seen.until(lambda events: SliceGone("n-gpu") in events)
+    (piece,) = (each.piece for each in events if isinstance(each, SliceSeen))
+    assert node_of(piece) == "n"
 
 
 def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
@@ -255,7 +277,7 @@ def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None
 def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
     threads = threading.active_count()
     with following(plane):
-        assert threading.active_count() == threads + 5
+        assert threading.active_count() == threads + 6
         begun_s = time.monotonic()
     assert time.monotonic() - begun_s < 1.0
     assert threading.active_count() == threads

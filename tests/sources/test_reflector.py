@@ -21,6 +21,8 @@ from extender.cluster.events import (
     NodeSeen,
     PodGone,
     Relisted,
+    SliceGone,
+    SliceSeen,
 )
 from extender.kubeapi import KubeApi
 from extender.sources.kinds import watched_kinds
@@ -161,6 +163,46 @@ def test_a_list_in_pages_then_every_change_in_order() -> None:
     assert followed.server.requests[2].query["allowWatchBookmarks"] == "true"
 
 
+class TestAKindThatNeedNotBeServed:
+    def paths(self, followed: Followed) -> list[str]:
+        return [request.path for request in followed.server.requests]
+
+    def test_an_older_version_of_it_is_found_and_watched(self) -> None:
+        script = (status(404), status(404), page(5, obj("a", 1)), watch(change("ADDED", "b", 6)))
+        with following(*script, HANG, kind="resourceslices") as followed:
+            first, second = followed.told(2)
+        assert relisted("a")(first)
+        assert isinstance(second, SliceSeen)
+        assert [path.split("/")[3] for path in self.paths(followed)[:4]] == [
+            "v1",
+            "v1beta2",
+            "v1beta1",
+            "v1beta1",
+        ]
+        assert followed.waits == []
+
+    def test_where_it_is_nowhere_there_is_none_of_it_and_it_is_looked_for_again(self) -> None:
+        script = (status(404),) * 3 + (page(5, obj("a", 1)), HANG)
+        with following(*script, kind="resourceslices") as followed:
+            first, second = followed.told(2)
+            assert followed.reflector.health.synced
+        assert relisted()(first)
+        assert relisted("a")(second)
+        assert followed.waits == [QUICK.absent_s]
+        assert followed.reflector.health.reconnects == 0
+
+    def test_another_refusal_is_no_absence(self) -> None:
+        with following(status(403), page(5), HANG, kind="resourceslices") as followed:
+            followed.told(1)
+        assert [path.split("/")[3] for path in self.paths(followed)[:2]] == ["v1", "v1"]
+        assert followed.waits == [1.0]
+
+    def test_a_kind_that_must_be_served_is_waited_for(self) -> None:
+        with following(status(404), page(5), HANG) as followed:
+            followed.told(1)
+        assert followed.waits == [1.0]
+
+
 @pytest.mark.parametrize(
     ("kind", "seen", "gone"),
     [
@@ -169,6 +211,7 @@ def test_a_list_in_pages_then_every_change_in_order() -> None:
         pytest.param("gpunodes", "GPUNodeSeen", GPUNodeGone("a"), id="gpunodes"),
         pytest.param("namespaces", "NamespaceSeen", None, id="namespaces"),
         pytest.param("leases", "HeartbeatSeen", None, id="leases"),
+        pytest.param("resourceslices", "SliceSeen", SliceGone("a"), id="resourceslices"),
     ],
 )
 def test_every_kind_has_its_events(kind: str, seen: str, gone: Event | None) -> None:

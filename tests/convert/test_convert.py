@@ -1,0 +1,296 @@
+"""Manifests for KAI, HAMi and gpushare in, ours out; judged with what reads them in the cluster."""
+
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.annotations import Bytes, ReplicaShare, Share
+from contract.kube import Pod
+from extender.cluster.allocators import of_pod
+from extender.convert.findings import BadManifest, Weight
+from extender.convert.manifests import TEMPLATES, Options, convert
+from extender.placement.request import VramRequest, understand
+from extender.placement.rules import Rules
+
+GOLDEN = Path(__file__).parent / "golden"
+MIB = 1 << 20
+#: A parser that keeps comments takes its time.
+SLOW_YAML = settings(max_examples=30, deadline=None)
+VRAM = "headroom.gpu/vram"
+
+
+def asked(manifest: dict[str, Any]) -> dict[str, tuple[Any, int]]:
+    """Container -> amount and devices, as the extender understands the pod."""
+    pod = msgspec.convert({"spec": {}, **manifest, "metadata": manifest["metadata"]}, Pod)
+    request = understand(pod, None, Rules())
+    assert isinstance(request, VramRequest), request
+    return {ask.name: (ask.amount, ask.count) for ask in request.containers}
+
+
+def kai(*names: str, **annotations: str) -> str:
+    written = {key.replace("_", "-"): value for key, value in annotations.items()}
+    return pod_of({"annotations": written}, *({"name": name} for name in names or ("main",)))
+
+
+def limits(*asks: dict[str, Any]) -> str:
+    containers = [{"name": f"c{i}", "resources": {"limits": ask}} for i, ask in enumerate(asks)]
+    return pod_of({}, *containers)
+
+
+def pod_of(metadata: dict[str, Any], *containers: dict[str, Any], **spec: Any) -> str:
+    metadata = {"name": "p", **metadata}
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+    return yaml.safe_dump({**manifest, "spec": {"containers": list(containers), **spec}})
+
+
+def converted(text: str, **options: Any) -> dict[str, Any]:
+    result = convert(text, Options(**options))
+    assert result.understood, result.findings
+    manifest: dict[str, Any] = yaml.safe_load(result.text)
+    return manifest
+
+
+def command(file: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """The command itself, in a process of its own: it sets up the logs of the whole process."""
+    return subprocess.run(
+        [sys.executable, "-m", "extender", "convert", "-f", file],
+        cwd=GOLDEN,
+        env={"PYTHONPATH": str(GOLDEN.parents[2]), "PATH": ""},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["kai", "hami", "gpushare", "unclear"])
+def test_files_come_out_as_written_down(name: str) -> None:
+    result = command(f"{name}.yaml")
+    assert result.stdout == (GOLDEN / f"{name}.out.yaml").read_text()
+    assert result.stderr == (GOLDEN / f"{name}.said.txt").read_text()
+    assert result.returncode == (1 if name == "unclear" else 0)
+
+
+@pytest.mark.parametrize("name", ["kai", "hami", "gpushare"])
+def test_what_came_out_has_nothing_left_to_convert(name: str) -> None:
+    once = (GOLDEN / f"{name}.out.yaml").read_text()
+    again = convert(once, Options())
+    assert again.text == once
+    assert {finding.weight for finding in again.findings} <= {Weight.LOST}
+
+
+@SLOW_YAML
+@given(units=st.integers(1, 1 << 18), unit=st.sampled_from([1 << 20, 1 << 30]))
+def test_gpushare_units_are_the_plugins(units: int, unit: int) -> None:
+    if units * unit > 1 << 44:
+        units = 1
+    pod = converted(limits({"aliyun.com/gpu-mem": units}), memory_unit_bytes=unit)
+    assert asked(pod) == {"c0": (Bytes(units * unit), 1)}
+    assert isinstance(pod["metadata"]["annotations"][VRAM], str)
+
+
+@SLOW_YAML
+@given(mib=st.integers(1, 1 << 24), devices=st.integers(1, 16), as_text=st.booleans())
+def test_hami_and_kai_count_mebibytes_on_each_device(mib: int, devices: int, as_text: bool) -> None:
+    value = str(mib) if as_text else mib
+    pod = converted(limits({"nvidia.com/gpumem": value, "nvidia.com/gpu": devices}))
+    assert asked(pod) == {"c0": (Bytes(mib * MIB), devices)}
+    pod = converted(kai(gpu_memory=str(mib), gpu_fraction_num_devices=str(devices)))
+    assert asked(pod) == {"main": (Bytes(mib * MIB), devices)}
+
+
+@SLOW_YAML
+@given(st.decimals(min_value="0.000001", max_value=1, places=9).filter(lambda d: d > 0))
+def test_a_fraction_is_never_rounded_down(fraction: Any) -> None:
+    pod = converted(kai(gpu_fraction=f"{fraction:f}"))
+    ((amount, count),) = asked(pod).values()
+    assert isinstance(amount, Share)
+    assert count == 1
+    excess = Fraction(amount.ppm, 1_000_000) - Fraction(fraction)
+    assert 0 <= excess < Fraction(1, 1_000_000)
+
+
+@SLOW_YAML
+@given(st.lists(st.one_of(st.none(), st.integers(1, 64)), min_size=1, max_size=4))
+def test_each_container_keeps_its_own_amount(sizes: list[int | None]) -> None:
+    text = limits(*({} if size is None else {"nvidia.com/gpumem": size} for size in sizes))
+    pod = converted(text)
+    wanted = {f"c{i}": (Bytes(s * MIB), 1) for i, s in enumerate(sizes) if s is not None}
+    assert asked(pod) == wanted
+
+
+def test_a_container_that_asks_for_no_amount_is_not_given_that_of_another() -> None:
+    pod = converted(limits({"nvidia.com/gpumem": 1024}, {"nvidia.com/gpu": 1}))
+    assert pod["metadata"]["annotations"] == {VRAM: "c0=1Gi"}
+    assert asked(pod)["c1"] == (ReplicaShare(), 1)
+
+
+@pytest.mark.parametrize("kind", list(TEMPLATES))
+def test_every_kind_with_a_template(kind: str) -> None:
+    pod = yaml.safe_load(kai(gpu_memory="1024"))
+    body: dict[str, Any] = {"metadata": pod["metadata"], "spec": pod["spec"]}
+    for key in reversed(TEMPLATES[kind]):
+        body = {key: body}
+    result = convert(yaml.safe_dump({"kind": kind, **body}), Options())
+    assert result.understood
+    out = yaml.safe_load(result.text)
+    for key in TEMPLATES[kind]:
+        out = out[key]
+    assert asked(out) == {"main": (Bytes(1 << 30), 1)}
+
+
+def test_nothing_that_was_written_by_another_allocator_is_carried_along() -> None:
+    """A bound pod that still had it would close its node."""
+    stamps = {"hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,1,1:;", "ALIYUN_COM_GPU_MEM_IDX": "0"}
+    text = pod_of(
+        {"annotations": stamps, "labels": {"runai-gpu-group": "g", "app": "a"}},
+        {"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": 1}}},
+        nodeName="n",
+    )
+    assert of_pod(msgspec.convert(yaml.safe_load(text), Pod))
+    out = converted(text)
+    assert of_pod(msgspec.convert(out, Pod)) == set()
+    assert out["metadata"]["labels"] == {"app": "a"}
+
+
+def test_a_scheduler_of_ones_own_is_kept_and_another_can_be_given() -> None:
+    own = pod_of({"annotations": {"gpu-memory": "1"}}, {"name": "main"}, schedulerName="mine")
+    assert converted(own)["spec"]["schedulerName"] == "mine"
+    assert converted(own, scheduler_name="headroom")["spec"]["schedulerName"] == "headroom"
+    whole = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    theirs = pod_of({}, whole, schedulerName="kai-scheduler")
+    assert "schedulerName" not in converted(theirs)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param(kai(gpu_fraction="0"), "gpu-fraction: '0' is not a fraction", id="zero"),
+        pytest.param(kai(gpu_fraction="half"), "gpu-fraction: 'half' is not", id="a word"),
+        pytest.param(kai(gpu_fraction="."), "gpu-fraction: '.' is not", id="a point"),
+        pytest.param(kai(gpu_memory="8Gi"), "is not what any device has", id="a unit on a unit"),
+        pytest.param(kai(gpu_memory="0"), "gpu-memory asks for nothing", id="no memory"),
+        pytest.param(kai(gpu_memory="-5"), "gpu-memory: '-5'", id="less than none"),
+        pytest.param(
+            kai(gpu_memory="5", gpu_fraction="0.5"), "exclude each other", id="two ways at once"
+        ),
+        pytest.param(
+            kai(gpu_memory="5", gpu_fraction_num_devices="all"),
+            "no number of devices",
+            id="how many",
+        ),
+        pytest.param(
+            kai(gpu_memory="5", gpu_fraction_container_name="x"), "names no container", id="whose"
+        ),
+        pytest.param(kai(gpu_fraction_num_devices="2"), "without gpu-fraction", id="of what"),
+        pytest.param(
+            limits({"nvidia.com/gpumem": 1}, {"aliyun.com/gpu-mem": 1}),
+            "it asks HAMi and gpushare",
+            id="two allocators",
+        ),
+        pytest.param(
+            limits({"nvidia.com/gpu": 1, "aliyun.com/gpu-mem": 1}),
+            "asks for nvidia.com/gpu and for a part of one",
+            id="whole and part",
+        ),
+        pytest.param(
+            pod_of({"annotations": {"gpu-memory": "5", VRAM: "8Gi"}}, {"name": "main"}),
+            "it has annotation headroom.gpu/vram already",
+            id="ours already",
+        ),
+        pytest.param(
+            pod_of({"annotations": {"nvidia.com/container.main.new-thing": "5"}}, {"name": "main"}),
+            "nvidia.com/container.main.new-thing is not known",
+            id="a word of KAI that is not known",
+        ),
+        pytest.param(limits({"aliyun.com/gpu-count": 2}), "aliyun.com/gpu-count", id="gpu-count"),
+        pytest.param(
+            "kind: Pod\nmetadata:\n  annotations: &a {gpu-memory: '5'}\nother: *a\n",
+            "alias",
+            id="an alias could be changed for two at once",
+        ),
+        pytest.param("kind: Pod\nspec: [1]\n", "no pod template", id="no spec"),
+    ],
+)
+def test_what_is_not_understood_is_left_as_it_was(text: str, says: str) -> None:
+    result = convert(text, Options())
+    assert result.text == text
+    assert not result.understood
+    assert says in " ".join(finding.message for finding in result.findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("a: {{ .Values.x }}\n", "line 1: ", id="a Helm template"),
+        pytest.param("a: [1\n", "line ", id="no YAML"),
+        pytest.param("a: 1\na: 2\n", "line 2: ", id="a key twice"),
+        pytest.param("- 1\n", "document 1 is no Kubernetes object", id="a list"),
+        pytest.param("kind: Pod\n---\nhello\n", "document 2 is no", id="a word"),
+    ],
+)
+def test_a_file_that_is_no_manifest(text: str, says: str) -> None:
+    with pytest.raises(BadManifest, match=re.escape(says)):
+        convert(text, Options())
+
+
+def test_a_bad_file_is_answered_in_one_line() -> None:
+    result = command("-", "a: [1\n")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(r"headroom: <stdin>: line [0-9]+: is not YAML: [^\n]+\n", result.stderr)
+
+
+@SLOW_YAML
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "kind",
+                        "metadata",
+                        "spec",
+                        "template",
+                        "containers",
+                        "name",
+                        "annotations",
+                        "labels",
+                        "resources",
+                        "limits",
+                        "items",
+                        "gpu-fraction",
+                        "nvidia.com/gpumem",
+                        "env",
+                    ]
+                ),
+                inner,
+                max_size=5,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_odd_objects_are_answered_and_never_a_crash(inner: Any) -> None:
+    for document in ({"kind": "Pod", "spec": inner}, {"kind": "List", "items": inner}, inner):
+        try:
+            convert(yaml.safe_dump(document), Options())
+        except BadManifest:
+            continue
+
+
+def test_stdin_and_a_file_without_anything_to_do_come_out_byte_for_byte() -> None:
+    text = "# only a\nkind:   ConfigMap   \nmetadata: {name: a}\n---\n---\n"
+    result = command("-", text)
+    assert (result.returncode, result.stdout, result.stderr) == (0, text, "")

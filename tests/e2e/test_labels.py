@@ -1,0 +1,45 @@
+"""A node without an agent: whole GPUs are given out as its labels describe them."""
+
+import contextlib
+
+import httpx
+
+from tests.controlplane import ControlPlane
+from tests.e2e.cluster import Cluster
+from tests.e2e.nodes import Shape, node_manifest, node_status
+
+MERGE = "application/merge-patch+json"
+NAME = "silent-1"
+
+
+def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: None) -> None:
+    cluster = Cluster(plane, [NAME])
+    with contextlib.closing(cluster):
+        cluster.create()
+        said = {"count": "2", "replicas": "1", "memory": "24576", "sharing-strategy": "none"}
+        manifest = node_manifest(NAME)
+        manifest["metadata"]["labels"] |= {f"nvidia.com/gpu.{k}": v for k, v in said.items()}
+        plane.call("POST", "/api/v1/nodes", manifest)
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}", {"spec": {"taints": None}}, MERGE)
+        status = node_status(Shape(gpus=2, replicas=1))
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", status, MERGE)
+        cluster.bring_up()
+        for pod, vram in (("whole", None), ("most", "20Gi")):
+            cluster.create_pod(pod, vram)
+            cluster.until(lambda pod=pod: cluster.node_of(pod) == NAME, f"{pod} is bound")
+        assert len(cluster.gpunode(NAME).spec.reservations) == 2
+        answer = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0).json()
+        (node,) = answer["nodes"]
+        assert node["unmeasured"] == "not measured: as labels of GPU feature discovery say"
+        # Shared from now on, which the administrator has not allowed without reports.
+        shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+        patch = {"metadata": {"labels": shared}}
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch, MERGE)
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)), MERGE)
+        cluster.create_pod("part", "1Gi")
+        cluster.until(
+            lambda: cluster.refusal("part").startswith(
+                "0/1 nodes are available: 1 no GPU report from the node."
+            ),
+            "it is refused",
+        )
