@@ -137,13 +137,12 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if not pod.ended:",
     ),
     "initialising does not touch unbound pods": (
-        "                    self._store.touch_pod(pod, self._new_id())\n        pods =",
-        "                    pass\n        pods =",
+        "                    self._store.touch_pod(pod, self._new_id())\n        sitting:",
+        "                    pass\n        sitting:",
     ),
     "initialising lists the bound pods before it touches the unbound": (
-        "        pods = [pod for pod in self._store.list_pods() if pod.node and not pod.ended]\n"
-        "        return",
-        "        return",
+        "        for pod in self._store.list_pods():\n            if pod.node and not pod.ended:",
+        "        for pod in pods:\n            if pod.node and not pod.ended:",
     ),
     "initialising charges nobody": (
         "promises[pod.metadata.uid] = self._stamped(promise)",
@@ -152,8 +151,10 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
 }
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {
-    "        # Bindings on their way were promised": "        pods = [pod for pod in self._store."
-    "list_pods() if pod.node and not pod.ended]\n        # Bindings on their way were promised"
+    "        # Bindings on their way were promised": (
+        "        pods = list(self._store.list_pods())\n"
+        "        # Bindings on their way were promised"
+    )
 }
 
 
