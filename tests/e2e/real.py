@@ -101,10 +101,15 @@ class RealCluster(Cluster):
             self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
 
     def empty(self) -> None:
-        """Delete every pod; returns when the kubelets have ended them and all memory is free."""
+        """Delete every pod; returns when the kubelets have ended them and all memory is free, and
+        the extender has seen that: of pods that went while it was down, by two heartbeats."""
         self.delete_all()
         self.until(lambda: not self.pods(), "all pods are gone")
         self.until(lambda: not any(self.taken_bytes().values()), "all memory is free")
+        self.until(
+            lambda: not any(node.spec.reservations for node in self.gpunodes()),
+            "no promise is left",
+        )
 
     # The referee.
 

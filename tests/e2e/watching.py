@@ -28,6 +28,7 @@ class Watch:
             preload_content=False,
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
+        self._began_s = time.monotonic()
         #: (seconds of the monotonic clock, object), in the order of the changes.
         self.changes: list[tuple[float, Object]] = []
 
@@ -40,6 +41,11 @@ class Watch:
     ) -> None:
         self._answer.shutdown()
         self._thread.join()
+
+    def quiet_s(self) -> float:
+        """How long ago the last change was; of a watch without any, when it began."""
+        changes = list(self.changes)
+        return time.monotonic() - (changes[-1][0] if changes else self._began_s)
 
     def first(
         self, name: str, true: Callable[[Object], object], after_s: float = 0.0

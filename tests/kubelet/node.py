@@ -159,7 +159,7 @@ class Node(Processes):
         )
 
     def start_agent(self, kubeconfig: Path) -> None:
-        """Our agent, which sees the node as one that the DaemonSet runs does; it samples often.
+        """Our agent, which sees the node as one that the DaemonSet runs does; it is in a hurry.
 
         Of the machine's processes it is shown those of this node.
         """
@@ -172,6 +172,7 @@ class Node(Processes):
         self._spawn_inside(
             "agent",
             *(sys.executable, "-m", "agent", f"--node={self.name}", "--interval=1"),
+            "--heartbeat=10",
             f"--proc={proc}",
             "--listen=127.0.0.1:0",
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},

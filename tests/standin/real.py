@@ -6,6 +6,7 @@ the same names, and returns when it has happened.
 
 import base64
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,10 +159,22 @@ class Real:
         self.node.wait(lambda: not self.node.held(name), f"{name} frees its replicas")
 
     def fail(self, device: str) -> str:
-        """An XID of the device; the replica that the plugin took it out on."""
+        """An XID of the device; the replica that the plugin took it out on.
+
+        Raised again and again, as a broken device does: a plugin that is just registering can miss
+        one.
+        """
         _, before, _ = self.checkpoint()
-        self.node.driver.fail(device, 79)
-        self.node.wait(lambda: self.checkpoint()[1] != before, f"{device} fails")
+        again_s = 0.0
+
+        def failed() -> bool:
+            nonlocal again_s
+            if time.monotonic() >= again_s:
+                again_s = time.monotonic() + 5.0
+                self.node.driver.fail(device, 79)
+            return self.checkpoint()[1] != before
+
+        self.node.wait(failed, f"{device} fails")
         (failed,) = before - self.checkpoint()[1]
         return failed
 
