@@ -16,7 +16,7 @@ BUDGETS_S = {
     "convert": 10,
     "contract": 10,
     "demo": 30,
-    "e2e": 350,
+    "e2e": 450,
     "gobin": 10,
     "helm": 5,
     "kubelet": 220,

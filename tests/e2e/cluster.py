@@ -184,7 +184,8 @@ class Cluster:
 
     def gpunodes(self) -> list[GPUNode]:
         listed = self.plane.call("GET", GPUNODES)["items"]
-        return [decode_gpunode(msgspec.json.encode(each)) for each in listed]
+        found = [decode_gpunode(msgspec.json.encode(each)) for each in listed]
+        return [gpunode for gpunode in found if gpunode.name in self.names]
 
     def debug_url(self, extender: str = "extender") -> str:
         return f"http://127.0.0.1:{self._debug_ports[extender]}"

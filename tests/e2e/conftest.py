@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.controlplane import ControlPlane, built
+from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
 
@@ -31,6 +31,16 @@ def binaries(request: pytest.FixtureRequest) -> None:
         built(*BINARIES)
 
 
+@pytest.fixture(scope="module")
+def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """An API server of each module's own: extenders see all that is in it."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        built("etcd", "kube-apiserver")
+    with control_plane() as running:
+        yield running
+
+
 @pytest.fixture
 def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
     """Make a cluster of so many nodes; nothing runs in it yet."""
@@ -45,20 +55,23 @@ def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
         yield make
 
 
-_TOLD = pytest.StashKey[list[str]]()
-
-
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
     """Say a figure that was measured, for the end of the session's output."""
-    told = request.config.stash.setdefault(_TOLD, [])
-    return lambda line: told.append(f"{request.node.name}: {line}")
+    # Reports carry them, from other processes too.
+    return lambda line: request.node.user_properties.append(("measured", line))
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    if told := config.stash.get(_TOLD, []):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    told = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, text in report.user_properties
+        if name == "measured"
+    ]
+    if told:
         terminalreporter.section("measured end to end")
         for line in told:
             terminalreporter.write_line(line)
