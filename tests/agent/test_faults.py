@@ -103,7 +103,7 @@ def said(status: dict[str, Any], fault: str = "") -> list[str]:
 
     That XIDs of a lost device are not heard any more is said some seconds later, if at all.
     """
-    beside = () if "events" in fault else ("xid",)
+    beside = ("xid",) if "bus" in fault else ()
     found = [
         f"`{d['uuid']}` unhealthy: {d['healthReason']}"
         for d in status.get("devices", ())
@@ -133,19 +133,22 @@ def test_every_fault_is_said_and_ends_and_the_table_in_the_docs_is_true(
     agent.driver.say(BAD, *ALWAYS[BAD])
     rows = []
     for fault, inject in FAULTS:
-        agent.until(lambda status: not said(status, "events"))
+        agent.until(lambda status: not said(status))
         inject(agent.driver, exporter)
         status = agent.until(lambda status, fault=fault: bool(said(status, fault)))
         if "never" in fault or "exporter" in fault:  # what takes a moment, until it is said in full
             status = agent.until(settled(fault))
         assert any(d["uuid"] == GOOD for d in status["devices"])
         told = "<br>".join(said(status, fault))
+        complete = next(c["status"] for c in status["conditions"] if c["type"] == "Complete")
+        lacking = any(s.get("state") == "degraded" for s in status["sources"])
+        assert (complete == "False") == lacking, fault
         rows.append(f"| {fault} | {told.replace(*TIMEOUTS)} |")
         agent.driver.use(1, {})
         for uuid, statements in ALWAYS.items():
             agent.driver.say(uuid, *statements)
         exporting(WELL)(agent.driver, exporter)
-    agent.until(lambda status: not said(status, "events"))
+    agent.until(lambda status: not said(status))
     agent.driver.fail(BAD, 79)  # the last, since it does not end by itself
     rows.append(f"| XID 79 | {'<br>'.join(said(agent.until(lambda s: bool(said(s)))))} |")
     table = "\n".join(["| fault | what the report says |", "|---|---|", *rows])

@@ -117,10 +117,14 @@ def binaries(request: pytest.FixtureRequest) -> dict[str, Path]:
 
 
 @pytest.fixture
-def start_plugin(binaries: dict[str, Path]) -> Iterator[Callable[..., Kubelet]]:
-    """Run the plugin on these GPUs with this configuration, before a kubelet of its own."""
+def root() -> None:
     if os.geteuid() != 0:
         pytest.skip("the plugin's paths are fixed: it needs root, in a mount namespace of its own")
+
+
+@pytest.fixture
+def start_plugin(root: None, binaries: dict[str, Path]) -> Iterator[Callable[..., Kubelet]]:
+    """Run the plugin on these GPUs with this configuration, before a kubelet of its own."""
     with ExitStack() as stack:
 
         def start(gpus: list[Gpu], config: Mapping[str, Any]) -> Kubelet:
