@@ -103,19 +103,26 @@ class Stream:
     def __init__(self, call: str, response: urllib3.BaseHTTPResponse) -> None:
         self._call = call
         self._response = response
+        self._interrupted = False
 
     def read(self) -> bytes:
         """What has arrived, as soon as anything has; empty at the proper end.
 
-        Raises ``NoAnswer`` when the connection breaks or stays silent for too long.
+        Raises ``NoAnswer`` when the connection breaks, stays silent for too long or is interrupted.
         """
         try:
-            return self._response.read1(1 << 16)
+            data = self._response.read1(1 << 16)
         except _BROKEN as err:
             raise NoAnswer(f"{self._call}: {describe(err)}") from err
+        if self._interrupted:
+            # Shutting a TLS socket down takes its cipher away first: what is read from then on,
+            # until the end is noticed, is the encrypted stream as it came.
+            raise NoAnswer(f"{self._call}: interrupted")
+        return data
 
     def interrupt(self) -> None:
         """Make a ``read`` in progress return or raise at once."""
+        self._interrupted = True
         try:
             self._response.shutdown()
         except (*_BROKEN, ValueError):  # it had ended by itself

@@ -29,6 +29,7 @@ class Watch:
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._began_s = time.monotonic()
+        self._over = False
         #: (seconds of the monotonic clock, object), in the order of the changes.
         self.changes: list[tuple[float, Object]] = []
 
@@ -39,6 +40,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None
     ) -> None:
+        self._over = True  # before the shutdown, which lets the reader see bare TLS records
         self._answer.shutdown()
         self._thread.join()
 
@@ -61,6 +63,8 @@ class Watch:
         with contextlib.suppress(urllib3.exceptions.HTTPError):
             while chunk := self._answer.read1():
                 at_s = time.monotonic()
+                if self._over:
+                    break
                 *lines, rest = (rest + chunk).split(b"\n")
                 self.changes += [(at_s, json.loads(line)["object"]) for line in lines]
         self._answer.close()

@@ -27,7 +27,7 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.kubeapi import ApiStatus, KubeApi, Query, Stream
+from extender.kubeapi import ApiStatus, KubeApi, NoAnswer, Query, Stream
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import Pace, Reflector
@@ -281,6 +281,21 @@ def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
         begun_s = time.monotonic()
     assert time.monotonic() - begun_s < 1.0
     assert threading.active_count() == threads
+
+
+def test_nothing_is_read_from_a_stream_that_was_interrupted(plane: ControlPlane) -> None:
+    """Over TLS what is still on its way would come as ciphertext."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # more than one read can hold
+    api = KubeApi(plane.configuration())
+    stream = api.stream(path, query={"watch": "true"}, read_timeout_s=30.0)
+    try:
+        assert b'"ADDED"' in stream.read()
+        stream.interrupt()
+        with pytest.raises(NoAnswer, match="interrupted"):
+            stream.read()
+    finally:
+        stream.close()
+        api.close()
 
 
 def test_a_token_of_an_expired_list_is_answered_by_a_whole_one(plane: ControlPlane) -> None:
