@@ -1,7 +1,6 @@
 """Whether a pod can be placed on each node: on every device that it could end on, or not at all."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,27 +107,32 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     free = (columns.replicas_free * slots).sum(axis=1)
     awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
 
-    codes = np.zeros(len(snap.nodes), np.int8)
-
-    def refuse(where: Any, reason: Reason) -> None:
-        codes[(codes == 0) & where] = CODE_OF[reason]
-
-    refuse(~slots.any(axis=1), Reason.NO_SUCH_RESOURCE)
-    refuse(free - awaited < ask.count, Reason.NO_REPLICA)
-    for reason in (Reason.CONTRADICTORY_REPORT, Reason.UNHEALTHY_DEVICE):
-        refuse((could & (columns.fence == CODE_OF[reason])).any(axis=1), reason)
+    # What refuses a node as soon as it is true of one device that the pod could end on.
+    faults = {
+        reason: columns.fence == CODE_OF[reason]
+        for reason in (Reason.CONTRADICTORY_REPORT, Reason.UNHEALTHY_DEVICE)
+    }
     if ask.widest > 1:
-        refuse((could & (columns.single == 1)).any(axis=1), Reason.TOO_MANY_SHARED)
+        faults[Reason.TOO_MANY_SHARED] = columns.single == 1
     mps = could & (sharing == SHARING.index("mps"))
     if mps.any():
         above = _above_mps_limit(ask, request.processes, columns.memory_bytes, places)
-        refuse((mps & above).any(axis=1), Reason.ABOVE_MPS_LIMIT)
+        faults[Reason.ABOVE_MPS_LIMIT] = mps & above
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
-        busy = (activity < 0) | (activity >= request.max_sm_ppm)
-        refuse((could & busy).any(axis=1), Reason.SM_ABOVE_LIMIT)
-    refuse(~(could & enough).any(axis=1), Reason.MEMORY_ON_ANY)
-    refuse((could & ~enough).any(axis=1), Reason.MEMORY_ON_SOME)
+        faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
+    # All at once: for a few nodes the number of numpy's calls is what counts.
+    faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
+    refused = {
+        Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
+        Reason.NO_REPLICA: free - awaited < ask.count,
+        **dict(zip(faults, faulty, strict=False)),
+        Reason.MEMORY_ON_ANY: ~(could & enough).any(axis=1),
+        Reason.MEMORY_ON_SOME: faulty[-1],
+    }
+    codes = np.zeros(len(snap.nodes), np.int8)
+    for reason, where in reversed(refused.items()):  # the first one is told
+        codes[where] = CODE_OF[reason]
     return AskVerdict(ask, rows, codes, could, need, room)
 
 

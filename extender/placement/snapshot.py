@@ -8,6 +8,7 @@ Every array is read-only; a slot that a node does not have holds -1. Made by
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,9 @@ class Columns:
     sm_ppm: Int2D
 
 
+_columns = attrgetter(*(f.name for f in fields(Columns)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     #: Grows with every snapshot of one process.
@@ -104,12 +108,12 @@ class Snapshot:
         """Some of the nodes, in this order; what is the largest remains that of all."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
         # Not take(): it copies the whole of an array that lies slot by slot.
-        columns = {f.name: getattr(self.columns, f.name)[rows] for f in fields(Columns)}
+        columns = [column[rows] for column in _columns(self.columns)]
         return replace(
             self,
             row_of={node.name: row for row, node in enumerate(nodes)},
             nodes=nodes,
-            columns=Columns(**columns),
+            columns=Columns(*columns),
             node_reason=self.node_reason[rows],
             fresh_until_s=self.fresh_until_s[rows],
             name_rank=self.name_rank[rows],

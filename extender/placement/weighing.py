@@ -38,8 +38,10 @@ class Weighing:
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """What ``fit`` says about these rows."""
         codes = self.fresh_codes.take(rows)
-        stale = snap.fresh_until_s.take(rows) < now_s
-        codes[stale & (snap.node_reason.take(rows) == 0)] = CODE_OF[Reason.STALE_REPORT]
+        stale = snap.fresh_until_s < now_s
+        if stale.any():
+            stale &= snap.node_reason == 0
+            codes[stale.take(rows)] = CODE_OF[Reason.STALE_REPORT]
         return codes
 
     def rank(self, policy: ScoringPolicy, snap: Snapshot, rows: Rows, now_s: float) -> Ranking:

@@ -7,6 +7,8 @@ that came, eight bytes to a word, and are compared with the known names all at o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from random import Random
 
 import msgspec
 import numpy as np
@@ -20,14 +22,13 @@ _QUOTE = ord('"')
 _WORD_BYTES = 8
 #: The i-th keeps the first i bytes of a word, as it lies in memory.
 _FIRST_BYTES = np.array([(1 << 8 * i) - 1 for i in range(_WORD_BYTES + 1)], "<u8")
-_HALF = np.uint64(32)
-#: 2**64 divided by the golden ratio.
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-#: Tables, and places in each of them for a known name: one in ten meets another in the first, one
-#: in a thousand in two, and small tables stay in the processor's cache.
-_TABLES, _SPARSE = 3, 4
+#: Places in a table for each known name: few names meet, and the table stays in the processor's
+#: cache.
+_SPARSE = 4
+#: Ways of hashing to choose from: numbered names lie apart under some, and meet under others.
+_SEEDS = range(8)
 #: Names that are sooner copied one by one than picked from all.
-_FEW = 200
+_FEW = 600
 
 #: (words, names), or (names,).
 Words = NDArray[np.uint64]
@@ -35,14 +36,14 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Names:
-    """A JSON list of strings, and where each of them begins and ends, quotes not included.
+    """A JSON list of strings, where each of them begins, and how long it is, without its quotes.
 
     No two names lie in one place; a name is written as msgspec writes it.
     """
 
     json: bytes
     starts: Rows
-    ends: Rows
+    lengths: Rows
 
     @classmethod
     def plain(cls, json: bytes) -> "Names | None":
@@ -55,18 +56,18 @@ class Names:
         if b"\\" in json:
             return None
         quotes = np.flatnonzero(np.frombuffer(json, np.uint8) == _QUOTE)
-        starts, ends = quotes[::2] + 1, quotes[1::2]
-        # Of what is one byte long, only a comma can stand between two strings.
-        if (starts[1:] - ends[:-1] != len('","')).any():
+        starts = quotes[::2] + 1
+        lengths = quotes[1::2] - starts
+        # At least a comma stands between two strings, and nothing else that is one byte long.
+        if len(json) != lengths.sum() + len('"",') * len(starts) + len("]"):
             return None
-        return cls(json, starts, ends)
+        return cls(json, starts, lengths)
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Names":
         quoted = [_encode(name) for name in names]
-        lengths = np.fromiter(map(len, quoted), np.int64, len(quoted))
-        ends = np.cumsum(lengths + 1) - 1
-        return cls(b"[%b]" % b",".join(quoted), ends - lengths + 2, ends)
+        lengths = np.fromiter(map(len, quoted), np.int64, len(quoted)) - len('""')
+        return cls(b"[%b]" % b",".join(quoted), _starts(lengths), lengths)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -76,20 +77,22 @@ class Names:
         return [_decode(quoted) for quoted in self._quoted(places)]
 
     def _quoted(self, places: Rows) -> list[bytes]:
-        bounds = zip(self.starts[places].tolist(), self.ends[places].tolist(), strict=True)
-        return [self.json[start - 1 : end + 1] for start, end in bounds]
+        starts = self.starts[places]
+        ends = starts + self.lengths[places]
+        return [
+            self.json[start - 1 : end + 1]
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
 
     def only(self, chosen: NDArray[np.bool_]) -> "Names":
         """Those names, in their order."""
         if chosen.all():
             return self
         # Each name goes with its quotes and the comma, or bracket, after it.
-        lengths = self.ends - self.starts + len('"",')
         after_bracket = np.frombuffer(self.json, np.uint8, offset=1)
-        json = b"[%b]" % after_bracket[np.repeat(chosen, lengths)].tobytes()[:-1]
-        kept = lengths[chosen]
-        ends = np.cumsum(kept) - 1
-        return Names(json, ends - kept + len('"",'), ends)
+        kept = after_bracket[np.repeat(chosen, self.lengths + len('"",'))]
+        lengths = self.lengths[chosen]
+        return Names(b"[%b]" % kept.tobytes()[:-1], _starts(lengths), lengths)
 
     def joined(self, between: bytes, chosen: NDArray[np.bool_]) -> bytes:
         """Those names in their quotes, and this between each two of them."""
@@ -105,9 +108,15 @@ class Names:
         # The bytes from every place on; what a place is not followed by is zero.
         padded = self.json + bytes(size)
         at = np.ndarray(len(self.json), f"V{size}", padded, strides=(1,))
-        lengths = np.minimum(self.ends - self.starts, size)
+        lengths = np.minimum(self.lengths, size)
         words = at[self.starts].view("<u8").reshape(-1, count) & _masks(count).take(lengths, axis=0)
-        return np.ascontiguousarray(words.T)
+        return words.T
+
+
+def _starts(lengths: Rows) -> Rows:
+    """Where each name of a list begins that has nothing but commas between them."""
+    starts: Rows = np.cumsum(lengths + len('"",'))
+    return starts - lengths - len('",') + len("[")
 
 
 class NodeIndex:
@@ -116,20 +125,15 @@ class NodeIndex:
     def __init__(self, snap: Snapshot) -> None:
         self._row_of = snap.row_of
         known = Names.of([node.name for node in snap.nodes])
-        longest = int((known.ends - known.starts).max(initial=0))
+        longest = int(known.lengths.max(initial=0))
         # One byte more than any has: where it is not zero, as no byte of JSON is, a name is longer.
-        self._words = known.words(longest // _WORD_BYTES + 1)
-        self._bits = (_SPARSE * len(known)).bit_length()
-        # Of the names that meet in a place of one table, all but one are looked for in the next.
-        hashes = _hashes(self._words)
-        left = np.arange(len(known))
-        self._tables: list[NDArray[np.int32]] = []
-        for turn in range(_TABLES):
-            table = np.zeros(1 << self._bits, np.int32)
-            places = self._places(hashes[left], turn)
-            table[places] = left
-            left = left[table[places] != left]
-            self._tables.append(table)
+        self._count = longest // _WORD_BYTES + 1
+        words = known.words(self._count)
+        tables = [_Table(words, np.arange(len(known)), seed) for seed in _SEEDS]
+        missed = [np.flatnonzero(table.rows(words) < 0) for table in tables]
+        best = min(_SEEDS, key=lambda seed: len(missed[seed]))
+        #: Of the names that meet in the first, all but one are in the second, or met there again.
+        self._tables = tables[best], _Table(words, missed[best], len(_SEEDS))
 
     def serves(self, snap: Snapshot) -> bool:
         """Whether the snapshot has the same nodes in the same rows: then it has the same map."""
@@ -139,39 +143,46 @@ class NodeIndex:
         """Row of each name, in the order given; -1 where it is not known."""
         if not self._row_of:
             return np.full(len(names), -1, np.int64)
-        words = names.words(len(self._words))
-        hashes = _hashes(words)
-        rows = self._look_up(0, hashes, words)
-        for turn in range(1, _TABLES):
-            left = np.flatnonzero(rows < 0)
-            rows[left] = self._look_up(turn, hashes[left], words[:, left])
+        words = names.words(self._count)
+        first, second = self._tables
+        rows = first.rows(words)
         left = np.flatnonzero(rows < 0)
-        rows[left] = [self._row_of.get(name, -1) for name in names.texts(left)]
+        if len(left):
+            rows[left] = second.rows(words[:, left])
+            left = left[rows[left] < 0]
+            rows[left] = [self._row_of.get(name, -1) for name in names.texts(left)]
         return rows
 
-    def _look_up(self, turn: int, hashes: Words, words: Words) -> Rows:
-        """The row that the table has, if it is of the very same name, else -1."""
-        rows = self._tables[turn].take(self._places(hashes, turn)).astype(np.int64)
-        same = np.ones(len(rows), bool)
-        for known, word in zip(self._words, words, strict=True):
+
+class _Table:
+    """Finds the rows of some names, each at the place that its words are hashed to."""
+
+    def __init__(self, words: Words, rows: Rows, seed: int) -> None:
+        self._words = words
+        random = Random(seed)
+        self._factors = [np.uint64(random.getrandbits(64) | 1) for _ in words]
+        bits = (_SPARSE * words.shape[1]).bit_length()
+        self._shift = np.uint64(64 - bits)
+        self._rows = np.zeros(1 << bits, np.int64)
+        self._rows[self._places(words[:, rows])] = rows
+
+    def rows(self, words: Words) -> Rows:
+        """The row of each name, -1 where the table has another one in its place, or none."""
+        rows = self._rows.take(self._places(words))
+        same = self._words[0].take(rows) == words[0]
+        for known, word in zip(self._words[1:], words[1:], strict=True):
             same &= known.take(rows) == word
-        rows[~same] = -1
-        return rows
+        return np.where(same, rows, -1)
 
-    def _places(self, hashes: Words, turn: int) -> Rows:
-        shifted = hashes >> np.uint64(turn * self._bits)
-        return (shifted & np.uint64((1 << self._bits) - 1)).view(np.int64)
-
-
-def _hashes(words: Words) -> Words:
-    """(n,) a number of 64 bits made of the words of each name."""
-    hashes = np.zeros(words.shape[1], np.uint64)
-    for word in words:
-        hashes = (hashes ^ word) * _ODD
-        hashes ^= hashes >> _HALF
-    return hashes
+    def _places(self, words: Words) -> Rows:
+        """Of a sum of products the upper bits depend on all bits of all words."""
+        hashes: Words = words[0] * self._factors[0]
+        for word, factor in zip(words[1:], self._factors[1:], strict=True):
+            hashes += word * factor
+        return (hashes >> self._shift).view(np.int64)
 
 
+@cache
 def _masks(count: int) -> Words:
     """(lengths, count) what of each word belongs to a name of so many bytes."""
     size = count * _WORD_BYTES

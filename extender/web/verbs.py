@@ -86,8 +86,9 @@ class Verbs:
         asks = isinstance(request, VramRequest) and bool(request.asks)
         sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
         self._record(offered, snap, codes, sure)
-        passed = offered.names.only(codes == 0)
-        self._passed, self._passed_rows = passed, rows[codes == 0]
+        fits = codes == 0
+        passed = offered.names.only(fits)
+        self._passed, self._passed_rows = passed, rows[fits]
         if asks and len(passed) == 1:  # then prioritize is not called
             self._expect(offered.pod, int(self._passed_rows[0]), snap)
         return wire.encode_filter(offered, passed, codes, SENTENCES)
@@ -161,10 +162,12 @@ class Verbs:
             return np.full(len(rows), CODE_OF[request.reason], np.int8)
         if not request.asks:
             return np.zeros(len(rows), np.int8)
-        known = rows >= 0
-        codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
         weighing = self._weighings.weigh(request, snap)
-        codes[known] = weighing.codes(snap, rows[known], self._monotonic_s())
+        unknown = rows < 0
+        if not unknown.any():
+            return weighing.codes(snap, rows, self._monotonic_s())
+        codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
+        codes[~unknown] = weighing.codes(snap, rows[~unknown], self._monotonic_s())
         return codes
 
     def _expect(self, pod: Pod, row: int, snap: Snapshot) -> None:

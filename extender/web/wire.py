@@ -229,7 +229,7 @@ def encode_priorities(names: Names, scores: NDArray[np.int64]) -> bytes:
     body = np.frombuffer(bytearray().join((b"[", before, hosts, after, b"]")), np.uint8)
     # The quote at the end of each name lies as much further on as was put in before it.
     grown = len(before) + np.arange(len(names)) * (len(between) - len(b","))
-    digits = names.ends + grown + len(after) - len(b"}")
+    digits = names.starts + names.lengths + grown + len(after) - len(b"}")
     body[digits] += (scores % 10).astype(np.uint8)
     body[digits[scores >= 10] - 1] = ord("1")
     return body.tobytes()
