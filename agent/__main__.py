@@ -24,8 +24,10 @@ import structlog
 
 from agent.dcgm import TIMEOUT_S, Exporter
 from agent.devices import NvmlProbe
+from agent.heap import keep_small
 from agent.kubelet.probe import KubeletProbe
 from agent.kubelet.watch import watched
+from agent.limits import LimitsProbe
 from agent.nvml import Gate
 from agent.plugin import ConfigurationProbe
 from agent.podsm import pod_sm
@@ -57,6 +59,7 @@ SAMPLES_APART_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    keep_small()
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
     structlog.configure(
         processors=[
@@ -96,7 +99,7 @@ class Camera:
             KubeletProbe(settings.checkpoint, settings.pod_resources),
             ConfigurationProbe(settings.proc),
         ]
-        self.followers: list[Follower] = [ProcessProbe(settings.proc)]
+        self.followers: list[Follower] = [survey, ProcessProbe(settings.proc)]
         if settings.sharing_stated:
             stated = ConfiguredSharing(settings.resource, settings.replicas, settings.sharing)
             self.probes.append(stated)
@@ -216,6 +219,7 @@ def survey_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> Surv
         Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)
         if settings.dcgm_url
         else None,
+        LimitsProbe(gate, settings.driver_timeout_s, settings.cgroups),
         StateFile(settings.state),
         incarnation,
         time.monotonic,

@@ -36,6 +36,18 @@ def owner(text: str) -> Owner:
     return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NOBODY)
 
 
+def pod_of(part: str) -> str:
+    """The uid in the name of a pod's level; empty where it is none's."""
+    match = _POD.fullmatch(part)
+    return match["uid"].replace("_", "-") if match else ""
+
+
+def container_of(part: str) -> str:
+    """The id in the name of a container's level; empty where it is none's."""
+    match = _CONTAINER.fullmatch(part)
+    return match["id"] if match else ""
+
+
 def is_static(uid: str) -> bool:
     """Whether a pod's uid is the hash of a static one's manifest."""
     return _HASH.fullmatch(uid) is not None
@@ -45,9 +57,9 @@ def _of_path(path: str) -> Owner:
     pods: list[str] = []
     container_id = ""
     for part in path.split("/"):
-        if match := _POD.fullmatch(part):
-            pods.append(match["uid"].replace("_", "-"))
+        if uid := pod_of(part):
+            pods.append(uid)
             container_id = ""
-        elif pods and (match := _CONTAINER.fullmatch(part)):
-            container_id = match["id"]
+        elif pods:
+            container_id = container_of(part) or container_id
     return Owner(tuple(pods), container_id)

@@ -203,8 +203,7 @@ class NvmlProbe:
                 return worker.result(until_s)
         except Hanging:
             pass
-        call = self._gate.call_of(worker.thread_id)
-        raise Hanging(f"driver call {call} hangs" if call else "reading it takes too long")
+        raise Hanging(self._gate.why_late(worker.thread_id))
 
     def _ask_system(self) -> _System:
         self._gate.start()

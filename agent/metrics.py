@@ -77,6 +77,7 @@ class AgentCollector(Collector):
         yield from _agent(shown.status)
         yield from _devices(shown)
         yield from _pods(shown)
+        yield from _limits(shown)
 
 
 def reason_codes(reason: str) -> list[str]:
@@ -271,6 +272,33 @@ def _pods(shown: Shown) -> Iterator[Metric]:
         if place in first:
             sm.add_metric([*first[place], "nvml-process"], ratio)
     yield sm
+
+
+def _limits(shown: Shown) -> Iterator[Metric]:
+    devices = {device.uuid: device for device in shown.status.devices}
+    labels = [*DEVICE_LABELS, *POD_LABELS, "container_id"]
+    used = GaugeMetricFamily(
+        "headroom_container_used_bytes",
+        "Memory of a device that a container uses by the driver's own count (r615 and newer)",
+        labels=labels,
+    )
+    limited = GaugeMetricFamily(
+        "headroom_container_limit_bytes",
+        "Memory of a device that the driver grants a container: from soft on it may be evicted,"
+        " beyond hard it gets no more",
+        labels=[*labels, "limit"],
+    )
+    for row in shown.status.limits:
+        if row.device not in devices:
+            continue
+        whose = (row.namespace, row.name, row.container, row.uid, row.container_id)
+        place = (*_labels(shown.node, devices[row.device]), *whose)
+        used.add_metric(place, row.used_bytes)
+        for kind, figure in (("soft", row.soft_bytes), ("hard", row.hard_bytes)):
+            if figure is not None:
+                limited.add_metric([*place, kind], figure)
+    yield used
+    yield limited
 
 
 def _labels(node: str, device: Device) -> tuple[str, ...]:

@@ -89,6 +89,9 @@ _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
 _TIMEOUT = 10
 
+_FUNCTION_NOT_FOUND = 13
+LIMITS_CALL = "nvmlDeviceGetMemoryLimits_v1"
+
 _FIRST_PROCESSES = 64
 _MOST_PROCESSES = 1 << 14
 
@@ -132,6 +135,8 @@ class Gate:
         self._calls: dict[int, str] = {}
         #: Calls that the driver refused for want of a privilege, since the reader last cleared it.
         self.forbidden: set[str] = set()
+        #: Calls that the driver does not have, which only another driver changes.
+        self._missing: set[str] = set()
 
     def start(self) -> None:
         """Load and initialise the driver library, once. Raises ``NoDriver`` and ``DriverGone``."""
@@ -168,6 +173,12 @@ class Gate:
         with self._settled(name):
             return function(*args)
         return None
+
+    def has(self, name: str) -> bool:
+        """Whether the driver has a call, as far as it can be told without making it."""
+        with self._settled(name):
+            return name not in self._missing and bool(self._library._nvmlGetFunctionPointer(name))
+        return False
 
     def struct(self, name: str) -> Any:
         """An empty struct of pynvml's, to be filled and passed to ``ask``."""
@@ -226,7 +237,7 @@ class Gate:
         if struct is None:
             return None
         asked = struct(nameSpace=cgroup.encode())
-        with self._settled("nvmlDeviceGetMemoryLimits_v1"):
+        with self._settled(LIMITS_CALL):
             self._library.nvmlDeviceGetMemoryLimits_v1(handle, asked)
             unlimited = self._library.NVML_DEVICE_MEMORY_LIMIT_MAX
             soft, hard = int(asked.softLimit), int(asked.hardLimit)
@@ -252,9 +263,10 @@ class Gate:
         """Whether two handles name one device; only for handles of one moment."""
         return bool(_address(handle) == _address(other))
 
-    def call_of(self, thread_id: int | None) -> str:
-        """The driver call that the thread is in; empty where it is in none."""
-        return "" if thread_id is None else self._calls.get(thread_id, "")
+    def why_late(self, thread_id: int | None) -> str:
+        """Why the thread has not returned, by the driver call that it is in, if any."""
+        call = None if thread_id is None else self._calls.get(thread_id)
+        return f"driver call {call} hangs" if call else "reading it takes too long"
 
     def _processes(self, name: str, handle: Any) -> list[Any] | None:
         """One process list, by the newest version of the call that the driver has."""
@@ -310,7 +322,8 @@ class Gate:
             text = f"{err} (NVML {err.value})"
             match outcome_of(err.value):
                 case Outcome.ABSENT:
-                    return
+                    if err.value == _FUNCTION_NOT_FOUND:
+                        self._missing.add(name)
                 case Outcome.NO_PERMISSION:
                     self.forbidden.add(name)
                 case Outcome.STALE_HANDLE:

@@ -164,6 +164,20 @@ class ProcessReading:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitReading:
+    """What the driver grants one container on one device, and what that uses; None: no limit."""
+
+    source: str
+    device: str
+    #: As cgroups name the pod: of a static one, its hash.
+    uid: str
+    container_id: str
+    used_bytes: int
+    soft_bytes: int | None = None
+    hard_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MirrorReading:
     """A static pod: the hash that kubelet and cgroups know, and the uid that the API knows."""
 
@@ -211,6 +225,7 @@ Reading = (
     | RegisteredReading
     | AnswerReading
     | ProcessReading
+    | LimitReading
     | MirrorReading
     | PluginReading
     | TopologyReading

@@ -45,6 +45,8 @@ class Settings:
     pod_resources: Path
     #: The host's /proc.
     proc: Path
+    #: The host's cgroups (v2).
+    cgroups: Path
     #: Print one sample and end.
     once: bool
     #: Seconds between the first sample and the one that is printed: some figures compare two.
@@ -78,6 +80,8 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--checkpoint", type=Path, default=env.get("HEADROOM_CHECKPOINT", _CHECKPOINT))
     add("--pod-resources", type=Path, default=env.get("HEADROOM_POD_RESOURCES", _POD_RESOURCES))
     add("--proc", type=Path, default=env.get("HEADROOM_PROC", "/proc"), help="the host's /proc")
+    cgroups = env.get("HEADROOM_CGROUPS", "/sys/fs/cgroup")
+    add("--cgroups", type=Path, default=cgroups, help="the host's /sys/fs/cgroup")
     add("--dcgm-url", default=env.get("HEADROOM_DCGM_URL", ""), metavar="URL")
     add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
     add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
@@ -146,6 +150,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         checkpoint=args.checkpoint,
         pod_resources=args.pod_resources,
         proc=args.proc,
+        cgroups=args.cgroups,
         once=args.once,
         pause_s=args.pause,
         as_json=args.json,

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from agent.attribution import attribute
+from agent.grants import grants
 from agent.nvml import Memory
 from agent.probes import (
     ActivityReading,
@@ -25,6 +26,7 @@ from agent.probes import (
     FactsReading,
     FenceReading,
     HoldingReading,
+    LimitReading,
     MirrorReading,
     PluginReading,
     ProcessReading,
@@ -123,11 +125,15 @@ def summarise(
         _smoothed(device, last.get(device.uuid), observed_at, before)
         for device in _surveyed(devices, readings, now, before)
     ]
+    limits = grants(
+        ordered, told.holdings, _all(readings, MirrorReading), _all(readings, LimitReading)
+    )
     sources = _sources(driver, _all(readings, SourceReading), complaints)
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
         pods=attributed.pods[:MAX_PODS],
+        limits=limits[:MAX_PODS],
         unowned_processes=attributed.strangers[:MAX_UNOWNED_PROCESSES],
         plugin=plugin(told),
         sources=sources,
@@ -374,9 +380,11 @@ def _structure(status: GPUNodeStatus) -> object:
     pods = [
         msgspec.structs.replace(pod, used_bytes=_presence(pod.used_bytes)) for pod in status.pods
     ]
+    limits = [msgspec.structs.replace(limit, used_bytes=0) for limit in status.limits]
     conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
     versions = (status.agent_version, status.driver_version, status.cuda_version)
-    return devices, pods, conditions, status.plugin, status.sources, status.summary, versions
+    plugin, sources, summary = status.plugin, status.sources, status.summary
+    return devices, pods, limits, conditions, plugin, sources, summary, versions
 
 
 def _all(readings: Iterable[Reading], kind: type[_R]) -> list[_R]:

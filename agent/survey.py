@@ -16,6 +16,7 @@ from agent import activity
 from agent.dcgm import DcgmReading, Exporter, Unreadable
 from agent.devices import Found, NvmlProbe
 from agent.health import Fence, Memory, Sight, judge
+from agent.limits import LimitsProbe
 from agent.probes import (
     ActivityReading,
     DeviceReading,
@@ -44,6 +45,7 @@ class Survey:
         nvml: NvmlProbe,
         xids: XidWatch,
         exporter: Exporter | None,
+        limits: LimitsProbe,
         state: StateFile,
         incarnation: Callable[[], str],
         monotonic: Callable[[], float],
@@ -53,19 +55,24 @@ class Survey:
         self._nvml = nvml
         self._xids = xids
         self._exporter = exporter
+        self._limits = limits
         self._state = state
         self._incarnation = incarnation
         self._monotonic = monotonic
         self._now = now
         self._memory: Memory | None = None
         self._check = CrossCheck()
-        #: Whether some driver call has not returned.
-        self.hanging = False
+        self._hanging = False
+
+    @property
+    def hanging(self) -> bool:
+        """Whether some driver call has not returned."""
+        return self._hanging or self._limits.hanging
 
     def read(self) -> Iterable[Reading]:
         now = self._now()
         found = self._nvml.look()
-        self.hanging = found.hanging
+        self._hanging = found.hanging
         dcgm, sources = self._ask_dcgm(found)
         readings: list[Reading] = [found.driver, *found.devices, *found.facts, *found.degraded]
         readings += activity.best([*found.activity, *_activity(dcgm, found.devices)])
@@ -73,8 +80,13 @@ class Survey:
         readings += sources
         return readings
 
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        """What the driver grants the containers that hold devices."""
+        return self._limits.follow(readings)
+
     def close(self) -> None:
         self._nvml.close()
+        self._limits.close()
         self._xids.close()
         if self._exporter is not None:
             self._exporter.close()
@@ -136,7 +148,7 @@ class Survey:
 class CrossCheck:
     """Whether DCGM's memory figures can be those of the devices that NVML tells of."""
 
-    #: (GPU, instance) -> (time, bytes used) of the last minute, by NVML.
+    #: (GPU, instance) -> (when last, bytes used) of all that was so in the last minute, by NVML.
     _used: dict[tuple[str, int | None], deque[tuple[float, int]]] = field(default_factory=dict)
     #: (GPU, instance) -> scrapes in a row that disagreed about what is used.
     _doubts: dict[tuple[str, int | None], int] = field(default_factory=dict)
@@ -154,7 +166,10 @@ class CrossCheck:
         for key, device in known.items():
             if device.memory is not None:
                 spent = device.memory.total_bytes - device.memory.free_bytes
-                self._used.setdefault(key, deque()).append((now_s, spent))
+                series = self._used.setdefault(key, deque())
+                if series and series[-1][1] == spent:
+                    series.pop()
+                series.append((now_s, spent))
         for key in [key for key in self._used if key not in known]:
             del self._used[key]
         for series in self._used.values():

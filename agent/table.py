@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse
+from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
 
 _HEAD = ("", "device", "memory", "used", "unowned", "free", "SM", "health")
 #: Left of their columns; figures are right.
@@ -17,6 +17,7 @@ def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], flo
         rows.append(_row(device))
         rows += [("", f"  {text}") for text in _shared(device)]
         rows += _pods(device, status.pods, pod_sm)
+        rows += [_limit(row) for row in status.limits if row.device == device.uuid]
         rows += [
             ("", f"  {clean(p.command) or _UNKNOWN} (pid {p.pid}, no pod)", "", size(p.used_bytes))
             for p in status.unowned_processes
@@ -114,6 +115,18 @@ def _pods(
             "",
             "" if sm is None else _percent(sm),
         )
+
+
+def _limit(row: ContainerLimit) -> Sequence[str]:
+    name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
+    limits = [
+        f"{kind} {size(figure)}"
+        for kind, figure in (("soft", row.soft_bytes), ("hard", row.hard_bytes))
+        if figure is not None
+    ]
+    granted = f"granted {', '.join(limits)}" if limits else "not limited"
+    whose = row.container or row.container_id[:12]
+    return "", f"  {name} {whose}: {granted}, by the driver's count", "", size(row.used_bytes)
 
 
 def _percent(ratio: float) -> str:

@@ -111,6 +111,27 @@ class PodUse(KubeStruct, frozen=True):
     source: str = ""
 
 
+class ContainerLimit(KubeStruct, frozen=True):
+    """What the driver grants one container on one device, and what that uses by its count.
+
+    Only drivers from r615 on have such limits. Their count stands beside that of processes and is
+    in no sum with it.
+    """
+
+    uid: str
+    device: str
+    #: As the container runtime numbers it; the kubelet's name where it cannot be another one's.
+    container_id: str
+    container: str = ""
+    namespace: str = ""
+    name: str = ""
+    used_bytes: int = memory_field("used")
+    #: From here on the driver may evict it for others; None where there is no such limit.
+    soft_bytes: int | None = msgspec.field(default=None, name="soft")
+    #: More is refused to it.
+    hard_bytes: int | None = msgspec.field(default=None, name="hard")
+
+
 class UnownedProcess(KubeStruct, frozen=True):
     """A process on a device that belongs to no pod we know."""
 
@@ -169,6 +190,7 @@ class GPUNodeStatus(KubeStruct, frozen=True):
     observed_at: str = ""
     devices: list[Device] = msgspec.field(default_factory=list)
     pods: list[PodUse] = msgspec.field(default_factory=list)
+    limits: list[ContainerLimit] = msgspec.field(default_factory=list)
     #: The largest strangers; their bytes are in the devices' ``unowned``.
     unowned_processes: list[UnownedProcess] = msgspec.field(default_factory=list)
     plugin: Plugin = Plugin()

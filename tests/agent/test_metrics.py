@@ -12,6 +12,7 @@ from agent.metrics import AgentCollector, Shown, reason_codes
 from agent.podsm import pod_sm
 from agent.probes import ActivityReading, HoldingReading, MirrorReading, ProcessReading
 from contract.gpunode import (
+    ContainerLimit,
     Device,
     GPUNodeStatus,
     PodUse,
@@ -73,6 +74,11 @@ STATUS = GPUNodeStatus(
         PodUse("u1", "GPU-a", "ns", "p", "side", f"{GPU}::2", 0),
         PodUse("u2", "MIG-2", "ns", "q", "main", "MIG-2", None),
         PodUse("u3", "GPU-gone", "ns", "r", "main", "x", 7),
+    ],
+    [
+        ContainerLimit("u1", "GPU-a", "c1", "main", "ns", "p", 700, 500, 1000),
+        ContainerLimit("u9", "GPU-a", "c2", used_bytes=9),
+        ContainerLimit("u3", "GPU-gone", "c3", used_bytes=9),
     ],
     sources=[Source("nvml"), Source("dcgm", "absent", "nobody")],
     agent_version="1.2",
@@ -192,6 +198,15 @@ def test_what_a_pod_uses_is_told_once_for_each_device(told: dict[str, Metric]) -
     }  # fmt: skip
     sm = told["headroom_pod_sm_activity_ratio"]
     assert values(sm, "pod", "container", "source") == {("p", "main", "nvml-process"): 0.4}
+
+
+def test_what_the_driver_grants_a_container_and_counts_is_told_beside_what_pods_use(
+    told: dict[str, Metric],
+) -> None:
+    used = values(told["headroom_container_used_bytes"], "UUID", "pod", "container", "container_id")
+    assert used == {("GPU-a", "p", "main", "c1"): 700, ("GPU-a", "", "", "c2"): 9}
+    limits = values(told["headroom_container_limit_bytes"], "container_id", "limit")
+    assert limits == {("c1", "soft"): 500, ("c1", "hard"): 1000}
 
 
 def test_the_agent_tells_of_itself(told: dict[str, Metric]) -> None:

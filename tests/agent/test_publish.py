@@ -130,6 +130,7 @@ def test_what_left_the_status_leaves_the_object_too() -> None:
         "observedAt": "later",
         "devices": [],
         "pods": [],
+        "limits": [],
         "unownedProcesses": [],
         "sources": [],
         "conditions": [],

@@ -19,7 +19,7 @@ from agent.probes import (
     SourceReading,
 )
 from agent.summary import rfc3339, summarise, worth_writing
-from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity
+from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, 456789, tzinfo=UTC)
 MIB = 1 << 20
@@ -209,6 +209,17 @@ def test_one_percent_of_a_small_device_is_enough() -> None:
 def test_memory_freed_by_a_pod_counts_though_the_device_s_total_stays() -> None:
     after = msgspec.structs.replace(POD, used_bytes=GIB - 1)
     assert worth_writing(status(device(), pods=[POD]), status(device(), pods=[after]), 1.0)
+
+
+def test_a_limit_is_told_at_once_and_what_is_counted_below_it_rides_along() -> None:
+    def limited(used_bytes: int, hard_bytes: int) -> GPUNodeStatus:
+        limit = ContainerLimit("u", "GPU-a", "c", used_bytes=used_bytes, hard_bytes=hard_bytes)
+        return status(device(), limits=[limit])
+
+    assert worth_writing(limited(5, 9 * GIB), limited(5, 8 * GIB), 0.0)
+    assert worth_writing(limited(5, 9 * GIB), status(device()), 0.0)
+    assert not worth_writing(limited(5, 9 * GIB), limited(9 * GIB, 9 * GIB), 1e9)
+    assert not worth_writing(limited(9 * GIB, 9 * GIB), limited(0, 9 * GIB), 1e9)
 
 
 @pytest.mark.parametrize(

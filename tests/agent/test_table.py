@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from agent.table import clean, size
-from tests.agent.whole import Whole
+from tests.agent.whole import ROOT, Whole
 from tests.driver import GIB, Gpu, Instance, h100, t4
 
-ROOT = Path(__file__).parents[2]
 WHEN = re.compile(r"\d{4}-\d\d-\d\dT\S+Z")
 
 
@@ -51,20 +50,8 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     built.stop()
 
 
-def once(whole: Whole, *flags: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    return subprocess.run(
-        [sys.executable, "-m", "headroom", "agent", "--once", *whole.flags, *flags],
-        env=kept | whole.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "gpu-node-7"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
-    done = once(whole, "--pause", "0.2")
+    done = whole.once("--pause", "0.2")
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 1  # a device is not well
     printed = WHEN.sub("2026-11-21T11:05:00.000000Z", done.stdout)
@@ -75,12 +62,12 @@ def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
 
 
 def test_programs_get_the_report_and_the_status_says_whether_all_is_well(whole: Whole) -> None:
-    done = once(whole, "--json", "--pause", "0")
+    done = whole.once("--json", "--pause", "0")
     assert done.returncode == 1
     names = {pod["name"] for pod in json.loads(done.stdout)["pods"]}
     assert names == {"llama-0", "embed-7", "whisper-2", "rerank-1"}
     whole.driver.say("GPU-e2d5")
-    assert once(whole, "--json", "--pause", "0").returncode == 0
+    assert whole.once("--json", "--pause", "0").returncode == 0
 
 
 def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path) -> None:
@@ -90,7 +77,7 @@ def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path)
     whole.process(900, "evil\x1b[31m", "/user.slice")
     whole.stop()
     flags = ("--checkpoint", "/nothing", "--pod-resources", "/nothing", "--pause", "0")
-    done = once(whole, *flags)
+    done = whole.once(*flags)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines if "MIG 1g.10gb" in line] == ["0/1", "0/2"]
@@ -101,7 +88,7 @@ def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path)
 
 
 def test_an_unusable_pause_is_refused_with_a_right_example(whole: Whole) -> None:
-    done = once(whole, "--pause", "nan")
+    done = whole.once("--pause", "nan")
     assert done.returncode == 2
     assert "--pause 1" in done.stderr
 

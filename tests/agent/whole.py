@@ -1,9 +1,12 @@
 """All that an agent sees of a node, in one folder: driver, kubelet, plugin and processes.
 
 The driver is the fake library's table, kubelet and plugin are the stand-in's, checkpoint and
-PodResources lie and listen where the flags point, and /proc is a tree of files.
+PodResources lie and listen where the flags point, and /proc and the cgroups are trees of files.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 from tests.standin.served import Served, write_checkpoint
 
+ROOT = Path(__file__).parents[2]
+
 
 class Whole:
     """A node whose GPUs are each shared by ``replicas``; ``stop`` ends its server."""
@@ -23,6 +28,9 @@ class Whole:
         self.folder = folder
         self.kubelet = folder / "kubelet"
         self.proc = folder / "proc"
+        self.cgroups = folder / "cgroup"
+        self.cgroups.mkdir(parents=True)
+        (self.cgroups / "cgroup.controllers").touch()
         self.driver = Driver(folder / "table", list(gpus))
         self.node = StandIn(
             gpus,
@@ -47,6 +55,7 @@ class Whole:
     def flags(self) -> list[str]:
         return [
             *("--proc", str(self.proc)),
+            *("--cgroups", str(self.cgroups)),
             *("--checkpoint", f"{self.kubelet}/device-plugins/kubelet_internal_checkpoint"),
             *("--pod-resources", str(self.served.socket)),
         ]
@@ -65,10 +74,30 @@ class Whole:
         assert verdict.admitted, verdict
         process = self.node.processes[uid, "main"]
         (device,) = process.used_bytes
-        container = f"{process.pid:064x}"
-        slice_ = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
-        self.process(process.pid, "python", f"{slice_}/cri-containerd-{container}.scope")
+        cgroup = self.cgroup(uid)
+        cgroup.mkdir(parents=True)
+        self.process(process.pid, "python", f"/{cgroup.relative_to(self.cgroups)}")
         return device
+
+    def cgroup(self, uid: str) -> Path:
+        """The directory of the cgroup of a pod's only container, which ``container_id`` numbers."""
+        pod = self.cgroups / f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
+        return pod / f"cri-containerd-{self.container_id(uid)}.scope"
+
+    def container_id(self, uid: str) -> str:
+        return f"{self.node.processes[uid, 'main'].pid:064x}"
+
+    def once(self, *flags: str) -> subprocess.CompletedProcess[str]:
+        """What `headroom agent --once` prints."""
+        kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        return subprocess.run(
+            [sys.executable, "-m", "headroom", "agent", "--once", *self.flags, *flags],
+            env=kept | self.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "gpu-node-7"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     def process(self, pid: int, command: str, cgroup: str) -> Path:
         folder = self.proc / str(pid)

@@ -1,0 +1,156 @@
+"""What the driver itself grants containers: limits per cgroup, which drivers have from r615 on.
+
+The driver counts for each cgroup what its processes take of a device, and refuses what is beyond
+the hard limit. It is asked for every container of every pod that holds a device, by the directory
+of the container's cgroup: limits are set there, and not on the pod's. A limit is reported and
+nothing is decided from it: who may set one is who runs the container.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from agent.cgroup import container_of, pod_of
+from agent.deadline import Hanging, Worker
+from agent.nvml import LIMITS_CALL, DeviceFault, Gate, NvmlError, StaleHandle
+from agent.probes import (
+    Degraded,
+    DeviceReading,
+    DriverReading,
+    HoldingReading,
+    LimitReading,
+    Reading,
+    SourceReading,
+)
+from agent.replicas import resolve
+from contract.gpunode import MAX_DEVICE_BYTES
+
+_log = structlog.get_logger()
+
+SOURCE = "limits"
+
+#: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/<pod>
+_MOST_LEVELS = 4
+
+_Container = tuple[str, str, str]  # uid of the pod, id, directory
+
+
+class LimitsProbe:
+    """``root`` is the host's /sys/fs/cgroup, or where it is mounted."""
+
+    def __init__(self, gate: Gate, deadline_s: float, root: Path) -> None:
+        self._gate = gate
+        self._deadline_s = deadline_s
+        self._root = root
+        self._worker: Worker[list[Reading]] = Worker("limits")
+
+    @property
+    def hanging(self) -> bool:
+        return self._worker.busy
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def follow(self, readings: Sequence[Reading]) -> list[Reading]:
+        """A ``LimitReading`` for each container that has a limit or memory; raises nothing."""
+        pods = _holders(readings)
+        if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
+            return []
+        if not self._gate.has(LIMITS_CALL):
+            return [SourceReading(SOURCE, "absent", "this driver has none; r615 and newer do")]
+        if not (self._root / "cgroup.controllers").exists():
+            return [SourceReading(SOURCE, "absent", f"{self._root} has no cgroups (v2)")]
+        containers = dict(_containers(self._root, {uid for uids in pods.values() for uid in uids}))
+        if not containers:
+            why = f"no pod's cgroup is seen in {self._root}: the host's has to be mounted there"
+            return [SourceReading(SOURCE, "degraded", why)]
+        asked = {
+            device: [each for uid in sorted(uids) for each in containers.get(uid, ())]
+            for device, uids in pods.items()
+        }
+        try:
+            return [SourceReading(SOURCE), *self._ask_in_time(asked)]
+        except Hanging:
+            why = self._gate.why_late(self._worker.thread_id)
+        except NvmlError as err:
+            why = str(err)
+        except Exception as err:  # noqa: BLE001 - a probe never raises
+            _log.error("limits_not_read", exc_info=err)
+            why = f"the agent cannot read them: {type(err).__name__}"
+        return [SourceReading(SOURCE, "degraded", why)]
+
+    def _ask_in_time(self, asked: Mapping[str, Sequence[_Container]]) -> list[Reading]:
+        if not self._worker.give(lambda: list(self._ask(asked))):
+            raise Hanging
+        return self._worker.result(time.monotonic() + self._deadline_s)
+
+    def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:
+        for device, containers in asked.items():
+            try:
+                handle = self._gate.ask("nvmlDeviceGetHandleByUUID", device)
+                for uid, container_id, folder in containers if handle is not None else ():
+                    limits = self._gate.limits(handle, folder)
+                    if limits is None:
+                        continue
+                    soft, hard = _limit(limits.soft_bytes), _limit(limits.hard_bytes)
+                    used_bytes = min(limits.used_bytes, MAX_DEVICE_BYTES)
+                    if used_bytes or soft is not None or hard is not None:
+                        yield LimitReading(
+                            SOURCE, device, uid, container_id, used_bytes, soft, hard
+                        )
+            except (DeviceFault, StaleHandle) as err:
+                yield Degraded(SOURCE, f"{device}: {err}")
+
+
+def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
+    """Device -> uids of the pods that hold some of it. MIG devices have no limits."""
+    devices = [r for r in readings if isinstance(r, DeviceReading)]
+    sound = {d.uuid for d in devices if d.kind == "gpu" and not d.fault}
+    holdings = [r for r in readings if isinstance(r, HoldingReading) and r.uid]
+    device_of = resolve({holding.replica for holding in holdings}, devices)
+    found: dict[str, set[str]] = {}
+    for holding in holdings:
+        device = device_of.get(holding.replica)
+        if device in sound:
+            found.setdefault(device, set()).add(holding.uid)
+    return found
+
+
+def _containers(root: Path, uids: set[str]) -> Iterator[tuple[str, list[_Container]]]:
+    """Uid -> the containers of that pod, of every pod of ``uids`` that has a cgroup."""
+    for uid, pod in _pods(str(root), 0):
+        if uid in uids:
+            yield (
+                uid,
+                [
+                    (uid, container_id, each.path)
+                    for each in _folders(pod)
+                    if (container_id := container_of(each.name))
+                ],
+            )
+
+
+def _pods(folder: str, level: int) -> Iterator[tuple[str, str]]:
+    """Uid and cgroup directory of every pod; what is not below the kubelet's is not looked at."""
+    for each in _folders(folder):
+        if uid := pod_of(each.name):
+            yield uid, each.path
+        elif level < _MOST_LEVELS and (level or "kube" in each.name):
+            yield from _pods(each.path, level + 1)
+
+
+def _folders(folder: str) -> list[os.DirEntry[str]]:
+    """What lies in a folder; of one that went meanwhile, nothing."""
+    try:
+        with os.scandir(folder) as entries:
+            return [each for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _limit(figure: int | None) -> int | None:
+    """None where it is no limit: of zero bytes, or of more than any device has."""
+    return figure if figure and figure <= MAX_DEVICE_BYTES else None

@@ -1,0 +1,55 @@
+"""What the C library keeps of freed memory, as it says itself."""
+
+import subprocess
+import sys
+
+import pytest
+
+#: Prints how many arenas threads made, and how many large blocks are mapped by themselves.
+PROGRAM = """
+import ctypes, os, tempfile, threading
+from agent.heap import keep_small
+
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "malloc_info"):
+    raise SystemExit("not glibc")
+if {bounded}:
+    keep_small()
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+together = threading.Barrier(8)
+
+def allocate():
+    block = bytearray(4000)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+del threads
+large = bytearray(8 << 20)
+del large  # by default, blocks of up to this size are no longer mapped by themselves
+kept = [libc.malloc(1 << 20) for _ in range(3)]
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    said = file.read().decode()
+mapped = said.partition('type="mmap" count="')[2].partition('"')[0]
+print(said.count("<heap nr="), mapped)
+"""
+
+
+@pytest.mark.parametrize("bounded", [True, False], ids=["kept small", "by default"])
+def test_threads_share_one_arena_and_large_blocks_go_back(bounded: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(bounded=bounded)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "not glibc" in done.stderr:
+        pytest.skip("only glibc has arenas")
+    arenas, mapped = map(int, done.stdout.split())
+    assert (arenas == 1, mapped >= 3) == (bounded, bounded), done.stdout

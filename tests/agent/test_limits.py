@@ -1,0 +1,284 @@
+"""What drivers from r615 on grant containers: an agent's process on the fake library, and parts."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from structlog.testing import capture_logs
+
+from agent.grants import grants
+from agent.limits import LimitsProbe
+from agent.nvml import Gate
+from agent.probes import (
+    Degraded,
+    DeviceReading,
+    DriverReading,
+    HoldingReading,
+    LimitReading,
+    MirrorReading,
+    Reading,
+    SourceReading,
+)
+from tests.agent.whole import Whole
+from tests.driver import GIB, h100
+
+GPU = "nvidia.com/gpu"
+CALL = "nvmlDeviceGetMemoryLimits_v1"
+UIDS = [f"{number:08x}-1111-4222-8333-{number:012x}" for number in range(4)]
+HASH = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Whole]:
+    """Three pods on one device."""
+    built = Whole(tmp_path, [h100("GPU-a")], 4)
+    for uid, name in zip(UIDS, ("limited", "counted", "neither"), strict=False):
+        built.run(uid, name, GIB)
+    yield built
+    built.stop()
+
+
+def reported(whole: Whole, *flags: str) -> dict[str, Any]:
+    done = whole.once("--json", "--pause", "0", *flags)
+    assert "Traceback" not in done.stderr, done.stderr
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
+
+
+def source(status: dict[str, Any]) -> tuple[str, str]:
+    (found,) = [s for s in status["sources"] if s["name"] == "limits"]
+    return found.get("state", "ok"), found.get("message", "")
+
+
+def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whole: Whole) -> None:
+    limited, counted, neither = map(whole.cgroup, UIDS[:3])
+    whole.driver.say(
+        "GPU-a",
+        f"limit {limited} {2 * GIB} {8 * GIB} {3 * GIB}",
+        f"limit {counted} 0 max {GIB}",
+        f"limit {neither} 0 max 0",
+    )
+    status = reported(whole)
+    assert source(status) == ("ok", "")
+    whose = {"device": "GPU-a", "namespace": "default", "container": "main"}
+    assert status["limits"] == [
+        whose | {"uid": UIDS[0], "name": "limited", "containerId": whole.container_id(UIDS[0])}
+        | {"used": 3 * GIB, "soft": 2 * GIB, "hard": 8 * GIB},
+        whose | {"uid": UIDS[1], "name": "counted", "containerId": whole.container_id(UIDS[1])}
+        | {"used": GIB},
+    ]  # fmt: skip
+    # What pods use is still what their processes list.
+    assert {p["name"]: p["used"] for p in status["pods"]} == dict.fromkeys(
+        ("limited", "counted", "neither"), GIB
+    )
+    lines = whole.once("--pause", "0").stdout.splitlines()
+    (line,) = [line for line in lines if "granted" in line]
+    assert line.split("  ")[0:1] == [""]
+    assert "default/limited main: granted soft 2.0 GiB, hard 8.0 GiB" in line
+    assert line.rstrip().endswith("3.0 GiB")
+    assert any("default/counted main: not limited" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "message"),
+    [
+        pytest.param(13, "absent", "this driver has none", id="a driver before r615"),
+        pytest.param(3, "ok", "", id="a driver that does not count"),
+        pytest.param(999, "degraded", "GPU-a: Unknown Error (NVML 999)", id="a call that fails"),
+    ],
+)
+def test_a_driver_without_limits_is_said_and_costs_nothing_else(
+    whole: Whole, code: int, state: str, message: str
+) -> None:
+    whole.driver.say("GPU-a", f"fail {CALL} {code}")
+    done = whole.once("--json", "--pause", "0.1")
+    status = json.loads(done.stdout)
+    found, said = source(status)
+    assert (found, "limits" in status) == (state, False)
+    assert message in said
+    assert all(pod["used"] == GIB for pod in status["pods"])
+    assert status["devices"][0].get("healthy", True)
+
+
+def test_cgroups_that_are_not_those_of_the_host_are_said(whole: Whole, tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    assert source(reported(whole, "--cgroups", str(nothing))) == (
+        "absent",
+        f"{nothing} has no cgroups (v2)",
+    )
+    (nothing / "cgroup.controllers").touch()
+    state, why = source(reported(whole, "--cgroups", str(nothing)))
+    assert state == "degraded"
+    assert "the host's has to be mounted there" in why
+
+
+def library(limits: Callable[..., None]) -> Any:
+    return SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        _nvmlGetFunctionPointer=lambda name: name,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryLimits_v1=limits,
+        c_nvmlGetMemoryLimits_v1_t=pynvml.c_nvmlGetMemoryLimits_v1_t,
+        NVML_DEVICE_MEMORY_LIMIT_MAX=pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX,
+    )
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[Callable[..., LimitsProbe]]:
+    """A probe whose driver answers so; below its root there are no cgroups yet."""
+    started: list[LimitsProbe] = []
+    (tmp_path / "cgroup.controllers").touch()
+
+    def start(limits: Callable[..., None], deadline_s: float = 30.0) -> LimitsProbe:
+        started.append(LimitsProbe(Gate(library(limits)), deadline_s, tmp_path))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def granting(used: int) -> Callable[..., None]:
+    def limits(device: str, asked: Any) -> None:
+        asked.softLimit, asked.hardLimit, asked.currentUsed = 0, 2**64 - 1, used
+
+    return limits
+
+
+def held(uid: str, replica: str = "A::0", container: str = "main") -> HoldingReading:
+    return HoldingReading("checkpoint", uid, container, GPU, replica, "ns", "p")
+
+
+SAMPLE: list[Reading] = [DriverReading("nvml"), DeviceReading("nvml", "A", 0), held(UIDS[1])]
+
+
+def ids(readings: list[Reading]) -> list[str]:
+    return [r.container_id for r in readings if isinstance(r, LimitReading)]
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        pytest.param(
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/"
+            "cri-containerd-{container}.scope",
+            id="systemd, containerd",
+        ),
+        pytest.param(
+            "kubepods.slice/kubepods-pod{slice}.slice/crio-{container}.scope", id="systemd, CRI-O"
+        ),
+        pytest.param("kubepods/besteffort/pod{uid}/{container}", id="cgroupfs"),
+        pytest.param(
+            "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+            "kubelet-kubepods-burstable-pod{slice}.slice/cri-containerd-{container}.scope",
+            id="kind",
+        ),
+    ],
+)
+def test_containers_are_found_wherever_kubelets_put_them(
+    probe: Callable[..., LimitsProbe], tmp_path: Path, below: str
+) -> None:
+    container = "c" * 64
+    for uid, name in ((UIDS[1], container), (UIDS[2], "d" * 64)):
+        words = {"uid": uid, "slice": uid.replace("-", "_"), "container": name}
+        (tmp_path / below.format(**words) / "nested").mkdir(parents=True)
+    (tmp_path / f"system.slice/pod{UIDS[1]}/{'e' * 64}").mkdir(parents=True)
+    assert ids(probe(granting(5)).follow(SAMPLE)) == [container]
+
+
+def some_pod(root: Path) -> None:
+    (root / f"kubepods/pod{UIDS[1]}/{'c' * 64}").mkdir(parents=True)
+
+
+def test_a_call_that_hangs_costs_the_limits_alone(
+    probe: Callable[..., LimitsProbe], tmp_path: Path
+) -> None:
+    some_pod(tmp_path)
+    ended = threading.Event()
+
+    def limits(device: str, asked: Any) -> None:
+        ended.wait()
+        granting(5)(device, asked)
+
+    hanging = probe(limits, deadline_s=0.2)
+    others = set(threading.enumerate())
+    for _ in range(3):
+        assert hanging.follow(SAMPLE) == [
+            SourceReading("limits", "degraded", f"driver call {CALL} hangs")
+        ]
+        assert hanging.hanging
+    assert len(set(threading.enumerate()) - others) == 1
+    ended.set()
+    end_s = time.monotonic() + 30
+    while not ids(hanging.follow(SAMPLE)):
+        assert time.monotonic() < end_s
+    assert not hanging.hanging
+
+
+def refusing(code: int) -> Callable[..., None]:
+    def refuse(*args: object) -> None:
+        raise pynvml.NVMLError(code)
+
+    return refuse
+
+
+def mistaken(*args: object) -> None:
+    raise KeyError("a mistake of ours")
+
+
+@pytest.mark.parametrize(
+    "limits", [*map(refusing, range(30)), mistaken, granting(2**64 - 1)], ids=str
+)
+def test_no_error_escapes(
+    probe: Callable[..., LimitsProbe], tmp_path: Path, limits: Callable[..., None]
+) -> None:
+    some_pod(tmp_path)
+    with capture_logs():
+        found = probe(limits).follow(SAMPLE)
+    assert any(isinstance(each, SourceReading) for each in found)
+    kinds = (SourceReading, Degraded, LimitReading)
+    assert all(isinstance(each, kinds) for each in found)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param([DriverReading("nvml", why_not="none"), *SAMPLE[1:]], id="no driver"),
+        pytest.param(SAMPLE[:2], id="no pod"),
+        pytest.param(
+            [SAMPLE[0], DeviceReading("nvml", "A", 0, fault="lost"), SAMPLE[2]], id="lost"
+        ),
+        pytest.param([SAMPLE[0], DeviceReading("nvml", "A", 0, kind="mig"), SAMPLE[2]], id="MIG"),
+    ],
+)
+def test_nothing_is_asked_where_there_can_be_no_limit(
+    probe: Callable[..., LimitsProbe], tmp_path: Path, sample: list[Reading]
+) -> None:
+    some_pod(tmp_path)
+    assert probe(mistaken).follow(sample) == []
+
+
+def limit(uid: str, container_id: str) -> LimitReading:
+    return LimitReading("limits", "A", uid, container_id, 5)
+
+
+def names(holdings: list[HoldingReading], *limits: LimitReading) -> list[tuple[str, str]]:
+    mirror = MirrorReading("mirrors", HASH, "mirror", "ns", "p")
+    found = grants([DeviceReading("nvml", "A", 0)], holdings, [mirror], limits)
+    return [(each.uid, each.container) for each in found]
+
+
+def test_a_container_is_named_only_where_it_can_be_no_other() -> None:
+    two = [held("u"), held("u", "A::1", "side")]
+    assert names([held("u")], limit("u", "c1")) == [("u", "main")]
+    assert names(two, limit("u", "c1"), limit("u", "c2")) == [("u", ""), ("u", "")]
+    assert names(two, limit("u", "c1")) == [("u", "")]
+    assert names([held("u")], limit("u", "c1"), limit("u", "c2")) == [("u", ""), ("u", "")]
+    assert names([held(HASH)], limit(HASH, "c1")) == [("mirror", "main")]
