@@ -65,6 +65,9 @@ class ReplicaShare:
     """What one replica of the device is worth: allocatable / replicas. On an unshared device
     that is all of it, which makes the pod exclusive."""
 
+    #: Each process of the container may take it, where the device is shared by MPS.
+    processes: int = 1
+
 
 Amount = Bytes | Share | ReplicaShare
 

@@ -47,6 +47,14 @@ class Reason(Enum):
         "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid",
         False,
     )
+    # Its GPUs are being cut up anew, or into what the plugin does not offer.
+    MIG_CHANGING = ("mig_changing", "MIG layout of the node is being changed", False)
+    MIG_FAILED = ("mig_failed", "MIG layout of the node could not be changed as asked", False)
+    MIG_INVALID = (
+        "mig_invalid",
+        "MIG layout of the node does not suit the MIG strategy of its device plugin",
+        False,
+    )
     # Somebody else gives its GPUs out, and neither knows what the other promised.
     DRA_MANAGES = ("dra_manages", "GPUs of the node are managed by a DRA driver", False)
     HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)
@@ -62,7 +70,12 @@ class Reason(Enum):
     # A device of the node that the pod could end on.
     CONTRADICTORY_REPORT = (
         "contradictory_report",
-        "report of a GPU that the pod could get lacks its memory or contradicts itself",
+        "report of a GPU that the pod could get contradicts itself",
+        False,
+    )
+    MEMORY_UNKNOWN = (
+        "memory_unknown",
+        "memory of a GPU that the pod could get is not known, its driver does not tell",
         False,
     )
     UNHEALTHY_DEVICE = ("unhealthy_device", "a GPU that the pod could get is unhealthy", False)

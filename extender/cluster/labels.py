@@ -37,6 +37,7 @@ from contract.gpunode import (
 )
 from contract.kube import Node
 from contract.quantity import parse_bytes
+from extender.cluster.mig import mig_obstacle
 from extender.placement.rules import MIB, Rules
 
 GIB = 1 << 30
@@ -87,8 +88,7 @@ def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
     labels = node.metadata.labels or {}
     offered = _offered(node, rules)
     told = _gfd(labels) or _gke(labels) or _karpenter(labels)
-    settled = labels.get("nvidia.com/mig.config.state", "success") == "success"
-    if told is None or len(offered) != 1 or not settled:
+    if told is None or len(offered) != 1 or mig_obstacle(node) is not None:
         return None
     ((resource, replicas),) = offered.items()
     devices, rest = divmod(replicas, told.replicas)
@@ -108,6 +108,7 @@ def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
                 uuid=f"label-{index}",
                 index=index,
                 model=told.model,
+                architecture=labels.get(f"{_GFD}family", ""),
                 memory_bytes=told.memory_bytes,
                 reserved_bytes=ASSUMED_RESERVED_BYTES,
                 used_bytes=0,

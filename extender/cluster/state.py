@@ -47,6 +47,7 @@ from extender.cluster.events import (
 )
 from extender.cluster.freshness import NEVER_S, Pulse
 from extender.cluster.labels import believed
+from extender.cluster.mig import mig_obstacle
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
@@ -435,17 +436,23 @@ class ClusterState:
         """
         reserve_bytes, device_choice, reason = self._wishes(name)
         status = self.report(name, gpunode)
-        if name not in self._nodes:
+        detail = ""
+        node = self._nodes.get(name)
+        if node is None:
             reason = Reason.UNKNOWN_NODE
         elif (manager := self._allocators.manager(name)) is not None:
             reason = manager
-        elif reason is None and status is None:
+        elif reason is not None:
+            pass
+        elif (obstacle := mig_obstacle(node)) is not None:
+            reason, detail = obstacle
+        elif status is None:
             required = self.rules.require_report
             reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE
-        elif reason is None and (gpunode is None or not gpunode.spec.initialised):
+        elif gpunode is None or not gpunode.spec.initialised:
             reason = Reason.NOT_INITIALISED
         if gpunode is None or status is None:
-            return NodeTerms(name, reason, NEVER_S)
+            return NodeTerms(name, reason, NEVER_S, detail=detail)
         coming = dict(assumed)
         promises = {**coming, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
@@ -466,6 +473,7 @@ class ClusterState:
             devices,
             "" if by_agent else status.sources[0].message,
             status.plugin.pinning != "ignored",
+            detail,
         )
 
     def _fresh_until_s(self, name: str) -> float:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES
-from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
@@ -34,6 +33,8 @@ class Places:
     common: NDArray[np.bool_]
     #: Devices that share its memory, itself included.
     sharers: BytesArray
+    #: Whether its plugin caps each process, not each container.
+    mps: NDArray[np.bool_]
 
 
 def places_of(terms: Sequence[DeviceTerms]) -> Places:
@@ -42,8 +43,7 @@ def places_of(terms: Sequence[DeviceTerms]) -> Places:
     What a device holds whose report contradicts itself is not known: a share of it could be a
     share of the most that any has.
     """
-    believed = [term.fence is not Reason.CONTRADICTORY_REPORT for term in terms]
-    pairs = list(zip(terms, believed, strict=True))
+    pairs = [(term, term.believed) for term in terms]
     return Places(
         allocatable_bytes=np.array(
             [term.allocatable_bytes if ok else MAX_DEVICE_BYTES for term, ok in pairs], np.int64
@@ -53,6 +53,7 @@ def places_of(terms: Sequence[DeviceTerms]) -> Places:
         ),
         common=np.array([term.common for term in terms], bool),
         sharers=np.array([term.sharers for term in terms], np.int64),
+        mps=np.array([term.device.sharing == "mps" for term in terms], bool),
     )
 
 
@@ -66,9 +67,10 @@ def bytes_of(amount: Amount, count: int, at: Places) -> BytesArray:
             # Split so that bytes times a million stays in int64.
             share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
             return np.maximum(share, 1)
-        case ReplicaShare():
+        case ReplicaShare(processes):
             replicas = np.maximum(at.replicas, 1)
-            worth: BytesArray = allocatable // replicas * np.minimum(count, replicas)
+            taken = count if processes == 1 else count * np.where(at.mps, processes, 1)
+            worth: BytesArray = allocatable // replicas * np.minimum(taken, replicas)
             return np.maximum(worth, 1)
         case _:
             assert_never(amount)

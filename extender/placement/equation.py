@@ -45,6 +45,14 @@ from contract.reasons import Reason
 from extender.placement.chances import ALL_PICKS, Chance, chances
 from extender.placement.plugin import Policy
 
+#: Of a device fenced for one of these the figures are not to be reckoned with.
+UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
+#: Clients that an MPS server takes; the plugin's control daemon sets no caps for more of them.
+MAX_MPS_REPLICAS = 48
+#: The same where the compute capability is below 7.5, as the daemon reckons it.
+MAX_OLD_MPS_REPLICAS = 16
+_OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -100,6 +108,11 @@ class DeviceTerms:
     #: Why nothing may be placed here, and the particulars.
     fence: Reason | None
     fence_detail: str
+
+    @property
+    def believed(self) -> bool:
+        """Whether its figures are to be reckoned with."""
+        return self.fence not in UNBELIEVED
 
     @property
     def shared(self) -> bool:
@@ -162,7 +175,7 @@ def weigh(
         held = weighed[mates]
         strays_bytes = uses.strays(mates, reservations)
         fence, fence_detail = fences.get(slot, (None, ""))
-        believed = fence is not Reason.CONTRADICTORY_REPORT
+        believed = fence not in UNBELIEVED
         unowned_bytes = 0
         if believed:
             explained_bytes = held.sitting_bytes + strays_bytes
@@ -506,19 +519,25 @@ def _fences(
     """Slot -> why nothing may be placed on it."""
     times = Counter(device.uuid for device in devices)
     wrong: dict[int, str] = {}
+    silent: dict[int, str] = {}
     sick: dict[str, str] = {}
     for slot, device in enumerate(devices):
         if times[device.uuid] > 1:
             wrong[slot] = f"uuid {device.uuid!r} is reported {times[device.uuid]} times"
+        elif device.memory_bytes <= 0 and not device.healthy:
+            # Jetson, DGX Spark: absent is absent, and never what the host has.
+            silent[slot] = device.health_reason or "unhealthy"
         elif why := _contradiction(device):
             wrong[slot] = why
         if not device.healthy:
             sick[device.uuid] = device.health_reason or "unhealthy"
     fences: dict[int, tuple[Reason, str]] = {}
     for slot, device in enumerate(devices):
-        mistaken = next((wrong[mate] for mate in (slot, *memories[slot]) if mate in wrong), "")
-        if mistaken:
+        mates = (slot, *memories[slot])
+        if mistaken := next((wrong[mate] for mate in mates if mate in wrong), ""):
             fences[slot] = (Reason.CONTRADICTORY_REPORT, mistaken)
+        elif untold := next((silent[mate] for mate in mates if mate in silent), ""):
+            fences[slot] = (Reason.MEMORY_UNKNOWN, untold)
         elif device.uuid in sick:
             fences[slot] = (Reason.UNHEALTHY_DEVICE, sick[device.uuid])
         elif device.parent in sick:
@@ -532,9 +551,6 @@ def _contradiction(device: Device) -> str:
     replicas = device.replicas
     if not device.uuid:
         return "no uuid"
-    if device.memory_bytes <= 0 and not device.healthy:
-        # Jetson, DGX Spark, WSL: absent is absent, and never what the host has.
-        return f"its memory is not known: {device.health_reason or 'unhealthy'}"
     if not 0 < device.memory_bytes <= MAX_DEVICE_BYTES:
         return f"memory is {device.memory_bytes} bytes"
     if not 0 <= device.reserved_bytes <= device.memory_bytes:
@@ -547,4 +563,15 @@ def _contradiction(device: Device) -> str:
         return "a number of replicas is negative"
     if replicas.total > (MAX_REPLICAS if device.sharing != "none" else 1):
         return f"{replicas.total} replicas of a device with sharing {device.sharing}"
+    return _impossible_mps(device) if device.sharing == "mps" else ""
+
+
+def _impossible_mps(device: Device) -> str:
+    """Why the plugin cannot share the device by MPS as it is said to; empty where it can."""
+    if device.kind == "mig":
+        return "a MIG device is said to be shared by MPS, which the plugin refuses"
+    old = device.architecture in _OLD_ARCHITECTURES
+    most = MAX_OLD_MPS_REPLICAS if old else MAX_MPS_REPLICAS
+    if device.replicas.total > most:
+        return f"{device.replicas.total} replicas by MPS, which takes {most} clients of this GPU"
     return ""

@@ -40,6 +40,8 @@ class NodeExplanation:
     candidates: tuple[DeviceExplanation, ...]
     #: Where its capacity was learned, if no agent measured it; else empty.
     unmeasured: str = ""
+    #: The particulars of a reason that closes the node as a whole; mostly empty.
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,12 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
     by_memory = reason in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)
     short = max((device.short_bytes for device in devices), default=0)
     return NodeExplanation(
-        node.name, reason, short if by_memory else None, devices, node.unmeasured
+        node.name,
+        reason,
+        short if by_memory else None,
+        devices,
+        node.unmeasured,
+        node.detail if reason is node.reason else "",
     )
 
 

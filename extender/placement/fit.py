@@ -100,6 +100,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         replicas=columns.replicas.astype(np.int64),
         common=(sharing != SHARING.index("none")) | (sharers > 1),
         sharers=sharers,
+        mps=sharing == SHARING.index("mps"),
     )
     need = needed(ask, request.asks, places)
     room = columns.room_bytes if ask.count == 1 else columns.several_room_bytes
@@ -110,7 +111,11 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     # What refuses a node as soon as it is true of one device that the pod could end on.
     faults = {
         reason: columns.fence == CODE_OF[reason]
-        for reason in (Reason.CONTRADICTORY_REPORT, Reason.UNHEALTHY_DEVICE)
+        for reason in (
+            Reason.CONTRADICTORY_REPORT,
+            Reason.MEMORY_UNKNOWN,
+            Reason.UNHEALTHY_DEVICE,
+        )
     }
     if ask.widest > 1:
         faults[Reason.TOO_MANY_SHARED] = columns.single == 1
@@ -140,11 +145,12 @@ def _above_mps_limit(ask: Ask, processes: int, memory_bytes: Bytes2D, at: Places
     """(n, slots) where a container asks for more than its processes may take.
 
     The plugin caps each MPS process at total memory / replicas, in whole MiB; waiting for more
-    is waiting for ever. Who asks for what a replica is worth is content with the cap.
+    is waiting for ever. Who asks for what a replica is worth is content with the cap, and charged
+    with it for each of his processes.
     """
     cap = (memory_bytes // np.maximum(at.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
     above = np.zeros(cap.shape, bool)
     for portion in {portion for phase in ask.phases for portion in phase}:
-        if portion.amount != ReplicaShare():
+        if not isinstance(portion.amount, ReplicaShare):
             above |= bytes_of(portion.amount, portion.count, at) > cap
     return above

@@ -129,10 +129,11 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
     except BadQuantity as err:
         return Unreadable(Reason.BAD_POD, str(err))
     try:
-        amounts = _Amounts.read(pod, default_vram) if counts else None
         policy = pod.annotation(POLICY) if counts else None
         max_sm = pod.annotation(MAX_SM) if counts else None
-        processes = pod.annotation(PROCESSES) if counts else None
+        written = pod.annotation(PROCESSES) if counts else None
+        processes = 1 if written is None else parse_processes(written)
+        amounts = _Amounts.read(pod, default_vram, processes) if counts else None
         containers = _container_asks(pod, counts, amounts)
         if rules.refuse_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
@@ -148,7 +149,7 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
             asks=tuple(_asks(pod, containers)),
             policy=rules.policy if policy is None else parse_policy(policy),
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
-            processes=1 if processes is None else parse_processes(processes),
+            processes=processes,
             chooses_devices=any(_chooses(c) for _, _, c in _containers(pod)),
         )
     except BadAnnotation as err:
@@ -222,9 +223,10 @@ class _Amounts:
 
     annotated: VramAnnotation | None
     default: VramAnnotation | None
+    processes: int
 
     @classmethod
-    def read(cls, pod: Pod, default_vram: str | None) -> "_Amounts":
+    def read(cls, pod: Pod, default_vram: str | None, processes: int) -> "_Amounts":
         own = pod.annotation(VRAM)
         return cls(
             annotated=None if own is None else parse_vram(own),
@@ -234,6 +236,7 @@ class _Amounts:
                 if default_vram is None or own is not None
                 else parse_vram(default_vram, DEFAULT_VRAM)
             ),
+            processes=processes,
         )
 
     def of(self, container: str) -> tuple[Amount, str]:
@@ -241,7 +244,7 @@ class _Amounts:
             amount = None if annotation is None else annotation.of(container)
             if amount is not None:
                 return amount, source
-        return ReplicaShare(), "replica"
+        return ReplicaShare(self.processes), "replica"
 
 
 def _container_asks(

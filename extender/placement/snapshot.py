@@ -42,6 +42,8 @@ class NodeTerms:
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
+    #: The particulars of ``reason``, where there is more to say than its sentence.
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.reasons import Reason
 from extender.placement.chances import may_have_free_replica
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import CODE_OF, MOST_BYTES, SHARING, Columns, NodeTerms, Snapshot
@@ -151,7 +150,7 @@ class Table:
     def _values(self, terms: DeviceTerms) -> dict[str, int]:
         device = terms.device
         # Figures that contradict each other could overflow a column; a fence stands for them.
-        believed = terms.fence is not Reason.CONTRADICTORY_REPORT
+        believed = terms.believed
         activity = device.sm_activity
         known = activity is not None and 0 <= activity.ratio <= 1
         return {

@@ -28,7 +28,7 @@ _SPARSE = 4
 #: Ways of hashing to choose from: numbered names lie apart under some, and meet under others.
 _SEEDS = range(8)
 #: Names that are sooner copied one by one than picked from all.
-_FEW = 600
+_FEW = 300
 
 #: (words, names), or (names,).
 Words = NDArray[np.uint64]

@@ -87,6 +87,8 @@ class NodeView(BaseModel):
     #: Why the node as a whole takes no pods; null when its devices decide.
     reason: str | None
     message: str | None
+    #: What shows it, where the message does not say.
+    detail: str | None
     observed_at: str | None
     report_age_s: float | None
     #: Whether its agent was heard of lately enough.
@@ -131,6 +133,8 @@ class NearestView(BaseModel):
     fits: bool
     reason: str | None
     message: str | None
+    #: What shows it, where the message does not say.
+    detail: str | None
     #: "not measured" and where its capacity was learned, if no agent reports it.
     unmeasured: str | None
     #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
@@ -232,6 +236,7 @@ def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: floa
         name=node.name,
         reason=reason.code if reason else None,
         message=reason.sentence if reason else None,
+        detail=node.detail or None,
         observed_at=status.observed_at if status else None,
         report_age_s=_rounded(age(status.observed_at, wall_s)) if status else None,
         fresh=fresh,
@@ -278,6 +283,7 @@ def nearest_view(node: NodeExplanation) -> NearestView:
         fits=node.reason is None,
         reason=node.reason.code if node.reason else None,
         message=node.reason.sentence if node.reason else None,
+        detail=node.detail or None,
         unmeasured=node.unmeasured or None,
         short_bytes=node.short_bytes,
         candidates=[candidate_view(device) for device in node.candidates],

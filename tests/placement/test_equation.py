@@ -201,8 +201,18 @@ class TestInstancesThatShareAMemory:
         pytest.param({"replicas": Replicas(free=-1)}, id="negative replicas"),
         pytest.param({"replicas": Replicas(free=1, allocated=1)}, id="two replicas, unshared"),
         pytest.param(
-            {"sharing": "mps", "replicas": Replicas(free=1025)}, id="more replicas than can be"
+            {"sharing": "time-slicing", "replicas": Replicas(free=1025)},
+            id="more replicas than can be",
         ),
+        pytest.param(
+            {"sharing": "mps", "replicas": Replicas(free=40, allocated=8, unhealthy=1)},
+            id="more replicas than an MPS server has clients",
+        ),
+        pytest.param(
+            {"sharing": "mps", "replicas": Replicas(free=17), "architecture": "volta"},
+            id="more than it has on old GPUs",
+        ),
+        pytest.param({"sharing": "mps", "kind": "mig"}, id="MPS on a MIG device"),
     ],
 )
 def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, Any]) -> None:
@@ -211,6 +221,30 @@ def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, A
     assert a.fence_detail
     assert a.allocatable_bytes == 0
     assert (b.fence, b.headroom_bytes) == (None, 24 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "replicas"),
+    [pytest.param("turing", 48), pytest.param("", 48, id="unknown"), pytest.param("volta", 16)],
+)
+def test_as_many_replicas_as_an_mps_server_has_clients_are_believed(
+    architecture: str, replicas: int
+) -> None:
+    (t,) = terms(shared(free=replicas, sharing="mps", architecture=architecture))
+    assert t.fence is None
+
+
+def test_memory_that_the_driver_does_not_tell_is_a_reason_of_its_own() -> None:
+    silent = device("D0", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="GB10")
+    a, b = terms(silent, device("D1"))
+    assert (a.fence, a.fence_detail, a.allocatable_bytes) == (Reason.MEMORY_UNKNOWN, "GB10", 0)
+    assert b.fence is None
+    # It is that of every compute instance of the same memory.
+    one, other = terms(mig("M0", 1, **_SILENT), mig("M1", 1))
+    assert (one.fence, other.fence) == (Reason.MEMORY_UNKNOWN,) * 2
+
+
+_SILENT = {"memory_bytes": -1, "used_bytes": -1, "healthy": False}
 
 
 def test_devices_of_one_uuid_are_all_fenced() -> None:

@@ -122,6 +122,11 @@ class TestFences:
         pytest.param(
             {"replicas": Replicas(free=-1)}, Reason.CONTRADICTORY_REPORT, id="unknown replicas"
         ),
+        pytest.param(
+            {"memory_bytes": -1, "used_bytes": -1, "healthy": False},
+            Reason.MEMORY_UNKNOWN,
+            id="its driver does not tell",
+        ),
     )
 
     @pytest.mark.parametrize(("wrong", "reason"), fenced)
@@ -175,6 +180,18 @@ class TestMps:
         odd = mps(free=5)  # no whole number of MiB for each
         assert reason_for(None, weighed(odd)) is None
         assert reason_for("20%", weighed(odd)) is Reason.ABOVE_MPS_LIMIT
+
+    def test_who_asks_for_nothing_is_charged_the_cap_for_each_process(self) -> None:
+        asked = pod(None, annotations={PROCESSES: "3"})
+
+        def used(used_bytes: int) -> dict[str, object]:
+            return {"used_bytes": used_bytes, "unowned_bytes": used_bytes}
+
+        assert reason_for(asked, weighed(mps(**used(6 * GIB)), tolerance_bytes=0)) is None
+        full = used(6 * GIB + 1)
+        assert reason_for(asked, weighed(mps(**full), tolerance_bytes=0)) is Reason.MEMORY_ON_ANY
+        # Time-slicing has no cap that they could multiply.
+        assert reason_for(asked, weighed(shared(**full), tolerance_bytes=0)) is None
 
     def test_two_replicas_in_one_container_are_refused(self) -> None:
         two = pod("1Gi", container(gpus=2))

@@ -196,7 +196,7 @@ def test_contradictory_report_fences_its_device_and_says_why(server: Server) -> 
     assert passed(server, shared, "whole") == ["whole"]
     answer = server.post("/filter", offer(pod("q", "8Gi"), "whole")).json()
     assert answer["FailedAndUnresolvableNodes"] == {
-        "whole": "report of a GPU that the pod could get lacks its memory or contradicts itself"
+        "whole": "report of a GPU that the pod could get contradicts itself"
     }
 
 
