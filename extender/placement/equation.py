@@ -138,14 +138,7 @@ def weigh(
     uses = _Uses(status)
     fences = _fences(devices, memories)
     queue = _Queue(devices, reservations, uses)
-    ways = chances(
-        devices,
-        status.plugin,
-        device_choice,
-        queue.picks,
-        [uses.replicas_of(slot, leaving) for slot in range(len(devices))],
-        [uses.replicas_of(slot) for slot in range(len(devices))],
-    )
+    ways = _ways(status, uses, queue, leaving, device_choice)
     weighed: dict[_Memory, _Commitments] = {}
     terms: list[DeviceTerms] = []
     for slot, device in enumerate(devices):
@@ -198,6 +191,36 @@ def weigh(
             )
         )
     return tuple(terms)
+
+
+def possibilities(
+    status: GPUNodeStatus,
+    reservations: Mapping[str, Reservation],
+    leaving: Set[str],
+    device_choice: DeviceChoice,
+) -> list[Chance]:
+    """What the plugin could do with each device, in the report's order; as ``weigh`` has it."""
+    uses = _Uses(status)
+    queue = _Queue(status.devices, reservations, uses)
+    return _ways(status, uses, queue, leaving, device_choice)
+
+
+def _ways(
+    status: GPUNodeStatus,
+    uses: "_Uses",
+    queue: "_Queue",
+    leaving: Set[str],
+    device_choice: DeviceChoice,
+) -> list[Chance]:
+    slots = range(len(status.devices))
+    return chances(
+        status.devices,
+        status.plugin,
+        device_choice,
+        queue.picks,
+        [uses.replicas_of(slot, leaving) for slot in slots],
+        [uses.replicas_of(slot) for slot in slots],
+    )
 
 
 def _refuses_several(device: Device, plugin: Plugin) -> bool:
