@@ -91,7 +91,8 @@ class DeviceTerms:
     leaving: int
     #: Whether the plugin refuses a container that asks for more than one replica of it.
     single: bool
-    #: Whether nobody on it, or on the way to it, asks for more than a replica is worth.
+    #: Whether nobody in its memory, or on the way to it, asks for more than an equal part of what
+    #: strangers leave of it for each replica: then all replicas can be given to any of them.
     slot_safe: bool
     #: Those of the whole memory, where several devices share it.
     holders: tuple[Holder, ...]
@@ -182,8 +183,9 @@ def weigh(
                 first=ways[slot].first,
                 leaving=ways[slot].leaving,
                 single=_refuses_several(device, status.plugin),
-                slot_safe=held.largest_bytes
-                <= allocatable_bytes // max(1, device.replicas.total if believed else 1),
+                slot_safe=believed
+                and held.largest_bytes * sum(devices[mate].replicas.total for mate in mates)
+                <= left_bytes,
                 holders=held.holders,
                 sharers=len(mates),
                 fence=fence,
