@@ -225,6 +225,9 @@ class Charge(KubeStruct, frozen=True):
     count: int
     #: Device uuid -> the most bytes of the pod that can land on it.
     candidates: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Those of them that it could not be given when this was written: they are named for their
+    #: bytes, because pods bound later can push it there. The others are the prediction.
+    beyond: list[str] = msgspec.field(default_factory=list)
 
 
 class Reservation(KubeStruct, frozen=True):

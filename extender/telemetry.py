@@ -5,6 +5,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 #: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
+#: From a kubelet that has nothing else to do to one that is kept waiting by the disk.
+_WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
 
 class Telemetry:
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -32,6 +35,30 @@ class Telemetry:
             "headroom_binds_total",
             "Bind calls by outcome: bound, declined (no room any more) or failed.",
             ["outcome"],
+            registry=registry,
+        )
+        self.predictions = Counter(
+            "headroom_prediction_total",
+            "Pods by how the device that they were given compares with the candidates at their "
+            "binding: hit; shifted (to where pods bound by us later can push it, which had room); "
+            "miss; unseen (no report showed the pod before it was gone). Each is counted by the "
+            "replica that bound the pod and by no other, so that the sum over replicas is right; "
+            "pods that were on their way when that replica stopped are not counted.",
+            ["result"],
+            registry=registry,
+        )
+        self.misses = Counter(
+            "headroom_prediction_misses_total",
+            "The misses among them, by what turned the prediction between binding and admission "
+            "(released, health, bypass, configuration, several, unknown), and whether a device of "
+            "the pod was overcommitted when it was seen there.",
+            ["surprise", "overcommitted"],
+            registry=registry,
+        )
+        self.window_seconds = Histogram(
+            "headroom_prediction_window_seconds",
+            "Time from the promise to a pod to the report that shows on which device it is.",
+            buckets=_WINDOW_SECONDS,
             registry=registry,
         )
         self.generation = Gauge(

@@ -26,6 +26,7 @@ BUDGETS_S = {
     "placement": 60,
     "sources": 30,
     "standin": 120,
+    "truth": 40,
     "web": 60,
     "wiring": 10,
     "modules beside": 100,

@@ -6,6 +6,7 @@ what it reads is replaced and never changed in place.
 """
 
 from collections.abc import Iterable, Set
+from functools import partial
 from math import inf
 
 import msgspec
@@ -48,6 +49,7 @@ from extender.cluster.events import (
 from extender.cluster.freshness import NEVER_S, Pulse
 from extender.cluster.labels import believed
 from extender.cluster.mig import mig_obstacle
+from extender.cluster.observations import Circumstances, Observations
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
@@ -94,6 +96,8 @@ class ClusterState:
         self._unsettled: dict[str, None] = {}
         #: How the pods went that were seen to be deleted, and since when others are gone for sure.
         self.departures = Departures()
+        #: How the predictions turned out.
+        self.observations = Observations(self._sat)
         #: Who else gives out GPUs, and of which nodes.
         self._allocators = Allocators()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -229,7 +233,11 @@ class ClusterState:
                 pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
                 self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
                 assumed = self._assumed.get(name, {}).items()
-                terms = self._weigh(name, self._gpunodes.get(name), assumed=assumed)
+                gpunode = self._gpunodes.get(name)
+                terms = self._weigh(name, gpunode, assumed=assumed)
+                if gpunode is not None and self.observations.waits_on(name):
+                    self.observations.bypassed(name, self._bystanders_of(gpunode))
+                self.observations.weighed(name, terms.devices)
                 if name in self._woke_up or _grew(self._table.get(name), terms):
                     self._got_room(name)
                 if self._holds_unsettled(name):
@@ -239,6 +247,7 @@ class ClusterState:
                 self._room_in.pop(name, None)
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
+                self.observations.weighed(name, ())
         self._dirty.clear()
         self._woke_up.clear()
 
@@ -277,6 +286,7 @@ class ClusterState:
                 self._gpunodes.pop(name, None)
                 self._reports.pop(name, None)
                 self.departures.keep(name, ())
+                self.observations.lose(name)
                 self._dirty[name] = None
             case HeartbeatSeen(lease, at_s):
                 self._put_lease(lease, at_s)
@@ -395,6 +405,7 @@ class ClusterState:
         if held is not None and _older(gpunode, held):
             return
         self.departures.keep(gpunode.name, gpunode.spec.reservations)
+        self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
         self._dirty[gpunode.name] = None
         stamp = gpunode.status.observed_at if gpunode.status else ""
@@ -491,6 +502,18 @@ class ClusterState:
             if not pod.metadata.deletion_timestamp
         }
         return {use.uid for use in status.pods} - staying
+
+    def _circumstances(self, gpunode: GPUNode) -> Circumstances:
+        name, status = gpunode.name, gpunode.status
+        leaving = self._leaving(status, name) if status else set[str]()
+        return Circumstances(self._bystanders_of(gpunode), leaving, self._wishes(name)[1])
+
+    def _sat(self, uid: str, node: str) -> bool:
+        """Whether the pod was bound to the node, as far as was seen."""
+        pod, departure = self._pods.get(uid), self.departures.seen(uid)
+        return (pod is not None and pod.node == node) or (
+            pod is None and departure is not None and departure.node == node
+        )
 
     def _wishes(self, name: str) -> tuple[int, DeviceChoice, Reason | None]:
         """What the node's annotations ask for: bytes kept free, who chooses the device; and the

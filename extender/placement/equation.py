@@ -99,7 +99,8 @@ class DeviceTerms:
     leaving: int
     #: Whether the plugin refuses a container that asks for more than one replica of it.
     single: bool
-    #: Whether nobody on it, or on the way to it, asks for more than a replica is worth.
+    #: Whether nobody in its memory, or on the way to it, asks for more than an equal part of what
+    #: strangers leave of it for each replica: then all replicas can be given to any of them.
     slot_safe: bool
     #: Those of the whole memory, where several devices share it.
     holders: tuple[Holder, ...]
@@ -151,14 +152,7 @@ def weigh(
     uses = _Uses(status)
     fences = _fences(devices, memories)
     queue = _Queue(devices, reservations, uses)
-    ways = chances(
-        devices,
-        status.plugin,
-        device_choice,
-        queue.picks,
-        [uses.replicas_of(slot, leaving) for slot in range(len(devices))],
-        [uses.replicas_of(slot) for slot in range(len(devices))],
-    )
+    ways = _ways(status, uses, queue, leaving, device_choice)
     weighed: dict[_Memory, _Commitments] = {}
     terms: list[DeviceTerms] = []
     for slot, device in enumerate(devices):
@@ -202,8 +196,9 @@ def weigh(
                 first=ways[slot].first,
                 leaving=ways[slot].leaving,
                 single=_refuses_several(device, status.plugin),
-                slot_safe=held.largest_bytes
-                <= allocatable_bytes // max(1, device.replicas.total if believed else 1),
+                slot_safe=believed
+                and held.largest_bytes * sum(devices[mate].replicas.total for mate in mates)
+                <= left_bytes,
                 holders=held.holders,
                 sharers=len(mates),
                 fence=fence,
@@ -211,6 +206,36 @@ def weigh(
             )
         )
     return tuple(terms)
+
+
+def possibilities(
+    status: GPUNodeStatus,
+    reservations: Mapping[str, Reservation],
+    leaving: Set[str],
+    device_choice: DeviceChoice,
+) -> list[Chance]:
+    """What the plugin could do with each device, in the report's order; as ``weigh`` has it."""
+    uses = _Uses(status)
+    queue = _Queue(status.devices, reservations, uses)
+    return _ways(status, uses, queue, leaving, device_choice)
+
+
+def _ways(
+    status: GPUNodeStatus,
+    uses: "_Uses",
+    queue: "_Queue",
+    leaving: Set[str],
+    device_choice: DeviceChoice,
+) -> list[Chance]:
+    slots = range(len(status.devices))
+    return chances(
+        status.devices,
+        status.plugin,
+        device_choice,
+        queue.picks,
+        [uses.replicas_of(slot, leaving) for slot in slots],
+        [uses.replicas_of(slot) for slot in slots],
+    )
 
 
 def _refuses_several(device: Device, plugin: Plugin) -> bool:

@@ -31,20 +31,24 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
         for verdict in verdicts.asks
     }
     charges = tuple(
-        Charge(
-            resource=verdict.ask.resource,
-            count=verdict.ask.count,
-            candidates={
-                node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot])
-                for slot in _worth_naming(verdict, node, i)
-            },
-        )
-        for verdict in verdicts.asks
+        _charge(verdict, node, i, possible[verdict.ask.resource]) for verdict in verdicts.asks
     )
     devices = {
         resource: [node.devices[slot] for slot in slots] for resource, slots in possible.items()
     }
     return Placement(charges, _annotations(request, node.name, devices))
+
+
+def _charge(verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int]) -> Charge:
+    named = _worth_naming(verdict, node, i)
+    return Charge(
+        resource=verdict.ask.resource,
+        count=verdict.ask.count,
+        candidates={
+            node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot]) for slot in named
+        },
+        beyond=[node.devices[slot].device.uuid for slot in named if slot not in possible],
+    )
 
 
 def _worth_naming(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:

@@ -20,6 +20,7 @@ from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.telemetry import Telemetry
+from extender.web.drift import DriftBody, drift_body
 from extender.web.views import (
     ExplainBody,
     NodeBody,
@@ -110,6 +111,13 @@ def debug_app(
                 node=node_view(snap.nodes[snap.row_of[name]], cluster, monotonic_s(), wall_s()),
             )
         )
+
+    @app.get("/v1/drift", response_model=DriftBody)
+    def drift(pods: bool = True) -> Response:
+        """Every pod with a promise: what it was promised and what it uses, where it was predicted
+        to be and where it is; how many predictions were right, and the misses one by one.
+        ``pods=false`` leaves out the pods."""
+        return _encoded(drift_body(cluster, pods, wall_s(), monotonic_s()))
 
     @app.get("/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody)
     def explain_pod(namespace: str, name: str) -> Response:

@@ -37,12 +37,14 @@ from extender.cluster.events import (
     PodSeen,
     Relisted,
 )
+from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
 from extender.errors import StoreError
 from extender.journal import Journal
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
+from extender.placement.observed import Result
 from extender.placement.placed import Placement
 from extender.settings import Settings
 from extender.telemetry import Telemetry
@@ -83,6 +85,8 @@ class Extender:
         self._waking = Waking()
         self._latest_room = 0
         self._room_came = asyncio.Event()
+        #: Begins the ids of what this process writes, so that it knows its own promises again.
+        self._name = uuid.uuid4().hex[:12]
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -100,6 +104,9 @@ class Extender:
             self.cluster.apply(events)
             if any(map(_was_refused, events)):
                 self._room_came.set()
+        for outcome in self.cluster.observations.take():
+            if outcome.promise.attempt.startswith(self._name):
+                self._tell(outcome)
         if self.cluster.has_unsettled:
             self._unsettled.set()
         if self.cluster.latest_room != self._latest_room:
@@ -108,6 +115,28 @@ class Extender:
         if not self._snapshot_due:
             self._snapshot_due = True
             self.loop.call_soon(self._make_snapshot)
+
+    def _tell(self, outcome: Outcome) -> None:
+        """Count how our prediction for a pod turned out; of a miss tell why."""
+        self.telemetry.predictions.labels(outcome.result.value).inc()
+        if outcome.result is Result.UNSEEN:
+            return
+        self.telemetry.window_seconds.observe(outcome.window_s)
+        if outcome.surprise is None:
+            return
+        overcommitted = "yes" if outcome.overcommitted_bytes else "no"
+        self.telemetry.misses.labels(outcome.surprise.value, overcommitted).inc()
+        log.warning(
+            "prediction_missed",
+            pod=f"{outcome.promise.namespace}/{outcome.promise.name}",
+            pod_uid=outcome.uid,
+            node=outcome.node,
+            devices=outcome.observed,
+            predicted=outcome.predicted,
+            surprise=outcome.surprise.value,
+            overcommitted_bytes=outcome.overcommitted_bytes,
+            window_s=round(outcome.window_s, 3),
+        )
 
     def _make_snapshot(self) -> None:
         """So that the next call finds it made: once for all that came together, since it costs
@@ -125,7 +154,7 @@ class Extender:
             self.cluster.adopt,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
             wall_s=time.time,
-            new_id=lambda: uuid.uuid4().hex,
+            new_id=lambda: f"{self._name}-{uuid.uuid4().hex}",
             known=lambda gpunode: knows_devices(self.cluster, gpunode),
         )
 

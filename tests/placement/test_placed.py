@@ -5,11 +5,24 @@ import json
 import pytest
 
 from contract.annotations import PLACEMENT
-from contract.gpunode import Charge
+from contract.gpunode import Charge, Reservation
 from contract.kube import Pod
+from extender.placement.observed import predicted
 from extender.placement.placed import Placement, place
 from extender.placement.snapshot import NodeTerms
-from tests.builders import GIB, GPU, container, device, judged, mig, pod, request, shared, weighed
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    container,
+    device,
+    judged,
+    mig,
+    pod,
+    request,
+    shared,
+    weighed,
+)
 
 SHARED = "nvidia.com/gpu.shared"
 
@@ -40,6 +53,20 @@ def test_a_share_is_charged_in_bytes_of_each_device() -> None:
     node = weighed(shared("a"), shared("b", memory_bytes=16 * GIB))
     (charge,) = placed(pod("25%"), node).charges
     assert charge.candidates == {"a": 6 * GIB, "b": 4 * GIB}
+
+
+def test_a_device_named_for_its_bytes_only_is_no_prediction() -> None:
+    """Pods bound later can push the pod there, where its share is another number of bytes."""
+    node = weighed(
+        shared("a"),
+        shared("b", free=3, allocated=1, memory_bytes=16 * GIB),
+        plugin=DISTRIBUTED,
+    )
+    (charge,) = placed(pod("25%"), node).charges
+    assert charge.candidates == {"a": 6 * GIB, "b": 4 * GIB}
+    assert charge.beyond == ["b"]
+    promise = Reservation(namespace="default", name="p", charges=[charge])
+    assert predicted(promise) == ("a",)
 
 
 def test_containers_are_charged_together_where_they_can_meet() -> None:

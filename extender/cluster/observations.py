@@ -1,0 +1,253 @@
+"""Follows every pod from its promise to the report that shows it, and says how it was predicted.
+
+Each promise is compared once: when a report shows the pod with all that it asked for, or when the
+promise goes and none ever did. What this replica first sees as shown already, as after its start,
+it never compares: what was known when it was promised is not known here. A pod that was compared is
+not compared again while its promise stands, whatever a later or older report says of it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
+from extender.cluster.bystanders import ADOPTED
+from extender.placement.equation import DeviceTerms
+from extender.placement.observed import (
+    Basis,
+    Result,
+    Since,
+    Surprise,
+    changes,
+    compare,
+    is_shown,
+    predicted,
+)
+
+#: Misses that are kept to be shown.
+REMEMBERED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known of the node besides its object."""
+
+    bystanders: Mapping[str, Reservation]
+    leaving: Set[str]
+    device_choice: DeviceChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the prediction for one pod turned out."""
+
+    node: str
+    uid: str
+    promise: Reservation
+    result: Result
+    surprise: Surprise | None
+    predicted: tuple[str, ...]
+    observed: tuple[str, ...]
+    #: From the promise to the report, as this replica heard of them.
+    window_s: float
+    #: When that was, on the monotonic clock.
+    at_s: float
+    #: The most that any device of the pod was overcommitted with it there.
+    overcommitted_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    promise: Reservation
+    basis: Basis
+    at_s: float
+    changes: set[Surprise] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One GPUNode: a new one of the same name begins anew."""
+
+    uid: str
+    status: GPUNodeStatus
+    #: When it was heard of last, on the monotonic clock.
+    at_s: float
+    #: In the order in which they were promised.
+    pending: dict[str, _Pending] = field(default_factory=dict)
+    #: None where it was shown before it was followed.
+    settled: dict[str, Outcome | None] = field(default_factory=dict)
+    #: All that were seen while any was pending.
+    promises: dict[str, Reservation] = field(default_factory=dict)
+    bystanders: dict[str, Reservation] = field(default_factory=dict)
+
+
+class Observations:
+    """``sat(uid, node)``: whether a pod, there or gone, was bound to the node."""
+
+    def __init__(self, sat: Callable[[str, str], bool]) -> None:
+        self._sat = sat
+        self._nodes: dict[str, _Followed] = {}
+        #: Compared, and not weighed yet.
+        self._fresh: dict[str, list[Outcome]] = {}
+        self._done: list[Outcome] = []
+        #: Since this replica was started, whoever bound the pods.
+        self.totals: Counter[Result] = Counter()
+        self.misses: deque[Outcome] = deque(maxlen=REMEMBERED)
+
+    def take(self) -> list[Outcome]:
+        """What turned out since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def of_pod(self, node: str, uid: str) -> Outcome | None:
+        followed = self._nodes.get(node)
+        return followed.settled.get(uid) if followed else None
+
+    def is_pending(self, node: str, uid: str) -> bool:
+        followed = self._nodes.get(node)
+        return followed is not None and uid in followed.pending
+
+    def waits_on(self, node: str) -> bool:
+        """Whether any pod is on its way there."""
+        followed = self._nodes.get(node)
+        return followed is not None and bool(followed.pending)
+
+    def see(
+        self, gpunode: GPUNode, circumstances: Callable[[], Circumstances], at_s: float
+    ) -> None:
+        """The next version of a node's object."""
+        name, status = gpunode.name, gpunode.status
+        if status is None:
+            return
+        followed = self._nodes.get(name)
+        if followed is not None and followed.uid != gpunode.metadata.uid:
+            self.lose(name)
+            followed = None
+        if followed is None:
+            followed = self._nodes[name] = _Followed(gpunode.metadata.uid, status, at_s)
+        promises = gpunode.spec.reservations
+        self._forget(name, followed, promises, at_s)
+        fresh = [uid for uid in promises if _is_new(followed, uid, promises[uid])]
+        if fresh or followed.pending:
+            known = circumstances()
+            self.bypassed(name, known.bystanders)
+            if followed.status is not status:
+                differs = changes(followed.status, status)
+                for pending in followed.pending.values():
+                    pending.changes |= differs
+            for uid in fresh:
+                self._follow(followed, uid, gpunode, status, known, at_s)
+            followed.promises.update(promises)
+            self._compare(name, followed, status, at_s)
+        followed.status, followed.at_s = status, at_s
+
+    def bypassed(self, node: str, bystanders: Mapping[str, Reservation]) -> None:
+        """Pods sit on the node that nobody promised anything; they may be gone before a report."""
+        if self.waits_on(node):
+            self._nodes[node].bystanders.update(bystanders)
+
+    def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
+        """The node was weighed with what was seen last."""
+        for outcome in self._fresh.pop(node, ()):
+            over = [-t.headroom_bytes for t in terms if t.device.uuid in outcome.observed]
+            done = replace(outcome, overcommitted_bytes=max(0, *over, 0))
+            followed = self._nodes.get(node)
+            if followed is not None and followed.settled.get(done.uid) is outcome:
+                followed.settled[done.uid] = done
+            self.totals[done.result] += 1
+            if done.result is Result.MISS:
+                self.misses.append(done)
+            self._done.append(done)
+
+    def lose(self, node: str) -> None:
+        """The node's object is gone, and its promises with it."""
+        followed = self._nodes.pop(node, None)
+        if followed is not None:
+            self._forget(node, followed, {}, followed.at_s)
+
+    def _follow(
+        self,
+        followed: _Followed,
+        uid: str,
+        gpunode: GPUNode,
+        status: GPUNodeStatus,
+        known: Circumstances,
+        at_s: float,
+    ) -> None:
+        promise = gpunode.spec.reservations[uid]
+        if is_shown(status, uid, promise):
+            followed.settled[uid] = None
+            return
+        if not followed.pending:
+            followed.promises, followed.bystanders = {}, {}
+        together = {**known.bystanders, **gpunode.spec.reservations}
+        basis = Basis(status, together, known.leaving, known.device_choice)
+        followed.pending.pop(uid, None)  # promised anew, it is the last
+        followed.pending[uid] = _Pending(promise, basis, at_s)
+
+    def _compare(self, name: str, followed: _Followed, status: GPUNodeStatus, at_s: float) -> None:
+        for uid, pending in list(followed.pending.items()):
+            if not is_shown(status, uid, pending.promise):
+                continue
+            since = self._since(followed, pending, uid, status)
+            found = compare(uid, pending.basis, since)
+            self._settle(
+                Outcome(
+                    name,
+                    uid,
+                    pending.promise,
+                    found.result,
+                    found.surprise,
+                    found.predicted,
+                    found.observed,
+                    at_s - pending.at_s,
+                    at_s,
+                ),
+                followed,
+            )
+
+    def _since(
+        self, followed: _Followed, pending: _Pending, uid: str, status: GPUNodeStatus
+    ) -> Since:
+        every = followed.bystanders | followed.promises
+        later = {o: p for o, p in every.items() if o not in pending.basis.promises}
+        ours = {
+            other: promise
+            for other, promise in later.items()
+            if other in followed.promises and ADOPTED not in promise.flags
+        }
+        others = {other: promise for other, promise in later.items() if other not in ours}
+        return Since(status, ours, others, followed.pending.keys() - {uid}, pending.changes)
+
+    def _settle(self, outcome: Outcome, followed: _Followed) -> None:
+        del followed.pending[outcome.uid]
+        followed.settled[outcome.uid] = outcome
+        self._fresh.setdefault(outcome.node, []).append(outcome)
+
+    def _forget(
+        self, name: str, followed: _Followed, promises: Mapping[str, Reservation], at_s: float
+    ) -> None:
+        """What is promised no longer."""
+        for uid, pending in list(followed.pending.items()):
+            if uid in promises:
+                continue
+            if self._sat(uid, name):
+                window_s = at_s - pending.at_s
+                said = predicted(pending.promise)
+                unseen = Outcome(
+                    name, uid, pending.promise, Result.UNSEEN, None, said, (), window_s, at_s
+                )
+                self._settle(unseen, followed)
+            else:
+                del followed.pending[uid]  # it was never bound there
+        for uid in followed.settled.keys() - promises.keys():
+            del followed.settled[uid]
+
+
+def _is_new(followed: _Followed, uid: str, promise: Reservation) -> bool:
+    """Whether it is a prediction that is not followed yet."""
+    if uid in followed.settled or ADOPTED in promise.flags or not promise.charges:
+        return False
+    pending = followed.pending.get(uid)
+    return pending is None or pending.promise.attempt != promise.attempt

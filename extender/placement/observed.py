@@ -1,0 +1,243 @@
+"""Whether a pod came to sit where it was predicted to, and if not, what turned the prediction.
+
+When a pod is bound, its candidates are what the plugin could do with it, whatever becomes of the
+pods that are on their way with it. Pods that we bind after it can push it on to another device;
+they are let in only where that has room. So once a report shows where the pod is, there are three
+cases:
+
+*hit*      it sits on candidates, beside no more of those on their way than could come there;
+*shifted*  not on candidates, but where pods bound after it can push it, which had room;
+*miss*     neither: something happened between binding and admission that nobody can foresee.
+
+Membership alone would not do: of two pods with the candidates A and B at most one may be able to
+come to A. Both there is a miss, of one of them.
+
+What can be foreseen is reckoned once more from what was known at the binding (*basis*), with the
+pods bound since then. What cannot is looked for in the difference to the report that shows the pod:
+the surprise is the one without which it cannot be where it is.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import Charge, Device, GPUNodeStatus, Replicas, Reservation
+from extender.placement.equation import possibilities
+
+
+class Result(Enum):
+    HIT = "hit"
+    SHIFTED = "shifted"
+    MISS = "miss"
+    #: No report ever showed it: it ended before, or its promise was lost.
+    UNSEEN = "unseen"
+
+
+class Surprise(Enum):
+    """What can happen between binding and admission without anybody knowing beforehand."""
+
+    RELEASED = "released"
+    HEALTH = "health"
+    BYPASS = "bypass"
+    CONFIGURATION = "configuration"
+    #: Of several that happened none explains it alone.
+    SEVERAL = "several"
+    UNKNOWN = "unknown"
+
+    @property
+    def sentence(self) -> str:
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Surprise.RELEASED: "a pod that was not known to be ending let go of its replica before",
+    Surprise.HEALTH: "a replica turned unhealthy, or healthy again, before",
+    Surprise.BYPASS: "a pod that Headroom did not bind was admitted before",
+    Surprise.CONFIGURATION: "the devices, or how the plugin shares them out, changed before",
+    Surprise.SEVERAL: "several things happened before, and none of them explains it alone",
+    Surprise.UNKNOWN: "nothing that the reports show explains it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What was known of the node when the pod was promised its memory."""
+
+    status: GPUNodeStatus
+    #: All promises, the pod's own too, and what bystanders were charged.
+    promises: Mapping[str, Reservation]
+    leaving: Set[str]
+    device_choice: DeviceChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What came after, up to the report that shows the pod."""
+
+    status: GPUNodeStatus
+    #: Promised by us after the pod was.
+    promises: Mapping[str, Reservation]
+    #: On the node without our promise, and not known at the basis.
+    bystanders: Mapping[str, Reservation]
+    #: Pods on their way that were not compared yet: of those that one report shows together the
+    #: one bound last came too many.
+    later: Set[str]
+    #: What differed from one report to the next (``changes``).
+    changes: Set[Surprise]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    result: Result
+    predicted: tuple[str, ...]
+    observed: tuple[str, ...]
+    #: None unless it is a miss.
+    surprise: Surprise | None = None
+
+
+def predicted(promise: Reservation) -> tuple[str, ...]:
+    """The devices that the pod could be given when it was bound."""
+    devices = (
+        uuid
+        for charge in promise.charges
+        for uuid in charge.candidates
+        if uuid not in charge.beyond
+    )
+    return tuple(dict.fromkeys(devices))
+
+
+def observed(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
+    """The devices on which the report shows the pod."""
+    return tuple(dict.fromkeys(use.device for use in status.pods if use.uid == uid))
+
+
+def is_shown(status: GPUNodeStatus, uid: str, promise: Reservation) -> bool:
+    """Whether the report shows the pod with all replicas that it asked for."""
+    return len(_held(status, {uid})) >= sum(charge.count for charge in promise.charges) > 0
+
+
+def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
+    """What of one report differs from the one before it and bears on the plugin's choice."""
+    found: set[Surprise] = set()
+    if _configuration(before) != _configuration(after):
+        found.add(Surprise.CONFIGURATION)
+    unhealthy = {device.uuid: device.replicas.unhealthy for device in before.devices}
+    if any(unhealthy.get(d.uuid, 0) != d.replicas.unhealthy for d in after.devices):
+        found.add(Surprise.HEALTH)
+    return found
+
+
+def compare(uid: str, basis: Basis, since: Since) -> Comparison:
+    """Compare where the pod was predicted to sit with where it does."""
+    said, seen = predicted(basis.promises[uid]), observed(since.status, uid)
+    look = _Look(basis, since, seen)
+    if look.explained():
+        inside = set(seen) <= set(said)
+        return Comparison(Result.HIT if inside else Result.SHIFTED, said, seen)
+    return Comparison(Result.MISS, said, seen, _surprise(look))
+
+
+def _surprise(look: "_Look") -> Surprise:
+    happened = look.happened()
+    if Surprise.RELEASED in happened and look.explained(released=True):
+        return Surprise.RELEASED
+    if Surprise.HEALTH in happened and look.explained(health=True):
+        return Surprise.HEALTH
+    if Surprise.BYPASS in happened and look.explained(bypass=True):
+        return Surprise.BYPASS
+    if Surprise.CONFIGURATION in happened:
+        return Surprise.CONFIGURATION  # what another configuration could do is not reckoned
+    if len(happened) > 1:
+        return Surprise.SEVERAL
+    return next(iter(happened), Surprise.UNKNOWN)
+
+
+class _Look:
+    """One pod on its devices, and what could have brought it there."""
+
+    def __init__(self, basis: Basis, since: Since, seen: Sequence[str]) -> None:
+        self._basis = basis
+        self._since = since
+        own = {**since.promises, **basis.promises}
+        sat = _held(basis.status, own.keys())
+        arrived = _held(since.status, own.keys() - since.later) - sat
+        #: Device of the pod -> replicas of it that those on their way have by now.
+        self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in seen}
+        before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))
+        self._gone = before - now
+        known = own.keys() | before
+        self._bystanders = {**_strays(since.status, known), **since.bystanders}
+
+    def happened(self) -> set[Surprise]:
+        found = set(self._since.changes)
+        if self._gone - self._basis.leaving:
+            found.add(Surprise.RELEASED)
+        if self._bystanders:
+            found.add(Surprise.BYPASS)
+        return found
+
+    def explained(self, released: bool = False, health: bool = False, bypass: bool = False) -> bool:
+        """Whether what was known, and what happened as given, could bring it there."""
+        basis, since = self._basis, self._since
+        status = _with_health(basis.status, since.status) if health else basis.status
+        promises = {**since.promises, **basis.promises}
+        if bypass:
+            promises |= self._bystanders
+        leaving = basis.leaving | self._gone if released else basis.leaving
+        chances = possibilities(status, promises, leaving, basis.device_choice)
+        most = {
+            device.uuid: chance.most(0, self._let_go(device.uuid, leaving)) + chance.unexplained
+            for device, chance in zip(status.devices, chances, strict=True)
+        }
+        return all(count <= most.get(uuid, 0) for uuid, count in self._arrived.items())
+
+    def _let_go(self, uuid: str, leaving: Set[str]) -> int:
+        """Replicas of the device that pods that were ending hold no longer."""
+        gone = _held(self._basis.status, leaving & self._gone)
+        return sum(device == uuid for device, *_ in gone)
+
+
+def _held(status: GPUNodeStatus, uids: Set[str]) -> set[tuple[str, str, str]]:
+    """(device, replica, uid) of these pods; one that init containers leave to others counts once.
+
+    With the uid, because the replica of a pod that is gone can be given to the next.
+    """
+    return {(use.device, use.replica, use.uid) for use in status.pods if use.uid in uids}
+
+
+def _strays(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
+    """Pods that only the report tells of, as if they had been promised what they hold."""
+    resource_of = {device.uuid: device.resource for device in status.devices}
+    held = _held(status, {use.uid for use in status.pods} - known)
+    counts = Counter((uid, resource_of.get(device, "")) for device, _, uid in held)
+    return {
+        uid: Reservation(namespace="", name="", charges=[Charge(resource=resource, count=count)])
+        for (uid, resource), count in counts.items()
+    }
+
+
+def _configuration(status: GPUNodeStatus) -> tuple[object, ...]:
+    plugin = status.plugin
+    devices = {
+        (device.uuid, device.resource, device.sharing, device.numa_node, device.replicas.total)
+        for device in status.devices
+    }
+    return plugin.allocation_policy, plugin.topology_manager_policy, devices
+
+
+def _with_health(status: GPUNodeStatus, later: GPUNodeStatus) -> GPUNodeStatus:
+    """The report as if replicas had been as healthy as in a later one."""
+    unhealthy = {device.uuid: device.replicas.unhealthy for device in later.devices}
+    devices = [_with_unhealthy(d, unhealthy.get(d.uuid, 0)) for d in status.devices]
+    return msgspec.structs.replace(status, devices=devices)
+
+
+def _with_unhealthy(device: Device, unhealthy: int) -> Device:
+    replicas = device.replicas
+    free = max(0, replicas.free - (unhealthy - replicas.unhealthy))
+    replicas = Replicas(free=free, allocated=replicas.allocated, unhealthy=unhealthy)
+    return msgspec.structs.replace(device, replicas=replicas)

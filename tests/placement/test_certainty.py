@@ -1,0 +1,153 @@
+"""What a node is said to be, against everything that the plugin could do with it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from contract.gpunode import Plugin, Replicas
+from extender.placement.explain import certainty
+from tests.builders import GIB, mig, promise, shared, use, weighed
+from tests.placement import brute
+
+
+@dataclass(frozen=True)
+class World:
+    """Sizes are in GiB; one replica each."""
+
+    node: brute.Node
+    memory: int
+    unowned: tuple[int, ...]
+    #: GPU by GPU, the sizes of the pods that sit there.
+    sitting: tuple[tuple[int, ...], ...]
+    waiting: tuple[int, ...]
+
+    def certainty(self) -> str:
+        devices = [
+            shared(
+                f"D{index}",
+                memory_bytes=self.memory * GIB,
+                used_bytes=self.unowned[index] * GIB,
+                unowned_bytes=self.unowned[index] * GIB,
+                replicas=Replicas(
+                    gpu.total - gpu.allocated - gpu.unhealthy, gpu.allocated, gpu.unhealthy
+                ),
+            )
+            for index, gpu in enumerate(self.node.gpus)
+        ]
+        here = [
+            (f"s{index}-{number}", f"D{index}", size)
+            for index, sizes in enumerate(self.sitting)
+            for number, size in enumerate(sizes)
+        ]
+        every = {uid: promise({device: size * GIB}) for uid, device, size in here}
+        anywhere = [device.uuid for device in devices]
+        for number, size in enumerate(self.waiting):
+            every[f"w{number}"] = promise(dict.fromkeys(anywhere, size * GIB))
+        plugin = Plugin(
+            allocation_policy=self.node.policy,  # type: ignore[arg-type]
+            topology_manager_policy="none",
+        )
+        rows = [use(uid, device, replica=uid) for uid, device, _ in here]
+        return certainty(
+            weighed(*devices, pods=rows, promises=every, plugin=plugin, tolerance_bytes=0)
+        )
+
+    def loads(self, waiting: Sequence[int]) -> Iterator[list[int]]:
+        """What each GPU holds, for each way to give every pod any free replica, or none."""
+        nowhere = len(self.node.gpus)
+        for places in product(range(nowhere + 1), repeat=len(waiting)):
+            loads = [
+                sum(sizes) + more for sizes, more in zip(self.sitting, self.unowned, strict=True)
+            ]
+            free = [gpu.total - gpu.allocated - gpu.unhealthy for gpu in self.node.gpus]
+            for place, size in zip(places, waiting, strict=True):
+                if place < nowhere:
+                    free[place] -= 1
+                    loads[place] += size
+            if min(free) >= 0:
+                yield loads
+
+    def everything_is_safe(self) -> bool:
+        return all(max(loads) <= self.memory for loads in self.loads(self.waiting))
+
+
+@st.composite
+def worlds(draw: DrawFn) -> World:
+    memory = draw(st.sampled_from([8, 12]))
+    count = draw(st.integers(1, 3))
+    most = draw(st.integers(1, 5))
+    sizes = st.integers(1, most)
+    gpus: list[brute.Gpu] = []
+    sitting: list[tuple[int, ...]] = []
+    for _ in range(count):
+        total, unhealthy = draw(st.integers(2, 4)), draw(st.sampled_from([0, 0, 0, 1]))
+        sitting.append(tuple(draw(st.lists(sizes, max_size=total - unhealthy))))
+        gpus.append(brute.Gpu(total, len(sitting[-1]), unhealthy))
+    policy = draw(st.sampled_from(["distributed", "packed", "unknown"]))
+    return World(
+        brute.Node(tuple(gpus), policy),
+        memory,
+        tuple(draw(st.sampled_from([0, 0, 0, 2])) for _ in range(count)),
+        tuple(sitting),
+        tuple(draw(st.lists(sizes, max_size=3))),
+    )
+
+
+@settings(max_examples=500, deadline=None)
+@given(worlds())
+def test_exact_is_said_exactly_where_the_next_pod_has_no_choice(world: World) -> None:
+    could = brute.could_get(world.node, [1] * len(world.waiting))
+    assert (world.certainty() == "exact") == (len(could) <= 1)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(worlds(), st.integers(0, 3))
+def test_slot_safe_is_where_nothing_the_plugin_could_do_overcommits(
+    world: World, more: int
+) -> None:
+    left = [world.memory - taken for taken in world.unowned]
+    pairs = list(zip(world.node.gpus, left, strict=True))
+    fits = all(
+        max((*world.waiting, *sizes), default=0) * gpu.total <= of_it
+        for (gpu, of_it), sizes in zip(pairs, world.sitting, strict=True)
+    )
+    said = world.certainty()
+    if said != "exact":
+        assert (said == "slot-safe") == fits
+    if said == "slot-safe":
+        # With some more that ask for what a replica is worth everywhere it is still safe.
+        worth = min(of_it // gpu.total for gpu, of_it in pairs)
+        crowd = [*world.waiting, *([worth] * more)]
+        assert all(max(loads) <= world.memory for loads in world.loads(crowd))
+
+
+def test_where_it_is_not_slot_safe_something_may_overcommit() -> None:
+    """The rule would be empty if nothing could go wrong without it."""
+    node = brute.Node((brute.Gpu(2), brute.Gpu(2)))
+    assert World(node, 8, (0, 0), ((), ()), (4, 4)).certainty() == "slot-safe"
+    unsafe = World(node, 8, (0, 0), ((), ()), (5, 4))
+    assert unsafe.certainty() == "predicted"
+    assert not unsafe.everything_is_safe()
+    by_strangers = World(node, 8, (1, 0), ((), ()), (4, 4))
+    assert by_strangers.certainty() == "predicted"
+    assert not by_strangers.everything_is_safe()
+
+
+def test_instances_that_share_a_memory_share_its_parts() -> None:
+    """Two compute instances: each pod fits by itself, both do not."""
+    instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
+    for gib, expected in ((10, "slot-safe"), (15, "predicted")):
+        on_its_way = {"p": promise({"a": gib * GIB, "b": gib * GIB})}
+        assert certainty(weighed(*instances, promises=on_its_way)) == expected
+
+
+def test_measured_use_counts_as_a_request_does() -> None:
+    held = {"p": promise({"D0": GIB})}
+    devices = [shared(f"D{n}", free=3 + n, allocated=1 - n) for n in range(2)]
+    for used_gib, expected in ((6, "slot-safe"), (7, "predicted")):
+        rows = [use("p", "D0", used_gib * GIB, replica="D0::0")]
+        assert certainty(weighed(*devices, pods=rows, promises=held)) == expected

@@ -1,0 +1,257 @@
+"""From the promise to the report that shows the pod: reports late, old, lost or repeated."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from contract.gpunode import GPUNode, Reservation
+from contract.kube import Node, Pod
+from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
+from extender.cluster.state import ClusterState
+from extender.placement.observed import Result, Surprise
+from extender.placement.rules import Rules
+from extender.settings import Settings
+from extender.wiring.replica import Extender
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    gpunode,
+    kube_node,
+    pod,
+    promise,
+    shared,
+    use,
+)
+from tests.truth.world import NEVER_STALE_S
+
+#: D0 is the emptier one.
+IDLE = (shared("D0", free=4), shared("D1", free=3, allocated=1))
+THERE = (shared("D0", free=3, allocated=1), shared("D1", free=3, allocated=1))
+ASTRAY = (shared("D0", free=4), shared("D1", free=2, allocated=2))
+SITTING = use("old", "D1", replica="D1::0")
+
+
+def promised(attempt: str = "me-1", **candidates: int) -> dict[str, Reservation]:
+    own = promise(candidates or {"D0": 8 * GIB}, name="p")
+    own = msgspec.structs.replace(own, attempt=attempt)
+    return {"p": own, "old": promise({"D1": GIB}, name="old")}
+
+
+def node(version: int, *devices: object, shown: str | None = None, **other: object) -> GPUNode:
+    """The object in this version; ``shown``: the device on which the report shows the pod."""
+    rows = [SITTING, *([use("p", shown, replica=f"{shown}::3")] if shown else [])]
+    given = {"promises": promised(), "plugin": DISTRIBUTED, **other}
+    return gpunode(*devices, version=str(version), pods=rows, **given)  # type: ignore[arg-type]
+
+
+def seen(gpunode: GPUNode, at_s: float = 0.0) -> Event:
+    return GPUNodeSeen(gpunode, at_s)
+
+
+def started(*more: Event) -> ClusterState:
+    state = ClusterState(Rules(), NEVER_STALE_S, epoch_s=0.0)
+    bound = [PodSeen(pod(uid=uid, name=uid, node="n")) for uid in ("p", "old")]
+    state.apply([NodeSeen(kube_node()), *bound, *more])
+    return state
+
+
+def results(state: ClusterState) -> list[tuple[str, Result]]:
+    return [(outcome.uid, outcome.result) for outcome in state.observations.take()]
+
+
+BOUND, HIT = node(1, *IDLE), node(2, *THERE, shown="D0")
+
+
+def test_a_pod_is_compared_when_a_report_shows_it() -> None:
+    state = started(seen(BOUND, 10.0))
+    assert results(state) == []
+    assert state.observations.is_pending("n", "p")
+    state.apply([seen(HIT, 12.5)])
+    (outcome,) = state.observations.take()
+    assert (outcome.result, outcome.window_s) == (Result.HIT, 2.5)
+    assert state.observations.of_pod("n", "p") == outcome
+
+
+def test_it_is_compared_once_whatever_is_told_again() -> None:
+    state = started(seen(BOUND), seen(HIT))
+    assert results(state) == [("p", Result.HIT)]
+    older = node(3, *IDLE)  # a sample from before, written by an agent that was restarted
+    elsewhere = node(5, *ASTRAY, shown="D1")
+    for event in (
+        seen(HIT),
+        Relisted(GPUNode, (HIT,), 0.0),
+        seen(older),
+        seen(node(4, *THERE, shown="D0")),
+        Relisted(Pod, (pod(uid="p", name="p", node="n"),), 0.0),
+        seen(elsewhere),
+    ):
+        state.apply([event])
+        assert results(state) == []
+    assert state.observations.totals == {Result.HIT: 1}
+
+
+def test_a_version_that_comes_late_is_no_news() -> None:
+    state = started(seen(BOUND), seen(node(5, *IDLE)))
+    state.apply([seen(HIT)])  # version 2
+    assert results(state) == []
+    state.apply([seen(node(6, *THERE, shown="D0"))])
+    assert results(state) == [("p", Result.HIT)]
+
+
+def test_what_was_shown_before_we_watched_is_not_compared() -> None:
+    """After a restart: what was known at the binding is not known here."""
+    state = started(Relisted(GPUNode, (node(7, *ASTRAY, shown="D1"),), 0.0))
+    state.apply([seen(node(8, *ASTRAY, shown="D1"))])
+    assert results(state) == []
+    assert not state.observations.is_pending("n", "p")
+
+
+def test_a_pod_on_its_way_at_a_restart_is_compared_with_what_is_known_then() -> None:
+    state = started(Relisted(GPUNode, (BOUND,), 0.0))
+    state.apply([seen(node(2, *ASTRAY, shown="D1"))])
+    (outcome,) = state.observations.take()
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.UNKNOWN)
+
+
+def test_the_last_attempt_is_what_is_compared() -> None:
+    again = node(2, *IDLE, promises=promised("me-2", D0=8 * GIB, D1=8 * GIB))
+    state = started(seen(BOUND), seen(again))
+    state.apply([seen(node(3, *THERE, shown="D0", promises=again.spec.reservations))])
+    (outcome,) = state.observations.take()
+    assert (outcome.promise.attempt, outcome.predicted) == ("me-2", ("D0", "D1"))
+
+
+def test_a_pod_that_ends_before_it_is_seen_is_counted_as_that() -> None:
+    state = started(seen(BOUND))
+    rest = {"old": promised()["old"]}
+    state.apply([seen(node(2, *IDLE, promises=rest))])
+    assert results(state) == [("p", Result.UNSEEN)]
+
+
+def test_a_promise_that_never_led_to_a_binding_is_not_counted() -> None:
+    state = started(PodSeen(pod(uid="p", name="p")), seen(BOUND))
+    state.apply([seen(node(2, *IDLE, promises={"old": promised()["old"]}))])
+    assert results(state) == []
+    assert not state.observations.is_pending("n", "p")
+
+
+def recreated_seen_as_gone() -> list[Event]:
+    return [GPUNodeGone("n")]
+
+
+def recreated_seen_as_another() -> list[Event]:
+    return []
+
+
+@pytest.mark.parametrize("told", [recreated_seen_as_gone, recreated_seen_as_another])
+def test_an_object_made_anew_has_lost_its_predictions(told: Callable[[], list[Event]]) -> None:
+    state = started(seen(BOUND))
+    adopted = {
+        uid: msgspec.structs.replace(each, flags=["adopted"], attempt="anew")
+        for uid, each in promised().items()
+    }
+    state.apply(told())
+    state.apply([seen(node(1, *IDLE, uid="another", promises=adopted))])
+    assert results(state) == [("p", Result.UNSEEN)]
+    state.apply([seen(node(2, *ASTRAY, shown="D1", uid="another", promises=adopted))])
+    assert results(state) == []  # nobody predicted anything
+
+
+def test_a_silent_agent_leaves_the_pod_on_its_way() -> None:
+    state = started(seen(BOUND, 0.0))
+    state.apply([NodeSeen(kube_node())])
+    for version in range(2, 5):
+        state.apply([seen(node(version, *IDLE), 1000.0 * version)])
+    assert results(state) == []
+    assert state.observations.is_pending("n", "p")
+
+
+def test_a_device_with_another_name_was_configured_anew() -> None:
+    other = [shared(f"E{n}", free=4 - n, allocated=n) for n in (1, 0)]
+    state = started(seen(BOUND))
+    state.apply([seen(node(2, *other, shown="E0"))])
+    (outcome,) = state.observations.take()
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
+
+
+def test_a_resource_with_another_name_is_compared_all_the_same() -> None:
+    renamed = [
+        msgspec.structs.replace(device, resource="nvidia.com/gpu.shared") for device in THERE
+    ]
+    state = started(seen(BOUND))
+    state.apply([seen(node(2, *renamed, shown="D0"))])
+    assert results(state) == [("p", Result.HIT)]
+
+
+def test_it_waits_for_all_that_the_pod_asked_for() -> None:
+    two = {"p": promise({"D0": GIB, "D1": GIB}, count=2, name="p")}
+    devices = [shared("D0", free=4), shared("D1", free=4)]
+    state = started(seen(gpunode(*devices, version="1", promises=two, plugin=DISTRIBUTED)))
+    rows = [use("p", "D0", replica="D0::0"), use("p", "D1", replica="D1::1")]
+    for number in (1, 2):
+        told = gpunode(
+            *devices,
+            version=str(1 + number),
+            promises=two,
+            pods=rows[:number],
+            plugin=DISTRIBUTED,
+        )
+        state.apply([seen(told)])
+    (outcome,) = state.observations.take()
+    assert (outcome.result, outcome.observed) == (Result.HIT, ("D0", "D1"))
+
+
+def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
+    sick = [shared("D0", free=4), shared("D1", free=3, allocated=1)]
+    sick[0] = msgspec.structs.replace(
+        sick[0], replicas=msgspec.structs.replace(sick[0].replicas, free=2, unhealthy=2)
+    )
+    state = started(seen(BOUND), seen(node(2, *sick)))
+    state.apply([seen(node(3, *ASTRAY, shown="D1"))])
+    (outcome,) = state.observations.take()
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
+
+
+# What one replica tells.
+
+
+def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
+    async def play() -> tuple[list[float | None], list[dict[str, object]]]:
+        replicas = [Extender(Settings(), unready=lambda: "") for _ in range(2)]
+        own = promised(f"{replicas[0]._name}-1")
+        told: list[Event] = [
+            NodeSeen(kube_node()),
+            *(PodSeen(pod(uid=uid, name=uid, node="n")) for uid in ("p", "old")),
+            seen(node(1, *IDLE, promises=own)),
+        ]
+        with capture_logs() as logs:
+            for replica in replicas:
+                replica.deliver(told)
+                replica.deliver([seen(node(2, *ASTRAY, shown="D1", promises=own))])
+        counted = [
+            replica.telemetry.registry.get_sample_value(
+                "headroom_prediction_total", {"result": "miss"}
+            )
+            for replica in replicas
+        ]
+        assert [replica.cluster.observations.totals[Result.MISS] for replica in replicas] == [1, 1]
+        return counted, [line for line in logs if line["event"] == "prediction_missed"]
+
+    counted, logs = asyncio.run(play())
+    assert counted == [1, None]
+    (line,) = logs
+    assert (line["surprise"], line["node"], line["devices"]) == ("unknown", "n", ("D1",))
+
+
+def test_nodes_are_told_apart() -> None:
+    state = started(seen(BOUND))
+    other = GPUNode(
+        metadata=msgspec.structs.replace(HIT.metadata, name="m", uid="gm"),
+        spec=HIT.spec,
+        status=HIT.status,
+    )
+    state.apply([Relisted(Node, (kube_node("n"), kube_node("m")), 0.0), seen(other)])
+    assert results(state) == []

@@ -1,0 +1,215 @@
+"""What can turn a prediction between binding and admission (DESIGN section 5), each provoked.
+
+A node of two GPUs with 24 GiB and four replicas each. GPU-1 holds a large pod, and GPU-0 nothing,
+so that the next pod is predicted on GPU-0; then something happens before it is admitted. Whether a
+device holds too much is asked of the stand-in node; what the extender says of it is compared.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from extender.placement.observed import Result, Surprise
+from tests.driver import GIB
+from tests.standin.node import StandIn
+from tests.standin.plugin import Settings
+from tests.truth.world import World, gpus
+
+
+def node_with_a_large_pod(choice: str = "predicted", small_on_1: int = 0) -> World:
+    """GPU-1 holds 20 GiB; ``small_on_1`` pods of 1 GiB more, and as many are on GPU-0."""
+    world = World({"n": StandIn(gpus(2), Settings(4))}, choice)
+    for uid, gib, gpu in [
+        ("large", 20, 1),
+        *((f"small-{n}-{gpu}", 1, gpu) for n in range(small_on_1) for gpu in (0, 1)),
+    ]:
+        world.bind(uid, gib, node="n")
+        # The first may choose; after that every second one finds its GPU the emptier one.
+        world.admit(uid, towards=f"GPU-{gpu}")
+        world.report("n")
+    return world
+
+
+def released(world: World) -> None:
+    """Two pods of GPU-1 end by themselves."""
+    for uid in ("small-0-1", "small-1-1"):
+        world.finish(uid, "n")
+
+
+def unhealthy(world: World) -> None:
+    """Two replicas of GPU-0 turn unhealthy."""
+    for replica in sorted(free_replicas(world, "GPU-0"))[:2]:
+        world.nodes["n"].fail(replica)
+
+
+def bypassed(world: World) -> None:
+    """Two pods that somebody else bound are admitted first."""
+    for uid in ("other-1", "other-2"):
+        world.bypass(uid, 1, "n", towards="GPU-0")
+
+
+def bypassed_and_heard_of(world: World) -> None:
+    """The same, and the watch has told of them when the report comes."""
+    bypassed(world)
+    for uid in ("other-1", "other-2"):
+        world.hear_of(uid, "n")
+
+
+def configured_anew(world: World) -> None:
+    """The plugin is restarted, and packs."""
+    world.nodes["n"].start_plugin(Settings(4, policy="packed", release=20))
+
+
+def free_replicas(world: World, device: str) -> list[str]:
+    return [each for each in world.nodes["n"].devices.available if each.startswith(device)]
+
+
+CASES = [
+    pytest.param(released, 2, Surprise.RELEASED, id="pods end by themselves"),
+    pytest.param(unhealthy, 0, Surprise.HEALTH, id="replicas turn unhealthy"),
+    pytest.param(bypassed, 0, Surprise.BYPASS, id="pods bypass us, and only the report shows them"),
+    pytest.param(bypassed_and_heard_of, 0, Surprise.BYPASS, id="pods bypass us"),
+    pytest.param(configured_anew, 0, Surprise.CONFIGURATION, id="the plugin is configured anew"),
+]
+
+
+@pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
+def test_a_surprise_is_recognised_and_the_charge_moved(
+    happen: Callable[[World], None], small_on_1: int, surprise: Surprise
+) -> None:
+    world = node_with_a_large_pod(small_on_1=small_on_1)
+    assert world.bind("p", 8, node="n") == "n"
+    happen(world)
+    world.admit("p", towards="GPU-1")
+    assert world.excess_bytes("n").keys() == {"GPU-1"}
+    outcome = world.report("n")["p"]
+    assert (outcome.result, outcome.surprise) == (Result.MISS, surprise)
+    assert (outcome.predicted, outcome.observed) == (("GPU-0",), ("GPU-1",))
+    # The stand-in agrees, less what the pods that ended without our knowing are still charged.
+    assert outcome.overcommitted_bytes >= world.excess_bytes("n")["GPU-1"]
+    # The charge is where the pod is: nobody is placed on GPU-1 any more, and GPU-0 is free of it.
+    one, other = world.state.snapshot().nodes[0].devices
+    assert "p" not in {holder.uid for holder in one.holders}
+    assert "p" in {holder.uid for holder in other.holders if holder.observed}
+    assert other.headroom_bytes < 0
+
+
+@pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
+def test_without_it_there_is_none(
+    happen: Callable[[World], None], small_on_1: int, surprise: Surprise
+) -> None:
+    world = node_with_a_large_pod(small_on_1=small_on_1)
+    world.bind("p", 8, node="n")
+    world.admit("p", towards="GPU-1")
+    outcome = world.report("n")["p"]
+    assert (outcome.result, outcome.surprise) == (Result.HIT, None)
+    assert world.excess_bytes("n") == {}
+
+
+@pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
+def test_where_any_device_must_have_room_it_hurts_nobody(
+    happen: Callable[[World], None], small_on_1: int, surprise: Surprise
+) -> None:
+    world = node_with_a_large_pod("any", small_on_1)
+    assert world.bind("p", 8, node="n") is None
+    assert world.bind("q", 2, node="n") == "n"
+    happen(world)
+    world.admit("q", towards="GPU-1")
+    outcome = world.report("n")["q"]
+    assert outcome.result is Result.HIT
+    assert world.excess_bytes("n") == {}
+
+
+def test_replicas_that_are_healthy_again_are_a_surprise() -> None:
+    world = World({"n": StandIn(gpus(2), Settings(4))})
+    node = world.nodes["n"]
+    world.bind("large", 20, node="n")
+    world.admit("large", towards="GPU-1")
+    for uid in ("small-0", "small-1"):
+        world.bind(uid, 1, node="n")
+    for uid in ("small-0", "small-1"):
+        world.admit(uid, towards="GPU-0")
+    for replica in sorted(free_replicas(world, "GPU-1"))[:2]:
+        node.fail(replica)
+    world.report("n")
+    assert world.bind("p", 8, node="n") == "n"
+    node.register_plugin()  # restarted, it has forgotten
+    world.admit("p", towards="GPU-1")
+    outcome = world.report("n")["p"]
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
+    assert world.excess_bytes("n") == {"GPU-1": 4 * GIB}
+
+
+def test_a_pod_deleted_before_admission_turns_nothing() -> None:
+    """What is left counts on any of them never being admitted."""
+    for choice in ("GPU-0", "GPU-1"):
+        world = World({"n": StandIn(gpus(2), Settings(4))})
+        for uid in ("a", "b", "c"):
+            assert world.bind(uid, 6, node="n") == "n"
+        world.hear_of_end("b")
+        world.admit("c", towards=choice)
+        world.admit("a", towards=choice)
+        outcomes = world.report("n")
+        assert {outcomes[uid].result for uid in ("a", "c")} == {Result.HIT}
+        assert world.excess_bytes("n") == {}
+
+
+def test_two_together_where_one_could_come_are_a_miss_of_the_second() -> None:
+    """Each sits on a candidate of its own; that both are there nobody had counted on."""
+    world = World({"n": StandIn(gpus(2), Settings(4))})
+    for uid, gpu in (("x", 0), ("y", 1)):
+        world.bind(uid, 1, node="n")
+        world.admit(uid, towards=f"GPU-{gpu}")
+        world.report("n")
+    for uid in ("a", "b"):
+        assert world.bind(uid, 14, node="n") == "n"
+    world.admit("a", towards="GPU-0")
+    world.finish("x", "n")
+    world.admit("b", towards="GPU-0")
+    assert world.excess_bytes("n") == {"GPU-0": 4 * GIB}
+    outcomes = world.report("n")
+    assert outcomes["a"].result is Result.HIT
+    assert (outcomes["b"].result, outcomes["b"].surprise) == (Result.MISS, Surprise.RELEASED)
+    assert set(outcomes["b"].observed) < set(outcomes["b"].predicted)
+
+
+def test_a_pod_that_a_later_one_pushes_on_is_no_surprise() -> None:
+    world = World({"n": StandIn(gpus(2), Settings(4))})
+    world.bind("x", 1, node="n")
+    world.admit("x", towards="GPU-1")
+    world.report("n")
+    for uid in ("a", "b"):
+        assert world.bind(uid, 6, node="n") == "n"
+    world.admit("b", towards="GPU-0")
+    world.admit("a", towards="GPU-1")
+    outcomes = world.report("n")
+    assert (outcomes["a"].predicted, outcomes["a"].observed) == (("GPU-0",), ("GPU-1",))
+    assert outcomes["a"].result is Result.SHIFTED
+    assert outcomes["b"].result is Result.HIT
+    assert world.excess_bytes("n") == {}
+
+
+def test_what_was_known_to_end_is_no_surprise() -> None:
+    """Of a pod whose end was told before the binding, both were counted: there, and gone."""
+    world = World({"n": StandIn(gpus(2), Settings(4))})
+    for uid, gpu in (("x", 0), ("y", 1)):
+        world.bind(uid, 1, node="n")
+        world.admit(uid, towards=f"GPU-{gpu}")
+        world.report("n")
+    world.finish("y", "n")
+    world.hear_of_end("y")
+    assert world.bind("p", 8, node="n") == "n"
+    world.admit("p", towards="GPU-1")
+    assert world.report("n")["p"].result is Result.HIT
+
+
+def test_of_several_surprises_the_one_that_explains_it_is_named() -> None:
+    """A small pod of GPU-0 ends as well, which makes GPU-1 less likely; the health explains it."""
+    world = node_with_a_large_pod(small_on_1=1)
+    world.bind("p", 2, node="n")
+    world.finish("small-0-0", "n")
+    for replica in sorted(free_replicas(world, "GPU-0"))[:3]:
+        world.nodes["n"].fail(replica)
+    world.admit("p", towards="GPU-1")
+    outcome = world.report("n")["p"]
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)

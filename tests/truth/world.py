@@ -1,0 +1,242 @@
+"""Extender and stand-in nodes in one process, without a clock: every step is a call.
+
+The extender's parts are together as in a replica: what is written is seen at once, reports are
+written when the test says so. Whether a device holds more than it has is asked of the stand-in,
+whose processes take what their pods were promised: it knows nothing of the extender.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.annotations import DEVICE_CHOICE, VRAM
+from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source
+from contract.gpunode import Plugin as PluginReport
+from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
+from contract.kube import Pod as KubePod
+from extender.cluster.chores import Leftover, leftovers
+from extender.cluster.events import NodeSeen, PodSeen
+from extender.cluster.observations import Outcome
+from extender.cluster.state import ClusterState
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.placement.rules import Rules
+from extender.placement.score import rank
+from tests.driver import GIB, Gpu
+from tests.standin import devices as standin
+from tests.standin.devices import RESOURCE, Ids, Lots, Preferred
+from tests.standin.lots import first
+from tests.standin.node import StandIn
+from tests.standin.plugin import Plugin, device_of
+
+#: Nobody reports unless told to.
+NEVER_STALE_S = 1e12
+
+
+def gpus(count: int, memory_gib: int = 24) -> list[Gpu]:
+    return [Gpu(f"GPU-{n}", memory_gib * GIB, 0, "test") for n in range(count)]
+
+
+@dataclass(frozen=True)
+class Towards:
+    """Lots that fall on this device whenever they may."""
+
+    device: str
+
+    def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
+        options = plugin.options(call.available, call.must_include, call.size)
+        best = max(sorted(options), key=lambda counts: dict(counts).get(self.device, 0))
+        return call.must_include | first(call.available - call.must_include, best)
+
+    def some(self, replicas: Ids, count: int) -> Ids:
+        wished = sorted(replicas, key=lambda each: (device_of(each) != self.device, each))
+        return frozenset(wished[:count])
+
+
+class World:
+    """``choice`` is the nodes' annotation. One replica of the extender; ``twin`` another one that
+    binds nothing."""
+
+    def __init__(self, nodes: Mapping[str, StandIn], choice: str = "predicted") -> None:
+        self.nodes = nodes
+        self.now_s = 0.0
+        self.ids = itertools.count(1)
+        self.state = ClusterState(Rules(), NEVER_STALE_S, epoch_s=0.0)
+        self.store = EmbeddedStore(self.state.apply, lambda: self.now_s)
+        self.ledger = Ledger(
+            self.store,
+            lambda pod, gpunode: self.state.judge(pod, gpunode, self.now_s),
+            self.state.adopt,
+            written=lambda gpunode: None,
+            wall_s=lambda: self.now_s,
+            new_id=lambda: f"attempt-{next(self.ids)}",
+        )
+        #: Bytes that each pod takes of each of its devices.
+        self.sizes: dict[str, int] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        for name, node in nodes.items():
+            annotations = {DEVICE_CHOICE: choice}
+            self.state.apply([NodeSeen(kube_node(name, node, annotations))])
+            self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=name)))
+            self.report(name)
+        self.ledger.initialise(self.state.nodes())
+
+    # What the cluster does.
+
+    def bind(self, uid: str, gib: int, containers: int = 1, node: str | None = None) -> str | None:
+        """A pod comes and is placed where it fits best, or on the node; None: nowhere."""
+        pod = self.store.admit(kube_pod(uid, gib, containers))
+        self.sizes[uid] = gib * GIB
+        node = node or self.best(pod)
+        if node is not None:
+            ask = BindAsk("default", uid, uid, node, pod, self.state.gpunode(node))
+            if self.ledger.bind(ask) == Bound():
+                return node
+        self.store.delete_pod("default", uid)
+        return None
+
+    def best(self, pod: KubePod) -> str | None:
+        snap = self.state.snapshot()
+        request = self.state.understand(pod)
+        assert isinstance(request, VramRequest)
+        verdicts = fit(request, snap, np.arange(len(snap.nodes), dtype=np.int64), self.now_s)
+        winner = rank(request, snap, verdicts).winner
+        return None if winner is None else snap.nodes[winner].name
+
+    def bypass(self, uid: str, gib: int, node: str, towards: str | None = None) -> None:
+        """Somebody else binds a pod, and the kubelet admits it before we hear of it."""
+        self.sizes[uid] = gib * GIB
+        self._admit(node, uid, 1, towards)
+
+    def hear_of(self, uid: str, node: str) -> None:
+        """The watch tells of a pod that somebody else bound."""
+        pod = kube_pod(uid, self.sizes[uid] // GIB, 1, node)
+        self.store.admit(pod)
+        self.state.apply([PodSeen(pod)])
+
+    def admit(self, uid: str, towards: str | None = None) -> bool:
+        """The kubelet sees the pod at last; lots fall on the device if they may."""
+        pod = self.state.pod(uid)
+        assert pod is not None
+        assert pod.node
+        return self._admit(pod.node, uid, len(pod.spec.containers or ()), towards)
+
+    def _admit(self, node: str, uid: str, containers: int, towards: str | None) -> bool:
+        size = self.sizes[uid]
+        each = [standin.Container(f"c{n}", 1, takes_bytes=size) for n in range(containers)]
+        lots: Lots | None = Towards(towards) if towards else None
+        pod = standin.Pod(uid, tuple(each), name=uid)
+        return self.nodes[node].admit(pod, lots).admitted
+
+    def finish(self, uid: str, node: str) -> None:
+        """Its containers end by themselves; the kubelet knows, nobody else does yet."""
+        self.nodes[node].end(uid)
+
+    def hear_of_end(self, uid: str) -> None:
+        """The watch tells that the pod has ended, or was deleted before it was admitted."""
+        self.store.delete_pod("default", uid)
+        self.tidy()
+
+    def tidy(self) -> None:
+        for found in leftovers(self.state, self.now_s, 60.0):
+            if isinstance(found, Leftover):
+                self.ledger.remove(found.node, found.uid, found.left)
+
+    def report(self, name: str) -> dict[str, Outcome]:
+        """The node's agent reports; how the pods that it shows were predicted."""
+        self.store.report([(name, report(self.nodes[name]))])
+        return self.look()
+
+    def look(self) -> dict[str, Outcome]:
+        fresh = {outcome.uid: outcome for outcome in self.state.observations.take()}
+        self.outcomes |= fresh
+        return fresh
+
+    # What the devices hold.
+
+    def excess_bytes(self, name: str) -> dict[str, int]:
+        """Of each device that holds more than it has, how much too much."""
+        node = self.nodes[name]
+        used = node.used_bytes()
+        has = {gpu.uuid: gpu.memory_bytes - gpu.reserved_bytes for gpu in node.gpus}
+        return {uuid: used[uuid] - has[uuid] for uuid in has if used[uuid] > has[uuid]}
+
+
+def report(node: StandIn) -> GPUNodeStatus:
+    """What an agent would see of the node now."""
+    listed = node.pod_resources()
+    held = [replica for _, given in listed for each in given.values() for replica in each]
+    rows = [
+        PodUse(
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            container=container,
+            device=replica.device,
+            replica=replica.id,
+        )
+        for pod, given in listed
+        for container, replicas in given.items()
+        for replica in replicas
+    ]
+    settings = node.plugin.settings if node.plugin else None
+    healthy = {replica.id for replica in node.devices.allocatable}
+    taken = {replica.id for replica in held} & healthy
+    used = node.used_bytes()
+    devices: list[Device] = []
+    for index, gpu in enumerate(node.gpus):
+        mine = [each for each in healthy if device_of(each) == gpu.uuid]
+        allocated = sum(each in taken for each in mine)
+        total = settings.replicas if settings else len(mine)
+        devices.append(
+            Device(
+                uuid=gpu.uuid,
+                index=index,
+                numa_node=gpu.numa,
+                memory_bytes=gpu.memory_bytes,
+                reserved_bytes=gpu.reserved_bytes,
+                used_bytes=min(used[gpu.uuid], gpu.memory_bytes - gpu.reserved_bytes),
+                unowned_bytes=0,
+                sharing="time-slicing" if total > 1 else "none",
+                resource=RESOURCE,
+                replicas=Replicas(len(mine) - allocated, allocated, max(0, total - len(mine))),
+            )
+        )
+    return GPUNodeStatus(
+        observed_at="1970-01-01T00:00:00Z",
+        devices=devices,
+        pods=rows,
+        plugin=PluginReport(
+            allocation_policy=settings.policy if settings else "unknown",
+            topology_manager_policy=node.devices.policy,
+            pinning="ignored",
+        ),
+        sources=[Source(name="checkpoint"), Source(name="proc")],
+    )
+
+
+def kube_node(name: str, node: StandIn, annotations: Mapping[str, str]) -> Node:
+    count = len(node.devices.allocatable)
+    metadata = ObjectMeta(name=name, uid=name, annotations=annotations)
+    return Node(metadata=metadata, status=NodeStatus(allocatable={RESOURCE: count}))
+
+
+def kube_pod(uid: str, gib: int, containers: int, node: str | None = None) -> KubePod:
+    limits = ResourceRequirements(limits={RESOURCE: 1})
+    each: Sequence[Container] = [
+        Container(name=f"c{n}", resources=limits) for n in range(containers)
+    ]
+    return KubePod(
+        metadata=ObjectMeta(
+            namespace="default",
+            name=uid,
+            uid=uid,
+            resource_version=f"u-{uid}",
+            annotations={VRAM: f"{gib}Gi"},
+        ),
+        spec=PodSpec(containers=list(each), node_name=node),
+    )

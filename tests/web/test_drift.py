@@ -1,0 +1,92 @@
+"""Promised, measured, predicted and actual, as the debug API and the metrics tell them."""
+
+import json
+
+import msgspec
+
+from contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
+from tests.builders import DISTRIBUTED
+from tests.serving import Server, binding, offer, pod, serving
+
+GI = 1 << 30
+FLEET = """
+nodes:
+  - {name: shared, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4}
+"""
+
+
+def place(server: Server, name: str, vram: str) -> None:
+    asked = pod(name, vram)
+    server.post("/filter", offer(asked, "shared"))
+    assert server.post("/bind", binding(asked, "shared")).json()["Error"] == ""
+
+
+def report(server: Server, **gpu_of: int) -> None:
+    """The agent reports these pods on the GPUs with these numbers; each uses 1 GiB."""
+    devices = [
+        Device(
+            uuid=f"GPU-shared-{n}",
+            memory_bytes=24 * GI,
+            reserved_bytes=0,
+            used_bytes=GI * (here := list(gpu_of.values()).count(n)),
+            unowned_bytes=0,
+            sharing="time-slicing",
+            resource="nvidia.com/gpu",
+            replicas=Replicas(free=4 - here, allocated=here),
+        )
+        for n in range(2)
+    ]
+    rows = [
+        PodUse(
+            uid=f"uid-{name}",
+            device=f"GPU-shared-{n}",
+            replica=f"GPU-shared-{n}::{number}",
+            used_bytes=GI,
+        )
+        for number, (name, n) in enumerate(gpu_of.items())
+    ]
+    status = GPUNodeStatus(
+        observed_at="2026-11-21T00:00:00Z", devices=devices, pods=rows, plugin=DISTRIBUTED
+    )
+    body = [{"node": "shared", "status": msgspec.to_builtins(status)}]
+    assert server.debug_post("/embedded/v1/reports", body).status == 204
+
+
+def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
+    with serving(FLEET) as server:
+        place(server, "a", "8Gi")
+        (waiting,) = server.get("/v1/drift").json()["pods"]
+        assert (waiting["result"], waiting["observed"]) == ("waiting", [])
+        assert waiting["predicted"] == ["GPU-shared-0", "GPU-shared-1"]
+        report(server, a=0)
+        place(server, "b", "20Gi")  # GPU-shared-1 has fewer replicas taken
+        report(server, a=0, b=0)
+        told = server.get("/v1/drift").json()
+        a, b = sorted(told["pods"], key=lambda each: str(each["name"]))
+        assert (a["result"], a["surprise"]) == ("hit", None)
+        assert a["observed"] == [
+            {"uuid": "GPU-shared-0", "promised_bytes": 8 * GI, "measured_bytes": GI}
+        ]
+        assert (b["result"], b["predicted"]) == ("miss", ["GPU-shared-1"])
+        assert b["observed"] == [
+            {"uuid": "GPU-shared-0", "promised_bytes": None, "measured_bytes": GI}
+        ]
+        assert b["message"] == "nothing that the reports show explains it"
+        assert told["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}
+        (miss,) = told["misses"]
+        assert (miss["name"], miss["surprise"]) == ("b", "unknown")
+        assert miss["overcommitted_bytes"] == 4 * GI
+        short = server.get("/v1/drift?pods=false").json()
+        assert (short["pods"], short["results"]) == ([], told["results"])
+
+        metrics = server.get("/metrics").body.decode()
+        assert 'headroom_prediction_total{result="hit"} 1.0' in metrics
+        assert 'headroom_prediction_total{result="miss"} 1.0' in metrics
+        misses = 'headroom_prediction_misses_total{overcommitted="yes",surprise="unknown"} 1.0'
+        assert misses in metrics
+        assert "headroom_prediction_window_seconds_count 2.0" in metrics
+        assert "headroom_overcommitted_bytes 4.294967296e+09" in metrics
+        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+        (logged,) = [line for line in lines if line["event"] == "prediction_missed"]
+        assert (logged["pod"], logged["surprise"]) == ("default/b", "unknown")
+        assert logged["devices"] == ["GPU-shared-0"]
