@@ -6,8 +6,10 @@ version of the object on, whoever weighs the node charges the pod on these devic
 that was weighed on an older version fails its compare-and-swap. So, with our own newest sample:
 
     not yet   it holds fewer replicas than promised, or is promised nothing, or the GPUNode does not
-              show it where it is; or pods on their way could still take the room
-    no        what sits on one of its devices is more than allocatable, or the device is broken
+              show it where it is; or a pod that sits there is not in the ledger, so that nobody
+              can say what it will take; or pods on their way could still take the room
+    no        what sits on one of its devices is more than allocatable, or the device is broken, or
+              the ledger says that the pod is to leave the node
     yes       everything that sits there, or may come, fits:
 
     sum over pods there, or that may come: max(promised, measured)
@@ -21,7 +23,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.cgroup import is_static
 from contract.gpunode import (
+    EVICTED,
     HOLDINGS_SOURCES,
     Charge,
     Device,
@@ -54,6 +58,8 @@ def judge(
     reservation = node.spec.reservations.get(uid)
     if reservation is None or not node.spec.initialised:
         return Verdict("not yet", "no memory is promised to this pod on this node")
+    if EVICTED in reservation.flags:
+        return Verdict("no", "this pod is to leave the node, where its device has no room for it")
     if HOLDINGS_SOURCES.isdisjoint(s.name for s in sample.sources if s.state == "ok"):
         return Verdict("not yet", "the kubelet does not tell which pod holds which device")
     held = _held(sample, uid)
@@ -89,6 +95,8 @@ def _room(
     allocatable_bytes = first.memory_bytes - first.reserved_bytes - reserve_bytes
     uuids = {device.uuid for device in memory}
     rows = [row for row in sample.pods if row.device in uuids]
+    if any(row.replica and _promised_to(row, spec) not in spec.reservations for row in rows):
+        return Verdict("not yet", "a pod on its device is not in the ledger yet")
     explained_bytes = 0
     seen = {_promised_to(row, spec) for row in rows}
     for key in seen:
@@ -152,8 +160,9 @@ def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[
 
 
 def _promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
-    """The uid that a row's pod has in the ledger; PodResources alone tells names only."""
-    if row.uid:
+    """The uid that a row's pod has in the ledger; PodResources alone tells names only, and the
+    kubelet knows a static pod by another uid than the API server."""
+    if row.uid and not is_static(row.uid):
         return row.uid
     named = [
         uid

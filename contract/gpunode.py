@@ -25,6 +25,8 @@ MAX_REPLICAS = 1024
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: The one that tells which process belongs to which pod.
 PROCESSES_SOURCE = "proc"
+#: Flag of a promise: its pod drew a device without room, and is to leave the node before it starts.
+EVICTED = "evicted"
 #: More strangers than this on one node are counted, not named.
 MAX_UNOWNED_PROCESSES = 64
 
@@ -240,7 +242,7 @@ class Reservation(KubeStruct, frozen=True):
     attempt: str = ""
     #: RFC 3339, when that attempt began.
     since: str = ""
-    #: "adopted" for a pod bound by somebody else.
+    #: "adopted" for a pod bound by somebody else; "evicted", see there.
     flags: list[str] = msgspec.field(default_factory=list)
 
 

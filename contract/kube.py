@@ -106,11 +106,17 @@ class PodCondition(KubeStruct, frozen=True):
     message: str = ""
 
 
+class Terminated(KubeStruct, frozen=True):
+    exit_code: int = 0
+
+
 class ContainerState(KubeStruct, frozen=True):
     running: Present | None = None
+    terminated: Terminated | None = None
 
 
 class ContainerStatus(KubeStruct, frozen=True):
+    name: str = ""
     state: ContainerState | None = None
 
 

@@ -8,7 +8,11 @@ import sys
 
 
 def main() -> int:
-    """`headroom agent ...` is the agent's; everything else is the extender's."""
+    """`headroom agent ...` and `headroom gate` are the agent's; all else is the extender's."""
+    if sys.argv[1:] == ["gate"]:
+        from agent.knock import main as gate
+
+        return gate()
     if sys.argv[1:2] == ["agent"]:
         from agent.__main__ import main as agent
 

@@ -1,4 +1,4 @@
-"""What is left to be tidied: promises whose pod no longer needs them, nodes without a ledger.
+"""What is left to be tidied: promises whose pod no longer needs them, pods and nodes without one.
 
 Only suggestions from what we happen to have seen: whoever acts on them asks the store again.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, Reservation
-from contract.kube import Node
+from contract.kube import Node, Pod
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 
@@ -29,6 +29,21 @@ class Unmarked:
     node: str
     uid: str
     promise: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Bystander:
+    """A pod that sits on the node, and to which the ledger promises nothing."""
+
+    node: str
+    pod: Pod
+
+
+def bystanders(state: ClusterState, on: Collection[str] | None = None) -> list[Bystander]:
+    """Pods that somebody else bound: the ledger is the only place where a node's agent learns what
+    they will take. ``on`` names the nodes to look at, None means all."""
+    names = [gpunode.name for gpunode in state.gpunodes()] if on is None else on
+    return [Bystander(name, pod) for name in names for pod in state.bystanders(name)]
 
 
 def leftovers(

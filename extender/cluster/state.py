@@ -140,12 +140,21 @@ class ClusterState:
         """The same for all nodes."""
         return next(reversed(self._room_in.values()), 0)
 
+    def bystanders(self, name: str) -> list[Pod]:
+        """The pods on the node to which its ledger, once initialised, promises nothing."""
+        gpunode = self._gpunodes.get(name)
+        if gpunode is None or not gpunode.spec.initialised:
+            return []
+        promises = gpunode.spec.reservations
+        return [pod for pod in self._sitting_on.get(name, ()) if pod.metadata.uid not in promises]
+
     @property
     def has_unsettled(self) -> bool:
         return bool(self._unsettled)
 
     def take_unsettled(self) -> list[str]:
-        """The nodes on which a promise may have come to be left over since the last call."""
+        """The nodes on which a promise may have come to be left over, or to be missing, since the
+        last call."""
         names = list(self._unsettled)
         self._unsettled.clear()
         return names
@@ -256,7 +265,10 @@ class ClusterState:
         self._room_in[name] = self._table.next_generation
 
     def _holds_unsettled(self, name: str) -> bool:
-        """Whether a pod that was promised something there is gone, has ended or is elsewhere."""
+        """Whether a pod that was promised something there is gone, has ended or is elsewhere, or
+        one sits there that was promised nothing."""
+        if self.bystanders(name):
+            return True
         gpunode = self._gpunodes.get(name)
         promised = gpunode.spec.reservations if gpunode else ()
         pods = (self._pods.get(uid) for uid in promised)

@@ -206,6 +206,37 @@ class Ledger:
                 return False
         return False
 
+    def charge(self, node: str, bystander: Pod) -> bool:
+        """Write down what a pod takes that sits on the node without a promise, even where that
+        overcommits; for anyone, any time.
+
+        Returns whether that is written, or needs not be. False also when the store does not answer.
+        """
+        metadata = bystander.metadata
+        for _ in range(ATTEMPTS):
+            try:
+                gpunode = self._store.read_gpunode(node)
+                if gpunode is None or metadata.uid in gpunode.spec.reservations:
+                    return True
+                # After that read: a pod that sits there now was bound without the ledger, or its
+                # promise was taken back because it had ended.
+                pod = self._store.read_pod(metadata.namespace, metadata.name)
+                if pod is None or pod.metadata.uid != metadata.uid:
+                    return True
+                if pod.node != node or pod.ended or not gpunode.spec.initialised:
+                    return True
+                if (promise := self._adopt(pod, gpunode)) is None:
+                    return True
+                promises = {**gpunode.spec.reservations, metadata.uid: self._stamped(promise)}
+                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)
+                self._write(gpunode, spec)
+                return True
+            except (StoreConflict, StoreNotFound):
+                continue
+            except StoreError:
+                return False
+        return False
+
     def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
         """A version of the heartbeat of the node's agent that is newer than the pod's removal.
 

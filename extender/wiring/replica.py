@@ -21,8 +21,10 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.chores import (
+    Bystander,
     Leftover,
     Unmarked,
+    bystanders,
     dying,
     knows_devices,
     leftovers,
@@ -214,18 +216,21 @@ class Extender:
             self._unsettled.clear()
 
     async def settle(self, ledger: Ledger, everywhere: bool = False) -> None:
-        """Take back what is left over on the nodes that changed; one promise of a node after the
-        other, since they are written into one object."""
+        """Take back what is left over on the nodes that changed, and charge who sits there without
+        a promise; one of a node after the other, since they are written into one object."""
         on = self.cluster.take_unsettled()
         if self.unready():
             return  # what has not been listed yet is not missing
         after_s = self.settings.orphan_after_s
         nodes = None if everywhere else on
-        of_node: dict[str, list[Leftover | Unmarked]] = {}
-        for found in leftovers(self.cluster, time.time(), after_s, nodes):
+        of_node: dict[str, list[Bystander | Leftover | Unmarked]] = {}
+        for found in (
+            *bystanders(self.cluster, nodes),
+            *leftovers(self.cluster, time.time(), after_s, nodes),
+        ):
             of_node.setdefault(found.node, []).append(found)
 
-        async def one_by_one(founds: Sequence[Leftover | Unmarked]) -> None:
+        async def one_by_one(founds: Sequence[Bystander | Leftover | Unmarked]) -> None:
             for found in founds:
                 await self._look_into(ledger, found)
 
@@ -244,7 +249,12 @@ class Extender:
         except StoreError as err:
             log.warning("chores_failed", message=str(err))
 
-    async def _look_into(self, ledger: Ledger, found: Leftover | Unmarked) -> None:
+    async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
+        if isinstance(found, Bystander):
+            node, uid = found.node, found.pod.metadata.uid
+            charge = self.loop.run_in_executor(self._pool, ledger.charge, node, found.pod)
+            log.info("bystander_charged", node=node, pod_uid=uid, charged=await charge)
+            return
         node, uid = found.node, found.uid
         if isinstance(found, Leftover):
             remove = self.loop.run_in_executor(self._pool, ledger.remove, node, uid, found.left)

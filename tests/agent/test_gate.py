@@ -14,6 +14,7 @@ from agent.porter import READ_EVERY_S, Porter
 from agent.publish import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import (
+    EVICTED,
     Charge,
     Device,
     GPUNode,
@@ -52,6 +53,11 @@ def promise(asked: int, *candidates: str, count: int = 1, name: str = "p") -> Re
 
 def row(uid: str, uuid: str, used: int | None = 0, replica: str = "0", **more: str) -> PodUse:
     return PodUse(uid, uuid, replica=f"{uuid}::{uid}{replica}", used_bytes=used, **more)
+
+
+def stray(used: int | None) -> PodUse:
+    """A pod that holds no replica, and yet is there."""
+    return PodUse("s", "GPU-a", used_bytes=used)
 
 
 def node(
@@ -161,7 +167,7 @@ def test_a_broken_device_is_none_to_start_on() -> None:
 @pytest.mark.parametrize(
     ("room", "sample"),
     [
-        pytest.param(30, status(row("p", "GPU-a"), row("s", "GPU-a", 70)), id="a stray's use"),
+        pytest.param(30, status(row("p", "GPU-a"), stray(70)), id="a stray's use"),
         pytest.param(
             30,
             status(row("p", "GPU-a"), devices=[device("GPU-a", unowned_bytes=70)]),
@@ -169,7 +175,7 @@ def test_a_broken_device_is_none_to_start_on() -> None:
         ),
         pytest.param(
             30,
-            status(row("p", "GPU-a", None), row("s", "GPU-a", None),
+            status(row("p", "GPU-a", None), stray(None),
                    devices=[device("GPU-a", unowned_bytes=None, used_bytes=100)]),
             id="nobody tells whose the use is: that of the pod itself is not known apart",
         ),
@@ -192,6 +198,32 @@ def test_a_neighbour_of_whom_only_the_name_is_known_is_charged_its_promise() -> 
     nameless = PodUse("", "GPU-a", "default", "q", replica="GPU-a::1")
     sample = status(row("p", "GPU-a"), nameless)
     assert ask({"p": promise(60), "q": promise(41, name="q")}, sample).answer == "no"
+
+
+def test_beside_a_pod_that_the_ledger_does_not_know_nobody_starts() -> None:
+    """What it will take, nobody can say yet."""
+    beside = status(row("p", "GPU-a"), row("bypass", "GPU-a"))
+    assert ask({"p": promise(10)}, beside).answer == "not yet"
+    elsewhere = status(row("p", "GPU-a"), row("bypass", "GPU-b"))
+    assert ask({"p": promise(10)}, elsewhere).answer == "yes"
+    adopted = {"p": promise(10), "bypass": promise(90)}
+    assert ask(adopted, beside).answer == "yes"
+    assert ask(adopted | {"bypass": promise(91)}, beside).answer == "no"
+
+
+def test_a_static_neighbour_is_known_by_its_name() -> None:
+    """The kubelet calls it by the hash of its manifest, the API server by another uid."""
+    static = row("0" * 32, "GPU-a", namespace="default", name="q")
+    sample = status(row("p", "GPU-a"), static)
+    assert ask({"p": promise(60), "u": promise(40, name="q")}, sample).answer == "yes"
+    assert ask({"p": promise(60), "u": promise(41, name="q")}, sample).answer == "no"
+    assert ask({"p": promise(60)}, sample).answer == "not yet"
+
+
+def test_a_pod_that_is_to_leave_does_not_start_any_more() -> None:
+    """However much room there came to be meanwhile."""
+    leaves = msgspec.structs.replace(promise(10), flags=[EVICTED])
+    assert ask({"p": leaves}, status(row("p", "GPU-a"))).answer == "no"
 
 
 def test_instances_that_share_memory_are_weighed_together() -> None:

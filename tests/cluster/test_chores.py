@@ -18,8 +18,10 @@ from contract.kube import (
     Present,
 )
 from extender.cluster.chores import (
+    Bystander,
     Leftover,
     Unmarked,
+    bystanders,
     dying,
     leftovers,
     uninitialised,
@@ -38,7 +40,18 @@ from extender.cluster.events import (
 )
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
-from tests.builders import GPU, NOW_S, STAMP, gpunode, kube_node, pod, shared, use
+from tests.builders import (
+    GPU,
+    NOW_S,
+    STAMP,
+    container,
+    gpunode,
+    kube_node,
+    pod,
+    promise,
+    shared,
+    use,
+)
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
@@ -231,6 +244,36 @@ def test_only_the_nodes_asked_about_are_looked_at() -> None:
         Unmarked("n", "uid-p", held["uid-p"])
     ]
     assert leftovers(state, WALL_S, 60.0, []) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "sitting", "charged"),
+    [
+        pytest.param(gpunode(shared("a")), pod(node="n"), False, id="bound around the ledger"),
+        pytest.param(
+            gpunode(shared("a"), promises={"uid-p": promise({"a": 1})}),
+            pod(node="n"),
+            True,
+            id="bound by us",
+        ),
+        pytest.param(
+            gpunode(shared("a"), initialised=False), pod(node="n"), True, id="no ledger yet"
+        ),
+        pytest.param(gpunode(shared("a")), pod(), True, id="bound nowhere"),
+        pytest.param(gpunode(shared("a")), pod(node="n", phase="Succeeded"), True, id="ended"),
+        pytest.param(
+            gpunode(shared("a")), pod(None, container(gpus=0), node="n"), True, id="no GPU"
+        ),
+    ],
+)
+def test_whoever_sits_on_a_node_without_a_promise_is_to_be_charged(
+    node: GPUNode, sitting: Pod, charged: bool
+) -> None:
+    state = state_with(node, sitting)
+    found = [] if charged else [Bystander("n", sitting)]
+    assert bystanders(state) == bystanders(state, ["n", "nowhere"]) == found
+    assert bystanders(state, []) == []
+    assert ("n" in state.take_unsettled()) == bool(found)
 
 
 def offering(name: str, *resources: str) -> Node:

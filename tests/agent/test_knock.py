@@ -1,0 +1,199 @@
+"""The gate's own process: it ends well after a yes, and after nothing else."""
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.knock import FIRST_WAIT_S, LONGEST_WAIT_S, BadEnvironment, Question, read_question, wait
+from tests.processes import free_ports
+from tests.serving import ROOT
+
+UID = "00000001-1111-4222-8333-000000000001"
+
+
+@dataclass
+class Answers:
+    """What is answered, one after the other; the last one again and again."""
+
+    told: list[tuple[int, bytes]]
+    paths: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def served(*told: tuple[int, object]) -> Iterator[tuple[Answers, Question]]:
+    answers = Answers(
+        [(s, body if isinstance(body, bytes) else json.dumps(body).encode()) for s, body in told]
+    )
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.told[min(len(answers.paths), len(answers.told) - 1)]
+            answers.paths.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield answers, Question(UID, "127.0.0.1", server.server_port)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+YES = 200, {"answer": "yes", "reason": ""}
+NOT_YET = 503, {"answer": "not yet", "reason": "the report is not written"}
+NO = 409, {"answer": "no", "reason": "there is no room"}
+
+
+def waited(question: Question) -> tuple[list[str], list[float]]:
+    """What was said and how long it slept."""
+    said: list[str] = []
+    slept_s: list[float] = []
+    wait(question, said.append, slept_s.append, lambda: 7.0, lambda: 0.5)
+    return said, slept_s
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(NOT_YET, id="not yet"),
+        pytest.param(NO, id="no"),
+        pytest.param((400, {"error": "pod_uid is no uid"}), id="a question that is refused"),
+        pytest.param((200, b"yes"), id="something else than an agent"),
+        pytest.param((200, {"answer": "no"}), id="a status that contradicts its body"),
+        pytest.param((503, {"answer": "yes"}), id="the other way round"),
+        pytest.param((200, b'["yes"]'), id="a list"),
+        pytest.param((404, b""), id="an agent of another time"),
+        pytest.param((200, b"\xff\xfe"), id="no text at all"),
+    ],
+)
+def test_it_waits_until_the_answer_is_yes(told: tuple[int, object]) -> None:
+    with served(told, told, told, YES) as (answers, question):
+        said, slept_s = waited(question)
+        assert answers.paths == [f"/v1/gate?pod_uid={UID}"] * 4
+    assert len(slept_s) == 3
+    assert len(said) == 2  # the same is not said again
+    assert said[-1].startswith("yes")
+
+
+def test_it_says_why_it_waits_and_asks_less_and_less_often_until_that_changes() -> None:
+    with served(*[NOT_YET] * 6, NO, NO, YES) as (_, question):
+        said, slept_s = waited(question)
+    assert said == [
+        "waiting: the report is not written",
+        "no: there is no room; waiting to be placed elsewhere, or for room",
+        "yes: every GPU of this pod has room for it (asked for 0.0 s)",
+    ]
+    assert slept_s == [
+        FIRST_WAIT_S,
+        0.5,
+        1.0,
+        2.0,
+        LONGEST_WAIT_S,
+        LONGEST_WAIT_S,
+        FIRST_WAIT_S,
+        0.5,
+    ]
+
+
+def test_it_says_so_where_no_agent_answers() -> None:
+    (port,) = free_ports(1)
+    said: list[str] = []
+
+    class EnoughWaited(Exception):
+        pass
+
+    def stop(_: float) -> None:
+        raise EnoughWaited
+
+    with pytest.raises(EnoughWaited):
+        wait(Question(UID, "127.0.0.1", port), said.append, stop)
+    (line,) = said
+    assert line.startswith(f"waiting: no agent answers at http://127.0.0.1:{port}: ")
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({}, "POD_UID"),
+        ({"POD_UID": UID}, "HOST_IP"),
+        (
+            {"POD_UID": UID, "HOST_IP": "10.0.0.1", "HEADROOM_AGENT_PORT": "x"},
+            "HEADROOM_AGENT_PORT",
+        ),
+    ],
+)
+def test_what_it_was_not_told_is_named_with_a_right_example(
+    env: dict[str, str], named: str
+) -> None:
+    with pytest.raises(BadEnvironment, match=f"^{named} .*right is"):
+        read_question(env)
+
+
+def test_it_asks_the_agents_port_on_its_own_node() -> None:
+    env = {"POD_UID": UID, "HOST_IP": "fd00::7"}
+    assert read_question(env).url == "http://[fd00::7]:9410"
+
+
+def process(**env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "headroom", "gate"],
+        # A proxy is for the world outside, not for the node.
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "http_proxy": "http://[::1]:1"}
+        | env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_process_ends_well_after_a_yes_only() -> None:
+    with served(NOT_YET, YES) as (_, question):
+        env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT": str(question.port)}
+        with process(POD_UID=UID, **env) as gate:
+            said, _ = gate.communicate(timeout=60)
+        assert gate.returncode == 0
+        assert [line.split(":")[1].strip() for line in said.splitlines()] == ["waiting", "yes"]
+    with process(**env) as gate:
+        said, _ = gate.communicate(timeout=60)
+    assert gate.returncode == 2
+    assert "fieldPath: metadata.uid" in said
+
+
+def test_a_process_that_waits_ends_at_once_when_told() -> None:
+    with served(NO) as (_, question):
+        env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT": str(question.port)}
+        with process(POD_UID=UID, **env) as gate:
+            assert gate.stdout is not None
+            assert gate.stdout.readline().startswith("headroom gate: no: ")
+            gate.send_signal(signal.SIGTERM)
+            assert gate.wait(timeout=60) == 143
+
+
+def test_it_needs_nothing_but_what_python_brings_along() -> None:
+    told = "import sys, agent.knock; print(*sorted(m.split('.')[0] for m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", told],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = {"agent", "__main__", "sitecustomize", "usercustomize"}
+    assert set(done.stdout.split()) - sys.stdlib_module_names - ours == set()

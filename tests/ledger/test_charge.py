@@ -1,0 +1,108 @@
+"""Pods that somebody else bound are written into the ledger, once, whatever happens meanwhile."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from contract.kube import PodStatus
+from extender.errors import OutcomeUnknown, StoreConflict
+from tests.ledger.test_protocol import DEVICES, Stage, once, pod, raises
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """A pod ``b`` was bound to the node by another scheduler."""
+    stage = Stage()
+    stage.store.admit(pod("b", asked=8, node="n"))
+    return stage
+
+
+def charge(stage: Stage, node: str = "n") -> bool:
+    bystander = stage.pod("b")
+    return stage._watched(lambda: stage.ledger.charge(node, bystander))
+
+
+def test_it_is_charged_even_where_that_overcommits(stage: Stage) -> None:
+    assert stage.bind()
+    assert charge(stage)
+    promises = stage.node().spec.reservations
+    assert {uid: each.charges[0].candidates["GPU-0"] for uid, each in promises.items()} == {
+        "uid-p": 6,
+        "uid-b": 8,
+    }
+    assert (promises["uid-b"].attempt, promises["uid-b"].since) == (
+        "L-2",
+        "1970-01-12T13:46:40.000+00:00",
+    )
+    assert stage.written[-1] == stage.node()
+
+
+def test_a_promise_that_is_there_stays_as_it_is(stage: Stage) -> None:
+    assert charge(stage)
+    before = stage.node()
+    assert charge(stage)
+    assert stage.calls == ["read_gpunode"]
+    assert stage.node() == before
+
+
+def delete(stage: Stage) -> None:
+    stage.store.delete_pod("a", "b")
+
+
+def succeed(stage: Stage) -> None:
+    held = stage.pod("b")
+    stage.store.delete_pod("a", "b")
+    stage.store.admit(msgspec.structs.replace(held, status=PodStatus(phase="Succeeded")))
+
+
+def replace(stage: Stage) -> None:
+    stage.store.delete_pod("a", "b")
+    stage.store.admit(pod("b", uid="heir", node="n"))
+
+
+@pytest.mark.parametrize("deed", [delete, succeed, replace])
+def test_one_that_sits_there_no_longer_is_not_charged(
+    stage: Stage, deed: Callable[[Stage], None]
+) -> None:
+    stage.fault = once("read_gpunode", "after", lambda: deed(stage))
+    assert charge(stage)
+    assert stage.promised == set()
+
+
+def test_one_that_sits_elsewhere_is_not_charged_here(stage: Stage) -> None:
+    stage.new_node("m", initialised=True)
+    assert charge(stage, "m")
+    assert stage.node("m").spec.reservations == {}
+
+
+def test_a_node_that_is_not_set_up_yet_is_left_to_that(stage: Stage) -> None:
+    stage.new_node("m")
+    stage.store.admit(pod("c", node="m"))
+    assert stage.ledger.charge("m", stage.pod("c"))
+    assert stage.node("m").spec.reservations == {}
+
+
+def test_a_race_lost_is_run_again(stage: Stage) -> None:
+    stage.fault = once("write_spec", "before", lambda: stage.store.report([("n", DEVICES)]))
+    assert charge(stage)
+    assert stage.promised == {"uid-b"}
+    assert stage.calls.count("write_spec") == 2
+
+
+@pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "write_spec"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_no_answer_is_left_for_the_next_time(stage: Stage, operation: str, when: str) -> None:
+    stage.fault = once(operation, when, raises(OutcomeUnknown))
+    assert not charge(stage)
+    assert charge(stage)
+    assert stage.promised == {"uid-b"}
+
+
+def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
+    def conflict(operation: str, when: str) -> None:
+        if (operation, when) == ("write_spec", "before"):
+            raise StoreConflict("always")
+
+    stage.fault = conflict
+    assert not charge(stage)
