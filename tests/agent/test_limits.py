@@ -234,7 +234,9 @@ def mistaken(*args: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [*map(refusing, range(30)), mistaken, granting(2**64 - 1)], ids=str
+    "limits",
+    [*map(refusing, range(30)), mistaken, granting(2**64 - 1)],
+    ids=[*map(str, range(30)), "a mistake of ours", "more than there is"],
 )
 def test_no_error_escapes(
     probe: Callable[..., LimitsProbe], tmp_path: Path, limits: Callable[..., None]
