@@ -11,10 +11,10 @@ this layer: whether a lost write may be repeated is the caller's to decide (DESI
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 import kubernetes.config
@@ -28,6 +28,7 @@ _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
 
 Query = Mapping[str, str]
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -74,10 +75,10 @@ _status_decoder = msgspec.json.Decoder(StatusBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Generic[T]):
     """A complete, consistent list; ``resource_version`` is where a watch continues it."""
 
-    items: list[msgspec.Raw]
+    items: list[T]
     resource_version: str
 
 
@@ -174,21 +175,36 @@ class KubeApi:
             raise Unreadable(f"{call}: answered {response.status}, which is no stream")
         return Stream(call, response)
 
-    def list(self, path: str, *, page_size: int, query: Query | None = None) -> Listing:
+    def list(
+        self,
+        path: str,
+        take: Callable[[msgspec.Raw], T | None],
+        *,
+        page_size: int,
+        query: Query | None = None,
+    ) -> Listing[T]:
         """Everything under ``path`` at one moment, fetched in pages.
 
-        A continue token can expire (etcd keeps minutes of history): then the list starts anew, in
-        one page, so that it ends however long the pages take.
+        What ``take`` makes of an object is listed, unless that is None; nothing else of a page is
+        kept in memory when the next one comes. A continue token can expire (etcd keeps minutes of
+        history): then the list starts anew, in one page, so that it ends however long the pages
+        take.
         """
         try:
-            return self._list(path, query, page_size)
+            return self._list(path, take, query, page_size)
         except ApiStatus as err:
             if err.status != 410 or not page_size:
                 raise
-            return self._list(path, query, 0)
+            return self._list(path, take, query, 0)
 
-    def _list(self, path: str, query: Query | None, page_size: int) -> Listing:
-        items: list[msgspec.Raw] = []
+    def _list(
+        self,
+        path: str,
+        take: Callable[[msgspec.Raw], T | None],
+        query: Query | None,
+        page_size: int,
+    ) -> Listing[T]:
+        items: list[T] = []
         page_query = dict(query or {}) | ({"limit": str(page_size)} if page_size else {})
         while True:
             body = self.call("GET", path, query=page_query)
@@ -196,7 +212,8 @@ class KubeApi:
                 page = _page_decoder.decode(body)
             except (ValueError, RecursionError) as err:
                 raise Unreadable(f"GET {path}: not a list: {err}") from err
-            items += page.items or ()
+            taken = map(take, page.items or ())
+            items += (item for item in taken if item is not None)
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
             page_query["continue"] = page.metadata.continue_

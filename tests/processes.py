@@ -68,6 +68,9 @@ class Processes:
     def resume(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
 
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 

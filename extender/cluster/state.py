@@ -24,7 +24,7 @@ from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from contract.reasons import Reason
-from extender.cluster.allocators import Allocators
+from extender.cluster.allocators import Allocators, of_pod
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
 from extender.cluster.events import (
@@ -317,6 +317,10 @@ class ClusterState:
                 self._dirty[name] = None
             case Relisted():
                 self._relist(event)
+
+    def concerns(self, pod: Pod) -> bool:
+        """Whether anything is kept of this pod; from any thread."""
+        return asks_for_gpu(pod, self.rules) or bool(of_pod(pod))
 
     def _relist(self, event: Relisted) -> None:
         """Forget what the list does not name, then take what it does."""

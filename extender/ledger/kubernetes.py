@@ -6,6 +6,7 @@ not come, and every answer of the server that leaves open what it did (5xx, 408,
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -107,10 +108,12 @@ class KubernetesStore:
     def list_pods(self) -> list[Pod]:
         what = "list pods"
         try:
-            listing = self._api.list("/api/v1/pods", page_size=self._page_size)
+            listing = self._api.list(
+                "/api/v1/pods", partial(_read, what, _decode_pod), page_size=self._page_size
+            )
         except ApiError as err:
             raise _store_error(what, err) from err
-        return [_read(what, _decode_pod, item) for item in listing.items]
+        return listing.items
 
     def bind(self, binding: Binding) -> None:
         what = f"bind pod {binding.namespace}/{binding.name} to node {binding.node}"

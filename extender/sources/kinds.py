@@ -36,7 +36,8 @@ class Kind:
     """One kind: how it is listed and decoded, and what is told of it.
 
     ``seen`` and ``gone`` take the receiver's clock in seconds. ``salvage`` makes of an object that
-    ``decode`` refuses what can still be told of it, None where that is nothing.
+    ``decode`` refuses what can still be told of it, None where that is nothing. One of a list that
+    does not ``concern`` anybody is as good as absent: of a hundred thousand pods most need no GPU.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Kind:
     seen: Callable[[Any, float], Event]
     gone: Callable[[ObjectMeta], Event]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
+    concerns: Callable[[Any], bool] = lambda obj: True
     #: Where else it may be, tried in this order where it is not at ``path``. A kind with such
     #: paths may be at none of them: then there are no such objects.
     other_paths: tuple[str, ...] = ()
@@ -93,8 +95,11 @@ def _slices(version: str) -> str:
     return f"/apis/resource.k8s.io/{version}/resourceslices"
 
 
-def watched_kinds(lease_namespace: str) -> tuple[Kind, ...]:
-    """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases."""
+def watched_kinds(
+    lease_namespace: str, concerns: Callable[[Pod], bool] = lambda pod: True
+) -> tuple[Kind, ...]:
+    """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases,
+    ``concerns`` says which pods are told of when they are listed."""
     return (
         Kind(
             "nodes",
@@ -145,5 +150,6 @@ def watched_kinds(lease_namespace: str) -> tuple[Kind, ...]:
             msgspec.json.Decoder(Pod).decode,
             lambda pod, at_s: PodSeen(pod),
             lambda metadata: PodGone(metadata.uid),
+            concerns=concerns,
         ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from contract.kube import Pod
 from extender.kubeapi import KubeApi
 from extender.sources.kinds import watched_kinds
 from extender.sources.reflector import DEFAULT_PACE, Deliver, Health, Pace, Reflector
@@ -19,7 +20,7 @@ class KubernetesSources:
 
     ``deliver`` is called from those threads, several at a time, with the events of one kind in
     their order; it should hand them over and return. ``lease_namespace`` is where the agents'
-    Leases are.
+    Leases are; of pods that do not ``concern`` anybody a list says nothing.
     """
 
     def __init__(
@@ -28,13 +29,14 @@ class KubernetesSources:
         deliver: Deliver,
         *,
         lease_namespace: str,
+        concerns: Callable[[Pod], bool] = lambda pod: True,
         pace: Pace = DEFAULT_PACE,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._reflectors = {
             kind.name: Reflector(kind, api, deliver, pace=pace, clock=clock, jitter=jitter)
-            for kind in watched_kinds(lease_namespace)
+            for kind in watched_kinds(lease_namespace, concerns)
         }
         self._threads = [
             threading.Thread(target=reflector.run, name=f"watch-{name}", daemon=True)

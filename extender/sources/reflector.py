@@ -168,10 +168,9 @@ class Reflector:
         """Deliver all there are; false where the server does not serve the kind."""
         # Dated before it was asked for: a heartbeat in it is at least as old as that.
         at_s = self._clock()
-        listing = self._find()
-        items = listing.items if listing else []
         self._unreadable.clear()
-        objects = tuple(obj for raw in items if (obj := self._decode(raw)) is not None)
+        listing = self._find()
+        objects = tuple(listing.items) if listing else ()
         self._contact_s = self._clock()
         self._deliver([Relisted(self._kind.type, objects, at_s)])
         self._version = listing.resource_version if listing else None
@@ -182,12 +181,12 @@ class Reflector:
         )
         return listing is not None
 
-    def _find(self) -> Listing | None:
+    def _find(self) -> Listing[KubeObject] | None:
         """The list, from the first path that is served; None where none is and none need be."""
         for path in (self._kind.path, *self._kind.other_paths):
             self._path = path
             try:
-                return self._api.list(path, page_size=self._pace.page_size)
+                return self._api.list(path, self._listed, page_size=self._pace.page_size)
             except ApiStatus as err:
                 if err.status != 404 or not self._kind.other_paths:
                     raise
@@ -253,6 +252,11 @@ class Reflector:
         self._version = version
         if failure is not None:
             raise failure
+
+    def _listed(self, raw: msgspec.Raw) -> KubeObject | None:
+        """One object of a list; None for one that concerns nobody as well."""
+        obj = self._decode(raw)
+        return obj if obj is not None and self._kind.concerns(obj) else None
 
     def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
         """One object, or what can be saved of it; None when that is nothing."""

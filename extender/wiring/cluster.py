@@ -29,7 +29,12 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
 
     extender = Extender(settings, unready)
-    sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
+    sources = KubernetesSources(
+        api,
+        extender.deliver,
+        lease_namespace=settings.agent_namespace,
+        concerns=extender.cluster.concerns,
+    )
     ledger = extender.open_ledger(KubernetesStore(api, lease_namespace=settings.agent_namespace))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()

@@ -148,8 +148,12 @@ def test_nodes(given: Node, managers: set[Reason]) -> None:
         pytest.param(marked(labels={"runai-gpu-group": "g"}, phase="Succeeded"), set(), id="ended"),
     ],
 )
-def test_pods(given: Pod, managers: set[Reason]) -> None:
+def test_pods(given: Pod, managers: set[Reason], state: ClusterState) -> None:
     assert of_pod(given) == managers
+    before = reason(state)
+    state.apply([PodSeen(given)])
+    kept = state.pod(given.metadata.uid) is not None
+    assert state.concerns(given) == (kept or reason(state) != before)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from extender.cluster.events import (
     NodeGone,
     NodeSeen,
     PodGone,
+    PodSeen,
     Relisted,
     SliceGone,
     SliceSeen,
@@ -31,6 +32,12 @@ from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 from tests.sources.recorder import Recorder
 
 KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
+#: Where only some pods concern anybody.
+KINDS["our pods"] = next(
+    kind
+    for kind in watched_kinds("headroom-system", lambda pod: pod.metadata.name.startswith("ours"))
+    if kind.name == "pods"
+)
 #: A watch may be silent for 0.3 s here.
 QUICK = Pace(page_size=2, watch_s=0, grace_s=0.3, backoff_base_s=1.0, backoff_cap_s=8.0)
 
@@ -319,6 +326,18 @@ def test_a_continue_token_that_expired_starts_the_list_anew() -> None:
         followed.seen.until(last_relisted("new"))
     assert len(followed.seen.events) == 1
     assert followed.waits == []
+
+
+def test_what_concerns_nobody_is_not_listed_and_its_changes_are_told() -> None:
+    """Of a hundred thousand pods a list would hold all at once; what changes may begin to."""
+    with following(
+        page(5, obj("ours-1", 1), obj("x", 2), obj("ours-2", 3)),
+        watch(change("MODIFIED", "x", 7), then=Exchange.hang),
+        kind="our pods",
+    ) as followed:
+        first, second = followed.told(2)
+    assert relisted("ours-1", "ours-2")(first)
+    assert isinstance(second, PodSeen)
 
 
 def test_it_is_synced_only_when_its_first_list_was_delivered() -> None:

@@ -1,0 +1,352 @@
+"""What a restart costs in a large cluster: from kill to ready, and what the process then holds.
+
+    python -m benchmarks.scale [--nodes 5000] [--pods 100000] [--gpu-pods 20000] [--restarts 3]
+
+A real etcd and a real API server hold the cluster: nodes of 8 time-sliced GPUs, each with its
+report, its heartbeat and the promises of the GPU pods that run there, and all other pods. Nobody
+creates that many objects one by one: they are put into etcd while the API server is down, in the
+JSON that it stores and lists as any other.
+
+The extender is the real process with its own rights. It is killed with SIGKILL and started again;
+ready is what its /readyz says. Then pods come and go for a while. Goals: ready within 15 s, under
+300 MiB resident, no growth with the churn.
+"""
+
+import base64
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import urllib3
+
+from benchmarks.agent import vitals
+from benchmarks.hotpath import machine, pod_as_sent
+from contract.gpunode import (
+    GROUP,
+    VERSION,
+    Charge,
+    Device,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    Reservation,
+    Source,
+)
+from tests.controlplane import ControlPlane
+from tests.e2e.cluster import NAMESPACE, PODS, Cluster
+from tests.e2e.nodes import GIB, RESOURCE, SYSTEM_NAMESPACE
+
+Object = dict[str, Any]
+
+DEVICES, REPLICAS = 8, 4
+POD_BYTES = 8 * GIB
+READY_S, RESIDENT_MIB = 15.0, 300.0
+#: etcd takes no more in one transaction.
+_BATCH = 128
+_PATIENCE_S = 300.0
+
+
+def stamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node_name(index: int) -> str:
+    return f"gke-prod-gpu-pool-6b2c1e8f-{index:04d}"
+
+
+def meta(name: str, uid: str, namespace: str = "") -> Object:
+    where = {"namespace": namespace} if namespace else {}
+    return {"name": name, "uid": uid, "creationTimestamp": stamp(), "generation": 1, **where}
+
+
+def node(index: int) -> Object:
+    amounts = {"cpu": "128", "memory": "1Ti", "pods": "250", RESOURCE: str(DEVICES * REPLICAS)}
+    labels = {f"nvidia.com/gpu.label-{number}": "a value as GFD has it" for number in range(25)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {**meta(node_name(index), f"node-{index}"), "labels": labels},
+        "status": {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "images": [
+                {"names": [f"registry.example.com/ml/image-{number}:1"], "sizeBytes": 1 << 30}
+                for number in range(20)
+            ],
+        },
+    }
+
+
+def pod(index: int, on: int, *, gpu: bool) -> Object:
+    """A running pod as the API server keeps it: some 3 KiB."""
+    sent = pod_as_sent(f"pod-{index}", "8Gi")
+    if not gpu:
+        sent["metadata"]["annotations"] = {"kubernetes.io/config.source": "api"}
+        sent["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
+    sent["metadata"] |= meta(f"pod-{index}", f"pod-uid-{index}", NAMESPACE)
+    sent["spec"]["nodeName"] = node_name(on)
+    sent["spec"]["containers"][0]["env"] = [
+        {"name": f"SETTING_{number}", "value": "as long as such values are"} for number in range(10)
+    ]
+    sent["status"] = {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "startTime": stamp(),
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": stamp()}
+            for kind in ("Initialized", "Ready", "ContainersReady", "PodScheduled")
+        ],
+        "containerStatuses": [
+            {
+                "name": "main",
+                "ready": True,
+                "restartCount": 0,
+                "image": "registry.example.com/ml/train:1",
+                "imageID": "registry.example.com/ml/train@sha256:" + "0" * 64,
+                "containerID": "containerd://" + "0" * 64,
+                "state": {"running": {"startedAt": stamp()}},
+            }
+        ],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", **sent}
+
+
+def gpunode(index: int, pods: Iterable[int]) -> Object:
+    name = node_name(index)
+    uuids = [f"GPU-{index:08x}-0000-4000-8000-{number:012x}" for number in range(DEVICES)]
+    place = {number: uuids[i % DEVICES] for i, number in enumerate(pods)}
+    promises = {
+        f"pod-uid-{number}": Reservation(
+            namespace=NAMESPACE,
+            name=f"pod-{number}",
+            charges=[Charge(resource=RESOURCE, count=1, candidates={uuid: POD_BYTES})],
+            attempt=f"0123456789ab-{number}",
+            since=stamp(),
+        )
+        for number, uuid in place.items()
+    }
+    uses = [
+        PodUse(
+            uid=f"pod-uid-{number}",
+            device=uuid,
+            namespace=NAMESPACE,
+            name=f"pod-{number}",
+            container="main",
+            used_bytes=POD_BYTES,
+            source="nvml",
+        )
+        for number, uuid in place.items()
+    ]
+    held = list(place.values())
+    status = GPUNodeStatus(
+        observed_at=stamp(),
+        devices=[
+            Device(
+                uuid=uuid,
+                index=number,
+                model="NVIDIA A100-SXM4-80GB",
+                memory_bytes=80 * GIB,
+                reserved_bytes=GIB // 2,
+                used_bytes=held.count(uuid) * POD_BYTES,
+                unowned_bytes=0,
+                sharing="time-slicing",
+                resource=RESOURCE,
+                replicas=Replicas(
+                    free=REPLICAS - held.count(uuid), allocated=held.count(uuid), unhealthy=0
+                ),
+            )
+            for number, uuid in enumerate(uuids)
+        ],
+        pods=uses,
+        plugin=Plugin(allocation_policy="distributed"),
+        sources=[Source(name="checkpoint"), Source(name="proc")],
+    )
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "GPUNode",
+        "metadata": {**meta(name, f"gpunode-{index}"), "finalizers": ["headroom.gpu/ledger"]},
+        "spec": msgspec.to_builtins(GPUNodeSpec(initialised=True, reservations=promises)),
+        "status": msgspec.to_builtins(status),
+    }
+
+
+def lease(index: int) -> Object:
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": meta(node_name(index), f"lease-{index}", SYSTEM_NAMESPACE),
+        "spec": {"holderIdentity": "agent", "leaseDurationSeconds": 90, "renewTime": now},
+    }
+
+
+def cluster_objects(nodes: int, pods: int, gpu_pods: int) -> Iterator[tuple[str, Object]]:
+    """Where etcd has each, and what it is."""
+    for index in range(nodes):
+        name = node_name(index)
+        yield f"minions/{name}", node(index)
+        yield f"headroom.gpu/gpunodes/{name}", gpunode(index, range(index, gpu_pods, nodes))
+    for index in range(pods):
+        gpu = index < gpu_pods
+        yield f"pods/{NAMESPACE}/pod-{index}", pod(index, index % nodes, gpu=gpu)
+
+
+def heartbeats(nodes: int) -> Iterator[tuple[str, Object]]:
+    for index in range(nodes):
+        yield f"leases/{SYSTEM_NAMESPACE}/{node_name(index)}", lease(index)
+
+
+def fill(plane: ControlPlane, objects: Iterable[tuple[str, Object]]) -> int:
+    """Put them into etcd, as the API server writes them; how many bytes they are."""
+    http = urllib3.PoolManager(retries=False, timeout=60.0)
+    puts: list[Object] = []
+    size = 0
+
+    def flush() -> None:
+        url = f"http://127.0.0.1:{plane.etcd_port}/v3/kv/txn"
+        answer = http.request("POST", url, body=msgspec.json.encode({"success": puts}))
+        if answer.status != 200:
+            raise RuntimeError(f"etcd: {answer.status} {answer.data.decode()}")
+        puts.clear()
+
+    for key, obj in objects:
+        value = msgspec.json.encode(obj)
+        size += len(value)
+        encoded = {"key": f"/registry/{key}".encode(), "value": value}
+        puts.append({"requestPut": {k: base64.b64encode(v).decode() for k, v in encoded.items()}})
+        if len(puts) == _BATCH:
+            flush()
+    if puts:
+        flush()
+    return size
+
+
+class Extender:
+    """The real process; ``start`` returns when it is ready, with the seconds that it took."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._http = urllib3.PoolManager(retries=False, timeout=5.0)
+
+    def start(self) -> float:
+        began_s = time.monotonic()
+        self._cluster.start_extender()
+        while time.monotonic() < began_s + _PATIENCE_S:
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                if self._http.request("GET", f"{self._cluster.debug_url()}/readyz").status == 200:
+                    return time.monotonic() - began_s
+            time.sleep(0.02)
+        raise RuntimeError(f"not ready:\n{self._cluster.plane.log('extender')[-4000:]}")
+
+    def kill(self) -> None:
+        self._cluster.kill("extender")
+
+    @property
+    def pid(self) -> int:
+        return self._cluster.plane.pid("extender")
+
+    def fitting(self, nodes: int) -> int:
+        """How many of all nodes take a small pod: proof that what was listed is believed."""
+        sent = pod_as_sent("asked", "1Gi")
+        names = [node_name(index) for index in range(nodes)]
+        body = msgspec.json.encode({"Pod": sent, "Nodes": None, "NodeNames": names})
+        url = f"http://127.0.0.1:{self._cluster.port}/filter"
+        answer = self._http.request("POST", url, body=body).json()
+        return len(answer["NodeNames"] or ())
+
+    def listed(self) -> list[tuple[str, float, int]]:
+        """Of its last start: each kind, how many, and when they were complete, in seconds since
+        the kind that was complete first."""
+        lines = [
+            json.loads(line)
+            for line in self._cluster.plane.log("extender").splitlines()
+            if '"source_listed"' in line
+        ]
+        lists = {line["kind"]: line for line in lines}.values()
+        at = {line["kind"]: datetime.fromisoformat(line["timestamp"]) for line in lists}
+        first = min(at.values())
+        return [
+            (line["kind"], (at[line["kind"]] - first).total_seconds(), line["objects"])
+            for line in lists
+        ]
+
+
+def churn(plane: ControlPlane, nodes: int, seconds: float) -> int:
+    """Pods that come bound and go again, as fast as one client can; how many."""
+    until_s, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until_s:
+        name = f"churn-{count}"
+        manifest = pod(count, count % nodes, gpu=True)
+        manifest["metadata"] = {"name": name, "annotations": manifest["metadata"]["annotations"]}
+        plane.call("POST", PODS, manifest)
+        plane.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+        count += 1
+    return count
+
+
+def main(
+    nodes: Annotated[int, typer.Option(help="Nodes of 8 GPUs.")] = 5_000,
+    pods: Annotated[int, typer.Option(help="Pods in all.")] = 100_000,
+    gpu_pods: Annotated[int, typer.Option(help="Those of them that hold a GPU.")] = 20_000,
+    restarts: Annotated[int, typer.Option(help="How often it is killed.")] = 3,
+    churn_s: Annotated[float, typer.Option(help="Seconds of pods that come and go.")] = 60.0,
+) -> None:
+    """Print seconds from kill to ready, and MiB resident."""
+    typer.echo(machine())
+    plane = ControlPlane()
+    try:
+        plane.start()
+        plane.install_crd()
+        cluster = Cluster(plane, ())
+        cluster.create()
+        plane.kill("kube-apiserver")
+        began_s = time.monotonic()
+        size = fill(plane, cluster_objects(nodes, pods, gpu_pods))
+        typer.echo(f"{size / 2**20:.0f} MiB put into etcd in {time.monotonic() - began_s:.0f} s")
+        plane.start_apiserver()
+        extender = Extender(cluster)
+        took_s: list[float] = []
+        typer.echo(f"{'start':>5}  {'ready s':>7}  {'MiB':>6}  {'peak MiB':>8}  {'fits':>6}")
+        for turn in range(restarts + 1):
+            fill(plane, heartbeats(nodes))
+            ready_s = extender.start()
+            seen = vitals(extender.pid)
+            typer.echo(
+                f"{turn or 'first':>5}  {ready_s:>7.2f}  {seen.resident_mib:>6.0f}  "
+                f"{seen.peak_mib:>8.0f}  {extender.fitting(nodes):>6}"
+            )
+            if turn:
+                took_s.append(ready_s)
+            if turn < restarts:
+                extender.kill()
+        for kind, at_s, count in extender.listed():
+            typer.echo(f"  {at_s:>6.2f} s  {count:>7} {kind}")
+        before = vitals(extender.pid)
+        count = churn(plane, nodes, churn_s)
+        after = vitals(extender.pid)
+        typer.echo(
+            f"{count} pods came and went in {churn_s:.0f} s: {before.resident_mib:.0f} MiB, then "
+            f"{after.resident_mib:.0f}; {(after.cpu_s - before.cpu_s) / churn_s:.0%} of a core"
+        )
+        ready_s = statistics.median(took_s)
+        for what, figure, goal in (
+            ("kill to ready, s", ready_s, READY_S),
+            ("resident, MiB", after.resident_mib, RESIDENT_MIB),
+            ("peak resident, MiB", after.peak_mib, RESIDENT_MIB),
+        ):
+            met = "met" if figure < goal else "NOT MET"
+            typer.echo(f"{what:<20}{figure:>8.1f}  goal {goal:.0f}: {met}")
+    finally:
+        plane.stop()
+
+
+if __name__ == "__main__":
+    typer.run(main)
