@@ -46,6 +46,8 @@ _MIB = 1 << 20
 #: pass them on. No figure of ours can be one.
 _BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
+#: What the parser raises; the second where it stumbles.
+_NOT_READ = (ValueError, LookupError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
 def _samples(lines: list[str]) -> tuple[list[Sample], int]:
     try:
         return _parsed(lines), 0
-    except ValueError:
+    except _NOT_READ:
         pass
     # One line that cannot be read must not hide the others.
     good: list[Sample] = []
@@ -141,7 +143,7 @@ def _samples(lines: list[str]) -> tuple[list[Sample], int]:
     for line in lines:
         try:
             good += _parsed([line])
-        except ValueError:
+        except _NOT_READ:
             bad += 1
     return good, bad
 

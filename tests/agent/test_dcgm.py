@@ -161,6 +161,7 @@ def test_labels_that_were_renamed_are_understood() -> None:
         pytest.param('DCGM_FI_DEV_FB_USED{gpu="0"} 5', id="no device"),
         pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a",GPU_I_ID="x"} 5', id="no instance"),
         pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a', id="cut off"),
+        pytest.param("DCGM_FI_DEV_FB_USED{, =1} 5", id="a label that the parser stumbles over"),
     ],
 )
 def test_line_without_sense_is_left_out_and_hides_no_other(line: str) -> None:
