@@ -41,7 +41,13 @@ STALE_AFTER_S = 120.0
 #: A node of 16 GPUs cut into 7 instances each, 40 counters, 10 pods, is below 8 MiB.
 MOST_BYTES = 16 << 20
 _MIB = 1 << 20
+#: What DCGM gives for a figure that it does not have: in 32 bits and as a double, each with three
+#: more that say why, and in 64 bits, of which a double keeps no differences. Exporters before 2.4
+#: pass them on. No figure of ours can be one.
+_BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
+#: What the parser raises; the second where it stumbles.
+_NOT_READ = (ValueError, LookupError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
     #: device -> field -> (whether it is without a pod, value) of each series
     found: dict[tuple[str, int | None], dict[str, list[tuple[bool, float]]]] = {}
     for sample in samples:
+        if float(sample.value) in _BLANKS:
+            continue
         key = _key(sample.labels)
         field, convert = _METRICS[sample.name]
         value = convert(sample.value)
@@ -127,7 +135,7 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
 def _samples(lines: list[str]) -> tuple[list[Sample], int]:
     try:
         return _parsed(lines), 0
-    except ValueError:
+    except _NOT_READ:
         pass
     # One line that cannot be read must not hide the others.
     good: list[Sample] = []
@@ -135,7 +143,7 @@ def _samples(lines: list[str]) -> tuple[list[Sample], int]:
     for line in lines:
         try:
             good += _parsed([line])
-        except ValueError:
+        except _NOT_READ:
             bad += 1
     return good, bad
 

@@ -320,8 +320,8 @@ class NvmlProbe:
     def _instances(self, parent: Any, parent_uuid: str, index: int) -> Iterator[DeviceReading]:
         """The MIG devices of one GPU.
 
-        Compute instances of one GPU instance share its memory, so it is read once for each
-        (parent, GPU instance) and all that share it report the same figures.
+        Compute instances of one GPU instance share its memory, so all of one (parent, GPU
+        instance) report the figures of the first; processes may be listed by each for itself.
         """
         read: dict[int, DeviceReading] = {}
         for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", parent) or 0):
@@ -344,12 +344,9 @@ class NvmlProbe:
                 parent=parent_uuid,
                 gpu_instance=instance,
             )
-            if instance not in read:
-                read[instance] = self._measured(device, handle)
-            shared = read[instance]
-            yield replace(
-                device, memory=shared.memory, processes=shared.processes, fault=shared.fault
-            )
+            measured = self._measured(device, handle)
+            first = read.setdefault(instance, measured)
+            yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
 
     def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
         """``device`` with its figures; a handle that went stale meanwhile is resolved once more."""

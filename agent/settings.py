@@ -56,11 +56,6 @@ class Settings:
     #: Whether to report to a cluster; metrics are served in any case.
     publish: bool
 
-    @property
-    def print_only(self) -> bool:
-        """Print instead of talking to a cluster or serving anything."""
-        return self.once or self.as_json
-
 
 def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     """Read the command line; ends the process with a message (status 2) where it cannot be used."""

@@ -217,11 +217,18 @@ def _activity(
     readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]
 ) -> list[ActivityReading]:
     told = {(r.uuid, r.gpu_instance): r for r in readings}
-    return [
-        ActivityReading("dcgm", device.uuid, reading.sm_ratio, reading.occupancy_ratio)
-        for device in devices
-        if (reading := told.get(_key(device))) is not None
-    ]
+    found: list[ActivityReading] = []
+    for device in devices:
+        reading = told.get(_key(device))
+        if reading is not None:
+            sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
+            found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
+            # Any kernel keeps the engine active. NVML comes first, and knows it of no instance.
+            engine = ActivityReading(
+                "dcgm-engine", device.uuid, utilization_ratio=reading.engine_ratio
+            )
+            found.append(engine)
+    return found
 
 
 def _gauges(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:

@@ -20,6 +20,8 @@ class ApiServer:
     gpunode: dict[str, Any] | None = None
     lease: dict[str, Any] | None = None
     node: dict[str, Any] | None = None
+    #: What else may be read, by its path.
+    objects: dict[str, Any] = field(default_factory=dict)
     #: So many status patches are taken and not answered as such.
     lost: int = 0
     #: Of the Lease.
@@ -44,6 +46,8 @@ class ApiServer:
                 return 200, {}, self.gpunode
             case ("GET", p) if p.partition("?")[0] == GPUNODE and self.gpunode is not None:
                 return 200, {}, self.gpunode
+            case ("GET", p) if p in self.objects:
+                return 200, {}, self.objects[p]
             case ("GET", "/api/v1/nodes/n1") if self.node is not None:
                 return 200, {}, self.node
             case ("PATCH", p) if p == f"{LEASES}/n1" and self.lease is not None:

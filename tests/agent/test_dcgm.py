@@ -98,6 +98,47 @@ def test_series_of_pods_that_share_a_device_are_not_added_up() -> None:
     )
 
 
+def test_what_dcgm_calls_blank_is_absent_and_nothing_is_wrong_with_it() -> None:
+    readings, bad = parse(recorded("2.1.4-2.3.1-blanks"))
+    assert bad == 0
+    assert readings == [
+        DcgmReading("GPU-a", None, used_bytes=1057 * MIB, free_bytes=7064 * MIB),
+        DcgmReading("GPU-b", None, xid=0, free_bytes=5057 * MIB, sm_ratio=0.5),
+    ]
+
+
+def test_an_instance_is_not_its_gpu_in_the_first_version_with_mig_either() -> None:
+    readings, bad = parse(recorded("2.1.8-2.4.0-mig"))
+    assert bad == 0
+    assert [(r.gpu_instance, r.sm_ratio, r.used_bytes) for r in readings] == [
+        (None, 0.13, 4845 * MIB),
+        (13, 0.91, None),
+    ]
+
+
+def test_ratios_are_ratios_whatever_the_help_says_and_empty_labels_name_no_pod() -> None:
+    readings, bad = parse(recorded("3.0-3.1-mig"))
+    assert bad == 0
+    told = [(r.gpu_instance, r.engine_ratio, r.used_bytes, r.sm_ratio) for r in readings]
+    assert told == [(7, 0.999917, 4384 * MIB, None), (5, 0.000036, 153 * MIB, None)]
+
+
+@pytest.mark.parametrize("name", ["3.3-shared-t4", "3.3-through-prometheus"])
+def test_a_device_that_has_a_pod_s_name_on_it_is_a_device(name: str) -> None:
+    readings, bad = parse(recorded(name))
+    assert bad == 0
+    first, *others = readings
+    assert (first.uuid, first.used_bytes, first.free_bytes) == ("GPU-a", 6494 * MIB, 8422 * MIB)
+    assert [(r.uuid, r.used_bytes) for r in others] in ([], [("GPU-b", 2 * MIB)])
+
+
+def test_a_guest_of_vgpu_tells_its_own_memory() -> None:
+    assert parse(recorded("4.x-vgpu-guest")) == (
+        [DcgmReading("GPU-a", None, used_bytes=0, free_bytes=7531 * MIB, xid=0)],
+        0,
+    )
+
+
 def test_labels_that_were_renamed_are_understood() -> None:
     readings, bad = parse(recorded("4.6.0-renamed"))
     assert bad == 0
@@ -120,6 +161,7 @@ def test_labels_that_were_renamed_are_understood() -> None:
         pytest.param('DCGM_FI_DEV_FB_USED{gpu="0"} 5', id="no device"),
         pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a",GPU_I_ID="x"} 5', id="no instance"),
         pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a', id="cut off"),
+        pytest.param("DCGM_FI_DEV_FB_USED{, =1} 5", id="a label that the parser stumbles over"),
     ],
 )
 def test_line_without_sense_is_left_out_and_hides_no_other(line: str) -> None:

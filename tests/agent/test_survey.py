@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.agent.conftest import Survey
+from tests.agent.exporter import StandIn
 from tests.driver import Gpu, Instance, a100, b200, h100, t4
 
 Start = Callable[..., Survey]
@@ -107,6 +108,21 @@ def test_each_gpu_instance_has_activity_of_its_own(survey: Start) -> None:
     agent.driver.say("MIG-3")
     agent.step()
     assert agent.ask("vitals")["samples"] == 2
+
+
+def test_dcgm_tells_how_long_an_instance_was_used_and_nvml_of_a_whole_gpu(survey: Start) -> None:
+    with StandIn().serving() as exporter:
+        exporter.text = (
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="GPU-a"} 0.9\n'
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="GPU-b",GPU_I_ID="1"} 0.7\n'
+        )
+        gpus = [h100("GPU-a"), Gpu("GPU-b", instances=(Instance("MIG-1", 1), Instance("MIG-2", 2)))]
+        agent = survey(gpus, "--dcgm-url", exporter.url)
+        agent.driver.say("GPU-a", "util 20")
+        status = agent.step()
+    told = {d["uuid"]: d.get("utilization") for d in status["devices"]}
+    assert told == {"GPU-a": 0.2, "MIG-1": 0.7, "MIG-2": None}
+    assert not any(d.get("smActivity", {}).get("source") == "dcgm" for d in status["devices"])
 
 
 @pytest.mark.parametrize("code", [999, 20, 4, 2], ids=lambda code: f"code {code}")

@@ -249,12 +249,10 @@ class Node(Processes):
 
     def held(self, pod: str | None = None) -> list[Held]:
         """Which container holds which replica, as PodResources tells; of all pods or of one."""
-        while (answer := self._pod_resources()) is None:
-            time.sleep(0.05)
         return sorted(
             (
                 Held(each.name, container.name, replica)
-                for each in answer.pod_resources
+                for each in self.listed().values()
                 if pod in (None, each.name)
                 for container in each.containers
                 for device in container.devices
@@ -279,17 +277,28 @@ class Node(Processes):
             return False
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-    def _pod_resources(self) -> Any:
-        """The kubelet's answer; None where it was asked too often (ten at once, 100 a second)."""
+    def listed(self) -> dict[str, Any]:
+        """What PodResources' List tells, by pod."""
+        answer = self._lister("List", podresources.ListPodResourcesRequest())
+        return {each.name: each for each in answer.pod_resources}
+
+    def got(self, pod: str) -> Any:
+        """What PodResources' Get tells of one pod. Raises ``grpc.RpcError``."""
+        request = podresources.GetPodResourcesRequest(pod_name=pod, pod_namespace="default")
+        return self._lister("Get", request).pod_resources
+
+    def _lister(self, call: str, request: Any) -> Any:
+        """The kubelet's answer, however often it was asked (ten at once, 100 a second)."""
         socket = self.root / "pod-resources/kubelet.sock"
         with grpc.insecure_channel(f"unix:{socket}") as channel:
             lister = podresources_services.PodResourcesListerStub(channel)
-            try:
-                return lister.List(podresources.ListPodResourcesRequest(), timeout=10.0)
-            except grpc.RpcError as refused:
-                if refused.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                return None
+            while True:
+                try:
+                    return getattr(lister, call)(request, timeout=10.0)
+                except grpc.RpcError as refused:
+                    if refused.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise
+                time.sleep(0.05)
 
     def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         self.spawn(

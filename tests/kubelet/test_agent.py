@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 import yaml
@@ -250,6 +251,12 @@ def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
     assert len(node.checkpoint()["PodDeviceEntries"]) == 2
     assert status.devices[0].replicas.free == 1
     assert states(status)["podresources"] == "ok"
+    # Why the agent asks nothing but List: Get tells of the pods that List tells of, and no others.
+    listed = node.listed()
+    assert listed.keys() == {"b"}
+    assert node.got("b") == listed["b"]
+    with pytest.raises(grpc.RpcError, match="pod a in namespace default not found"):
+        node.got("a")
 
 
 def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_successor_apart(

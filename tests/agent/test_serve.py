@@ -1,0 +1,76 @@
+"""When the agent says that a restart would help it, and how old a sample may be to go by."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from agent.serve import Board, Server
+from contract.gpunode import GPUNodeStatus
+
+STALE_AFTER_S = 35.0
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_s = 1024.0
+        self.board = Board("n1", lambda: self.now_s, STALE_AFTER_S)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def http(world: World) -> Iterator[httpx.Client]:
+    server = Server(world.board, "127.0.0.1", 0, None, {})
+    server.start()
+    try:
+        base = f"http://127.0.0.1:{server.port}"
+        with httpx.Client(base_url=base, trust_env=False, timeout=30) as client:
+            yield client
+    finally:
+        server.stop()
+
+
+def healthy(http: httpx.Client) -> bool:
+    return {HTTPStatus.OK: True, HTTPStatus.SERVICE_UNAVAILABLE: False}[
+        HTTPStatus(http.get("/healthz").status_code)
+    ]
+
+
+def test_only_samples_that_do_not_come_are_a_reason_to_restart(
+    world: World, http: httpx.Client
+) -> None:
+    assert healthy(http)  # the first one may still come
+    assert http.get("/v1/report").status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    world.now_s += STALE_AFTER_S
+    assert healthy(http)
+    world.now_s += 0.125
+    assert not healthy(http)
+    world.board.show(GPUNodeStatus(observed_at="then"))
+    assert healthy(http)
+    assert http.get("/v1/report").json() == {"observedAt": "then"}
+    world.now_s += STALE_AFTER_S + 5
+    assert not healthy(http)
+    # What was known last is still told, with its age.
+    assert http.get("/v1/report").status_code == HTTPStatus.OK
+    assert "headroom_agent_sample_age_seconds 40.0" in http.get("/metrics").text
+
+
+def test_a_sample_that_is_too_old_is_none_to_go_by(world: World) -> None:
+    assert world.board.fresh is None
+    status = GPUNodeStatus(observed_at="then")
+    world.board.show(status)
+    world.now_s += STALE_AFTER_S
+    assert world.board.fresh is status
+    world.now_s += 0.125
+    assert world.board.fresh is None
+
+
+def test_without_a_cluster_no_gated_pod_starts(http: httpx.Client) -> None:
+    answer = http.get("/v1/gate", params={"pod_uid": "00000001-1111-4222-8333-000000000001"})
+    assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert answer.json()["reason"] == "this agent reports to no cluster"
