@@ -23,6 +23,7 @@ from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Ledger
 from extender.placement.fit import fit
+from extender.placement.observed import Result
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
 from extender.placement.score import rank
@@ -78,6 +79,9 @@ class World:
         #: Bytes that each pod takes of each of its devices.
         self.sizes: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.misses: list[Outcome] = []
+        #: Pods that were on their way when their predictions were lost with the node's object.
+        self.lost: set[str] = set()
         for name, node in nodes.items():
             annotations = {DEVICE_CHOICE: choice}
             self.state.apply([NodeSeen(kube_node(name, node, annotations))])
@@ -151,9 +155,22 @@ class World:
         self.store.report([(name, report(self.nodes[name]))])
         return self.look()
 
+    def make_anew(self, name: str) -> None:
+        """The node's object is deleted by hand, made again, and what sits there is charged."""
+        held = self.state.gpunode(name)
+        assert held is not None
+        self.lost |= held.spec.reservations.keys() - {
+            use.uid for use in report(self.nodes[name]).pods
+        }
+        self.store.delete_gpunode(name)
+        self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=name)))
+        self.report(name)
+        self.ledger.initialise(self.state.nodes())
+
     def look(self) -> dict[str, Outcome]:
         fresh = {outcome.uid: outcome for outcome in self.state.observations.take()}
         self.outcomes |= fresh
+        self.misses += [each for each in fresh.values() if each.result is Result.MISS]
         return fresh
 
     # What the devices hold.
@@ -178,6 +195,7 @@ def report(node: StandIn) -> GPUNodeStatus:
             container=container,
             device=replica.device,
             replica=replica.id,
+            used_bytes=_used(node, pod.uid, container, replica.device),
         )
         for pod, given in listed
         for container, replicas in given.items()
@@ -217,6 +235,11 @@ def report(node: StandIn) -> GPUNodeStatus:
         ),
         sources=[Source(name="checkpoint"), Source(name="proc")],
     )
+
+
+def _used(node: StandIn, uid: str, container: str, device: str) -> int:
+    process = node.processes.get((uid, container))
+    return process.used_bytes.get(device, 0) if process else 0
 
 
 def kube_node(name: str, node: StandIn, annotations: Mapping[str, str]) -> Node:

@@ -1,0 +1,256 @@
+"""Whatever happens to a node in whatever order: a device is overcommitted only after a surprise,
+and then the extender says so.
+
+Pods are bound, admitted in any order, reported late, by an agent that may be silent or write a
+sample of before; they end, are deleted, are told of late. The plugin is restarted, with another
+policy or without; replicas fail; pods bypass us; the GPUNode is made anew. What a device holds is
+the stand-in's to say, which provoked what is the machine's: the extender is asked last.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.strategies import DataObject
+
+from contract.gpunode import GPUNodeStatus
+from extender.placement.observed import Result, Surprise
+from tests.standin.node import StandIn
+from tests.standin.plugin import Settings
+from tests.truth.world import World, gpus, report
+
+MEMORY_GIB = 12
+REPLICAS = 4
+SIZES = st.integers(1, 8)
+
+
+class Machine(RuleBasedStateMachine):
+    """Nothing that DESIGN section 5 lists as a surprise."""
+
+    choice = "predicted"
+
+    @initialize(
+        count=st.integers(2, 3),
+        packed=st.booleans(),
+        seed=st.integers(0, 9),
+        sizes=st.lists(SIZES, max_size=6),
+    )
+    def start(self, count: int, packed: bool, seed: int, sizes: list[int]) -> None:
+        how = Settings(REPLICAS, policy="packed", release=20) if packed else Settings(REPLICAS)
+        self.node = StandIn(gpus(count, MEMORY_GIB), how, seed=seed)
+        self.world = World({"n": self.node}, self.choice)
+        self.number = 0
+        #: What was done that can turn a prediction of a pod that is on its way.
+        self.provoked: set[Surprise] = set()
+        #: Pods that bypassed us.
+        self.strangers: set[str] = set()
+        #: Samples that an agent may write late.
+        self.samples: list[GPUNodeStatus] = [report(self.node)]
+        self.ended: list[str] = []
+        for gib in sizes:
+            uid = self.name()
+            if self.world.bind(uid, gib, node="n") is not None:
+                self.world.admit(uid)
+            self.observe()
+
+    def name(self) -> str:
+        self.number += 1
+        return f"u{self.number}"
+
+    @property
+    def waiting(self) -> list[str]:
+        """Bound by us, and not admitted."""
+        pods = self.world.state.pods()
+        return sorted(p.metadata.uid for p in pods if p.metadata.uid not in self.node.pods)
+
+    @property
+    def sitting(self) -> list[str]:
+        return sorted(set(self.node.active))
+
+    @property
+    def unseen(self) -> list[str]:
+        """On their way as far as the extender knows."""
+        watched = self.world.state.observations
+        return [uid for uid in self.world.sizes if watched.is_pending("n", uid)]
+
+    @rule(gib=SIZES, containers=st.sampled_from([1, 1, 1, 2]))
+    def bind(self, gib: int, containers: int) -> None:
+        self.world.bind(self.name(), gib, containers, node="n")
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), worst=st.booleans(), towards=st.integers(0, 2))
+    def admit(self, data: DataObject, worst: bool, towards: int) -> None:
+        uid = data.draw(st.sampled_from(self.waiting), label="admitted")
+        self.world.admit(uid, self.fullest if worst else f"GPU-{towards}")
+
+    @property
+    def fullest(self) -> str:
+        """The device with the least memory left."""
+        used = self.node.used_bytes()
+        return max((gpu.uuid for gpu in self.node.gpus), key=lambda uuid: (used[uuid], uuid))
+
+    @rule()
+    def observe(self) -> None:
+        self.world.report("n")
+        self.samples.append(report(self.node))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def delete_before_admission(self, data: DataObject) -> None:
+        self.world.hear_of_end(data.draw(st.sampled_from(self.waiting), label="never admitted"))
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def hear_of_an_end(self) -> None:
+        self.world.hear_of_end(self.ended.pop(0))
+
+    @precondition(lambda self: self.sitting and not self.unseen)
+    @rule(data=st.data())
+    def end_while_nobody_is_on_the_way(self, data: DataObject) -> None:
+        self._end(data)
+        self.world.report("n")
+
+    def _end(self, data: DataObject) -> None:
+        uid = data.draw(st.sampled_from(self.sitting), label="ends")
+        self.world.finish(uid, "n")
+        if self.world.state.pod(uid) is not None:
+            self.ended.append(uid)
+
+    @rule()
+    def make_the_object_anew(self) -> None:
+        """Somebody deletes the GPUNode by hand; extenders and agent begin again."""
+        self.world.make_anew("n")
+
+    def _restart(self, packed: bool) -> None:
+        how = Settings(REPLICAS, policy="packed", release=20) if packed else Settings(REPLICAS)
+        self.node.start_plugin(how)
+
+    def _fail(self, data: DataObject) -> None:
+        available = sorted(self.node.devices.available)
+        self.node.fail(data.draw(st.sampled_from(available), label="fails"))
+
+
+class Quiet(Machine):
+    """Then nothing is ever overcommitted, and nothing missed."""
+
+    @invariant()
+    def nothing_is_overcommitted(self) -> None:
+        if hasattr(self, "world"):
+            assert self.world.excess_bytes("n") == {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.report("n")
+            results = {outcome.result for outcome in self.world.outcomes.values()}
+            assert Result.MISS not in results
+
+
+class QuietOnAny(Quiet):
+    """Where any device must have room that holds whatever happens to the replicas."""
+
+    choice = "any"
+
+    @precondition(lambda self: self.sitting)
+    @rule(data=st.data())
+    def end_at_any_time(self, data: DataObject) -> None:
+        self._end(data)
+
+    @rule(packed=st.booleans())
+    def restart_the_plugin(self, packed: bool) -> None:
+        self._restart(packed)
+
+    @precondition(lambda self: self.node.devices.available)
+    @rule(data=st.data())
+    def fail(self, data: DataObject) -> None:
+        self._fail(data)
+
+
+class Surprised(Machine):
+    """Everything may happen at any time, and each thing done notes what it can turn."""
+
+    @precondition(lambda self: self.sitting)
+    @rule(data=st.data())
+    def end_at_any_time(self, data: DataObject) -> None:
+        self.provoked.add(Surprise.RELEASED)
+        self._end(data)
+
+    @rule(packed=st.booleans())
+    def restart_the_plugin(self, packed: bool) -> None:
+        # It forgets what was unhealthy, too.
+        self.provoked |= {Surprise.CONFIGURATION, Surprise.HEALTH}
+        self._restart(packed)
+
+    @precondition(lambda self: self.node.devices.available)
+    @rule(data=st.data())
+    def fail(self, data: DataObject) -> None:
+        self.provoked.add(Surprise.HEALTH)
+        self._fail(data)
+
+    @precondition(lambda self: self.node.devices.available)
+    @rule(gib=st.integers(1, 3), heard_of=st.booleans())
+    def bypass(self, gib: int, heard_of: bool) -> None:
+        self.provoked.add(Surprise.BYPASS)
+        uid = self.name()
+        self.strangers.add(uid)
+        self.world.bypass(uid, gib, "n")
+        if heard_of:
+            self.world.hear_of(uid, "n")
+
+    @precondition(lambda self: self.sitting)
+    @rule(data=st.data(), gib=SIZES, what=st.sampled_from(["end", "fail", "bypass", "restart"]))
+    def a_surprise_in_between(self, data: DataObject, gib: int, what: str) -> None:
+        """So that it is not too rare: all that is needed, one after the other."""
+        self.observe()
+        uid = self.name()
+        if self.world.bind(uid, gib, node="n") is None:
+            return
+        if what == "end":
+            self.end_at_any_time(data)
+        elif what == "restart":
+            self.restart_the_plugin(packed=data.draw(st.booleans()))
+        elif self.node.devices.available:
+            self.fail(data) if what == "fail" else self.bypass(1, heard_of=data.draw(st.booleans()))
+        self.world.admit(uid, self.fullest)
+
+    @precondition(lambda self: len(self.samples) > 1)
+    @rule(data=st.data())
+    def write_a_sample_of_before(self, data: DataObject) -> None:
+        """By an agent that was restarted, or whose write took its time: it was so once."""
+        self.provoked |= {Surprise.RELEASED, Surprise.HEALTH, Surprise.CONFIGURATION}
+        sample = data.draw(st.sampled_from(self.samples[-3:]), label="old sample")
+        self.world.store.report([("n", sample)])
+        self.world.look()
+
+    @invariant()
+    def what_is_overcommitted_is_recognised(self) -> None:
+        """Once a report shows who is there."""
+        if not hasattr(self, "world"):
+            return
+        over = self.world.excess_bytes("n")
+        if not over:
+            return
+        self.observe()
+        terms = {t.device.uuid: t for t in self.world.state.snapshot().nodes[0].devices}
+        for uuid, excess_bytes in over.items():
+            assert terms[uuid].headroom_bytes <= -excess_bytes
+            there = {uid for uid, _ in self.node.processes} & self.on(uuid)
+            missed = {o.uid for o in self.world.misses if uuid in o.observed}
+            assert there & (missed | self.strangers | self.world.lost), (uuid, there)
+
+    def on(self, uuid: str) -> set[str]:
+        return {p.uid for p in self.node.processes.values() if uuid in p.used_bytes}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.report("n")
+        # No miss without a surprise, and none of a kind that was not provoked.
+        named = {outcome.surprise for outcome in self.world.misses}
+        several = {Surprise.SEVERAL} if len(self.provoked) > 1 else set()
+        assert named <= self.provoked | several, (named, self.provoked)
+
+
+for machine in (Quiet, QuietOnAny, Surprised):
+    machine.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestQuiet = Quiet.TestCase
+TestQuietOnAny = QuietOnAny.TestCase
+TestSurprised = Surprised.TestCase
