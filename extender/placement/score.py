@@ -1,5 +1,8 @@
 """Which of the nodes that fit is best: BestFit, decided by us down to a single winner.
 
+The tightest of the devices that the pod could end on counts: it decides what the node can take
+next. Beside it, a node is better the more alike its devices stay (``placement.evenness``).
+
 Scores are floats in 0..1 on a scale that does not depend on who else is offered; bytes are only
 compared as integers. Equal scores are settled by the least memory left, then by name, so that the
 same question has the same answer on every replica.
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 from contract.annotations import ScoringPolicy
 from contract.gpunode import MAX_DEVICE_BYTES
 from extender.placement.candidates import Mask
+from extender.placement.evenness import more_wasted
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Rows, Snapshot
@@ -23,6 +27,9 @@ Scores = NDArray[np.float64]
 
 #: The most that kube-scheduler takes from an extender; the winner alone gets it.
 MAX_WIRE_SCORE = 10
+#: Measured with ``benchmarks.device_truth``; a node's own fullness settles what these leave.
+_PACK = {"device_full": 4 / 9, "devices_even": 4 / 9, "node_full": 1 / 9}
+_SPREAD = {"device_empty": 1 / 2, "node_empty": 1 / 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +38,7 @@ class Ranking:
 
     #: (n,) 0..1; 0 where the pod does not fit.
     scores: Scores
-    #: Named terms, each (n,) 0..1, whose mean is the score.
+    #: Named terms, each (n,) 0..1, whose weighted mean is the score.
     terms: Mapping[str, Scores]
     #: Place of the best node among those asked about; None when none fits, or any would do.
     winner: int | None
@@ -48,37 +55,55 @@ class Ranking:
         return scores
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What the pod would do to each node; all (n,) bytes."""
+
+    #: Left on the fullest device that it could end on.
+    left_bytes: Rows
+    taken_bytes: Rows
+    #: As ``evenness.more_wasted`` says.
+    wasted_bytes: Rows
+
+    def take(self, rows: Rows) -> "Outcome":
+        return Outcome(*(column.take(rows) for column in self.columns))
+
+    @property
+    def columns(self) -> tuple[Rows, Rows, Rows]:
+        return self.left_bytes, self.taken_bytes, self.wasted_bytes
+
+
 def rank(request: VramRequest, snap: Snapshot, verdicts: Verdicts) -> Ranking:
     """Rank the nodes that fit; the others score 0."""
     if not request.asks:
         return Ranking(np.zeros(len(verdicts.rows)), {}, None)
-    left, taken = left_and_taken(verdicts)
-    return rank_rows(request.policy, snap, verdicts.rows, verdicts.fits, left, taken)
+    return rank_rows(request.policy, snap, verdicts.rows, verdicts.fits, outcome(verdicts))
 
 
 def rank_rows(
-    policy: ScoringPolicy,
-    snap: Snapshot,
-    rows: Rows,
-    fits: Mask,
-    left_bytes: Rows,
-    taken_bytes: Rows,
+    policy: ScoringPolicy, snap: Snapshot, rows: Rows, fits: Mask, outcome: Outcome
 ) -> Ranking:
-    """The same, from what ``left_and_taken`` says about each of the rows."""
+    """The same, from the outcome of each of the rows."""
     if not fits.any():
         return Ranking(np.zeros(len(rows)), {}, None)
-    device_left, taken = np.where(fits, left_bytes, 0), np.where(fits, taken_bytes, 0)
+    device_left = np.where(fits, outcome.left_bytes, 0)
+    taken = np.where(fits, outcome.taken_bytes, 0)
     node_left = np.maximum(snap.node_headroom_bytes.take(rows) - taken, 0)
+    largest = snap.largest_device_bytes
     terms = {
-        "device_full": 1 - device_left / snap.largest_device_bytes,
+        "device_full": 1 - device_left / largest,
         "node_full": 1 - node_left / snap.largest_node_bytes,
     }
     if policy is ScoringPolicy.SPREAD:
         terms = {"device_empty": 1 - terms["device_full"], "node_empty": 1 - terms["node_full"]}
         device_left, node_left = -device_left, -node_left
+    else:
+        terms["devices_even"] = (1 - outcome.wasted_bytes / largest) / 2
     terms = {name: np.where(fits, np.clip(term, 0, 1), 0.0) for name, term in terms.items()}
-    one, other = terms.values()
-    scores = (one + other) / 2
+    weights = _SPREAD if policy is ScoringPolicy.SPREAD else _PACK
+    scores = np.zeros(len(rows))
+    for name, term in terms.items():
+        scores += weights[name] * term
     return Ranking(
         scores, terms, _first(~fits, -scores, node_left, device_left, snap.name_rank.take(rows))
     )
@@ -93,15 +118,17 @@ def _first(*keys: NDArray[Any]) -> int:
     return int(left[0])
 
 
-def left_and_taken(verdicts: Verdicts) -> tuple[Rows, Rows]:
-    """(n,) bytes left on the emptiest device that each ask could end on, and (n,) bytes taken."""
-    left = np.zeros(len(verdicts.rows), np.int64)
-    taken = np.zeros(len(verdicts.rows), np.int64)
+def outcome(verdicts: Verdicts) -> Outcome:
+    """Of each of the rows asked about."""
+    rows = verdicts.rows
+    left = np.full(len(rows), MAX_DEVICE_BYTES)
+    taken, wasted = np.zeros((2, len(rows)), np.int64)
     for verdict in verdicts.asks:
         could, needed = verdict.all_candidates, verdict.all_need_bytes
-        after = np.where(could, verdict.all_room_bytes - needed, 0).max(axis=1, initial=0)
-        left = np.maximum(left, after[verdicts.rows])
+        after = np.where(could, verdict.all_room_bytes - needed, MAX_DEVICE_BYTES)
+        left = np.minimum(left, after.min(axis=1, initial=MAX_DEVICE_BYTES)[rows])
         # Beyond any memory it fits nowhere, and counts for nothing.
         need = np.where(could, np.minimum(needed, MAX_DEVICE_BYTES), 0).max(axis=1, initial=0)
-        taken += need[verdicts.rows] * verdict.ask.count
-    return left, taken
+        taken += need[rows] * verdict.ask.count
+        wasted += more_wasted(verdict, verdicts.snap)[rows]
+    return Outcome(left, taken, wasted)

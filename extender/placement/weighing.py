@@ -5,7 +5,7 @@ is kept equals what ``fit`` says about the whole snapshot, node by node.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.fit import Codes, fit
 from extender.placement.request import Kind, VramRequest
-from extender.placement.score import Ranking, left_and_taken, rank_rows
+from extender.placement.score import Outcome, Ranking, outcome, rank_rows
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
@@ -31,9 +31,7 @@ class Weighing:
     generation: int
     #: Code of the first reason, if all reports were fresh.
     fresh_codes: Codes
-    #: As ``score.left_and_taken`` says.
-    left_bytes: Rows
-    taken_bytes: Rows
+    outcome: Outcome
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """What ``fit`` says about these rows."""
@@ -47,8 +45,7 @@ class Weighing:
     def rank(self, policy: ScoringPolicy, snap: Snapshot, rows: Rows, now_s: float) -> Ranking:
         """What ``score.rank`` says about these rows."""
         fits = self.codes(snap, rows, now_s) == 0
-        left, taken = self.left_bytes.take(rows), self.taken_bytes.take(rows)
-        return rank_rows(policy, snap, rows, fits, left, taken)
+        return rank_rows(policy, snap, rows, fits, self.outcome.take(rows))
 
 
 class Weighings:
@@ -73,17 +70,19 @@ def _weigh(request: VramRequest, snap: Snapshot, held: Weighing | None) -> Weigh
     nodes = len(snap.nodes)
     if held is None:
         changed = np.arange(nodes)
-        kept = (np.empty(0, np.int8), np.empty(0, np.int64), np.empty(0, np.int64))
+        codes = np.empty(0, np.int8)
+        columns = [np.empty(0, np.int64)] * len(fields(Outcome))
     else:
         changed = np.flatnonzero(snap.changed_in > held.generation)
-        kept = (held.fresh_codes, held.left_bytes, held.taken_bytes)
-    codes, left, taken = (_of_length(array, nodes) for array in kept)
+        codes, columns = held.fresh_codes, [*held.outcome.columns]
+    codes, columns = _of_length(codes, nodes), [_of_length(each, nodes) for each in columns]
     if len(changed):
         part = snap if len(changed) == nodes else snap.part(changed)
         verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
         codes[changed] = verdicts.codes
-        left[changed], taken[changed] = left_and_taken(verdicts)
-    return Weighing(snap.generation, codes, left, taken)
+        for column, figures in zip(columns, outcome(verdicts).columns, strict=True):
+            column[changed] = figures
+    return Weighing(snap.generation, codes, Outcome(*columns))
 
 
 def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:

@@ -51,8 +51,9 @@ def test_equal_nodes_are_settled_by_name() -> None:
 
 
 def test_even_among_perfect_fits_only_one_gets_the_most() -> None:
-    scores = ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab")).wire()
-    assert scores.tolist() == [10, 9]
+    found = ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab"))
+    assert found.scores[0] == found.scores[1]
+    assert found.wire().tolist() == [10, 7]
 
 
 def test_a_byte_decides_between_nodes_of_equal_score() -> None:
@@ -72,10 +73,12 @@ def test_scores_do_not_depend_on_who_else_is_offered() -> None:
     assert (rank(asked, snap, two).scores == rank(asked, snap, together).scores[:2]).all()
 
 
-def test_the_score_is_the_mean_of_its_named_terms() -> None:
+def test_the_score_is_the_weighted_mean_of_its_named_terms() -> None:
     found = ranked(pod("4Gi"), holding("a", 4), holding("b", 12))
-    assert set(found.terms) == {"device_full", "node_full"}
-    assert np.allclose(found.scores, sum(found.terms.values()) / 2)
+    weights = {"device_full": 4, "devices_even": 4, "node_full": 1}
+    assert set(found.terms) == set(weights)
+    weighted = sum(weight * found.terms[name] for name, weight in weights.items())
+    assert np.allclose(found.scores, weighted / 9)
     assert ((found.scores >= 0) & (found.scores <= 1)).all()
 
 

@@ -1,0 +1,54 @@
+"""Which pods arrive, when, and how long they live: everything that no scheduler decides."""
+
+import csv
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1 << 30
+MIB = 1 << 20
+WARM_UP_LIVES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pod with one GPU container."""
+
+    name: str
+    request_bytes: int
+    at_s: float
+    life_s: float
+
+
+Draw = Callable[[random.Random], int]
+#: What the pods of a mix ask for, in GiB; ``openb`` is read from a trace.
+MIXES: dict[str, Draw] = {
+    "4-60": lambda lots: lots.randint(4, 60) * GIB,
+    "8/64": lambda lots: (64 if lots.random() < 0.15 else 8) * GIB,
+    "6/10": lambda lots: lots.choice([6, 10]) * GIB,
+}
+
+
+def openb(folder: Path) -> Draw:
+    """Requests of the trace's pods that share a GPU."""
+    with (folder / "pods.csv").open(newline="") as file:
+        sizes = [int(row["vram_mib"]) * MIB for row in csv.DictReader(file)]
+    sharing = [size for size in sizes if size > 0]
+    return lambda lots: lots.choice(sharing)
+
+
+def arrivals(
+    draw: Draw, count: int, capacity_bytes: int, load_ratio: float, life_s: float, seed: int
+) -> tuple[Sequence[Job], float]:
+    """Pods at random times, with random lives of ``life_s`` on average, that ask for ``load_ratio``
+    of the capacity together; and when the last ``count`` of them begin: before that the nodes fill
+    up for ``WARM_UP_LIVES``."""
+    lots = random.Random(seed)
+    mean_bytes = sum(draw(lots) for _ in range(20_000)) / 20_000
+    every_s = life_s * mean_bytes / (load_ratio * capacity_bytes)
+    jobs, now_s = [], 0.0
+    for number in range(count + round(WARM_UP_LIVES * life_s / every_s)):
+        now_s += lots.expovariate(1 / every_s)
+        jobs.append(Job(f"j{number}", draw(lots), now_s, lots.expovariate(1 / life_s)))
+    return jobs, jobs[-count].at_s

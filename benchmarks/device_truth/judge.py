@@ -1,0 +1,99 @@
+"""Says what really happened on the devices, from nothing but which pod sat where and when.
+
+The judge is a stranger to everything that places pods: it keeps its own books and imports nothing.
+A pod that comes to a device without room for it is an *overcommit*: it holds its replica until it
+ends, and uses nothing, as a container that cannot allocate and is started again in place.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class _Device:
+    living: dict[str, int] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self.living.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of the time that counts."""
+
+    offered: int
+    refused: int
+    #: Refused while some device had room and a free replica.
+    falsely: int
+    #: Pods that came to a device without room, and devices to which that happened.
+    overcommits: int
+    devices_overcommitted: int
+    #: Share of all memory in use by pods that run, mean over time.
+    used_ratio: float
+
+
+class Judge:
+    """Counts from ``since_s`` on; before that the devices fill up."""
+
+    def __init__(
+        self, nodes: int, devices: int, memory_bytes: int, replicas: int, since_s: float
+    ) -> None:
+        self._devices = {(n, d): _Device() for n in range(nodes) for d in range(devices)}
+        self._memory_bytes, self._replicas = memory_bytes, replicas
+        self._since_s = self._now_s = since_s
+        self._sits: dict[str, tuple[int, int]] = {}
+        self._used_bytes = 0
+        self._used_byte_s = 0.0
+        self._offered = self._refused = self._falsely = self._overcommits = 0
+        self._hurt: set[tuple[int, int]] = set()
+
+    def offered(self, now_s: float) -> None:
+        self._offered += now_s >= self._since_s
+
+    def came(self, pod: str, node: int, device: int, request_bytes: int, now_s: float) -> None:
+        """A pod starts on a device."""
+        self._pass(now_s)
+        self._sits[pod] = node, device
+        held = self._devices[node, device]
+        if held.used_bytes + request_bytes <= self._memory_bytes:
+            held.living[pod] = request_bytes
+            self._used_bytes += request_bytes
+            return
+        held.dead.add(pod)
+        if now_s >= self._since_s:
+            self._overcommits += 1
+            self._hurt.add((node, device))
+
+    def went(self, pod: str, now_s: float) -> None:
+        self._pass(now_s)
+        held = self._devices[self._sits.pop(pod)]
+        held.dead.discard(pod)
+        self._used_bytes -= held.living.pop(pod, 0)
+
+    def refused(self, request_bytes: int, now_s: float) -> None:
+        if now_s < self._since_s:
+            return
+        self._refused += 1
+        self._falsely += any(
+            len(held.living) + len(held.dead) < self._replicas
+            and held.used_bytes + request_bytes <= self._memory_bytes
+            for held in self._devices.values()
+        )
+
+    def verdict(self, now_s: float) -> Verdict:
+        self._pass(now_s)
+        whole = self._memory_bytes * len(self._devices) * (now_s - self._since_s)
+        return Verdict(
+            self._offered,
+            self._refused,
+            self._falsely,
+            self._overcommits,
+            len(self._hurt),
+            self._used_byte_s / whole,
+        )
+
+    def _pass(self, now_s: float) -> None:
+        if now_s > self._now_s:
+            self._used_byte_s += self._used_bytes * (now_s - self._now_s)
+            self._now_s = now_s

@@ -1,0 +1,124 @@
+"""What a pod makes unreachable on a node, against the definition; and whom that makes win."""
+
+import random
+
+import numpy as np
+import pytest
+
+from contract.annotations import VRAM
+from contract.gpunode import Replicas
+from extender.placement.evenness import more_wasted
+from extender.placement.score import rank
+from extender.placement.snapshot import NodeTerms
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    container,
+    device,
+    judged,
+    pod,
+    promise,
+    request,
+    shared,
+    use,
+    weighed,
+)
+
+REPLICAS = 4
+
+
+def node(name: str, *sizes: tuple[int, ...], **how: int) -> NodeTerms:
+    """GPUs of 24 GiB that hold pods of so many GiB each."""
+    devices, uses, promises = [], [], {}
+    for index, held in enumerate(sizes):
+        uuid = f"{name}-{index}"
+        devices.append(
+            shared(uuid, REPLICAS - len(held), len(held), used_bytes=sum(held) * GIB, **how)
+        )
+        for number, size in enumerate(held):
+            uid = f"{uuid}-{number}"
+            uses.append(use(uid, uuid, size * GIB, replica=uid))
+            promises[uid] = promise({uuid: size * GIB})
+    return weighed(*devices, name=name, pods=uses, promises=promises, plugin=DISTRIBUTED)
+
+
+def wasted(what: str, *nodes: NodeTerms) -> list[int]:
+    snap, verdicts = judged(what, *nodes)
+    return more_wasted(verdicts.asks[0], snap).tolist()
+
+
+def winner(vram: str, *nodes: NodeTerms, policy: str = "pack") -> str:
+    asked = request(pod(None, annotations={VRAM: vram, "headroom.gpu/policy": policy}))
+    snap, verdicts = judged(asked, *nodes)
+    place = rank(asked, snap, verdicts).winner
+    assert place is not None
+    return nodes[place].name
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_is_the_difference_of_what_lies_behind_the_fullest_at_each_level(seed: int) -> None:
+    lots = random.Random(seed)
+    sizes = [tuple(lots.choices(range(1, 6), k=lots.randint(0, 3))) for _ in range(4)]
+    asked = lots.randint(1, 8)
+
+    def behind(held: list[tuple[int, ...]]) -> int:
+        total = 0
+        for level in range(REPLICAS + 1):
+            loads = [sum(each) for each in held if len(each) == level]
+            total += sum(max(loads) - load for load in loads)
+        return total
+
+    fewest = min(map(len, sizes))
+    fullest = max((sum(held), -i) for i, held in enumerate(sizes) if len(held) == fewest)
+    given = -fullest[1]
+    after = [(*held, asked) if i == given else held for i, held in enumerate(sizes)]
+    expected = (behind(after) - behind(sizes)) * GIB
+    assert wasted(f"{asked}Gi", node("n", *sizes)) == [expected]
+
+
+def test_a_pod_goes_to_its_like() -> None:
+    """The device without a pod is next on both; on one its neighbours are small."""
+    small, large = node("small", (4,), (4,), ()), node("large", (16,), (16,), ())
+    assert wasted("16Gi", small, large) == [2 * 12 * GIB, 0]
+    assert winner("16Gi", small, large) == "large"
+    assert winner("4Gi", small, large) == "small"
+
+
+def test_the_tightest_candidate_decides_how_full_a_node_is() -> None:
+    """On both nodes the emptiest candidate is empty; a pod of 4 must fit on the fuller one."""
+    tight, loose = node("tight", (18,), (1,)), node("loose", (10,), (1,))
+    asked = request("4Gi")
+    snap, verdicts = judged(asked, tight, loose)
+    full = rank(asked, snap, verdicts).terms["device_full"]
+    assert np.allclose(full, [1 - 2 / 24, 1 - 10 / 24])
+
+
+def test_who_wants_spreading_gets_it() -> None:
+    like, empty = node("like", (4,), ()), node("empty", (), ())
+    assert winner("4Gi", like, empty) == "like"
+    assert winner("4Gi", like, empty, policy="spread") == "empty"
+
+
+def test_nothing_is_said_where_levels_do_not_decide() -> None:
+    assert wasted("4Gi", weighed(device("a"), device("b"))) == [0]
+    snap, verdicts = judged(pod("4Gi", container(gpus=2)), node("n", (4,), ()))
+    assert more_wasted(verdicts.asks[0], snap).tolist() == [0]
+
+
+def test_a_node_without_devices_disturbs_nobody() -> None:
+    assert wasted("4Gi", weighed(name="none"), node("n", (1,), ())) == [0, 3 * GIB]
+    assert wasted("4Gi", weighed(name="none")) == [0]
+
+
+def test_absurd_figures_do_not_overflow() -> None:
+    absurd = promise({"x-0": 1 << 62})
+    one = weighed(
+        *(shared(f"x-{i}", replicas=Replicas(free=3, allocated=1)) for i in range(3)),
+        name="x",
+        pods=[use("u", "x-0", 0)],
+        promises={"u": absurd},
+        plugin=DISTRIBUTED,
+    )
+    with np.errstate(all="raise"):
+        (found,) = wasted("4Gi", one)
+    assert abs(found) < 1 << 60
