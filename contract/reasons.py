@@ -55,6 +55,11 @@ class Reason(Enum):
         "MIG layout of the node does not suit the MIG strategy of its device plugin",
         False,
     )
+    EVICTED_LATELY = (
+        "evicted_lately",
+        "node had to send a pod away a moment ago, whose GPU had no room for it",
+        False,
+    )
     # Somebody else gives its GPUs out, and neither knows what the other promised.
     DRA_MANAGES = ("dra_manages", "GPUs of the node are managed by a DRA driver", False)
     HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)

@@ -1,5 +1,6 @@
 """Every setting of the extender, what it means and what it is when nobody says."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -32,6 +33,11 @@ def _quantity(value: Any) -> Any:
 
 
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
+
+
+class OnMiss(Enum):
+    REPORT = "report"
+    EVICT = "evict"
 
 
 class Settings(BaseModel):
@@ -76,6 +82,12 @@ class Settings(BaseModel):
     policy: ScoringPolicy = Field(
         ScoringPolicy.PACK, description="Scoring of pods that do not choose: pack or spread."
     )
+    on_miss: OnMiss = Field(
+        OnMiss.REPORT,
+        description="What becomes of a pod that ended on a device without room for it, where no "
+        "gate held it back: report; or evict, if it is new, uses no memory yet and has a "
+        "controller. A pod at its gate is evicted in any case.",
+    )
     stale_after_s: float = Field(
         90.0, gt=0, description="A node not heard of for so many seconds takes no new pods."
     )
@@ -115,6 +127,7 @@ class Settings(BaseModel):
             refuse_unannotated=self.refuse_unannotated,
             unowned_tolerance_bytes=self.unowned_tolerance,
             require_report=self.require_report,
+            evict_misses=self.on_miss is OnMiss.EVICT,
             policy=self.policy,
         )
 

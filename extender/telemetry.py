@@ -61,6 +61,12 @@ class Telemetry:
             buckets=_WINDOW_SECONDS,
             registry=registry,
         )
+        self.evictions = Counter(
+            "headroom_evictions_total",
+            "Pods without room on their GPU, by what became of their eviction: evicted, refused.",
+            ["outcome"],
+            registry=registry,
+        )
         self.generation = Gauge(
             "headroom_snapshot_generation",
             "Generation of the snapshot that decisions are made on.",

@@ -86,6 +86,13 @@ class DepartureMarked:
 
 
 @dataclass(frozen=True, slots=True)
+class BackOffEnded:
+    """Enough time has passed since a pod was sent away from the node."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class BindBegun:
     """This replica was asked to bind the pod to the node, and nothing is written down yet."""
 
@@ -126,6 +133,7 @@ Event = (
     | SliceSeen
     | SliceGone
     | DepartureMarked
+    | BackOffEnded
     | BindBegun
     | BindEnded
     | Relisted

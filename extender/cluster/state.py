@@ -20,14 +20,16 @@ from contract.annotations import (
     parse_reserve,
 )
 from contract.errors import BadAnnotation
-from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
+from contract.gpunode import EVICTED, GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from contract.reasons import Reason
 from extender.cluster.allocators import Allocators, of_pod
+from extender.cluster.backoffs import BackOffs
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
 from extender.cluster.events import (
+    BackOffEnded,
     BindBegun,
     BindEnded,
     DepartureMarked,
@@ -47,11 +49,13 @@ from extender.cluster.events import (
     SliceSeen,
 )
 from extender.cluster.freshness import NEVER_S, Pulse
+from extender.cluster.idling import idle_on
 from extender.cluster.labels import believed
 from extender.cluster.mig import mig_obstacle
 from extender.cluster.observations import Circumstances, Observations
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
+from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.placed import Placement, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
@@ -98,6 +102,10 @@ class ClusterState:
         self.departures = Departures()
         #: How the predictions turned out.
         self.observations = Observations(self._sat)
+        #: Which nodes had to send a pod away lately.
+        self.back_offs = BackOffs()
+        #: Nodes that may have somebody to send away, or to keep after all.
+        self._crowded: dict[str, None] = {}
         #: Who else gives out GPUs, and of which nodes.
         self._allocators = Allocators()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -205,6 +213,24 @@ class ClusterState:
             self.rules,
         )
 
+    @property
+    def crowded(self) -> list[str]:
+        """Nodes with a device that has no room for all that sit there, or that is unhealthy, and
+        those of which somebody is to leave."""
+        return list(self._crowded)
+
+    def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:
+        """Who has to leave the node, as this very object of it tells."""
+        name = gpunode.name
+        if gpunode.status is None or self._fresh_until_s(name) < now_s:
+            return Misplaced()
+        idle = idle_on(gpunode, self._sitting_on.get(name, ()), self._epoch_s + now_s, self.rules)
+        if not idle:
+            return Misplaced()
+        devices = self._weigh(name, gpunode).devices
+        leaving = self._leaving(gpunode.status, name)
+        return misplaced(devices, idle, leaving, not self.back_offs.holds(name))
+
     def fits_after_eviction(self, pod: Pod, node: str, victims: Set[str], now_s: float) -> bool:
         """Whether the pod would fit on the node once the pods with these uids have gone."""
         request, gpunode = self.understand(pod), self._gpunodes.get(node)
@@ -251,8 +277,10 @@ class ClusterState:
                     self._got_room(name)
                 if self._holds_unsettled(name):
                     self._unsettled[name] = None
+                self._note_crowd(name, terms)
                 self._table.put(terms)
             else:
+                self._crowded.pop(name, None)
                 self._room_in.pop(name, None)
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
@@ -263,6 +291,13 @@ class ClusterState:
     def _got_room(self, name: str) -> None:
         self._room_in.pop(name, None)  # so that the latest comes last
         self._room_in[name] = self._table.next_generation
+
+    def _note_crowd(self, name: str, terms: NodeTerms) -> None:
+        if overfull(terms.devices) or self.back_offs.marks(name):
+            self._crowded[name] = None
+            self._unsettled[name] = None
+        else:
+            self._crowded.pop(name, None)
 
     def _holds_unsettled(self, name: str) -> bool:
         """Whether a pod that was promised something there is gone, has ended or is elsewhere, or
@@ -299,6 +334,7 @@ class ClusterState:
                 self._reports.pop(name, None)
                 self.departures.keep(name, ())
                 self.observations.lose(name)
+                self.back_offs.forget(name)
                 self._dirty[name] = None
             case HeartbeatSeen(lease, at_s):
                 self._put_lease(lease, at_s)
@@ -310,6 +346,9 @@ class ClusterState:
                 self._soil(self._allocators.lose_slice(name))
             case DepartureMarked(name, uid, version):
                 self.departures.mark(name, uid, version)
+            case BackOffEnded(name):
+                self.back_offs.end(name)
+                self._dirty[name] = None
             case BindBegun(pod, name):
                 self._assume(pod, name)
             case BindEnded(uid, name):
@@ -422,6 +461,8 @@ class ClusterState:
             return
         self.departures.keep(gpunode.name, gpunode.spec.reservations)
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
+        marked = {u for u, promise in gpunode.spec.reservations.items() if EVICTED in promise.flags}
+        self.back_offs.note(gpunode.name, marked, at_s)
         self._gpunodes[gpunode.name] = gpunode
         self._dirty[gpunode.name] = None
         stamp = gpunode.status.observed_at if gpunode.status else ""
@@ -473,6 +514,8 @@ class ClusterState:
             pass
         elif (obstacle := mig_obstacle(node)) is not None:
             reason, detail = obstacle
+        elif self.back_offs.holds(name):
+            reason = Reason.EVICTED_LATELY
         elif status is None:
             required = self.rules.require_report
             reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE

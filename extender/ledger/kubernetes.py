@@ -112,7 +112,7 @@ class KubernetesStore:
                 "/api/v1/pods", partial(_read, what, _decode_pod), page_size=self._page_size
             )
         except ApiError as err:
-            raise _store_error(what, err) from err
+            raise store_error(what, err) from err
         return listing.items
 
     def bind(self, binding: Binding) -> None:
@@ -157,7 +157,7 @@ class KubernetesStore:
         try:
             return self._api.call(method, path, body=body, content_type=content_type)
         except ApiError as err:
-            raise _store_error(what, err) from err
+            raise store_error(what, err) from err
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T
         raise OutcomeUnknown(f"{what}: the answer cannot be read: {err}") from err
 
 
-def _store_error(what: str, err: ApiError) -> StoreError:
+def store_error(what: str, err: ApiError) -> StoreError:
     """What an answer, or its absence, means to the protocol."""
     kind: type[StoreError] = OutcomeUnknown
     if isinstance(err, ApiStatus):

@@ -5,7 +5,7 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from contract.annotations import FINALIZER, RETRY
-from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
@@ -237,6 +237,19 @@ class Ledger:
                 return False
         return False
 
+    def mark(self, gpunode: GPUNode, leave: Collection[str]) -> GPUNode:
+        """Say of exactly these pods that they are to leave the node before they start.
+
+        Of those that have a promise in this very object. Store errors are raised.
+        """
+        promises = {
+            uid: _marked(promise, uid in leave)
+            for uid, promise in gpunode.spec.reservations.items()
+        }
+        if promises == gpunode.spec.reservations:
+            return gpunode
+        return self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises))
+
     def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
         """A version of the heartbeat of the node's agent that is newer than the pod's removal.
 
@@ -387,6 +400,13 @@ def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
 
 def _shown(gpunode: GPUNode, uid: str) -> bool:
     return gpunode.status is not None and any(use.uid == uid for use in gpunode.status.pods)
+
+
+def _marked(promise: Reservation, leaves: bool) -> Reservation:
+    if leaves == (EVICTED in promise.flags):
+        return promise
+    flags = [flag for flag in promise.flags if flag != EVICTED] + [EVICTED] * leaves
+    return msgspec.structs.replace(promise, flags=flags)
 
 
 def _binding(pod: Pod, node: str, placement: Placement) -> Binding:

@@ -17,6 +17,8 @@ class Rules:
     unowned_tolerance_bytes: int = 64 * MIB
     #: Whether GPUs that several pods share are given out only where an agent reports them.
     require_report: bool = True
+    #: Whether a pod that is no gated one is evicted, too, where it ended on a device without room.
+    evict_misses: bool = False
     #: How pods that do not say are scored.
     policy: ScoringPolicy = ScoringPolicy.PACK
 

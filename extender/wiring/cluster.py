@@ -1,12 +1,14 @@
 """Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from kubernetes.config import ConfigException
 
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
+from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
 from extender.sources.kubernetes import KubernetesSources
@@ -35,7 +37,9 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         lease_namespace=settings.agent_namespace,
         concerns=extender.cluster.concerns,
     )
-    ledger = extender.open_ledger(KubernetesStore(api, lease_namespace=settings.agent_namespace))
+    store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
+    ledger = extender.open_ledger(store)
+    extender.send_away(store, ledger, KubernetesHands(api, time.time))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
     waker = asyncio.create_task(extender.wake(ledger))

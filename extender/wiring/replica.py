@@ -44,8 +44,10 @@ from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
 from extender.errors import StoreError
 from extender.journal import Journal
+from extender.ledger.eviction import Evictions, Hands
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
+from extender.placement.misplaced import Misplaced
 from extender.placement.observed import Result
 from extender.placement.placed import Placement
 from extender.settings import Settings
@@ -55,6 +57,7 @@ from extender.web.debug import debug_app
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
+from extender.wiring.evicting import Evicting
 
 log = structlog.get_logger()
 
@@ -90,6 +93,8 @@ class Extender:
         #: Begins the ids of what this process writes, so that it knows its own promises again.
         self._name = uuid.uuid4().hex[:12]
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
+        #: None where pods are nobody's to evict.
+        self._evicting: Evicting | None = None
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Take events from any thread; they are applied on the loop's, in the order of calls."""
@@ -159,6 +164,15 @@ class Extender:
             new_id=lambda: f"{self._name}-{uuid.uuid4().hex}",
             known=lambda gpunode: knows_devices(self.cluster, gpunode),
         )
+
+    def send_away(self, store: Store, ledger: Ledger, hands: Hands) -> None:
+        """From now on the chores include sending pods away that have no room where they are."""
+
+        def misplaced_now(gpunode: GPUNode) -> Misplaced:
+            return self.cluster.misplaced(gpunode, time.monotonic())
+
+        evictions = Evictions(store, ledger, hands, misplaced_now)
+        self._evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver, self._pool)
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
@@ -235,6 +249,8 @@ class Extender:
                 await self._look_into(ledger, found)
 
         await asyncio.gather(*map(one_by_one, of_node.values()))
+        if self._evicting is not None:
+            await self._evicting.once()
 
     async def tidy_once(self, ledger: Ledger) -> None:
         await self.settle(ledger, everywhere=True)

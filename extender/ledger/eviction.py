@@ -1,0 +1,109 @@
+"""How a pod is sent away that has no room where it is: marked in the ledger, then evicted.
+
+The mark is a compare-and-swap on the object of the node that says who has to leave, so that of any
+number of replicas two never send two pods away where one was enough. From the mark on the node's
+agent keeps the pod at its gate, however much room there comes to be; so the mark is taken back
+where it is not needed any more. The eviction carries the pod's uid and resourceVersion: one that
+has begun meanwhile, as far as its kubelet told, is not evicted. Done twice, late or never, nothing
+worse happens than that a pod waits, or that its controller makes another one.
+
+Evictions, not deletions: a disruption budget has its say. It has none for a pod at its gate, which
+is pending, and disrupts nobody.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from contract.gate import is_gated, waits
+from contract.gpunode import EVICTED, GPUNode
+from contract.kube import Pod
+from extender.errors import StoreConflict, StoreError, StoreNotFound
+from extender.ledger.protocol import ATTEMPTS, Ledger
+from extender.ledger.store import Store
+from extender.placement.misplaced import Misplaced
+
+NO_ROOM = "NoRoomOnGPU"
+LEAVES = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another one than"
+    " could be foreseen, or somebody else took the memory. It is evicted before it starts, so that"
+    " its controller makes another one."
+)
+STAYS = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another one than"
+    " could be foreseen, or somebody else took the memory. It waits at its gate until there is"
+    " room. It is not evicted, because no controller would make another one; to have it placed"
+    " elsewhere, delete it and create it again."
+)
+
+
+class Hands(Protocol):
+    """What is done to pods besides binding them; raises store errors."""
+
+    def evict(self, pod: Pod) -> None:
+        """Ask for the pod to be ended, if it still is the one that was read."""
+
+    def tell(self, pod: Pod, reason: str, message: str) -> None:
+        """Write an Event on the pod, once for each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came of it: uids of pods that were evicted, and of those that could not be, with why."""
+
+    evicted: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+class Evictions:
+    """``misplaced`` decides on one very object of a node. Methods block, on any thread."""
+
+    def __init__(
+        self, store: Store, ledger: Ledger, hands: Hands, misplaced: Callable[[GPUNode], Misplaced]
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._hands = hands
+        self._misplaced = misplaced
+
+    def send_away(self, node: str) -> Sent:
+        """Have those leave the node that are to; store errors are raised but where they are about
+        one pod."""
+        for _ in range(ATTEMPTS):
+            gpunode = self._store.read_gpunode(node)
+            if gpunode is None:
+                return Sent()
+            leave = self._misplaced(gpunode).leave
+            with suppress(StoreConflict, StoreNotFound):
+                return self._evict(self._ledger.mark(gpunode, leave))
+        return Sent()
+
+    def tell_stuck(self, pod: Pod) -> None:
+        self._hands.tell(pod, NO_ROOM, STAYS)
+
+    def _evict(self, gpunode: GPUNode) -> Sent:
+        evicted: list[str] = []
+        refused: list[tuple[str, str]] = []
+        for uid, promise in gpunode.spec.reservations.items():
+            if EVICTED not in promise.flags:
+                continue
+            try:
+                # After the mark: from now on its agent does not let it start.
+                pod = self._store.read_pod(promise.namespace, promise.name)
+                if pod is not None and _may_go(pod, uid, gpunode.name):
+                    self._hands.evict(pod)
+                    evicted.append(uid)
+                    with suppress(StoreError):  # it goes, whether or not anybody is told why
+                        self._hands.tell(pod, NO_ROOM, LEAVES)
+            except (StoreConflict, StoreNotFound):
+                continue  # it changed or went: the next round looks again
+            except StoreError as err:
+                refused.append((uid, str(err)))
+        return Sent(tuple(evicted), tuple(refused))
+
+
+def _may_go(pod: Pod, uid: str, node: str) -> bool:
+    metadata = pod.metadata
+    there = metadata.uid == uid and pod.node == node and not pod.ended
+    return there and not metadata.deletion_timestamp and (waits(pod) or not is_gated(pod))

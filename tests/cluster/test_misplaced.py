@@ -1,0 +1,176 @@
+"""Pods that have to leave a node, as the state of the cluster tells."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gate import GATE
+from contract.gpunode import EVICTED, GPUNode, Reservation
+from contract.kube import (
+    Container,
+    ContainerState,
+    ContainerStatus,
+    OwnerReference,
+    Pod,
+    PodStatus,
+    Terminated,
+)
+from contract.reasons import Reason
+from extender.cluster.backoffs import FIRST_S
+from extender.cluster.bystanders import ADOPTED
+from extender.cluster.events import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.cluster.idling import NEW_FOR_S
+from extender.cluster.state import ClusterState
+from extender.placement.misplaced import Misplaced
+from extender.placement.rules import Rules
+from tests.builders import GIB, NOW_S, gpunode, kube_node, promise, shared, use
+from tests.builders import pod as plain_pod
+
+WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
+EVICT = Rules(evict_misses=True)
+YES = ContainerState(terminated=Terminated())
+SINCE = "2026-11-20T23:59:30Z"
+
+
+def pod(
+    uid: str = "p", gate: ContainerState | bool | None = None, controlled: bool = True, **of: Any
+) -> Pod:
+    """At its gate, whose state is ``gate``; False: it has none."""
+    init = [] if gate is False else [Container(name=GATE)]
+    made = plain_pod(uid=uid, name=uid, node="n", init=init, **of)
+    owners = [OwnerReference(kind="ReplicaSet", name="r", controller=controlled)]
+    metadata = msgspec.structs.replace(made.metadata, owner_references=owners)
+    state = gate if isinstance(gate, ContainerState) else None
+    statuses = [ContainerStatus(name=GATE, state=state)]
+    status = PodStatus(phase=of.get("phase", "Pending"), init_container_statuses=statuses)
+    return msgspec.structs.replace(made, metadata=metadata, status=status)
+
+
+def made(asked_gib: int, *flags: str, since: str = SINCE) -> Reservation:
+    promised = promise({"a": asked_gib * GIB})
+    return msgspec.structs.replace(promised, flags=list(flags), since=since)
+
+
+def crowded(
+    *flags: str, used: int | None = 0, neighbour: int = 20, version: str = "1", **of: Any
+) -> GPUNode:
+    """Of 24 GiB pod p was promised eight, and somebody else more than the rest."""
+    return gpunode(
+        shared("a", free=2, allocated=2),
+        promises={"p": made(8, *flags, **of), "q": made(neighbour)},
+        pods=[use("p", "a", used), use("q", "a", GIB)],
+        version=version,
+    )
+
+
+def state_of(node: GPUNode, *pods: Pod, rules: Rules | None = None) -> ClusterState:
+    state = ClusterState(rules or Rules(), 90.0, WALL_S - NOW_S)
+    neighbour = pod("q", gate=False, phase="Running")
+    apply(state, NodeSeen(kube_node()), PodSeen(neighbour), *map(PodSeen, pods))
+    apply(state, GPUNodeSeen(node, NOW_S))
+    return state
+
+
+def apply(state: ClusterState, *events: Event) -> None:
+    state.apply(events)
+
+
+def found(node: GPUNode, *pods: Pod, rules: Rules | None = None) -> Misplaced:
+    return state_of(node, *pods, rules=rules).misplaced(node, NOW_S)
+
+
+LEAVES = Misplaced(frozenset("p"))
+NOBODY = Misplaced()
+
+
+def test_a_pod_at_its_gate_leaves() -> None:
+    assert found(crowded(), pod()) == LEAVES
+    assert found(crowded(neighbour=16), pod()) == NOBODY
+
+
+def test_a_pod_without_a_controller_is_stuck_instead() -> None:
+    assert found(crowded(), pod(controlled=False)) == Misplaced(stuck=frozenset("p"))
+
+
+def test_a_pod_that_its_gate_let_through_stays() -> None:
+    assert found(crowded(), pod(gate=YES)) == NOBODY
+    assert found(crowded(), pod(gate=YES), rules=EVICT) == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("node", "of", "rules", "leaves"),
+    [
+        pytest.param(crowded(), pod(gate=False), EVICT, True, id="a newcomer"),
+        pytest.param(crowded(), pod(gate=False), Rules(), False, id="misses are reported only"),
+        pytest.param(crowded(used=1), pod(gate=False), EVICT, False, id="it uses memory"),
+        pytest.param(crowded(used=None), pod(gate=False), EVICT, False, id="it may use memory"),
+        pytest.param(crowded(ADOPTED), pod(gate=False), EVICT, False, id="others placed it"),
+        pytest.param(
+            crowded(since="2026-11-20T23:57:30Z"), pod(gate=False), EVICT, False, id="it is old"
+        ),
+        pytest.param(
+            crowded(), pod(gate=False, controlled=False), EVICT, False, id="it would be lost"
+        ),
+        pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it has room"),
+    ],
+)
+def test_without_a_gate_only_newcomers_leave_and_only_where_that_is_wanted(
+    node: GPUNode, of: Pod, rules: Rules, leaves: bool
+) -> None:
+    assert found(node, of, rules=rules) == (LEAVES if leaves else NOBODY)
+    assert NEW_FOR_S == 120
+
+
+def test_a_pod_that_is_going_is_not_sent_away_as_well() -> None:
+    assert found(crowded(), pod(deleted="2026-11-21T00:00:00Z")) == NOBODY
+
+
+def test_a_stale_node_sends_nobody_away() -> None:
+    state = state_of(crowded(), pod())
+    assert state.misplaced(crowded(), NOW_S + 91) == NOBODY
+
+
+def test_a_node_with_somebody_to_send_away_is_looked_at_until_all_is_well() -> None:
+    state = state_of(crowded(), pod())
+    assert state.crowded == ["n"]
+    assert "n" in state.take_unsettled()
+    apply(state, GPUNodeSeen(crowded(EVICTED, neighbour=16, version="2"), NOW_S))
+    assert state.crowded == ["n"]  # its mark has yet to be taken back
+    apply(state, GPUNodeSeen(crowded(neighbour=16, version="3"), NOW_S))
+    assert state.crowded == []
+
+
+def refusal(state: ClusterState) -> Reason | None:
+    (node,) = state.snapshot().nodes
+    return node.reason
+
+
+def test_after_an_eviction_the_node_takes_nobody_for_a_while() -> None:
+    state = state_of(crowded(), pod())
+    assert refusal(state) is None
+    marked = crowded(EVICTED, version="2")
+    apply(state, GPUNodeSeen(marked, NOW_S))
+    assert refusal(state) is Reason.EVICTED_LATELY
+    assert state.back_offs.over(NOW_S + FIRST_S) == ["n"]
+    before = state.room_in("n")
+    apply(state, BackOffEnded("n"))
+    assert refusal(state) is None
+    assert state.room_in("n") > before  # whoever waits is woken
+
+
+def others(count: int) -> Iterable[Pod]:
+    return (pod(f"r{number}") for number in range(count))
+
+
+def test_in_a_back_off_nobody_else_is_sent_away() -> None:
+    node = gpunode(
+        shared("a", free=1, allocated=3),
+        promises={"p": made(20, EVICTED), "r0": made(20), "r1": made(20)},
+        pods=[use(uid, "a", 0) for uid in ("p", "r0", "r1")],
+    )
+    state = state_of(node, pod(), *others(2))
+    assert state.misplaced(node, NOW_S) == LEAVES
+    apply(state, BackOffEnded("n"))
+    assert state.misplaced(node, NOW_S).leave == {"p", "r1"}

@@ -1,0 +1,206 @@
+"""Sending a pod away: marked first, then evicted, whatever happens between the two."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from contract.gate import GATE
+from contract.gpunode import EVICTED, GPUNode
+from contract.kube import (
+    Container,
+    ContainerState,
+    ContainerStatus,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+    Terminated,
+)
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
+from extender.ledger.eviction import LEAVES, NO_ROOM, STAYS, Evictions, Sent
+from extender.placement.misplaced import Misplaced
+from tests.ledger.test_protocol import DEVICES, Stage, once, raises
+
+
+@dataclass
+class Hands:
+    stage: Stage
+    evicted: list[str] = field(default_factory=list)
+    told: list[tuple[str, str, str]] = field(default_factory=list)
+    #: Whether the ledger said so when it was evicted.
+    marked: list[bool] = field(default_factory=list)
+    trouble: StoreError | None = None
+    mute: bool = False
+
+    def evict(self, pod: Pod) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.evicted.append(pod.metadata.uid)
+        self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
+
+    def tell(self, pod: Pod, reason: str, message: str) -> None:
+        if self.mute:
+            raise StoreRefused("no right to write events")
+        self.told.append((pod.metadata.uid, reason, message))
+
+
+@dataclass
+class World:
+    stage: Stage
+    hands: Hands
+    #: Who is to leave, as the object of the node tells.
+    leave: set[str]
+
+    def send_away(self) -> Sent:
+        evictions = Evictions(self.stage.store, self.stage.ledger, self.hands, self._misplaced)
+        return self.stage._watched(lambda: evictions.send_away("n"))
+
+    def _misplaced(self, gpunode: GPUNode) -> Misplaced:
+        return Misplaced(frozenset(self.leave & gpunode.spec.reservations.keys()))
+
+    @property
+    def flags(self) -> list[str]:
+        return self.stage.node().spec.reservations["uid-p"].flags
+
+
+def gated(state: ContainerState | None = None, node: str = "n", **of: str) -> Pod:
+    """The pod p at its gate."""
+    statuses = [ContainerStatus(name=GATE, state=state)]
+    return Pod(
+        metadata=ObjectMeta(namespace="a", name="p", uid="uid-p", resource_version="7", **of),
+        spec=PodSpec(node_name=node, init_containers=[Container(name=GATE)]),
+        status=PodStatus(phase="Pending", init_container_statuses=statuses),
+    )
+
+
+def replaced_by(stage: Stage, pod: Pod) -> Callable[[], None]:
+    def deed() -> None:
+        stage.store.delete_pod("a", "p")
+        stage.store.admit(pod)
+
+    return deed
+
+
+@pytest.fixture
+def world() -> World:
+    stage = Stage()
+    stage.bind()
+    replaced_by(stage, gated())()
+    return World(stage, Hands(stage), {"uid-p"})
+
+
+def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
+    assert world.send_away() == Sent(("uid-p",))
+    assert world.hands.marked == [True]
+    assert world.hands.told == [("uid-p", NO_ROOM, LEAVES)]
+    assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
+    assert world.stage.written[-1] == world.stage.node()
+    # What was promised stays until the pod is gone.
+    assert world.stage.node().spec.reservations["uid-p"].charges
+
+
+def test_again_it_is_asked_for_again_and_marked_once(world: World) -> None:
+    assert world.send_away() == world.send_away() == Sent(("uid-p",))
+    assert "write_spec" not in world.stage.calls
+    assert world.flags == [EVICTED]
+
+
+def test_the_mark_is_taken_back_where_there_is_room_again(world: World) -> None:
+    world.send_away()
+    world.leave.clear()
+    assert world.send_away() == Sent()
+    assert world.flags == []
+
+
+def test_a_race_lost_is_decided_anew(world: World) -> None:
+    def others_make_room() -> None:
+        world.stage.store.report([("n", DEVICES)])
+        world.leave.clear()
+
+    world.stage.fault = once("write_spec", "before", others_make_room)
+    assert world.send_away() == Sent()
+    assert world.flags == []
+
+
+def test_of_two_replicas_only_one_marks(world: World) -> None:
+    """The other sees the mark in the object it has to read again, and decides on that."""
+    seen: list[list[str]] = []
+
+    def decide(gpunode: GPUNode) -> Misplaced:
+        seen.append(gpunode.spec.reservations["uid-p"].flags)
+        return Misplaced(frozenset({"uid-p"}))
+
+    world.stage.fault = once("write_spec", "before", lambda: world.stage.ledger.mark(
+        world.stage.node(), {"uid-p"}
+    ))  # fmt: skip
+    evictions = Evictions(world.stage.store, world.stage.ledger, world.hands, decide)
+    assert world.stage._watched(lambda: evictions.send_away("n")) == Sent(("uid-p",))
+    assert seen == [[], [EVICTED]]
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        pytest.param(gated(ContainerState(terminated=Terminated())), id="its gate let it through"),
+        pytest.param(gated(deletion_timestamp="2026-11-21T00:00:00Z"), id="it is going already"),
+        pytest.param(gated(node="m"), id="it is another node's"),
+        pytest.param(
+            msgspec.structs.replace(gated(), metadata=ObjectMeta(namespace="a", name="p", uid="h")),
+            id="it is another pod",
+        ),
+        pytest.param(
+            msgspec.structs.replace(gated(), status=PodStatus(phase="Failed")), id="it ended"
+        ),
+    ],
+)
+def test_one_that_changed_meanwhile_is_left_alone(world: World, meanwhile: Pod) -> None:
+    world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
+    assert world.send_away() == Sent()
+    assert world.hands.evicted == []
+
+
+def test_a_pod_without_a_gate_is_evicted_too_where_it_is_to_leave(world: World) -> None:
+    plain = msgspec.structs.replace(gated(), spec=PodSpec(node_name="n"))
+    replaced_by(world.stage, plain)()
+    assert world.send_away() == Sent(("uid-p",))
+
+
+def test_a_budget_that_refuses_is_told_and_asked_again(world: World) -> None:
+    world.hands.trouble = OutcomeUnknown("429 too many disruptions")
+    assert world.send_away() == Sent((), (("uid-p", "429 too many disruptions"),))
+    world.hands.trouble = None
+    assert world.send_away() == Sent(("uid-p",))
+
+
+def test_a_pod_that_changed_since_it_was_read_is_looked_at_again_later(world: World) -> None:
+    world.hands.trouble = StoreConflict("the version is another")
+    assert world.send_away() == Sent()
+
+
+def test_it_goes_even_where_no_event_can_be_written(world: World) -> None:
+    world.hands.mute = True
+    assert world.send_away() == Sent(("uid-p",))
+
+
+@pytest.mark.parametrize("operation", ["read_gpunode", "write_spec"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_cannot_be_written_is_not_evicted(world: World, operation: str, when: str) -> None:
+    world.stage.fault = once(operation, when, raises(OutcomeUnknown))
+    with pytest.raises(OutcomeUnknown):
+        world.send_away()
+    assert world.hands.evicted == []
+    assert world.send_away() == Sent(("uid-p",))
+
+
+def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
+    world.stage.store.delete_gpunode("n")
+    assert world.send_away() == Sent()
+
+
+def test_who_is_stuck_is_told_what_to_do(world: World) -> None:
+    evictions = Evictions(world.stage.store, world.stage.ledger, world.hands, world._misplaced)
+    evictions.tell_stuck(world.stage.pod())
+    assert world.hands.told == [("uid-p", NO_ROOM, STAYS)]
+    assert world.hands.evicted == []

@@ -1,0 +1,157 @@
+"""Who has to leave a device that has no room for all that sit there."""
+
+from typing import Any
+
+import pytest
+
+from extender.placement.misplaced import Idle, Misplaced, misplaced, overfull
+from tests.builders import GIB, Device, device, mig, promise, shared, terms, use
+
+NOBODY = Misplaced()
+
+
+def waiting(since: str = "1", **other: Any) -> Idle:
+    return Idle(**({"since": since, "gated": True, "replaced": True, "marked": False} | other))
+
+
+def newcomer(since: str = "1", **other: Any) -> Idle:
+    return waiting(since, **({"gated": False} | other))
+
+
+def found(
+    idle: dict[str, Idle],
+    sizes: dict[str, int],
+    *devices: Device,
+    on: dict[str, str] | None = None,
+    used: dict[str, int] | None = None,
+    leaving: frozenset[str] = frozenset(),
+    may_mark: bool = True,
+) -> Misplaced:
+    """``sizes`` in GiB; all pods sit on device ``a`` unless ``on`` says otherwise."""
+    weighed = terms(
+        *(devices or (shared("a", free=0, allocated=len(sizes)), shared("b"))),
+        promises={uid: promise({"a": gib * GIB, "b": gib * GIB}) for uid, gib in sizes.items()},
+        pods=[use(uid, (on or {}).get(uid, "a"), (used or {}).get(uid, 0)) for uid in sizes],
+    )
+    return misplaced(weighed, idle, leaving, may_mark)
+
+
+def leave(*uids: str, stuck: tuple[str, ...] = ()) -> Misplaced:
+    return Misplaced(frozenset(uids), frozenset(stuck))
+
+
+def test_where_all_have_room_nobody_leaves() -> None:
+    assert found({"p": waiting()}, {"p": 16, "q": 8}) == NOBODY
+
+
+def test_a_pod_at_its_gate_leaves_a_device_that_has_no_room_for_it() -> None:
+    assert found({"p": waiting()}, {"p": 16, "q": 9}) == leave("p")
+
+
+def test_whoever_has_begun_stays() -> None:
+    assert found({}, {"p": 16, "q": 9}) == NOBODY
+
+
+def test_of_two_that_wait_the_newer_leaves() -> None:
+    idle = {"p": waiting("1"), "q": waiting("2")}
+    assert found(idle, {"p": 16, "q": 9}) == leave("q")
+
+
+def test_only_one_more_is_marked_at_a_time() -> None:
+    idle = {uid: waiting(uid) for uid in "pqr"}
+    assert found(idle, {"p": 20, "q": 20, "r": 20}) == leave("r")
+    idle["r"] = waiting("r", marked=True)
+    assert found(idle, {"p": 20, "q": 20, "r": 20}) == leave("q", "r")
+    # On two devices at once as well.
+    apart = {"p": "b", "q": "b"}
+    sizes = {"p": 20, "q": 20, "r": 20, "s": 20}
+    both = {uid: waiting(uid) for uid in sizes}
+    assert len(found(both, sizes, on=apart).leave) == 1
+
+
+def test_in_a_back_off_nobody_more_is_marked() -> None:
+    assert found({"p": waiting()}, {"p": 16, "q": 9}, may_mark=False) == NOBODY
+    marked = {"p": waiting(marked=True)}
+    assert found(marked, {"p": 16, "q": 9}, may_mark=False) == leave("p")
+
+
+def test_a_mark_is_taken_back_where_there_is_room_again() -> None:
+    assert found({"p": waiting(marked=True)}, {"p": 16, "q": 8}) == NOBODY
+
+
+def test_one_that_is_marked_leaves_before_a_newer_one() -> None:
+    idle = {"p": waiting("1", marked=True), "q": waiting("2")}
+    assert found(idle, {"p": 16, "q": 9}) == leave("p")
+
+
+def test_pods_that_are_going_already_make_room() -> None:
+    sizes = {"p": 16, "q": 9}
+    assert found({"p": waiting()}, sizes, leaving=frozenset("q")) == NOBODY
+
+
+def test_without_a_controller_it_stays_and_is_stuck() -> None:
+    alone = {"p": waiting(replaced=False)}
+    assert found(alone, {"p": 16, "q": 9}) == leave(stuck=("p",))
+    assert found(alone, {"p": 16, "q": 8}) == NOBODY
+    both = alone | {"q": waiting("2")}
+    assert found(both, {"p": 16, "q": 9}) == leave("q")  # that is enough for the other
+
+
+def test_a_newcomer_without_a_controller_is_nobodys_to_evict_and_nobody_waits_for_it() -> None:
+    assert found({"p": newcomer(replaced=False)}, {"p": 16, "q": 9}) == NOBODY
+
+
+def test_an_unhealthy_device_lets_nobody_start() -> None:
+    sick = shared("a", free=3, allocated=1, healthy=False)
+    assert found({"p": waiting()}, {"p": 1}, sick) == leave("p")
+    assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it has room there
+
+
+def test_of_a_device_whose_figures_make_no_sense_nobody_knows_whether_it_has_room() -> None:
+    odd = shared("a", free=3, allocated=1, used_bytes=48 * GIB)
+    assert found({"p": waiting()}, {"p": 1}, odd) == NOBODY
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param((shared("a", unowned_bytes=20 * GIB, used_bytes=20 * GIB),), id="a stranger"),
+        pytest.param((shared("a"), shared("b")), id="a neighbour's use beyond its request"),
+    ],
+)
+def test_what_is_used_takes_room_too(devices: tuple[Device, ...]) -> None:
+    used = {"q": 20 * GIB} if len(devices) > 1 else {}
+    assert found({"p": waiting()}, {"p": 5, "q": 1}, *devices, used=used) == leave("p")
+
+
+def test_instances_of_one_memory_are_weighed_together() -> None:
+    both = (mig("a", 1), mig("b", 1))
+    idle = {"p": waiting()}
+    assert found(idle, {"p": 6, "q": 5}, *both, on={"q": "b"}) == leave("p")
+    assert found(idle, {"p": 5, "q": 5}, *both, on={"q": "b"}) == NOBODY
+
+
+def test_a_pod_on_its_way_has_not_ended_anywhere_yet() -> None:
+    weighed = terms(
+        shared("a", free=3, allocated=1),
+        promises={"p": promise({"a": 20 * GIB}), "q": promise({"a": 20 * GIB})},
+        pods=[use("p", "a", 0)],
+    )
+    assert not overfull(weighed)
+    assert misplaced(weighed, {"p": waiting()}, frozenset(), True) == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("of", "full"),
+    [
+        pytest.param(shared("a", allocated=1), True, id="too much sits there"),
+        pytest.param(shared("a", allocated=1, memory_bytes=48 * GIB), False, id="it has room"),
+        pytest.param(
+            shared("a", allocated=1, memory_bytes=48 * GIB, healthy=False), True, id="it is sick"
+        ),
+        pytest.param(device("b", healthy=False), False, id="it is sick, and nobody sits there"),
+    ],
+)
+def test_a_node_is_looked_at_where_somebody_may_have_to_leave(of: Device, full: bool) -> None:
+    weighed = terms(of, promises={"p": promise({"a": 30 * GIB})}, pods=[use("p", "a", 0)])
+    assert overfull(weighed) == full
