@@ -203,6 +203,9 @@ class Charge(KubeStruct, frozen=True):
     count: int
     #: Device uuid -> the most bytes of the pod that can land on it.
     candidates: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides and not the plugin: then every candidate
+    #: is charged, wherever the replica is that the pod is given.
+    by_environment: bool = False
 
 
 class Reservation(KubeStruct, frozen=True):

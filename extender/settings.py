@@ -17,7 +17,7 @@ from contract.annotations import ScoringPolicy
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
 from extender.errors import BadSettings
-from extender.placement.rules import MIB, Rules
+from extender.placement.rules import MIB, Rules, VisibleDevices
 from extender.tls import TlsFiles
 
 
@@ -76,6 +76,16 @@ class Settings(BaseModel):
     policy: ScoringPolicy = Field(
         ScoringPolicy.PACK, description="Scoring of pods that do not choose: pack or spread."
     )
+    visible_devices: VisibleDevices = Field(
+        VisibleDevices.REFUSE,
+        description="What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself, on a node that "
+        "may obey it: refuse it, or charge it on every device of the node.",
+    )
+    suspect_env_from: bool = Field(
+        False,
+        description="Take a container with envFrom for one that sets NVIDIA_VISIBLE_DEVICES, which "
+        "nobody can tell, unless its own env or a prefix excludes it.",
+    )
     stale_after_s: float = Field(
         90.0, gt=0, description="A node not heard of for so many seconds takes no new pods."
     )
@@ -116,6 +126,8 @@ class Settings(BaseModel):
             unowned_tolerance_bytes=self.unowned_tolerance,
             require_report=self.require_report,
             policy=self.policy,
+            visible_devices=self.visible_devices,
+            suspect_env_from=self.suspect_env_from,
         )
 
 
