@@ -143,6 +143,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         activity = columns.sm_ppm
         busy = (activity < 0) | (activity >= request.max_sm_ppm)
         refuse((could & busy).any(axis=1), Reason.SM_ABOVE_LIMIT)
-    refuse(~(could & enough).any(axis=1), Reason.MEMORY_ON_ANY)
+    # Who has room and cannot be given is no help, but "on any device" would not be true.
+    looked_at = np.where(found.pinned[:, None], could, could | slots)
+    refuse(~(looked_at & enough).any(axis=1), Reason.MEMORY_ON_ANY)
     refuse((could & ~enough).any(axis=1), Reason.MEMORY_ON_SOME)
     return AskVerdict(ask, rows, codes, could, need, room)
