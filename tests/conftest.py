@@ -3,11 +3,16 @@
 import os
 from collections.abc import Generator, Iterator
 
+import hypothesis
 import pytest
 
 from tests.controlplane import ControlPlane, built, control_plane
 
 pytest_plugins = ["tests.budgets"]
+
+# How long an example takes says something of the machine; benchmarks are where time is judged.
+hypothesis.settings.register_profile("headroom", deadline=None)
+hypothesis.settings.load_profile("headroom")
 
 
 @pytest.fixture(scope="session")

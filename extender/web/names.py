@@ -129,11 +129,16 @@ class NodeIndex:
         # One byte more than any has: where it is not zero, as no byte of JSON is, a name is longer.
         self._count = longest // _WORD_BYTES + 1
         words = known.words(self._count)
-        tables = [_Table(words, np.arange(len(known)), seed) for seed in _SEEDS]
-        missed = [np.flatnonzero(table.rows(words) < 0) for table in tables]
-        best = min(_SEEDS, key=lambda seed: len(missed[seed]))
+        missed = np.arange(len(known))
+        for seed in _SEEDS:
+            table = _Table(words, np.arange(len(known)), seed)
+            left = np.flatnonzero(table.rows(words) < 0)
+            if not seed or len(left) < len(missed):
+                first, missed = table, left
+            if not len(missed):
+                break
         #: Of the names that meet in the first, all but one are in the second, or met there again.
-        self._tables = tables[best], _Table(words, missed[best], len(_SEEDS))
+        self._tables = first, _Table(words, missed, len(_SEEDS))
 
     def serves(self, snap: Snapshot) -> bool:
         """Whether the snapshot has the same nodes in the same rows: then it has the same map."""
