@@ -56,3 +56,28 @@ def test_taken_port_is_named(tmp_path: Path) -> None:
     (line,) = refused.stderr.splitlines()
     assert line.startswith("headroom: cannot listen on ")
     assert port in line
+
+
+def test_the_doctor_looks_at_a_fleet_file(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        "nodes: [{name: a, count: 2, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4},"
+        " {name: b, gpus: 1, memory: 24Gi, annotations: {headroom.gpu/reserve: lots}}]"
+    )
+    told = headroom("doctor", "--fleet", str(path))
+    warning, advice = told.stdout.splitlines()
+    assert warning.startswith("warning: b: takes no pods: it is annotated headroom.gpu/reserve")
+    assert advice.startswith("advice: a-0000, a-0001: a container may ask for several replicas")
+    assert told.returncode == 1
+    path.write_text(FLEET)
+    told = headroom("doctor", "--fleet", str(path))
+    assert (told.stdout, told.returncode) == ("", 0)
+
+
+def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
+    for arguments in ([], ["--fleet", str(tmp_path / "none.yaml")]):
+        told = headroom("doctor", *arguments)
+        assert told.returncode == 2
+        (line,) = told.stderr.splitlines()
+        assert line.startswith("headroom: ")
+    assert "cannot be read: No such file" in line

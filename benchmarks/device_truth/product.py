@@ -33,7 +33,7 @@ from contract.kube import (
     ResourceRequirements,
 )
 from extender.cluster.chores import Leftover, leftovers
-from extender.cluster.events import NodeSeen
+from extender.cluster.events import Event, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Ledger
@@ -54,7 +54,11 @@ class Product:
         self._now_s = 0.0
         self._cluster = ClusterState(Rules(), NEVER_S, EPOCH_S)
         self._weighings = Weighings()
-        self._store = EmbeddedStore(self._cluster.apply, lambda: self._now_s)
+        #: What the store told since the last decision: taken in one go, which decides the same.
+        self._inbox: list[Event] = []
+        #: Nodes that may hold a promise that is left over.
+        self._unsettled: set[str] = set()
+        self._store = EmbeddedStore(self._inbox.extend, lambda: self._now_s)
         numbers = itertools.count()
         self._ledger = Ledger(
             self._store,
@@ -71,6 +75,7 @@ class Product:
 
     def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> Choice | None:
         self._now_s = now_s
+        self._catch_up()
         pod = self._store.admit(_pod(job))
         request = self._cluster.understand(pod)
         assert isinstance(request, VramRequest)
@@ -93,37 +98,38 @@ class Product:
     def report(self, node: int, sample: Sample, now_s: float) -> None:
         self._now_s = now_s
         self._store.report([(name_of(node), self._status(sample))])
-        self._settle(node)
+        self._unsettled.add(name_of(node))
 
     def ended(self, job: Job, node: int, now_s: float) -> None:
         self._now_s = now_s
         self._store.delete_pod("default", job.name)
-        self._settle(node)
+        self._unsettled.add(name_of(node))
 
     def _join(self, node: int, annotations: dict[str, str]) -> None:
         name = name_of(node)
         amounts = {GPU: str(self._shape.gpus * self._shape.replicas)}
-        self._cluster.apply(
-            [
-                NodeSeen(
-                    Node(
-                        metadata=ObjectMeta(name=name, uid=name, annotations=annotations),
-                        status=NodeStatus(allocatable=amounts),
-                    )
-                )
-            ]
-        )
+        metadata = ObjectMeta(name=name, uid=name, annotations=annotations)
+        status = NodeStatus(allocatable=amounts)
+        self._inbox.append(NodeSeen(Node(metadata=metadata, status=status)))
         self._store.create_gpunode(
             GPUNode(ObjectMeta(name=name, uid=name), spec=GPUNodeSpec(initialised=True))
         )
         self._store.report([(name, self._status(Sample(())))])
 
-    def _settle(self, node: int) -> None:
-        """What a replica does when a promise may be left over."""
+    def _catch_up(self) -> None:
+        """What a replica does by itself between two calls: it takes the news, and promises that
+        are left over are taken back."""
+        self._take_news()
         wall_s = EPOCH_S + self._now_s
-        for found in leftovers(self._cluster, wall_s, NEVER_S, [name_of(node)]):
+        for found in leftovers(self._cluster, wall_s, NEVER_S, sorted(self._unsettled)):
             assert isinstance(found, Leftover)
             self._ledger.remove(found.node, found.uid, found.left)
+        self._unsettled.clear()
+        self._take_news()
+
+    def _take_news(self) -> None:
+        news, self._inbox[:] = list(self._inbox), []
+        self._cluster.apply(news)
 
     def _status(self, sample: Sample) -> GPUNodeStatus:
         """Every pod uses just what it asked for, or what is left where that is less."""

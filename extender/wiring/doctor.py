@@ -1,0 +1,28 @@
+"""What a doctor looks at, put together as an extender would hold it."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from contract.kube import Namespace, Node
+from extender.cluster.doctor import Finding, examine
+from extender.cluster.events import Event, GPUNodeSeen, Relisted
+from extender.cluster.state import ClusterState
+from extender.fleet import Fleet
+from extender.settings import Settings
+
+
+def fleet_events(fleet: Fleet) -> list[Event]:
+    """The nodes of a fleet, all of them idle; it has no pods."""
+    now_s = time.monotonic()
+    return [
+        Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s),
+        Relisted(Node, tuple(fleet.kube_nodes()), now_s),
+        *(GPUNodeSeen(gpunode, now_s) for gpunode in fleet.gpunodes(datetime.now(UTC))),
+    ]
+
+
+def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
+    state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
+    state.apply(events)
+    return examine(state, time.monotonic())
