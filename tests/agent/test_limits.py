@@ -215,6 +215,9 @@ def test_cgroups_that_are_not_those_of_the_host_are_said(
     why = f"no pod's cgroup is seen in {tmp_path}: the host's has to be mounted there"
     asking = probe(mistaken)
     assert asking.follow(SAMPLE) == [SourceReading("limits", "degraded", why)]
+    # A pod that was only admitted has none yet, and others have.
+    (tmp_path / f"kubepods/pod{UIDS[3]}").mkdir(parents=True)
+    assert asking.follow(SAMPLE) == [SourceReading("limits")]
     (tmp_path / "cgroup.controllers").unlink()
     why = f"{tmp_path} has no cgroups (v2)"
     assert asking.follow(SAMPLE) == [SourceReading("limits", "absent", why)]
@@ -245,6 +248,15 @@ def test_no_error_escapes(
     assert any(isinstance(each, SourceReading) for each in found)
     kinds = (SourceReading, Degraded, LimitReading)
     assert all(isinstance(each, kinds) for each in found)
+
+
+def test_a_pynvml_that_changed_its_insides_is_said(tmp_path: Path) -> None:
+    changed = library(mistaken)
+    del changed._nvmlGetFunctionPointer
+    with capture_logs():
+        found = LimitsProbe(Gate(changed), 30.0, tmp_path).follow(SAMPLE)
+    why = "the agent cannot read them: AttributeError"
+    assert found == [SourceReading("limits", "degraded", why)]
 
 
 @pytest.mark.parametrize(
