@@ -24,11 +24,14 @@ server list nothing at all, the server's figure is theirs in unknown parts, and 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agent.cgroup import is_static
 from agent.probes import Degraded, DeviceReading, HoldingReading, MirrorReading, ProcessReading
 from agent.replicas import resolve
-from contract.gpunode import MAX_DEVICE_BYTES, PodUse, UnownedProcess
+from contract.gpunode import MAX_DEVICE_BYTES, Device, PodUse, UnownedProcess
+
+_Device = TypeVar("_Device", Device, DeviceReading)
 
 #: Figures read a moment apart may differ by that much without a word.
 TOLERANCE_BYTES = 64 << 20
@@ -101,9 +104,9 @@ def attribute(
     return Attributed(pods, unowned, strangers, complaints)
 
 
-def memories(devices: Sequence[DeviceReading]) -> list[list[DeviceReading]]:
+def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
     """The devices by the memory that they have or share, in their order; each uuid once."""
-    found: dict[tuple[str, int | None], list[DeviceReading]] = {}
+    found: dict[tuple[str, int | None], list[_Device]] = {}
     for device in {device.uuid: device for device in devices}.values():
         shared = device.kind == "mig" and device.parent is not None
         place = (device.parent or "", device.gpu_instance) if shared else (device.uuid, None)

@@ -27,6 +27,10 @@ class NoCluster(Exception):
     """There is no configuration that says where the API server is."""
 
 
+class NotReached(Exception):
+    """The API server did not answer."""
+
+
 def connect() -> Any:
     """An ApiClient for the cluster we run in, or $KUBECONFIG's. Raises ``NoCluster``."""
     # Not config.load_config: it prefers a kubeconfig in our home, and prints.
@@ -39,6 +43,39 @@ def connect() -> Any:
     except (ConfigException, OSError) as err:
         raise NoCluster(f"no cluster to report to: {err}; without one, pass --no-publish") from err
     return client.ApiClient()
+
+
+def ask(
+    client: Any,
+    method: str,
+    path: str,
+    timeout_s: float,
+    accept: str = "application/json",
+    body: object = None,
+) -> urllib3.BaseHTTPResponse:
+    """Whatever the API server answers to one request. Raises ``NotReached``.
+
+    ``client`` is a ``kubernetes.client.ApiClient``: it knows the host, the certificates and the
+    token (and reads it again when it was rotated). Requests are sent through its connection pool:
+    its generated methods change between majors, and would decode objects that nobody reads.
+    """
+    headers = {"Accept": accept, "User-Agent": "headroom-agent"}
+    if body is not None:
+        headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+    try:
+        for auth in client.configuration.auth_settings().values():
+            headers[auth["key"]] = auth["value"]
+        answer: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
+            method,
+            client.configuration.host + path,
+            body=None if body is None else msgspec.json.encode(body),
+            headers=headers,
+            timeout=timeout_s,
+            retries=False,  # whoever asks tries again, with what is newest then
+        )
+    except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+        raise NotReached(str(err)) from err
+    return answer
 
 
 class _Reported(KubeStruct, frozen=True):
@@ -56,12 +93,7 @@ _partial = msgspec.json.Decoder(_Partial)
 
 
 class KubernetesPublisher:
-    """Status patches and the Lease, over the connection that ``kubernetes`` has configured.
-
-    ``client`` is a ``kubernetes.client.ApiClient``: it knows the host, the certificates and the
-    token (and reads it again when it was rotated). Requests are sent through its connection pool:
-    its generated methods change between majors, and would decode objects that nobody reads.
-    """
+    """Status patches and the Lease; ``client`` is a ``kubernetes.client.ApiClient``."""
 
     def __init__(
         self, client: Any, node: str, namespace: str, heartbeat_s: float, timeout_s: float = 5.0
@@ -127,23 +159,10 @@ class KubernetesPublisher:
     def _send(
         self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": accept, "User-Agent": "headroom-agent"}
-        if body is not None:
-            headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
         try:
-            for auth in self._client.configuration.auth_settings().values():
-                headers[auth["key"]] = auth["value"]
-            answer: urllib3.BaseHTTPResponse = self._client.rest_client.pool_manager.request(
-                method,
-                self._client.configuration.host + path,
-                body=None if body is None else msgspec.json.encode(body),
-                headers=headers,
-                timeout=self._timeout_s,
-                retries=False,  # the courier retries, with the newest report
-            )
-        except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+            return ask(self._client, method, path, self._timeout_s, accept, body)
+        except NotReached as err:
             raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
-        return answer
 
     def _accepted(self, answer: urllib3.BaseHTTPResponse, what: str) -> bytes:
         if 200 <= answer.status < 300:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.attribution import memories
 from agent.cgroup import is_static
 from contract.gpunode import (
     EVICTED,
@@ -119,16 +120,6 @@ def _room(
     if sitting_bytes + coming_bytes > allocatable_bytes:
         return Verdict("not yet", "pods on their way to this node could take the room")
     return Verdict("yes")
-
-
-def memories(devices: Iterable[Device]) -> list[list[Device]]:
-    """The devices by the memory that they have or share: compute instances of one GPU instance."""
-    found: dict[tuple[str, int | None], list[Device]] = {}
-    for device in devices:
-        joint = device.kind == "mig" and device.parent is not None
-        place = (device.parent or "", device.gpu_instance) if joint else (device.uuid, None)
-        found.setdefault(place, []).append(device)
-    return list(found.values())
 
 
 def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:

@@ -59,20 +59,8 @@ class LimitsProbe:
         pods = _holders(readings)
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
             return []
-        if not self._gate.has(LIMITS_CALL):
-            return [SourceReading(SOURCE, "absent", "this driver has none; r615 and newer do")]
-        if not (self._root / "cgroup.controllers").exists():
-            return [SourceReading(SOURCE, "absent", f"{self._root} has no cgroups (v2)")]
-        containers = dict(_containers(self._root, {uid for uids in pods.values() for uid in uids}))
-        if not containers:
-            why = f"no pod's cgroup is seen in {self._root}: the host's has to be mounted there"
-            return [SourceReading(SOURCE, "degraded", why)]
-        asked = {
-            device: [each for uid in sorted(uids) for each in containers.get(uid, ())]
-            for device, uids in pods.items()
-        }
         try:
-            return [SourceReading(SOURCE), *self._ask_in_time(asked)]
+            return self._look(pods)
         except Hanging:
             why = self._gate.why_late(self._worker.thread_id)
         except NvmlError as err:
@@ -82,10 +70,29 @@ class LimitsProbe:
             why = f"the agent cannot read them: {type(err).__name__}"
         return [SourceReading(SOURCE, "degraded", why)]
 
-    def _ask_in_time(self, asked: Mapping[str, Sequence[_Container]]) -> list[Reading]:
+    def _look(self, pods: Mapping[str, set[str]]) -> list[Reading]:
+        """``pods`` are the uids of those that hold some of each device."""
+        if not self._gate.has(LIMITS_CALL):
+            return [SourceReading(SOURCE, "absent", "this driver has none; r615 and newer do")]
+        if not (self._root / "cgroup.controllers").exists():
+            return [SourceReading(SOURCE, "absent", f"{self._root} has no cgroups (v2)")]
+        seen = dict(_pods(str(self._root), 0))
+        if not seen:  # not even that of the agent itself
+            why = f"no pod's cgroup is seen in {self._root}: the host's has to be mounted there"
+            return [SourceReading(SOURCE, "degraded", why)]
+        asked = {
+            device: [
+                (uid, container_id, each.path)
+                for uid in sorted(uids & seen.keys())
+                for each in _folders(seen[uid])
+                if (container_id := container_of(each.name))
+            ]
+            for device, uids in pods.items()
+        }
         if not self._worker.give(lambda: list(self._ask(asked))):
             raise Hanging
-        return self._worker.result(time.monotonic() + self._deadline_s)
+        found = self._worker.result(time.monotonic() + self._deadline_s)
+        return [SourceReading(SOURCE), *found]
 
     def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:
         for device, containers in asked.items():
@@ -117,20 +124,6 @@ def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
         if device in sound:
             found.setdefault(device, set()).add(holding.uid)
     return found
-
-
-def _containers(root: Path, uids: set[str]) -> Iterator[tuple[str, list[_Container]]]:
-    """Uid -> the containers of that pod, of every pod of ``uids`` that has a cgroup."""
-    for uid, pod in _pods(str(root), 0):
-        if uid in uids:
-            yield (
-                uid,
-                [
-                    (uid, container_id, each.path)
-                    for each in _folders(pod)
-                    if (container_id := container_of(each.name))
-                ],
-            )
 
 
 def _pods(folder: str, level: int) -> Iterator[tuple[str, str]]:

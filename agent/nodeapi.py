@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import urllib3
-from kubernetes.config import ConfigException
 
 from agent.cgroup import is_static
+from agent.cluster import NotReached, ask
 from agent.probes import (
     HoldingReading,
     MirrorReading,
@@ -151,18 +150,9 @@ class NodeApi:
         return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)
 
     def _get(self, path: str, kind: type[_T]) -> _T:
-        headers = {"Accept": "application/json", "User-Agent": "headroom-agent"}
         try:
-            for auth in self._client.configuration.auth_settings().values():
-                headers[auth["key"]] = auth["value"]
-            answer = self._client.rest_client.pool_manager.request(
-                "GET",
-                self._client.configuration.host + path,
-                headers=headers,
-                timeout=self._timeout_s,
-                retries=False,
-            )
-        except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+            answer = ask(self._client, "GET", path, self._timeout_s)
+        except NotReached as err:
             self._reached = False
             raise _Refused("API server is not reached") from err
         self._reached = True

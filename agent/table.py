@@ -118,15 +118,13 @@ def _pods(
 
 
 def _limit(row: ContainerLimit) -> Sequence[str]:
+    """What the driver grants stands below the device's memory, what it counts below its use."""
     name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
-    limits = [
-        f"{kind} {size(figure)}"
-        for kind, figure in (("soft", row.soft_bytes), ("hard", row.hard_bytes))
-        if figure is not None
-    ]
-    granted = f"granted {', '.join(limits)}" if limits else "not limited"
-    whose = row.container or row.container_id[:12]
-    return "", f"  {name} {whose}: {granted}, by the driver's count", "", size(row.used_bytes)
+    limited = row.soft_bytes is not None or row.hard_bytes is not None
+    what = f"  {'limit' if limited else 'count'} of {name} {row.container or row.container_id[:12]}"
+    if row.soft_bytes is not None:
+        what += f", soft {size(row.soft_bytes)}"
+    return "", what, "" if row.hard_bytes is None else size(row.hard_bytes), size(row.used_bytes)
 
 
 def _percent(ratio: float) -> str:

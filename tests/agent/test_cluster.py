@@ -474,6 +474,23 @@ class TestBadDays:
         assert held is not None
         assert held.observed_at == reported(installed, "agent-a").observed_at
 
+    @pytest.mark.parametrize("year", [1970, 2038, 2200])
+    def test_a_wrong_clock_is_told_as_it_is_and_stops_nothing(
+        self, installed: ControlPlane, courier: Courier, clock: Clock, year: int
+    ) -> None:
+        """Who receives it judges by his own (tests/cluster/test_skew.py)."""
+        for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):  # and it is set to and fro
+            clock.wall = datetime(year, 6, 3, tzinfo=UTC) - timedelta(days=days_back)
+            newest = sample(clock, used_bytes)
+            assert courier.deliver(newest, clock.at_s) == math.inf
+            assert reported(installed, "agent-a") == newest
+            held = installed.call("GET", f"{LEASES}/agent-a")
+            assert held["spec"]["renewTime"].startswith(clock.wall.strftime("%Y-%m-%dT"))
+            vouched = vouch_of(msgspec.convert(held, Lease))
+            assert vouched is not None
+            assert vouched.sampled_at == vouched.observed_at == newest.observed_at
+            clock.passes(30.0)
+
     @pytest.mark.parametrize("how", ["freezes", "is killed"])
     def test_an_api_server_that_is_away_for_minutes_gets_the_newest_report_alone(
         self, installed: ControlPlane, clock: Clock, how: str

@@ -45,7 +45,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 
 
 def reported(whole: Whole, *flags: str) -> dict[str, Any]:
-    done = whole.once("--json", "--pause", "0", *flags)
+    done = whole.once("--json", *(flags or ("--pause", "0")))
     assert "Traceback" not in done.stderr, done.stderr
     status: dict[str, Any] = json.loads(done.stdout)
     return status
@@ -78,45 +78,18 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
         ("limited", "counted", "neither"), GIB
     )
     lines = whole.once("--pause", "0").stdout.splitlines()
-    (line,) = [line for line in lines if "granted" in line]
-    assert line.split("  ")[0:1] == [""]
-    assert "default/limited main: granted soft 2.0 GiB, hard 8.0 GiB" in line
-    assert line.rstrip().endswith("3.0 GiB")
-    assert any("default/counted main: not limited" in line for line in lines)
+    assert [" ".join(line.split()) for line in lines if " of default/" in line] == [
+        "limit of default/limited main, soft 2.0 GiB 8.0 GiB 3.0 GiB",
+        "count of default/counted main 1.0 GiB",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "message"),
-    [
-        pytest.param(13, "absent", "this driver has none", id="a driver before r615"),
-        pytest.param(3, "ok", "", id="a driver that does not count"),
-        pytest.param(999, "degraded", "GPU-a: Unknown Error (NVML 999)", id="a call that fails"),
-    ],
-)
-def test_a_driver_without_limits_is_said_and_costs_nothing_else(
-    whole: Whole, code: int, state: str, message: str
-) -> None:
-    whole.driver.say("GPU-a", f"fail {CALL} {code}")
-    done = whole.once("--json", "--pause", "0.1")
-    status = json.loads(done.stdout)
-    found, said = source(status)
-    assert (found, "limits" in status) == (state, False)
-    assert message in said
+def test_a_driver_before_r615_is_said_to_have_none(whole: Whole) -> None:
+    whole.driver.say("GPU-a", f"fail {CALL} 13")
+    status = reported(whole, "--pause", "0.1")
+    assert source(status) == ("absent", "this driver has none; r615 and newer do")
+    assert "limits" not in status
     assert all(pod["used"] == GIB for pod in status["pods"])
-    assert status["devices"][0].get("healthy", True)
-
-
-def test_cgroups_that_are_not_those_of_the_host_are_said(whole: Whole, tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    assert source(reported(whole, "--cgroups", str(nothing))) == (
-        "absent",
-        f"{nothing} has no cgroups (v2)",
-    )
-    (nothing / "cgroup.controllers").touch()
-    state, why = source(reported(whole, "--cgroups", str(nothing)))
-    assert state == "degraded"
-    assert "the host's has to be mounted there" in why
 
 
 def library(limits: Callable[..., None]) -> Any:
@@ -222,6 +195,34 @@ def test_a_call_that_hangs_costs_the_limits_alone(
     assert not hanging.hanging
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        pytest.param(3, [], id="a driver that does not count"),
+        pytest.param(999, [Degraded("limits", "A: Unknown Error (NVML 999)")], id="a failure"),
+    ],
+)
+def test_a_call_that_fails_is_said_and_one_that_is_not_supported_tells_nothing(
+    probe: Callable[..., LimitsProbe], tmp_path: Path, code: int, said: list[Reading]
+) -> None:
+    some_pod(tmp_path)
+    assert probe(refusing(code)).follow(SAMPLE) == [SourceReading("limits"), *said]
+
+
+def test_cgroups_that_are_not_those_of_the_host_are_said(
+    probe: Callable[..., LimitsProbe], tmp_path: Path
+) -> None:
+    why = f"no pod's cgroup is seen in {tmp_path}: the host's has to be mounted there"
+    asking = probe(mistaken)
+    assert asking.follow(SAMPLE) == [SourceReading("limits", "degraded", why)]
+    # A pod that was only admitted has none yet, and others have.
+    (tmp_path / f"kubepods/pod{UIDS[3]}").mkdir(parents=True)
+    assert asking.follow(SAMPLE) == [SourceReading("limits")]
+    (tmp_path / "cgroup.controllers").unlink()
+    why = f"{tmp_path} has no cgroups (v2)"
+    assert asking.follow(SAMPLE) == [SourceReading("limits", "absent", why)]
+
+
 def refusing(code: int) -> Callable[..., None]:
     def refuse(*args: object) -> None:
         raise pynvml.NVMLError(code)
@@ -247,6 +248,15 @@ def test_no_error_escapes(
     assert any(isinstance(each, SourceReading) for each in found)
     kinds = (SourceReading, Degraded, LimitReading)
     assert all(isinstance(each, kinds) for each in found)
+
+
+def test_a_pynvml_that_changed_its_insides_is_said(tmp_path: Path) -> None:
+    changed = library(mistaken)
+    del changed._nvmlGetFunctionPointer
+    with capture_logs():
+        found = LimitsProbe(Gate(changed), 30.0, tmp_path).follow(SAMPLE)
+    why = "the agent cannot read them: AttributeError"
+    assert found == [SourceReading("limits", "degraded", why)]
 
 
 @pytest.mark.parametrize(

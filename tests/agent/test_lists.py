@@ -27,10 +27,9 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 @pytest.mark.parametrize(
     ("clients", "server"),
     [
-        pytest.param("compute mps", "compute", id="clients in both lists, as from Volta on"),
-        pytest.param("compute mps", "compute mps", id="and the server in both"),
+        pytest.param("compute mps", "compute", id="clients in two, as from Volta on"),
+        pytest.param("compute graphics mps", "compute mps", id="clients in all three"),
         pytest.param("mps", "mps", id="all in the list of MPS alone"),
-        pytest.param("compute graphics mps", "compute", id="clients in all three"),
     ],
 )
 def test_a_process_in_several_lists_of_the_driver_is_counted_once(

@@ -156,6 +156,16 @@ def serving(
         process.communicate()
 
 
+def arenas(pid: int) -> int:
+    """How many threads have a heap of their own, for which glibc reserves 64 MiB (agent.heap)."""
+    reserved = 0
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        place, permissions, *_ = line.split()
+        first, last = (int(each, 16) for each in place.split("-"))
+        reserved += permissions == "---p" and last - first > 32 * MIB
+    return reserved
+
+
 def metric(http: httpx.Client, name: str) -> list[tuple[dict[str, str], float]]:
     families = text_string_to_metric_families(http.get("/metrics").text)
     return [(s.labels, s.value) for f in families for s in f.samples if s.name == name]
@@ -203,6 +213,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
             "GPU-b"
         ]
         assert http.get("/nothing").status_code == 404
+        assert arenas(process.pid) == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
 

@@ -25,7 +25,8 @@ def uid(number: int) -> str:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    """Four pods and a stranger on two H100 and a T4 that is broken; one of the pods is busy."""
+    """Four pods and a stranger on two H100 and a T4 that is broken; one of the pods is busy, and
+    limited by the driver."""
     built = Whole(tmp_path, [h100("GPU-4c1e"), h100("GPU-9b07"), t4("GPU-e2d5")], 4)
     pods = {"llama-0": 30, "embed-7": 6, "whisper-2": 4, "rerank-1": 9}
     for number, (name, gib) in enumerate(pods.items(), 1):
@@ -35,12 +36,13 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     built.driver.say("GPU-e2d5", "ecc 2")
     busy = built.node.processes[uid(1), "main"]
     (device,) = busy.used_bytes
+    limit = f"limit {built.cgroup(uid(1))} 0 {32 * GIB} {30 * GIB}"
     ended = threading.Event()
 
     def work() -> None:
         while not ended.wait(0.02):
             now_us = time.time_ns() // 1000
-            built.driver.say(device, f"busy {busy.pid} 37 {now_us}", "util 96", "sm 41 30")
+            built.driver.say(device, f"busy {busy.pid} 37 {now_us}", "util 96", "sm 41 30", limit)
 
     worker = threading.Thread(target=work)
     worker.start()

@@ -1,0 +1,156 @@
+"""Every fault of kubelet, plugin and machine that can be played, and what the report says of it.
+
+The table is in docs/agent.md too, and kept true from here.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.kubelet.podresources import PodResources
+from agent.kubelet.probe import KubeletProbe
+from agent.nvml import Memory
+from agent.plugin import ConfigurationProbe
+from agent.probes import DeviceReading, DriverReading, Reading
+from agent.processes import ProcessProbe
+from agent.summary import summarise
+from contract.gpunode import GPUNodeStatus
+from tests.agent.test_faults import DOCS, said
+from tests.agent.whole import Whole
+from tests.driver import GIB, h100
+
+UIDS = [f"{number:08x}-1111-4222-8333-{number:012x}" for number in (1, 2)]
+
+
+class World:
+    """A node with two pods, and the probes of an agent that has sampled it once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.whole = Whole(folder, [h100("GPU-a")], 4)
+        self.proc = self.whole.proc
+        self.checkpoint = self.whole.kubelet / "device-plugins/kubelet_internal_checkpoint"
+        for uid in UIDS:
+            self.whole.run(uid, f"pod-{uid[7]}", GIB)
+        socket = self.whole.served.socket
+        self.probes = (
+            KubeletProbe(self.checkpoint, socket, PodResources(str(socket), timeout_s=30.0)),
+            ConfigurationProbe(self.proc),
+        )
+        self.processes = ProcessProbe(self.proc)
+        self.last = None
+        assert self.sample() == []
+
+    def sample(self) -> list[str]:
+        """What is not well, in words, and what it costs those who go by the report."""
+        pids = {self.whole.node.processes[uid, "main"].pid: GIB for uid in UIDS}
+        memory = Memory(80 * GIB, 78 * GIB, 0)
+        readings: list[Reading] = [DriverReading("nvml")]
+        readings.append(DeviceReading("nvml", "GPU-a", 0, memory=memory, processes=dict(pids)))
+        for probe in self.probes:
+            readings += probe.read()
+        readings += self.processes.follow(readings)
+        self.last = status = summarise(readings, datetime.now(UTC), before=self.last)
+        found = said(msgspec.to_builtins(status))
+        return found + lost(status)
+
+    def kubelet_gone(self) -> None:
+        self.whole.served.stop()
+
+    def kubelet_silent(self) -> None:
+        self.whole.served.stop()
+        self.whole.served.socket.touch()
+
+    def checkpoint_gone(self) -> None:
+        self.checkpoint.unlink()
+
+    def checkpoint_garbled(self) -> None:
+        self.checkpoint.write_text("{")
+
+    def checkpoint_altered(self) -> None:
+        content = json.loads(self.checkpoint.read_text())
+        content["Checksum"] += 1
+        self.checkpoint.write_text(json.dumps(content))
+
+    def both_gone(self) -> None:
+        self.kubelet_gone()
+        self.checkpoint_gone()
+
+    def plugin_gone(self) -> None:
+        (self.proc / "50/stat").unlink()
+        (self.proc / "50/comm").unlink()
+
+    def plugin_away(self) -> None:
+        self.plugin_gone()
+        self.whole.node.stop_plugin()
+
+    def two_plugins(self) -> None:
+        (self.proc / "51/comm").write_text("nvidia-device-p\n")
+        (self.proc / "51/stat").write_text("51 (nvidia-device-p) S " + "2 " * 50)
+
+    def configuration_garbled(self) -> None:
+        (self.proc / "50/root/config.yaml").write_text("sharing: {")
+
+    def environment_hidden(self) -> None:
+        (self.proc / "50/environ").unlink()
+
+    def processes_hidden(self) -> None:
+        (self.proc / "2/comm").write_text("pause\n")
+        self.whole.process(1, "agent", "/kubepods.slice/own")
+        (self.proc / "self").mkdir()
+        (self.proc / "self/cgroup").write_text("0::/kubepods.slice/own\n")
+
+
+def lost(status: GPUNodeStatus) -> list[str]:
+    """What those who go by the report do not learn from it."""
+    (device,), pods = status.devices, status.pods
+    missing = {
+        "who holds what": not any(pod.replica for pod in pods),
+        "uids of who holds what": any(pod.replica and not pod.uid for pod in pods),
+        "names of who uses memory": any(pod.used_bytes and not pod.name for pod in pods),
+        "what each pod uses": {pod.used_bytes for pod in pods} == {None},
+        "what is unowned": device.unowned_bytes is None,
+    }
+    told = [what for what, absent in missing.items() if absent]
+    found = [f"not told: {', '.join(told)}"] if told else []
+    counts = msgspec.structs.asdict(device.replicas)
+    if counts != {"free": 2, "allocated": 2, "unhealthy": 0}:
+        found.append(f"replicas: {', '.join(f'{n} {state}' for state, n in counts.items())}")
+    return found
+
+
+FAULTS: list[tuple[str, Callable[[World], None]]] = [
+    ("the kubelet's socket is gone", World.kubelet_gone),
+    ("nobody answers on the kubelet's socket", World.kubelet_silent),
+    ("the checkpoint is gone", World.checkpoint_gone),
+    ("the checkpoint is garbled", World.checkpoint_garbled),
+    ("the checkpoint is not what its checksum says", World.checkpoint_altered),
+    ("both are gone", World.both_gone),
+    ("the plugin's process is not seen", World.plugin_gone),
+    ("the plugin is away", World.plugin_away),
+    ("two plugins are seen, and no kubelet", World.two_plugins),
+    ("the plugin's configuration is garbled", World.configuration_garbled),
+    ("the plugin's environment may not be read", World.environment_hidden),
+    ("the agent does not see the host's processes", World.processes_hidden),
+]
+
+
+def test_every_fault_is_said_and_the_table_in_the_docs_is_true(tmp_path: Path) -> None:
+    rows = []
+    for number, (fault, inject) in enumerate(FAULTS):
+        world = World(tmp_path / str(number))
+        try:
+            inject(world)
+            found = world.sample()
+        finally:
+            world.whole.stop()
+        assert found, fault
+        rows.append(f"| {fault} | {'<br>'.join(found)} |")
+    table = "\n".join(["| fault | what the report says |", "|---|---|", *rows])
+    marks = r"<!-- faults of others -->\n(.*?)<!-- end of faults of others -->"
+    there: Any = re.search(marks, DOCS.read_text(), re.S)
+    assert there[1].strip() == table, f"the table in {DOCS.name} should be:\n{table}"
