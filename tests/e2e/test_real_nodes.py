@@ -54,6 +54,15 @@ def test_two_hundred_pods_at_once_overcommit_no_device(cluster: RealCluster, tel
     assert outcome.bound > 2 * NODES
     assert outcome.refused > 0
     assert calls <= 5
+    # Nothing happened between binding and admission that nobody can foresee.
+    cluster.until(lambda: predictions(cluster, "hit", "shifted") == outcome.bound, "all are seen")
+    assert predictions(cluster, "miss", "unseen") == 0
+    seconds = cluster.metric("headroom_prediction_window_seconds_sum") / outcome.bound
+    tell(
+        f"predictions: {predictions(cluster, 'hit'):.0f} hit, "
+        f"{predictions(cluster, 'shifted'):.0f} shifted; "
+        f"from the promise to the report {seconds:.2f} s on average"
+    )
 
 
 def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
@@ -128,6 +137,10 @@ def is_bound(pod: Object) -> bool:
 
 def filter_calls(cluster: RealCluster) -> float:
     return cluster.metric('headroom_verb_duration_seconds_count{verb="filter"}')
+
+
+def predictions(cluster: RealCluster, *results: str) -> float:
+    return sum(cluster.metric(f'headroom_prediction_total{{result="{r}"}}') for r in results)
 
 
 def shown(outcome: Outcome) -> str:

@@ -209,8 +209,8 @@ def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
     sick[0] = msgspec.structs.replace(
         sick[0], replicas=msgspec.structs.replace(sick[0].replicas, free=2, unhealthy=2)
     )
-    state = started(seen(BOUND), seen(node(2, *sick)))
-    state.apply([seen(node(3, *ASTRAY, shown="D1"))])
+    state = started(seen(BOUND), seen(node(2, *sick)), seen(node(3, *IDLE)))
+    state.apply([seen(node(4, *ASTRAY, shown="D1"))])
     (outcome,) = state.observations.take()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
 

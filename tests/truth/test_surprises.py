@@ -192,24 +192,41 @@ def test_a_pod_that_a_later_one_pushes_on_is_no_surprise() -> None:
 def test_what_was_known_to_end_is_no_surprise() -> None:
     """Of a pod whose end was told before the binding, both were counted: there, and gone."""
     world = World({"n": StandIn(gpus(2), Settings(4))})
-    for uid, gpu in (("x", 0), ("y", 1)):
+    for uid, gpu in (("x", 0), ("y", 1), ("z", 1)):
         world.bind(uid, 1, node="n")
         world.admit(uid, towards=f"GPU-{gpu}")
         world.report("n")
-    world.finish("y", "n")
-    world.hear_of_end("y")
+    for uid in ("y", "z"):
+        world.finish(uid, "n")
+        world.hear_of_end(uid)
     assert world.bind("p", 8, node="n") == "n"
     world.admit("p", towards="GPU-1")
-    assert world.report("n")["p"].result is Result.HIT
+    outcome = world.report("n")["p"]
+    assert (outcome.result, outcome.observed) == (Result.HIT, ("GPU-1",))
 
 
-def test_of_several_surprises_the_one_that_explains_it_is_named() -> None:
-    """A small pod of GPU-0 ends as well, which makes GPU-1 less likely; the health explains it."""
-    world = node_with_a_large_pod(small_on_1=1)
-    world.bind("p", 2, node="n")
-    world.finish("small-0-0", "n")
-    for replica in sorted(free_replicas(world, "GPU-0"))[:3]:
-        world.nodes["n"].fail(replica)
+@pytest.mark.parametrize(
+    ("happen", "surprise"),
+    [
+        pytest.param(unhealthy, Surprise.HEALTH, id="replicas turn unhealthy"),
+        pytest.param(bypassed, Surprise.BYPASS, id="pods bypass us"),
+        pytest.param(configured_anew, Surprise.CONFIGURATION, id="the plugin is configured anew"),
+    ],
+)
+def test_of_several_surprises_the_one_that_explains_it_is_named(
+    happen: Callable[[World], None], surprise: Surprise
+) -> None:
+    """A pod of GPU-0 ends as well, which makes GPU-1 less likely."""
+    world = node_with_a_large_pod()
+    world.bind("small", 1, node="n")
+    world.admit("small", towards="GPU-0")
+    world.report("n")
+    world.bind("smaller", 1, node="n")
+    world.admit("smaller", towards="GPU-1")
+    world.report("n")
+    assert world.bind("p", 2, node="n") == "n"
+    happen(world)
+    world.finish("small", "n")
     world.admit("p", towards="GPU-1")
     outcome = world.report("n")["p"]
-    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
+    assert (outcome.result, outcome.surprise) == (Result.MISS, surprise)
