@@ -3,7 +3,8 @@
 The container toolkit looks for CDI annotations first, then for volume mounts, then at the variable,
 of which the pod's own value is the last and counts. CDI devices that the runtime injects by itself
 set the variable to ``void``. So only a plugin that uses the variable alone leaves the choice open,
-and then the toolkit must obey it, which its administrator can forbid for unprivileged pods.
+and then the toolkit must obey it, which its administrator can forbid for unprivileged pods. Where
+the plugin hands out device files besides (PASS_DEVICE_SPECS), the pod sees its pick as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,11 @@ Pinning = Literal["honoured", "ignored", "unknown"]
 _BARE_UUID_MODES = {"auto", "legacy", "jit-cdi"}
 
 
-def pinning(strategies: Sequence[str], toolkit_obeys_environment: bool | None) -> Pinning:
+def pinning(
+    strategies: Sequence[str],
+    toolkit_obeys_environment: bool | None,
+    passes_device_specs: bool | None = False,
+) -> Pinning:
     """``strategies`` are the plugin's; empty where they are not known."""
     if not strategies:
         return "unknown"
@@ -23,7 +28,7 @@ def pinning(strategies: Sequence[str], toolkit_obeys_environment: bool | None) -
         return "ignored"
     if len(set(strategies)) > 1:
         return "unknown"  # which of them counts depends on the runtime's mode
-    if toolkit_obeys_environment is None:
+    if toolkit_obeys_environment is None or (toolkit_obeys_environment and passes_device_specs):
         return "unknown"
     return "honoured" if toolkit_obeys_environment else "ignored"
 

@@ -202,7 +202,16 @@ def _plugin_reading(
         "packed" if policy == "packed" else "distributed",  # the only one before v0.20
         tuple(sorted({str(each).strip() for each in strategies})),
         refuses,
+        passes_device_specs=_switched_on(
+            setting("pass-device-specs", "PASS_DEVICE_SPECS", "passDeviceSpecs"),
+            "pass-device-specs" in flags,
+        ),
     )
+
+
+def _switched_on(value: Any, named: bool) -> bool:
+    """Of a setting that is a switch: a flag that is named without a value counts as on."""
+    return named if value in (None, "") else str(value).lower() in ("1", "t", "true")
 
 
 def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool | None]:

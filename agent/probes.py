@@ -202,6 +202,8 @@ class PluginReading:
     #: Whether the container toolkit obeys a pod's own NVIDIA_VISIBLE_DEVICES where the plugin
     #: does not stand in the way.
     toolkit_obeys_environment: bool | None = None
+    #: Whether the plugin hands out device files too, whatever the variable says.
+    passes_device_specs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def plugin(told: Told) -> Plugin:
         listed += [(source, tuple(sorted(shown))) for shown, source in answered.items()]
     strategies = first(listed)
     refuses = first((r.source, r.fail_requests_greater_than_one) for r in readings)
-    obeys = next((r.toolkit_obeys_environment for r in readings if r.source == "plugin"), None)
+    seen = next((r for r in readings if r.source == "plugin"), PluginReading(""))
     by_trust = sorted(told.topologies, key=lambda r: _TOPOLOGY_BY_TRUST.index(r.source))
     topology = first((r.source, r.policy) for r in by_trust)
     return Plugin(
@@ -122,7 +122,7 @@ def plugin(told: Told) -> Plugin:
         device_list_strategy=",".join(strategies or ()),
         topology_manager_policy=topology or "",
         fail_requests_greater_than_one=refuses,
-        pinning=pinning(strategies or (), obeys),
+        pinning=pinning(strategies or (), seen.toolkit_obeys_environment, seen.passes_device_specs),
         source=",".join(used),
     )
 

@@ -33,6 +33,8 @@ DEVICE_CHOICE = PREFIX + "device-choice"
 RESERVE = PREFIX + "reserve"
 #: Written by us on the Binding: where the pod was placed, as JSON.
 PLACEMENT = PREFIX + "placement"
+#: Written by us with it where the devices are certain: this and the index of the container.
+DEVICES = PREFIX + "devices."
 #: Written by us on a refused pod to make kube-scheduler try it again.
 RETRY = PREFIX + "retry"
 #: Written by us on an unbound pod so that Bindings in flight for its old version fail.

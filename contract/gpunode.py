@@ -230,6 +230,9 @@ class Charge(KubeStruct, frozen=True):
     #: Those of them that it could not be given when this was written: they are named for their
     #: bytes, because pods bound later can push it there. The others are the prediction.
     beyond: list[str] = msgspec.field(default_factory=list)
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides and not the plugin: then every candidate
+    #: is charged, wherever the replica is that the pod is given.
+    by_environment: bool = False
 
 
 class Reservation(KubeStruct, frozen=True):

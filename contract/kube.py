@@ -44,15 +44,32 @@ class Present(KubeStruct, frozen=True):
     """An object of which only matters that it is there."""
 
 
+class FieldRef(KubeStruct, frozen=True):
+    field_path: str = ""
+
+
+class EnvVarSource(KubeStruct, frozen=True):
+    """Where a value comes from; of other places than the pod itself only that it does."""
+
+    field_ref: FieldRef | None = None
+
+
 class EnvVar(KubeStruct, frozen=True):
     name: str = ""
     value: str | None = None
-    value_from: Present | None = None
+    value_from: EnvVarSource | None = None
+
+
+class EnvFromSource(KubeStruct, frozen=True):
+    """A ConfigMap or a Secret, all of it."""
+
+    prefix: str = ""
 
 
 class Container(KubeStruct, frozen=True):
     name: str = ""
     env: list[EnvVar] | None = None
+    env_from: list[EnvFromSource] | None = None
     resources: ResourceRequirements | None = None
     #: "Always" on an init container makes it a native sidecar.
     restart_policy: str | None = None

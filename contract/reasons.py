@@ -47,6 +47,11 @@ class Reason(Enum):
         "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid",
         False,
     )
+    CANNOT_PIN = (
+        "cannot_pin",
+        "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods",
+        False,
+    )
     # Its GPUs are being cut up anew, or into what the plugin does not offer.
     MIG_CHANGING = ("mig_changing", "MIG layout of the node is being changed", False)
     MIG_FAILED = ("mig_failed", "MIG layout of the node could not be changed as asked", False)
@@ -68,6 +73,11 @@ class Reason(Enum):
     CHOOSES_DEVICES = (
         "chooses_devices",
         "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
+        False,
+    )
+    NOT_PINNED = (
+        "not_pinned",
+        "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned",
         False,
     )
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)

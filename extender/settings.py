@@ -18,7 +18,7 @@ from contract.annotations import ScoringPolicy
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
 from extender.errors import BadSettings
-from extender.placement.rules import MIB, Rules
+from extender.placement.rules import MIB, Rules, VisibleDevices
 from extender.tls import TlsFiles
 
 
@@ -88,6 +88,16 @@ class Settings(BaseModel):
         "gate held it back: report; or evict, if it is new, uses no memory yet and has a "
         "controller. A pod at its gate is evicted in any case.",
     )
+    visible_devices: VisibleDevices = Field(
+        VisibleDevices.REFUSE,
+        description="What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself, on a node that "
+        "may obey it: refuse it, or charge it on every device of the node.",
+    )
+    suspect_env_from: bool = Field(
+        False,
+        description="Take a container with envFrom for one that sets NVIDIA_VISIBLE_DEVICES, which "
+        "nobody can tell, unless its own env or a prefix excludes it.",
+    )
     stale_after_s: float = Field(
         90.0, gt=0, description="A node not heard of for so many seconds takes no new pods."
     )
@@ -129,6 +139,8 @@ class Settings(BaseModel):
             require_report=self.require_report,
             evict_misses=self.on_miss is OnMiss.EVICT,
             policy=self.policy,
+            visible_devices=self.visible_devices,
+            suspect_env_from=self.suspect_env_from,
         )
 
 

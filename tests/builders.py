@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import msgspec
+
 from contract.annotations import VRAM, DeviceChoice
 from contract.gpunode import (
     Charge,
@@ -17,6 +19,9 @@ from contract.gpunode import (
 )
 from contract.kube import (
     Container,
+    EnvVar,
+    EnvVarSource,
+    FieldRef,
     Namespace,
     Node,
     NodeStatus,
@@ -86,6 +91,20 @@ def container(
 ) -> Container:
     resources = ResourceRequirements(limits={resource: str(gpus)} if gpus else {})
     return Container(name=name, resources=resources, restart_policy=restart_policy)
+
+
+def following(of: Container, index: int = 0) -> Container:
+    """The container, letting its variable follow the placement of the pod's index-th one."""
+    source = EnvVarSource(
+        field_ref=FieldRef(field_path=f"metadata.annotations['headroom.gpu/devices.{index}']")
+    )
+    return choosing(of, EnvVar(name="NVIDIA_VISIBLE_DEVICES", value_from=source))
+
+
+def choosing(of: Container, variable: EnvVar | None = None) -> Container:
+    """The container, setting its variable itself; by default to all devices."""
+    given = variable or EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
+    return msgspec.structs.replace(of, env=[given])
 
 
 def pod(
@@ -172,10 +191,19 @@ def weighed(
     name: str = "n",
     reason: Reason | None = None,
     fresh_until_s: float = FRESH_S,
+    pins: bool = False,
+    obeys_environment: bool = True,
     **how: Any,
 ) -> NodeTerms:
     """A node whose devices decide."""
-    return NodeTerms(name, reason, fresh_until_s, terms(*devices, **how))
+    return NodeTerms(
+        name,
+        reason,
+        fresh_until_s,
+        terms(*devices, **how),
+        pins=pins,
+        obeys_environment=obeys_environment,
+    )
 
 
 def judged(

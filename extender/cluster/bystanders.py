@@ -1,53 +1,97 @@
 """What a pod is charged that sits on a node without our promise: bound by somebody else, or static.
 
 It is charged as if it had asked us, on every device that it could have been given; the truth is
-charged even when that overcommits.
+charged even when that overcommits. One that chooses its devices itself, on a node that may obey it,
+is charged on every device of the node, and one that follows a placement on those that it names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
+from contract.annotations import DEVICES
 from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, GPUNodeStatus, Reservation
 from contract.kube import Pod
 from extender.placement.amounts import needed, places_of
 from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.request import Unreadable, VramRequest, understand
 from extender.placement.rules import Rules
+from extender.placement.visible import Visible, followed
 
 ADOPTED = "adopted"
 
 
 def adopt(
-    pod: Pod, default_vram: str | None, devices: Sequence[Device], reserve_bytes: int, rules: Rules
+    pod: Pod,
+    default_vram: str | None,
+    devices: Sequence[Device],
+    reserve_bytes: int,
+    rules: Rules,
+    obeys_environment: bool = False,
 ) -> Reservation:
     """The reservation of a pod that never asked for one, on a node with these devices.
 
+    ``obeys_environment``: whether the pod's own variable may decide which of them it sees.
     What cannot be read in its annotations is charged as what its replicas are worth.
     """
     request = understand(pod, default_vram, rules)
     if isinstance(request, Unreadable):
         bare = msgspec.structs.replace(pod.metadata, annotations=None)
         request = understand(
-            msgspec.structs.replace(pod, metadata=bare), None, Rules(rules.resources)
+            msgspec.structs.replace(pod, metadata=bare),
+            None,
+            replace(rules, refuse_unannotated=False),
         )
     terms = weigh(GPUNodeStatus(devices=list(devices)), {}, reserve_bytes, 0)
-    charges = _charges(request, terms) if isinstance(request, VramRequest) else []
+    charges: list[Charge] = []
+    if isinstance(request, VramRequest):
+        by_itself = obeys_environment and request.visible is not Visible.BY_PLUGIN
+        charges = _charges(request, terms, _named(pod, devices) if by_itself else None)
     return Reservation(
         namespace=pod.metadata.namespace, name=pod.metadata.name, charges=charges, flags=[ADOPTED]
     )
 
 
-def _charges(request: VramRequest, terms: Sequence[DeviceTerms]) -> list[Charge]:
+def _named(pod: Pod, devices: Sequence[Device]) -> set[str]:
+    """The devices that the placement names which its containers follow; all where none is named."""
+    containers = [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
+    texts = [pod.annotation(f"{DEVICES}{index}") or "" for index in followed(containers)]
+    uuids = {device.uuid for device in devices}
+    return {uuid for text in texts for uuid in text.split(",")} & uuids or uuids
+
+
+def _charges(
+    request: VramRequest, terms: Sequence[DeviceTerms], certain: Set[str] | None
+) -> list[Charge]:
+    """``certain`` are the devices on which it is charged wherever its replicas are; None: those of
+    the plugin's choice."""
     charges: list[Charge] = []
     places = places_of(terms)
+    if certain is not None:
+        # All containers may be on each of them, and on all that share a memory.
+        places = replace(places, common=np.ones_like(places.common))
     for ask in request.asks:
-        worst = np.minimum(needed(ask, request.asks, places), MAX_DEVICE_BYTES).tolist()
+        need = needed(ask, request.asks, places)
+        if certain is not None:
+            need = need * np.maximum(places.sharers, 1)
+        worst = np.minimum(need, MAX_DEVICE_BYTES).tolist()
         candidates = {
             term.device.uuid: worst_bytes
             for term, worst_bytes in zip(terms, worst, strict=True)
-            if term.device.resource == ask.resource
+            if (
+                term.device.resource == ask.resource
+                if certain is None
+                else term.device.uuid in certain
+            )
         }
-        charges.append(Charge(resource=ask.resource, count=ask.count, candidates=candidates))
+        charges.append(
+            Charge(
+                resource=ask.resource,
+                count=ask.count,
+                candidates=candidates,
+                by_environment=certain is not None,
+            )
+        )
     return charges

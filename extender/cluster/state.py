@@ -6,6 +6,7 @@ what it reads is replaced and never changed in place.
 """
 
 from collections.abc import Iterable, Set
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -53,6 +54,7 @@ from extender.cluster.idling import idle_on
 from extender.cluster.labels import believed
 from extender.cluster.mig import mig_obstacle
 from extender.cluster.observations import Circumstances, Observations
+from extender.cluster.pinning import why_not_pinned
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
@@ -196,6 +198,8 @@ class ClusterState:
         request = self.understand(pod)
         if isinstance(request, Unreadable):
             return request.reason
+        held = gpunode.spec.reservations.get(pod.metadata.uid)
+        request = replace(request, pinned_to=_pinned_to(held) if held else "")
         snap = build([self._weigh(gpunode.name, gpunode, {pod.metadata.uid})])
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
         return verdicts.reason(0) or place(request, snap, verdicts, 0)
@@ -211,6 +215,7 @@ class ClusterState:
             status.devices if status else (),
             self._wishes(gpunode.name)[0],
             self.rules,
+            obeys_environment=status is None or status.plugin.pinning != "ignored",
         )
 
     @property
@@ -521,6 +526,8 @@ class ClusterState:
             reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE
         elif gpunode is None or not gpunode.spec.initialised:
             reason = Reason.NOT_INITIALISED
+        elif device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
+            reason, detail = Reason.CANNOT_PIN, why_not_pinned(status.plugin)
         if gpunode is None or status is None:
             return NodeTerms(name, reason, NEVER_S, detail=detail)
         coming = dict(assumed)
@@ -542,8 +549,9 @@ class ClusterState:
             self._fresh_until_s(name) if by_agent else inf,
             devices,
             "" if by_agent else status.sources[0].message,
-            status.plugin.pinning != "ignored",
-            detail,
+            obeys_environment=status.plugin.pinning != "ignored",
+            pins=device_choice is DeviceChoice.PINNED and status.plugin.pinning == "honoured",
+            detail=detail,
         )
 
     def _fresh_until_s(self, name: str) -> float:
@@ -612,6 +620,16 @@ def _grew(before: NodeTerms | None, after: NodeTerms) -> bool:
         for terms in after.devices
         for more, less in zip(_room(terms), had.get(terms.device.uuid, NO_ROOM), strict=True)
     )
+
+
+def _pinned_to(held: Reservation) -> str:
+    """The device of a pod that was promised it for certain; empty where there is none.
+
+    A Binding of an earlier attempt may still arrive and tell the pod of this device. Before it can
+    be promised another, the promise must have been taken back, which makes such Bindings fail.
+    """
+    charges = [charge for charge in held.charges if charge.by_environment]
+    return next((min(charge.candidates) for charge in charges if len(charge.candidates) == 1), "")
 
 
 def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:

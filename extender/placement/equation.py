@@ -12,6 +12,10 @@ there or as gone, whichever is worse: when one has let go of its replica, its me
 because the kubelet takes a replica back after the containers have ended. *strays*: measured use of
 pods without a reservation. *unowned*: use that belongs to no pod we know, beyond the tolerance.
 
+A pod whose own NVIDIA_VISIBLE_DEVICES decides its devices is promised to those for certain, and to
+no other: the replica that the plugin gives it counts for the plugin's choice and for nothing else.
+Where it is seen to use another device all the same, it is charged there as well.
+
 A newcomer changes what the others can do: of two equal devices only one is reached by the next pod,
 but both by the next two. So *room* is reckoned with one more pick: where it takes d, all but one of
 those that could reach d are there with it; and where the largest of those that could come in its
@@ -88,6 +92,8 @@ class DeviceTerms:
     #: for more, if this device is given to it; negative where nobody may come.
     room_bytes: int
     several_room_bytes: int
+    #: What all pods on their way ask for together, as if the plugin could give each of them this.
+    crowd_bytes: int
     #: Replicas of this device's resource promised to pods that were not observed yet.
     awaited_replicas: int
     #: How the plugin is taken to choose.
@@ -129,6 +135,12 @@ class DeviceTerms:
         return self.promised_bytes + self.awaited_bytes + self.strays_bytes + self.unowned_bytes
 
     @property
+    def certain_room_bytes(self) -> int:
+        """Left for a pod that comes here whatever the plugin gives it and everybody else."""
+        taken_bytes = self.promised_bytes + self.strays_bytes + self.unowned_bytes
+        return self.allocatable_bytes - taken_bytes - self.crowd_bytes
+
+    @property
     def headroom_bytes(self) -> int:
         """Negative when more is committed than there is: the truth is shown, never hidden."""
         return self.allocatable_bytes - self.committed_bytes
@@ -152,17 +164,23 @@ def weigh(
     uses = _Uses(status)
     fences = _fences(devices, memories)
     queue = _Queue(devices, reservations, uses)
+    elsewhere = _Elsewhere(reservations)
     ways = _ways(status, uses, queue, leaving, device_choice)
     weighed: dict[_Memory, _Commitments] = {}
     terms: list[DeviceTerms] = []
     for slot, device in enumerate(devices):
         mates = memories[slot]
         if mates not in weighed:
-            sitting = _sitting(mates, devices, reservations, uses)
+            sitting = _sitting(mates, devices, reservations, uses, elsewhere)
             weighed[mates] = _Commitments(
                 sitting=sitting,
                 coming=queue.for_memory(mates, {holder.uid for holder in sitting}),
-                ending=sorted(h.charged_bytes for h in sitting if h.uid in leaving),
+                # Of those that the plugin did not put there the replica tells nothing.
+                ending=sorted(
+                    h.charged_bytes
+                    for h in sitting
+                    if h.uid in leaving and h.uid not in elsewhere.uids
+                ),
                 ways=[ways[mate] for mate in mates],
                 extra=queue.renamed(mates),
             )
@@ -191,6 +209,7 @@ def weigh(
                 unowned_bytes=unowned_bytes,
                 room_bytes=held.room_bytes(left_bytes, 1),
                 several_room_bytes=held.room_bytes(left_bytes, ALL_PICKS),
+                crowd_bytes=held.crowd_bytes,
                 awaited_replicas=ways[slot].picks,
                 policy=ways[slot].policy,
                 first=ways[slot].first,
@@ -345,17 +364,60 @@ def _sum_known(*figures: int | None) -> int | None:
     return sum(known) if len(known) == len(figures) else None
 
 
+class _Elsewhere:
+    """Pods whose own variable decides their devices, wherever their replicas are."""
+
+    def __init__(self, reservations: Mapping[str, Reservation]) -> None:
+        #: uid -> device -> bytes.
+        self.uids: dict[str, dict[str, int]] = {}
+        #: Device -> those that are promised to it.
+        self._on: dict[str, list[str]] = {}
+        for uid, reservation in reservations.items():
+            for charge in reservation.charges:
+                if charge.by_environment:
+                    promised = self.uids.setdefault(uid, {})
+                    for uuid, size in charge.candidates.items():
+                        promised[uuid] = promised.get(uuid, 0) + size
+                        self._on.setdefault(uuid, []).append(uid)
+
+    def holders(
+        self,
+        memory: _Memory,
+        devices: Sequence[Device],
+        reservations: Mapping[str, Reservation],
+        uses: _Uses,
+    ) -> list[Holder]:
+        """Those that are promised to a memory, or are seen to use it."""
+        uuids = [devices[slot].uuid for slot in memory]
+        seen = [uid for slot in memory for uid in uses.uids(slot) if uid in self.uids]
+        promised = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
+        found: list[Holder] = []
+        for uid in dict.fromkeys([*seen, *promised]):
+            measured = uses.measured(uid, memory) if uid in seen else None
+            sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
+            if not sizes:
+                if measured == 0:
+                    continue  # a replica of the device is its, and the device is not
+                # It uses the device, or nobody can tell that it does not.
+                sizes = list(self.uids[uid].values())
+            names = reservations[uid].namespace, reservations[uid].name
+            most = max(sizes, default=0)
+            found.append(Holder(uid, *names, most, measured, observed=bool(measured)))
+        return found
+
+
 def _sitting(
     memory: _Memory,
     devices: Sequence[Device],
     reservations: Mapping[str, Reservation],
     uses: _Uses,
+    elsewhere: _Elsewhere,
 ) -> list[Holder]:
-    """The pods with a reservation that were seen in this memory."""
-    holders: list[Holder] = []
+    """The pods with a reservation that were seen in this memory, or are there for certain."""
+    holders = elsewhere.holders(memory, devices, reservations, uses) if elsewhere.uids else []
     for uid in dict.fromkeys(uid for slot in memory for uid in uses.uids(slot)):
         reservation = reservations.get(uid)
-        if reservation is None:
+        if reservation is None or uid in elsewhere.uids:
             continue
         asked = 0
         for slot in memory:
@@ -395,6 +457,8 @@ class _Queue:
                 if not (missing := uses.missing(uid, charge)):
                     continue
                 self.picks[resource] += missing
+                if charge.by_environment:
+                    continue  # it takes a replica away, and no memory of its device
                 most_bytes = max(charge.candidates.values(), default=0)
                 waiter = (uid, charge, most_bytes)
                 self._waiting.setdefault(resource, []).append(waiter)
@@ -452,6 +516,7 @@ class _Commitments:
         self.largest_bytes = max((*self._sizes[:1], *charged, 0))
         #: Number of pods -> the most bytes that so many of those that come can ask for.
         self._most_bytes = [0, *accumulate(self._sizes)]
+        self.crowd_bytes = self._most_bytes[-1]
         #: Bytes of each pod that is ending, the smallest first.
         self._ending = ending
         self._ways = ways

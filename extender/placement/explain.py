@@ -79,10 +79,13 @@ def certainty(node: NodeTerms) -> str:
 
     ``exact``: of every resource there is one candidate at most. ``slot-safe``: nobody asks for
     more than a replica is worth, so that nothing the plugin can do overcommits. Else the device is
-    ``predicted``: a set of candidates, each with room; or ``any``: so the node wishes.
+    ``predicted``: a set of candidates, each with room; or ``any``: so the node wishes; or
+    ``pinned``: the device that we choose, for pods that let their variable follow the placement.
     """
     if any(terms.policy == "any" for terms in node.devices):
         return "any"
+    if node.pins:
+        return "pinned"
     next_ones = Counter(
         terms.device.resource
         for terms in node.devices

@@ -5,15 +5,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.annotations import ReplicaShare
 from contract.reasons import Reason
-from extender.placement.amounts import Places, bytes_of, needed
+from extender.placement.amounts import Places, needed
 from extender.placement.candidates import Mask, candidates, slots_of
+from extender.placement.environment import by_environment, overruled
+from extender.placement.mps import above_cap
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import CODE_OF, REASONS, SHARING, Bytes2D, Rows, Snapshot
+from extender.placement.visible import Visible
 
 Codes = NDArray[np.int8]
-MIB_BITS = 20
+
+#: Why a pod is refused on a node that obeys its variable, unless that is reckoned with there.
+_OBSTACLES = {
+    Visible.REFUSED: Reason.CHOOSES_DEVICES,
+    Visible.BY_PLACEMENT: Reason.NOT_PINNED,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,10 +86,11 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
         return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), ())
     codes = snap.node_reason[rows].astype(np.int8)
     codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
-    if request.chooses_devices:
+    if obstacle := _OBSTACLES.get(request.visible):
         # Rare, so no column: the pod could sit on any device, whatever the plugin chose.
-        obeys = np.array([snap.nodes[row].obeys_environment for row in rows.tolist()], bool)
-        codes[(codes == 0) & obeys] = CODE_OF[Reason.CHOOSES_DEVICES]
+        nodes = [snap.nodes[row] for row in rows.tolist()]
+        where = np.array([n.obeys_environment and not by_environment(request, n) for n in nodes])
+        codes[(codes == 0) & where.astype(bool)] = CODE_OF[obstacle]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)
@@ -104,6 +112,10 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     )
     need = needed(ask, request.asks, places)
     room = columns.room_bytes if ask.count == 1 else columns.several_room_bytes
+    by_itself = None
+    if request.visible is not Visible.BY_PLUGIN:
+        by_itself = overruled(ask, request, snap, slots, places, (could, need, room))
+        could, need, room = by_itself.could, by_itself.need_bytes, by_itself.room_bytes
     enough = room >= need
     free = (columns.replicas_free * slots).sum(axis=1)
     awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
@@ -119,9 +131,11 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     }
     if ask.widest > 1:
         faults[Reason.TOO_MANY_SHARED] = columns.single == 1
+        if by_itself is not None:
+            faults[Reason.TOO_MANY_SHARED] |= by_itself.pinned[:, None]
     mps = could & (sharing == SHARING.index("mps"))
     if mps.any():
-        above = _above_mps_limit(ask, request.processes, columns.memory_bytes, places)
+        above = above_cap(ask, request.processes, columns.memory_bytes, places)
         faults[Reason.ABOVE_MPS_LIMIT] = mps & above
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
@@ -130,6 +144,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
     refused = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
+        **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
         Reason.NO_REPLICA: free - awaited < ask.count,
         **dict(zip(faults, faulty, strict=False)),
         Reason.MEMORY_ON_ANY: ~(could & enough).any(axis=1),
@@ -139,18 +154,3 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     for reason, where in reversed(refused.items()):  # the first one is told
         codes[where] = CODE_OF[reason]
     return AskVerdict(ask, rows, codes, could, need, room)
-
-
-def _above_mps_limit(ask: Ask, processes: int, memory_bytes: Bytes2D, at: Places) -> Mask:
-    """(n, slots) where a container asks for more than its processes may take.
-
-    The plugin caps each MPS process at total memory / replicas, in whole MiB; waiting for more
-    is waiting for ever. Who asks for what a replica is worth is content with the cap, and charged
-    with it for each of his processes.
-    """
-    cap = (memory_bytes // np.maximum(at.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
-    above = np.zeros(cap.shape, bool)
-    for portion in {portion for phase in ask.phases for portion in phase}:
-        if not isinstance(portion.amount, ReplicaShare):
-            above |= bytes_of(portion.amount, portion.count, at) > cap
-    return above

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from contract.annotations import PLACEMENT, PREFIX
+from contract.annotations import DEVICES, PLACEMENT, PREFIX
 from contract.gpunode import Charge
 from extender.placement.amounts import bytes_of, places_of
+from extender.placement.environment import by_environment
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.visible import Visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,23 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
         verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
         for verdict in verdicts.asks
     }
+    by_itself = by_environment(request, node)
     charges = tuple(
-        _charge(verdict, node, i, possible[verdict.ask.resource]) for verdict in verdicts.asks
+        _charge(verdict, node, i, possible[verdict.ask.resource], by_itself)
+        for verdict in verdicts.asks
     )
     devices = {
         resource: [node.devices[slot] for slot in slots] for resource, slots in possible.items()
     }
-    return Placement(charges, _annotations(request, node.name, devices))
+    pinned = by_itself and request.visible is Visible.BY_PLACEMENT
+    return Placement(charges, _annotations(request, node.name, devices, pinned))
 
 
-def _charge(verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int]) -> Charge:
-    named = _worth_naming(verdict, node, i)
+def _charge(
+    verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int], by_itself: bool
+) -> Charge:
+    """``by_itself``: the pod's own variable decides, and nobody can push it further."""
+    named = possible if by_itself else _worth_naming(verdict, node, i)
     return Charge(
         resource=verdict.ask.resource,
         count=verdict.ask.count,
@@ -48,6 +56,7 @@ def _charge(verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int
             node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot]) for slot in named
         },
         beyond=[node.devices[slot].device.uuid for slot in named if slot not in possible],
+        by_environment=by_itself,
     )
 
 
@@ -65,7 +74,10 @@ def _worth_naming(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
 
 
 def _annotations(
-    request: VramRequest, node: str, possible: Mapping[str, Sequence[DeviceTerms]]
+    request: VramRequest,
+    node: str,
+    possible: Mapping[str, Sequence[DeviceTerms]],
+    pinned: bool,
 ) -> dict[str, str]:
     """The placement as JSON, and per container what the downward API can hand to it whole."""
     if not request.asks:
@@ -77,7 +89,8 @@ def _annotations(
         sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
         # Two replicas that are shared can be of one device, however many devices there are.
         unspread = ask.count == 1 or not any(term.shared for term in devices)
-        certain = len(devices) == ask.count and len(request.containers) == 1 and unspread
+        alone = len(request.containers) == 1 and unspread
+        certain = pinned or (len(devices) == ask.count and alone)
         containers[ask.name] = {
             "resource": ask.resource,
             "count": ask.count,
@@ -87,7 +100,7 @@ def _annotations(
         if ask.index is None:
             continue
         if certain:
-            written[f"{PREFIX}devices.{ask.index}"] = ",".join(sizes)
+            written[f"{DEVICES}{ask.index}"] = ",".join(sizes)
         if len(set(sizes.values())) == 1:
             written[f"{PREFIX}bytes.{ask.index}"] = str(next(iter(sizes.values())))
         fractions = {_fraction(_bytes_on(ask, t), t.device.memory_bytes) for t in devices}

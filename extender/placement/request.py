@@ -6,7 +6,7 @@ reused. So a request is a list of *phases*, each the containers that hold GPUs t
 most a pod can put on one device is its largest phase.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from contract.annotations import (
@@ -29,6 +29,7 @@ from contract.kube import Container, Pod
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from extender.placement.rules import Rules
+from extender.placement.visible import Visible, visible
 
 #: More replicas than any node could have; above it a count is a mistake.
 MAX_COUNT = 1 << 16
@@ -84,13 +85,18 @@ class VramRequest:
     max_sm_ppm: int | None
     #: Processes per container, for MPS.
     processes: int
-    #: Whether a container names its devices itself, where it is obeyed.
-    chooses_devices: bool = False
+    #: Who decides which devices it sees, where the node leaves that to the pod.
+    visible: Visible = Visible.BY_PLUGIN
+    #: Uuid of the device that it may be pinned to; empty: any.
+    pinned_to: str = ""
 
     @property
     def kind(self) -> "Kind":
         """All that ``fit`` looks at: requests of one kind fit on the same nodes."""
-        return self.asks, self.max_sm_ppm, self.processes, self.chooses_devices
+        # Who is pinned is shown the best device, and which that is the policy says.
+        policy = self.policy if self.visible is Visible.BY_PLACEMENT else None
+        pinning = self.visible, policy, self.pinned_to
+        return self.asks, self.max_sm_ppm, self.processes, pinning
 
     @property
     def decision_id(self) -> str:
@@ -98,7 +104,7 @@ class VramRequest:
         return f"{self.uid}.{self.resource_version}"
 
 
-Kind = tuple[tuple[Ask, ...], int | None, int, bool]
+Kind = tuple[tuple[Ask, ...], int | None, int, tuple[Visible, ScoringPolicy | None, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +156,22 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
             policy=rules.policy if policy is None else parse_policy(policy),
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=processes,
-            chooses_devices=any(_chooses(c) for _, _, c in _containers(pod)),
+            visible=_visible(pod, containers, rules),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))
+
+
+def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
+    found = visible(
+        [container for _, _, container in _containers(pod)],
+        {ask.name for ask in asks},
+        {ask.index for ask in asks if ask.index is not None},
+        rules,
+    )
+    # Which of several resources a device that it names is of, is not ours to say.
+    several = len({ask.resource for ask in asks}) > 1
+    return Visible.REFUSED if several and found is not Visible.BY_PLUGIN else found
 
 
 def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
@@ -173,25 +191,6 @@ def _containers(pod: Pod) -> Iterator[tuple[bool, int, Container]]:
         yield True, index, container
     for index, container in enumerate(pod.spec.containers or ()):
         yield False, index, container
-
-
-#: The container runtime's variable for the devices that a container sees.
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-#: Its values that show none at all.
-_NO_DEVICES = ("", "none", "void")
-
-
-def _chooses(container: Container) -> bool:
-    """Whether the container sets the variable by its own hand.
-
-    A value from elsewhere is not known here, and counts. What ``envFrom`` brings in is not even
-    known by name; to suspect it would refuse every pod that reads a ConfigMap.
-    """
-    return any(
-        variable.name == VISIBLE_DEVICES
-        and (variable.value_from is not None or (variable.value or "") not in _NO_DEVICES)
-        for variable in container.env or ()
-    )
 
 
 def _counts(pod: Pod, rules: Rules) -> _Counts:

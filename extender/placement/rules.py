@@ -1,10 +1,19 @@
 """The settings that decide placements, as one value handed to every pure function that needs it."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from contract.annotations import ScoringPolicy
 
 MIB = 1 << 20
+
+
+class VisibleDevices(Enum):
+    """What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself where it may be obeyed."""
+
+    REFUSE = "refuse"
+    #: It must have room on every device of the node, and is charged on every one.
+    CHARGE = "charge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,9 @@ class Rules:
     evict_misses: bool = False
     #: How pods that do not say are scored.
     policy: ScoringPolicy = ScoringPolicy.PACK
+    visible_devices: VisibleDevices = VisibleDevices.REFUSE
+    #: Whether an ``envFrom`` is taken to set NVIDIA_VISIBLE_DEVICES where it could.
+    suspect_env_from: bool = False
 
     def manages(self, resource: str) -> bool:
         return any(

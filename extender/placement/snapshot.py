@@ -42,8 +42,15 @@ class NodeTerms:
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
+    #: Whether it is pinned: a pod whose variable follows its placement gets the device we choose.
+    pins: bool = False
     #: The particulars of ``reason``, where there is more to say than its sentence.
     detail: str = ""
+
+
+def clamped(count_bytes: int) -> int:
+    """An absurd promise is very large, never small again."""
+    return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

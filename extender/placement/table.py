@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from extender.placement.chances import may_have_free_replica
 from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import CODE_OF, MOST_BYTES, SHARING, Columns, NodeTerms, Snapshot
+from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
 
 #: Replica counts are held below this; no plugin advertises as many.
 MANY = 1 << 20
@@ -156,9 +156,9 @@ class Table:
         return {
             "memory_bytes": device.memory_bytes if believed else 0,
             "allocatable_bytes": terms.allocatable_bytes,
-            "room_bytes": _clamped(terms.room_bytes),
-            "several_room_bytes": _clamped(terms.several_room_bytes),
-            "headroom_bytes": _clamped(terms.headroom_bytes),
+            "room_bytes": clamped(terms.room_bytes),
+            "several_room_bytes": clamped(terms.several_room_bytes),
+            "headroom_bytes": clamped(terms.headroom_bytes),
             "replicas": device.replicas.total if believed else 1,
             # The plugin goes by its own count, whatever we think of the rest of the report.
             "replicas_free": min(
@@ -219,8 +219,3 @@ def _ranks(names: Sequence[str]) -> NDArray[np.int32]:
         ranks[row] = rank
     ranks.flags.writeable = False
     return ranks
-
-
-def _clamped(count_bytes: int) -> int:
-    """An absurd promise is very large, never small again."""
-    return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))

@@ -96,8 +96,8 @@ class NodeView(BaseModel):
     initialised: bool
     #: "not measured" and where its capacity was learned, if no agent reports it.
     unmeasured: str | None
-    #: Of the device that the next pod gets: exact, slot-safe, predicted or any; null where the
-    #: node has not reported.
+    #: Of the device that the next pod gets: exact, slot-safe, predicted, any or pinned; null where
+    #: the node has not reported.
     certainty: str | None
     devices: list[DeviceView]
 

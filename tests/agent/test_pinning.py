@@ -28,6 +28,19 @@ def test_pinning_is_promised_only_where_nothing_stands_in_the_way(
 
 
 @pytest.mark.parametrize(
+    ("obeys", "expected"),
+    [
+        pytest.param(True, "unknown", id="the pod sees the plugin's pick besides"),
+        pytest.param(False, "ignored", id="nothing to see besides"),
+    ],
+)
+def test_device_files_that_the_plugin_hands_out_are_seen_besides(
+    obeys: bool, expected: str
+) -> None:
+    assert pinning(["envvar"], obeys, passes_device_specs=True) == expected
+
+
+@pytest.mark.parametrize(
     ("config", "expected"),
     [
         pytest.param("", True, id="nothing said: the toolkit's defaults"),

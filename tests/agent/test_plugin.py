@@ -250,6 +250,28 @@ def test_the_toolkit_is_read_where_the_operator_put_it_and_else_where_packages_d
     assert plugin(tree).toolkit_obeys_environment is False
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "own", "passes"),
+    [
+        pytest.param((), {}, {}, False, id="nothing said"),
+        pytest.param((), {"PASS_DEVICE_SPECS": "true"}, {}, True, id="the GPU Operator"),
+        pytest.param((), {"PASS_DEVICE_SPECS": "false"}, {"passDeviceSpecs": True}, False),
+        pytest.param((), {}, {"passDeviceSpecs": True}, True, id="the file"),
+        pytest.param(("--pass-device-specs",), {}, {}, True, id="a bare flag"),
+        pytest.param(("--pass-device-specs=false",), {"PASS_DEVICE_SPECS": "true"}, {}, False),
+    ],
+)
+def test_whether_device_files_are_handed_out(
+    tree: Tree,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    own: dict[str, bool],
+    passes: bool,
+) -> None:
+    tree.plugin(TIME_SLICING | {"flags": {"plugin": own}}, *arguments, **environment)
+    assert plugin(tree).passes_device_specs is passes
+
+
 def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
     folder = tree.process(300, "kubelet", *arguments)
     for name, text in files.items():

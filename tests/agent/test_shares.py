@@ -221,6 +221,11 @@ def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it
     assert found.source == "plugin,checkpoint,labels,configz"
 
 
+def test_nobody_is_pinned_where_the_plugin_hands_out_device_files_too() -> None:
+    one = configured("plugin", toolkit_obeys_environment=True, passes_device_specs=True)
+    assert plugin(Told(plugins=[one], answers=ANSWERED)).pinning == "unknown"
+
+
 def test_answers_of_two_configurations_tell_none() -> None:
     two = [*ANSWERED, AnswerReading("checkpoint", GPU, frozenset({"cdi-cri"}), mps=False)]
     assert plugin(Told(answers=two)).device_list_strategy == ""

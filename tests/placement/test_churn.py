@@ -7,6 +7,7 @@ device must have room, everything may happen at any time.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -16,8 +17,10 @@ from hypothesis.strategies import DataObject
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Plugin, PodUse, Replicas, Reservation
+from contract.kube import Container
 from extender.placement.fit import fit
 from extender.placement.placed import place
+from extender.placement.rules import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, shared, terms
@@ -36,6 +39,14 @@ class Running:
     where: list[int] = field(default_factory=list)
     #: Whether the API server says that it is ending or has ended.
     ending: bool = False
+    #: GPUs that its own variable shows it, whatever it was given; None: the plugin decides.
+    sees: frozenset[int] | None = None
+
+    def loads(self) -> Iterator[tuple[int, int]]:
+        """(GPU, GiB) of each container, where it can take memory once it is admitted."""
+        for size, given in zip(self.sizes, self.where, strict=False):
+            for index in self.sees or (given,):
+                yield index, size
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,10 @@ class Report:
 
 class Churn(RuleBasedStateMachine):
     choice = DeviceChoice.PREDICTED
+    pins = False
+    wishes = Rules()
+    #: Whether pods are seen to use what their own variable shows them.
+    uses = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +93,11 @@ class Churn(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=2))
     def bind(self, sizes: list[int]) -> None:
+        self.try_to_bind(sizes, [container(f"c{number}") for number in range(len(sizes))])
+
+    def try_to_bind(self, sizes: list[int], containers: list[Container]) -> None:
         text = ",".join(f"c{number}={size}Gi" for number, size in enumerate(sizes))
-        asked = request(pod(text, *(container(f"c{number}") for number in range(len(sizes)))))
+        asked = request(pod(text, *containers), rules=self.wishes)
         devices = [
             shared(
                 f"D{index}",
@@ -100,14 +118,16 @@ class Churn(RuleBasedStateMachine):
             ),
             device_choice=self.choice,
         )
-        snap = build([NodeTerms("n", None, FRESH_S, weighed)])
+        snap = build([NodeTerms("n", None, FRESH_S, weighed, pins=self.pins)])
         verdicts = fit(asked, snap, snap.rows(["n"]), NOW_S)
         if verdicts.fits[0]:
             self.number += 1
             uid = f"u{self.number}"
             charges = place(asked, snap, verdicts, 0).charges
             self.promises[uid] = Reservation("default", uid, charges=list(charges))
-            self.pods[uid] = Running(tuple(sizes))
+            (charge,) = charges
+            sees = frozenset(int(uuid[1:]) for uuid in charge.candidates)
+            self.pods[uid] = Running(tuple(sizes), sees=sees if charge.by_environment else None)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -123,14 +143,23 @@ class Churn(RuleBasedStateMachine):
         """The agent reports; what ended before is taken out of the ledger."""
         taken = self.taken()
         rows = [
-            PodUse(uid=uid, device=f"D{index}", replica=f"{uid}-{number}")
+            self.row(uid, index, number)
             for uid, one in self.pods.items()
             for number, index in enumerate(one.where)
         ]
+        for uid, one in self.pods.items():
+            rows += [
+                PodUse(uid=uid, device=f"D{index}", used_bytes=1)
+                for index in one.sees or ()
+                if one.where and self.uses
+            ]
         counts = tuple(taken[index] for index in range(self.gpus))
         self.report = Report(self.policy, counts, tuple(rows))
         for uid in self.promises.keys() - self.pods.keys():
             del self.promises[uid]
+
+    def row(self, uid: str, index: int, number: int) -> PodUse:
+        return PodUse(uid=uid, device=f"D{index}", replica=f"{uid}-{number}")
 
     @precondition(lambda self: self.sitting and self.nobody_is_surprised())
     @rule(data=st.data(), at_once=st.booleans())
@@ -163,7 +192,7 @@ class Churn(RuleBasedStateMachine):
     def nothing_is_overcommitted(self) -> None:
         load = Counter[int]()
         for one in self.pods.values():
-            for size, index in zip(one.sizes, one.where, strict=False):
+            for index, size in one.loads():
                 load[index] += size
         assert all(size <= MEMORY for size in load.values()), load
 

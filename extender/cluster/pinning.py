@@ -1,0 +1,26 @@
+"""Why a node that is to be pinned cannot be: said for the administrator who wants to change it."""
+
+from contract.gpunode import Plugin
+
+
+def why_not_pinned(plugin: Plugin) -> str:
+    """What stands in the way, as far as the report tells."""
+    strategy = plugin.device_list_strategy
+    if plugin.pinning == "ignored":
+        if "envvar" in strategy.split(","):
+            return (
+                "the container toolkit does not obey the variable of unprivileged pods; pinned "
+                "takes accept-nvidia-visible-devices-envvar-when-unprivileged = true"
+            )
+        return (
+            f"the device plugin hands devices over by {strategy}, which counts more than the "
+            "variable; pinned takes DEVICE_LIST_STRATEGY=envvar"
+        )
+    if not strategy:
+        return "no report tells how the device plugin hands devices over"
+    if strategy != "envvar":
+        return f"of {strategy} nobody can tell which counts; pinned takes envvar alone"
+    return (
+        "it is not seen that container toolkit and device plugin leave the choice to the variable; "
+        "pinned takes runtime mode auto, legacy or jit-cdi, and PASS_DEVICE_SPECS=false"
+    )

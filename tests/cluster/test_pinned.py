@@ -1,0 +1,197 @@
+"""Nodes that are pinned: who can be, what is written down, and what becomes of it."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.annotations import DEVICE_CHOICE, PLACEMENT
+from contract.gpunode import GPUNode, GPUNodeStatus, Plugin, Reservation
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.cluster.events import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
+from extender.cluster.state import ClusterState
+from extender.placement.explain import certainty, explain
+from extender.placement.fit import fit
+from extender.placement.placed import Placement
+from tests.builders import GIB, NOW_S, container, following, gpunode, kube_node, pod, shared, use
+from tests.cluster.test_state import state_of
+
+OBEYS = Plugin(pinning="honoured", device_list_strategy="envvar", topology_manager_policy="none")
+
+
+def reported(plugin: Plugin = OBEYS, **promises: Reservation) -> GPUNode:
+    return gpunode(shared("a"), shared("b"), plugin=plugin, promises=promises)
+
+
+def pinned(plugin: Plugin = OBEYS, **promises: Reservation) -> ClusterState:
+    node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
+    return state_of(node, GPUNodeSeen(reported(plugin, **promises), NOW_S))
+
+
+def follower(vram: str = "8Gi", uid: str = "uid-p", **other: Any) -> Pod:
+    return pod(vram, following(container()), uid=uid, name=uid, **other)
+
+
+def filtered(state: ClusterState, asked: Pod) -> tuple[Reason | None, str]:
+    request: Any = state.understand(asked)
+    snap = state.snapshot()
+    (nearest,) = explain(request, snap, fit(request, snap, snap.rows(["n"]), NOW_S)).nearest
+    return nearest.reason, nearest.detail
+
+
+def judged(state: ClusterState, asked: Pod, held: GPUNode | None = None) -> Placement | Reason:
+    on = held or state.gpunode("n")
+    assert on is not None
+    return state.judge(asked, on, NOW_S)
+
+
+def promised(placement: Placement | Reason) -> Reservation:
+    assert isinstance(placement, Placement), placement
+    return Reservation(namespace="default", name="p", charges=list(placement.charges))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        pytest.param(
+            Plugin(pinning="ignored", device_list_strategy="cdi-annotations,cdi-cri"),
+            "hands devices over by cdi-annotations,cdi-cri",
+            id="the GPU Operator's default",
+        ),
+        pytest.param(
+            Plugin(pinning="ignored", device_list_strategy="envvar"),
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = true",
+            id="the administrator forbids it",
+        ),
+        pytest.param(Plugin(), "no report tells", id="a plugin that is not seen"),
+        pytest.param(
+            Plugin(device_list_strategy="cdi-annotations,envvar"), "envvar alone", id="two ways"
+        ),
+        pytest.param(
+            Plugin(device_list_strategy="envvar"), "PASS_DEVICE_SPECS=false", id="who knows"
+        ),
+    ],
+)
+def test_a_node_that_cannot_be_pinned_takes_nothing_and_says_why(plugin: Plugin, said: str) -> None:
+    state = pinned(plugin)
+    for asked in (follower(), pod("8Gi")):
+        reason, detail = filtered(state, asked)
+        assert reason is Reason.CANNOT_PIN
+        assert said in detail
+        assert judged(state, asked) is Reason.CANNOT_PIN
+
+
+def test_labels_alone_never_say_that_a_node_can_be_pinned() -> None:
+    labels = {
+        "nvidia.com/gpu.count": "1",
+        "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.memory": "24576",
+        "nvidia.com/gpu.sharing-strategy": "none",
+    }
+    node = kube_node(annotations={DEVICE_CHOICE: "pinned"})
+    metadata = msgspec.structs.replace(node.metadata, labels=labels)
+    silent = gpunode()
+    state = state_of(
+        NodeSeen(msgspec.structs.replace(node, metadata=metadata)), GPUNodeSeen(silent, NOW_S)
+    )
+    assert filtered(state, pod("8Gi"))[0] is Reason.CANNOT_PIN
+
+
+def test_the_placement_says_which_device_and_the_ledger_charges_it_alone() -> None:
+    state = pinned()
+    assert certainty(state.snapshot().nodes[0]) == "pinned"
+    placement = judged(state, follower())
+    assert isinstance(placement, Placement)
+    (charge,) = placement.charges
+    (device,) = charge.candidates
+    assert charge.by_environment
+    assert placement.annotations["headroom.gpu/devices.0"] == device
+    written = json.loads(placement.annotations[PLACEMENT])
+    assert written["containers"]["main"]["devices"] == [device]
+
+
+def test_as_many_as_have_room_are_bound_wherever_the_plugin_puts_their_replicas() -> None:
+    """Three of 12 GiB on two devices: the third has none, though six replicas are free."""
+    state, promises = pinned(), dict[str, Reservation]()
+    for number in range(4):
+        promises[f"u{number}"] = promised(judged(state, follower("12Gi", f"u{number}")))
+        state.apply([GPUNodeSeen(reported(**promises), NOW_S)])
+    charged = [device for p in promises.values() for device in p.charges[0].candidates]
+    assert sorted(charged) == ["a", "a", "b", "b"]
+    assert judged(state, follower("1Gi")) is Reason.MEMORY_ON_ANY
+
+
+def test_it_stays_pinned_to_the_device_of_an_attempt_that_may_still_arrive() -> None:
+    """The first attempt's Binding names a; the annotation would say so whatever we promise."""
+    first = promised(judged(pinned(), follower("4Gi", "u")))
+    (device,) = first.charges[0].candidates
+    other = {"a": "b", "b": "a"}[device]
+    # Best is the other one now, because it is fuller.
+    fuller = promised(judged(pinned(), follower("4Gi", "v")))
+    charge = msgspec.structs.replace(fuller.charges[0], candidates={other: 12 * GIB})
+    fuller = msgspec.structs.replace(fuller, charges=[charge])
+    state = pinned(u=first, v=fuller)
+    placement = judged(state, follower("4Gi", "u"))
+    assert isinstance(placement, Placement)
+    assert list(placement.charges[0].candidates) == [device]
+    without = judged(state, follower("4Gi", "u"), reported(v=fuller))
+    assert isinstance(without, Placement)
+    assert list(without.charges[0].candidates) == [other]
+
+
+def test_it_is_refused_rather_than_moved_while_that_device_is_full() -> None:
+    first = promised(judged(pinned(), follower("4Gi", "u")))
+    (device,) = first.charges[0].candidates
+    full = msgspec.structs.replace(first.charges[0], candidates={device: 24 * GIB})
+    state = pinned(u=first, v=msgspec.structs.replace(first, charges=[full]))
+    assert judged(state, follower("4Gi", "u")) is Reason.MEMORY_ON_ANY
+    assert isinstance(judged(state, follower("4Gi", "w")), Placement)
+
+
+class TestAdoption:
+    """Pods that sit there without our promise, as when the GPUNode was deleted."""
+
+    def charged(self, asked: Pod, plugin: Plugin = OBEYS) -> list[int]:
+        state = pinned(plugin)
+        state.apply([PodSeen(asked)])
+        return [terms.promised_bytes // GIB for terms in state.snapshot().nodes[0].devices]
+
+    def test_one_that_follows_its_placement_is_where_that_says(self) -> None:
+        there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
+        assert self.charged(there) == [0, 8]
+
+    @pytest.mark.parametrize(
+        "annotations",
+        [
+            pytest.param({}, id="nothing is written"),
+            pytest.param({"headroom.gpu/devices.0": "GPU-of-another-node"}, id="no device of ours"),
+        ],
+    )
+    def test_it_may_be_anywhere_where_that_is_not_said(self, annotations: dict[str, str]) -> None:
+        assert self.charged(follower(node="n", annotations=annotations)) == [8, 8]
+
+    def test_the_plugin_decides_where_nobody_looks_at_the_variable(self) -> None:
+        there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
+        assert self.charged(there, Plugin(pinning="ignored")) == [0, 0]
+
+    def test_one_that_is_being_bound_may_come_to_any_device(self) -> None:
+        state = pinned()
+        state.apply([BindBegun(follower("20Gi", "u"), "n")])
+        assert filtered(state, follower("8Gi", "v"))[0] is Reason.MEMORY_ON_ANY
+
+
+def test_a_miss_is_charged_where_it_uses_memory_as_well() -> None:
+    promise = promised(judged(pinned(), follower("8Gi", "u")))
+    (device,) = promise.charges[0].candidates
+    other = {"a": "b", "b": "a"}[device]
+    held = reported(u=promise)
+    assert isinstance(held.status, GPUNodeStatus)
+    rows = [use("u", other, 9 * GIB, replica=f"{other}::0")]
+    status = msgspec.structs.replace(held.status, pods=rows)
+    state = pinned()
+    state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S)])
+    terms = {each.device.uuid: each for each in state.snapshot().nodes[0].devices}
+    assert terms[device].promised_bytes == 8 * GIB
+    assert terms[other].promised_bytes == 9 * GIB

@@ -1,0 +1,43 @@
+"""The same node, with pods whose own NVIDIA_VISIBLE_DEVICES decides where their memory is.
+
+What the plugin hands them counts for its next choice; their memory is where their variable says,
+seen there by the process table or, in some runs, by nobody.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from contract.gpunode import PodUse
+from extender.placement.rules import Rules, VisibleDevices
+from tests.builders import choosing, container, following
+from tests.placement.test_churn import Churn
+
+
+class ChurnByEnvironment(Churn):
+    pins = True
+    wishes = Rules(visible_devices=VisibleDevices.CHARGE)
+
+    @initialize(uses=st.booleans())
+    def look(self, uses: bool) -> None:
+        self.uses = uses
+
+    @rule(sizes=st.lists(st.integers(2, 10), min_size=1, max_size=2))
+    def bind_who_follows_the_placement(self, sizes: list[int]) -> None:
+        self.try_to_bind(
+            sizes, [following(container(f"c{number}"), number) for number in range(len(sizes))]
+        )
+
+    @rule(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=2))
+    def bind_who_sees_all(self, sizes: list[int]) -> None:
+        self.try_to_bind(sizes, [choosing(container(f"c{number}")) for number in range(len(sizes))])
+
+    def row(self, uid: str, index: int, number: int) -> PodUse:
+        row = super().row(uid, index, number)
+        if self.pods[uid].sees is None or not self.uses:
+            return row
+        return PodUse(uid=uid, device=row.device, replica=row.replica, used_bytes=0)
+
+
+TestByEnvironment = ChurnByEnvironment.TestCase
+TestByEnvironment.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
