@@ -169,6 +169,10 @@ class NvmlProbe:
                 what = f"device {index} does not tell its UUID: {why}"
                 found.degraded.append(Degraded(SOURCE, what))
             seen[index] = [replace(device, fault=why) for device in known]
+        told = [d for devices in seen.values() for d in devices if d.memory is not None]
+        if any(device.processes is None for device in told):  # vGPU guests, WSL
+            what = "driver lists no processes: of the memory in use nobody can tell whose it is"
+            found.degraded.append(Degraded(SOURCE, what))
         self._identities = {
             index: [replace(d, memory=None, processes=None, fault="") for d in devices]
             for index, devices in seen.items()

@@ -88,6 +88,9 @@ class DeviceTerms:
     awaited_bytes: int
     strays_bytes: int
     unowned_bytes: int
+    #: Whether the agent told whose the memory is. If not, unowned is what is used beyond the
+    #: requests of the pods seen here, and those of idle pods can hide strangers.
+    attributed: bool
     #: Left for a pod that asks for one replica of this device's resource, and for one that asks
     #: for more, if this device is given to it; negative where nobody may come.
     room_bytes: int
@@ -188,12 +191,15 @@ def weigh(
         strays_bytes = uses.strays(mates, reservations)
         fence, fence_detail = fences.get(slot, (None, ""))
         believed = fence not in UNBELIEVED
+        told_bytes = _attributed([devices[i] for i in mates], uses.known(mates))
         unowned_bytes = 0
         if believed:
             explained_bytes = held.sitting_bytes + strays_bytes
-            unowned_bytes = _unowned(
-                [devices[i] for i in mates], uses.known(mates), explained_bytes
-            )
+            if told_bytes is not None:
+                unowned_bytes = told_bytes
+            else:
+                # All use beyond what is charged for the pods seen here.
+                unowned_bytes = max(devices[i].used_bytes for i in mates) - explained_bytes
             unowned_bytes = max(0, unowned_bytes - unowned_tolerance_bytes)
         allocatable_bytes = device.memory_bytes - device.reserved_bytes - reserve_bytes
         allocatable_bytes = max(0, allocatable_bytes) if believed else 0
@@ -207,6 +213,7 @@ def weigh(
                 awaited_bytes=held.awaited_bytes,
                 strays_bytes=strays_bytes,
                 unowned_bytes=unowned_bytes,
+                attributed=told_bytes is not None,
                 room_bytes=held.room_bytes(left_bytes, 1),
                 several_room_bytes=held.room_bytes(left_bytes, ALL_PICKS),
                 crowd_bytes=held.crowd_bytes,
@@ -589,18 +596,10 @@ def _bytes_on(charge: Charge, device: Device) -> int:
     return charge.candidates.get(device.uuid, most)
 
 
-def _unowned(devices: Sequence[Device], known: bool, explained_bytes: int) -> int:
-    """Bytes of one memory that strangers use.
-
-    Where the agent cannot attribute processes, or the driver does not tell what one of them uses,
-    it is all use beyond what is charged for the pods seen here; idle requests can then hide
-    strangers.
-    """
-    unowned = [device.unowned_bytes for device in devices]
-    attributed = _sum_known(*unowned)
-    if known and attributed is not None:
-        return attributed
-    return max(0, max(device.used_bytes for device in devices) - explained_bytes)
+def _attributed(devices: Sequence[Device], known: bool) -> int | None:
+    """Bytes of one memory that strangers use; None where the agent cannot attribute processes, or
+    the driver does not tell what one of them uses."""
+    return _sum_known(*(device.unowned_bytes for device in devices)) if known else None
 
 
 def _fences(

@@ -2,16 +2,25 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from contract.reasons import Reason
+from extender.placement.environment import by_environment
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF, NodeTerms, Snapshot
+from extender.placement.visible import Visible
 
 INT64_MAX = int(np.iinfo(np.int64).max)
+_BY_ITSELF = {
+    "placement": "the variable of the pod follows the placement, so it is not the plugin's choice",
+    "pod": "the pod says itself which devices it sees, and this may be one of them",
+}
+#: Reasons that come before any device is looked at.
+_CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES)
 #: Verdicts in which memory, and nothing else, decided.
 _MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
 
@@ -24,6 +33,8 @@ class DeviceExplanation:
     need_bytes: int
     #: What the newcomer may count on here.
     room_bytes: int
+    #: Why it could be given this device.
+    because: str
 
     @property
     def short_bytes(self) -> int:
@@ -42,6 +53,10 @@ class NodeExplanation:
     unmeasured: str = ""
     #: The particulars of a reason that closes the node as a whole; mostly empty.
     detail: str = ""
+    #: Whether the node takes nothing, whatever its devices are.
+    closed: bool = False
+    #: Who chooses the device: the plugin, our placement, or the pod by its own variable.
+    chosen_by: Literal["plugin", "placement", "pod"] = "plugin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,8 @@ def because(terms: DeviceTerms) -> str:
     ending = ", if pods that are ending have let go of theirs" if terms.leaving else ""
     if terms.policy == "unknown":
         return f"it has a free replica, and how the plugin chooses is not known{ending}"
+    if not terms.shared:
+        return f"it is free{ending}" if terms.device.replicas.free else f"it is free next{ending}"
     order = "fewest" if terms.policy == "distributed" else "most"
     if first == 0:
         return f"it has the {order} replicas taken of those with a free one{ending}"
@@ -115,11 +132,13 @@ def explain(
 def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
     """The i-th node of ``verdicts``, device by device."""
     node = snap.nodes[int(verdicts.rows[i])]
+    chosen_by = _chooser(verdicts.request, node)
     devices = tuple(
         DeviceExplanation(
             node.devices[slot],
             int(verdict.need_bytes[i, slot]),
             int(verdict.room_bytes[i, slot]),
+            _BY_ITSELF.get(chosen_by) or because(node.devices[slot]),
         )
         for verdict in verdicts.asks
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
@@ -134,7 +153,15 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
         devices,
         node.unmeasured,
         node.detail if reason is node.reason else "",
+        closed=reason is node.reason is not None or reason in _CLOSING,
+        chosen_by=chosen_by,
     )
+
+
+def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placement", "pod"]:
+    if not by_environment(request, node):
+        return "plugin"
+    return "placement" if request.visible is Visible.BY_PLACEMENT else "pod"
 
 
 def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -113,9 +113,12 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     need = needed(ask, request.asks, places)
     room = columns.room_bytes if ask.count == 1 else columns.several_room_bytes
     by_itself = None
+    # Who has room and cannot be given is no help, but "on any device" would not be true.
+    looked_at = slots
     if request.visible is not Visible.BY_PLUGIN:
         by_itself = overruled(ask, request, snap, slots, places, (could, need, room))
         could, need, room = by_itself.could, by_itself.need_bytes, by_itself.room_bytes
+        looked_at = np.where(by_itself.pinned[:, None], could, could | slots)
     enough = room >= need
     free = (columns.replicas_free * slots).sum(axis=1)
     awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
@@ -147,7 +150,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
         Reason.NO_REPLICA: free - awaited < ask.count,
         **dict(zip(faults, faulty, strict=False)),
-        Reason.MEMORY_ON_ANY: ~(could & enough).any(axis=1),
+        Reason.MEMORY_ON_ANY: ~(looked_at & enough).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
     codes = np.zeros(len(snap.nodes), np.int8)

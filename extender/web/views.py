@@ -19,6 +19,7 @@ from extender.placement.explain import (
     because,
     certainty,
 )
+from extender.placement.prose import told
 from extender.placement.request import ContainerAsk, Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import reach
@@ -61,6 +62,8 @@ class DeviceView(BaseModel):
     awaited_bytes: int
     strays_bytes: int
     unowned_bytes: int
+    #: Whether the agent told whose the memory is; if not, requests of idle pods can hide strangers.
+    attributed: bool
     headroom_bytes: int
     used_bytes: int
     sm_activity_ratio: float | None
@@ -140,6 +143,8 @@ class NearestView(BaseModel):
     #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
     short_bytes: int | None
     candidates: list[CandidateView]
+    #: All of this as lines to read.
+    told: list[str]
 
 
 class ReasonView(BaseModel):
@@ -199,6 +204,7 @@ def device_view(terms: DeviceTerms) -> DeviceView:
         awaited_bytes=terms.awaited_bytes,
         strays_bytes=terms.strays_bytes,
         unowned_bytes=terms.unowned_bytes,
+        attributed=terms.attributed,
         headroom_bytes=terms.headroom_bytes,
         used_bytes=device.used_bytes,
         sm_activity_ratio=activity.ratio if activity else None,
@@ -287,6 +293,7 @@ def nearest_view(node: NodeExplanation) -> NearestView:
         unmeasured=node.unmeasured or None,
         short_bytes=node.short_bytes,
         candidates=[candidate_view(device) for device in node.candidates],
+        told=told(node),
     )
 
 

@@ -339,8 +339,19 @@ def test_permission_is_said_only_while_it_is_missing() -> None:
         return "A100"
 
     probe = probing(gate(nvmlDeviceGetName=name))
-    assert probe.look().degraded == [Degraded("nvml", "no permission for nvmlDeviceGetName")]
-    assert probe.look().degraded == []
+    missing = Degraded("nvml", "no permission for nvmlDeviceGetName")
+    assert missing in probe.look().degraded
+    assert missing not in probe.look().degraded
+
+
+def test_that_a_driver_lists_no_processes_is_said_once() -> None:
+    (said,) = probing(gate(nvmlDeviceGetCount=lambda: 2)).look().degraded
+    assert "lists no processes" in said.what
+    listed = {
+        f"nvmlDeviceGet{kind}RunningProcesses_v3": listing()
+        for kind in ("Compute", "Graphics", "MPSCompute")
+    }
+    assert probing(gate(nvmlDeviceGetCount=lambda: 2, **listed)).look().degraded == []
 
 
 def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:

@@ -1,0 +1,56 @@
+"""One node's explanation as a few lines to read: what was decided, and what was compared."""
+
+from contract.annotations import PROCESSES
+from contract.reasons import Reason
+from extender.placement.explain import DeviceExplanation, NodeExplanation
+
+#: Reasons of the node or the pod as a whole: its devices were not looked at.
+_DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})
+
+
+def told(node: NodeExplanation) -> list[str]:
+    """A headline; what shows it; then, where its devices decide, a line for each candidate."""
+    lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
+    lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
+    if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
+        for device in node.candidates:
+            lines += _device(device, measured=not node.unmeasured)
+    return lines
+
+
+def _fits(node: NodeExplanation) -> str:
+    if node.chosen_by == "placement":
+        return "fits, on the device that Headroom chooses"
+    if node.chosen_by == "pod":
+        return "fits, on whichever devices the pod makes visible to itself"
+    many = len(node.candidates)
+    return "fits, on a device that is certain" if many == 1 else f"fits, on any of {many} devices"
+
+
+def _device(device: DeviceExplanation, measured: bool) -> list[str]:
+    terms = device.terms
+    name = f"  {terms.device.uuid}"
+    if not terms.believed:
+        return [f"{name}: {terms.fence_detail}"]
+    if terms.fence is not None:
+        return [f"{name}: unhealthy, {terms.fence_detail}"]
+    left = f"{gib(device.room_bytes)} left" if device.room_bytes > 0 else "nothing left"
+    short = f", {gib(device.short_bytes)} short" if device.short_bytes else ""
+    lines = [f"{name}: needs {gib(device.need_bytes)}, {left}{short}; {device.because}"]
+    if terms.device.sharing == "mps":
+        cap_bytes = terms.device.memory_bytes // max(1, terms.device.replicas.total)
+        lines.append(
+            f"    MPS lets each process take {gib(cap_bytes)}; how many there are in a container, "
+            f"{PROCESSES} says"
+        )
+    if measured and not terms.attributed:
+        lines.append(
+            "    nobody tells whose memory is in use: what pods asked for is taken for theirs"
+        )
+    return lines
+
+
+def gib(count_bytes: int) -> str:
+    """``7.5 GiB``, rounded down: for reading only."""
+    tenths = count_bytes * 10 >> 30
+    return f"{tenths // 10}.{tenths % 10} GiB"
