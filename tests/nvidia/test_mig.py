@@ -13,7 +13,7 @@ from contract.reasons import Reason
 from extender.cluster.labels import believed
 from extender.cluster.mig import mig_obstacle
 from extender.placement.rules import Rules
-from tests.builders import mig, promise, terms
+from tests.builders import mig, promise, terms, use
 from tests.driver import GIB, Gpu, Instance
 from tests.nvidia.conftest import Kubelet, sharing
 
@@ -104,7 +104,8 @@ def test_under_mixed_parts_of_an_instance_are_offered_as_if_each_were_the_whole(
     assert sorted(advertised.replicas) == ["MIG-3a", "MIG-3b"]
     one = [mig(each, 3, resource=advertised.resource) for each in advertised.replicas]
     held = {"u": promise({"MIG-3a": 8 * GIB}, resource=advertised.resource)}
-    assert [each.headroom_bytes for each in terms(*one, promises=held)] == [2 * GIB] * 2
+    found = terms(*one, promises=held, pods=[use("u", "MIG-3a", 0)])
+    assert [each.headroom_bytes for each in found] == [2 * GIB] * 2
 
 
 def labelled(labels: dict[str, str], **allocatable: str) -> Node:
