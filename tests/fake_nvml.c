@@ -64,6 +64,9 @@ typedef struct { u64 total, free, used; } memory_v1;
 typedef struct { unsigned version; u64 total, reserved, free, used; } memory_v2;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } pci;
 typedef struct { unsigned gpu, memory; } rates;
+typedef struct { unsigned sms, engines[5], gpu_slices, compute_slices; u64 mib; } attributes;
+typedef struct { unsigned id, p2p, slices, count, sms, engines[5]; u64 mib; } gpu_profile;
+typedef struct { unsigned id, slices, count, sms, engines[5]; } compute_profile;
 typedef struct { const char *space; u64 soft, hard, used; } limits;
 typedef struct { unsigned id; ret code; double value; const char *info[3]; } metric;
 typedef struct { unsigned version, count; struct sample *first, *second; metric metrics[]; } comparison;
@@ -420,6 +423,106 @@ ret nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *d, device **to)
 
 ret nvmlDeviceGetGpuInstanceId(device *d, unsigned *to) { ENTER(d); *to = d->gi; return d->parent < 0 ? UNSUPPORTED : OK; }
 ret nvmlDeviceGetComputeInstanceId(device *d, unsigned *to) { ENTER(d); *to = d->ci; return d->parent < 0 ? UNSUPPORTED : OK; }
+
+/* MIG profiles, as the device plugin asks for them. The name of a MIG device ends in its own, as in
+ * "1c.3g.40gb". A GPU instance is stood for by any of the MIG devices in it. */
+
+typedef struct { device *device; unsigned id, profile, start, size; } gpu_instance;
+typedef struct { device *device, *instance; unsigned id, profile, start, size; } compute_instance;
+
+enum { PROFILES = 5 };
+static const unsigned SLICES[PROFILES] = { 1, 2, 3, 4, 7 }; /* by the number of their profile */
+static const unsigned EIGHTHS[PROFILES] = { 1, 2, 4, 4, 8 }; /* of the memory, as of an H100 */
+
+static unsigned profile_of(unsigned slices)
+{
+    unsigned profile = 0;
+    while (profile < PROFILES - 1 && SLICES[profile] < slices)
+        profile++;
+    return profile;
+}
+
+static void slices_of(const device *d, unsigned *compute, unsigned *gpu)
+{
+    const char *word = strrchr(d->name, ' ');
+    *compute = *gpu = 0;
+    if (sscanf(word ? word + 1 : d->name, "%uc.%ug.", compute, gpu) == 2)
+        return;
+    sscanf(word ? word + 1 : d->name, "%ug.", gpu);
+    *compute = *gpu;
+}
+
+ret nvmlDeviceIsMigDeviceHandle(device *d, unsigned *to) { ENTER(d); *to = d->parent >= 0; return OK; }
+
+ret nvmlDeviceGetAttributes_v2(device *d, attributes *to)
+{
+    ENTER(d);
+    if (d->parent < 0)
+        return UNSUPPORTED;
+    memset(to, 0, sizeof *to);
+    slices_of(d, &to->compute_slices, &to->gpu_slices);
+    to->mib = d->total >> 20;
+    return OK;
+}
+
+ret nvmlDeviceGetGpuInstanceById(device *d, unsigned id, device **to)
+{
+    ENTER(d);
+    for (int i = 0; i < devices; i++)
+        if (table[i].parent == (int)(d - table) && table[i].gi == id)
+            return *to = &table[i], OK;
+    return NOT_FOUND;
+}
+
+ret nvmlGpuInstanceGetInfo(device *d, gpu_instance *to)
+{
+    unsigned compute, gpu;
+    ENTER(d);
+    slices_of(d, &compute, &gpu);
+    *to = (gpu_instance){ &table[d->parent], d->gi, profile_of(gpu), 0, gpu };
+    return OK;
+}
+
+ret nvmlGpuInstanceGetComputeInstanceById(device *d, unsigned id, device **to)
+{
+    ENTER(d);
+    for (int i = 0; i < devices; i++)
+        if (table[i].parent == d->parent && table[i].gi == d->gi && table[i].ci == id)
+            return *to = &table[i], OK;
+    return NOT_FOUND;
+}
+
+ret nvmlComputeInstanceGetInfo_v2(device *d, compute_instance *to)
+{
+    unsigned compute, gpu;
+    ENTER(d);
+    slices_of(d, &compute, &gpu);
+    *to = (compute_instance){ &table[d->parent], d, d->ci, profile_of(compute), 0, compute };
+    return OK;
+}
+
+ret nvmlDeviceGetGpuInstanceProfileInfo(device *d, unsigned profile, gpu_profile *to)
+{
+    ENTER(d);
+    if (profile >= PROFILES)
+        return UNSUPPORTED;
+    memset(to, 0, sizeof *to);
+    to->id = profile;
+    to->slices = SLICES[profile];
+    to->mib = (d->total >> 20) * EIGHTHS[profile] / 8;
+    return OK;
+}
+
+ret nvmlGpuInstanceGetComputeInstanceProfileInfo(device *d, unsigned profile, unsigned engine, compute_profile *to)
+{
+    ENTER(d);
+    if (profile >= PROFILES || engine)
+        return UNSUPPORTED;
+    memset(to, 0, sizeof *to);
+    to->id = profile;
+    to->slices = SLICES[profile];
+    return OK;
+}
 
 /* --- memory and who uses it */
 

@@ -61,15 +61,24 @@ def overruled(
     snap: Snapshot,
     slots: Mask,
     places: Places,
-    by_plugin: Candidates,
+    by_plugin: tuple[Mask, Bytes2D, Bytes2D],
 ) -> Candidates:
     """``by_plugin``, with the rows replaced where the pod's variable decides.
 
-    ``slots`` are those of the ask's resource.
+    ``slots`` are those of the ask's resource; ``by_plugin`` is where it could end, what it needs
+    there and what is left.
     """
+    could_by_plugin, need_by_plugin, room_by_plugin = by_plugin
+    result = Candidates(
+        could=could_by_plugin.copy(),
+        need_bytes=np.array(np.broadcast_to(need_by_plugin, could_by_plugin.shape)),
+        room_bytes=room_by_plugin.copy(),
+        pinned=np.zeros(len(snap.nodes), bool),
+        unshared=np.zeros(len(snap.nodes), bool),
+    )
     at = [row for row, node in enumerate(snap.nodes) if by_environment(request, node)]
     if not at:
-        return by_plugin
+        return result
     here = np.array(at)
     there = Places(**{f: getattr(places, f)[here] for f in Places.__dataclass_fields__})
     # Wherever it is, all its containers are there together.
@@ -87,13 +96,6 @@ def overruled(
         could = snap.columns.resource[here] >= 0
         # Each of the devices that share a memory shows it to the pod.
         need = np.minimum(need * np.clip(there.sharers, 1, None), MOST_BYTES)
-    result = Candidates(
-        could=by_plugin.could.copy(),
-        need_bytes=np.array(np.broadcast_to(by_plugin.need_bytes, by_plugin.could.shape)),
-        room_bytes=by_plugin.room_bytes.copy(),
-        pinned=np.zeros(len(snap.nodes), bool),
-        unshared=np.zeros(len(snap.nodes), bool),
-    )
     result.could[here] = could
     result.need_bytes[here] = need
     result.room_bytes[here] = room

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from contract.reasons import Reason
 from extender.placement.amounts import Places, needed
 from extender.placement.candidates import Mask, candidates, slots_of
-from extender.placement.environment import Candidates, by_environment, overruled
+from extender.placement.environment import by_environment, overruled
 from extender.placement.mps import above_cap
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import CODE_OF, REASONS, SHARING, Bytes2D, Rows, Snapshot
@@ -112,11 +112,13 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     )
     need = needed(ask, request.asks, places)
     room = columns.room_bytes if ask.count == 1 else columns.several_room_bytes
-    plain = np.zeros(len(snap.nodes), bool)
-    found = Candidates(could, need, room, pinned=plain, unshared=plain)
+    by_itself = None
+    # Who has room and cannot be given is no help, but "on any device" would not be true.
+    looked_at = slots
     if request.visible is not Visible.BY_PLUGIN:
-        found = overruled(ask, request, snap, slots, places, found)
-        could, need, room = found.could, found.need_bytes, found.room_bytes
+        by_itself = overruled(ask, request, snap, slots, places, (could, need, room))
+        could, need, room = by_itself.could, by_itself.need_bytes, by_itself.room_bytes
+        looked_at = np.where(by_itself.pinned[:, None], could, could | slots)
     enough = room >= need
     free = (columns.replicas_free * slots).sum(axis=1)
     awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
@@ -131,20 +133,21 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         )
     }
     if ask.widest > 1:
-        faults[Reason.TOO_MANY_SHARED] = (columns.single == 1) | found.pinned[:, None]
-    if (could & places.mps).any():
+        faults[Reason.TOO_MANY_SHARED] = columns.single == 1
+        if by_itself is not None:
+            faults[Reason.TOO_MANY_SHARED] |= by_itself.pinned[:, None]
+    mps = could & (sharing == SHARING.index("mps"))
+    if mps.any():
         above = above_cap(ask, request.processes, columns.memory_bytes, places)
-        faults[Reason.ABOVE_MPS_LIMIT] = places.mps & above
+        faults[Reason.ABOVE_MPS_LIMIT] = mps & above
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
     # All at once: for a few nodes the number of numpy's calls is what counts.
     faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
-    # Who has room and cannot be given is no help, but "on any device" would not be true.
-    looked_at = could | (slots & ~found.pinned[:, None])
     refused = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
-        Reason.NOT_PINNED: found.unshared,
+        **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
         Reason.NO_REPLICA: free - awaited < ask.count,
         **dict(zip(faults, faulty, strict=False)),
         Reason.MEMORY_ON_ANY: ~(looked_at & enough).any(axis=1),

@@ -47,6 +47,7 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
 def _charge(
     verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int], by_itself: bool
 ) -> Charge:
+    """``by_itself``: the pod's own variable decides, and nobody can push it further."""
     named = possible if by_itself else _worth_naming(verdict, node, i)
     return Charge(
         resource=verdict.ask.resource,

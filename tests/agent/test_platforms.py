@@ -1,6 +1,7 @@
-"""Where NVML does not tell a device's memory (Jetson, DGX Spark, some guests), to the very reason.
+"""Drivers that do not tell everything: vGPU guests, WSL, Jetson, Grace.
 
-From the driver's library through the agent's report to what a user and an SRE read.
+From the driver's library through the agent's report to what a user reads. What is absent is a
+reason or is said, and nothing is ever made up from what the host has.
 """
 
 from collections.abc import Callable
@@ -11,41 +12,105 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
-from extender.placement.equation import weigh
+from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.explain import explain_node
+from extender.placement.prose import told
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
-from tests.builders import FRESH_S, reason_for
+from tests.builders import FRESH_S, GIB, judged, promise, reason_for
 
-TELLS_NOTHING = (
-    "code nvmlDeviceGetMemoryInfo_v2 3\ncode nvmlDeviceGetMemoryInfo 3\n" + A100,
-    "driver does not tell the memory of this device",
+Report = Callable[..., dict[str, Any]]
+
+NO_PROCESSES = "".join(
+    f"code nvmlDeviceGetComputeRunningProcesses_v{version} 3\n" for version in (2, 3)
 )
+#: A guest sees a smaller GPU: its profile's frame buffer.
+VGPU = NO_PROCESSES + f"device GPU-a {20 * GIB} {GIB} {9 * GIB} GRID A100D-20C\n"
+#: No reserve either.
+WSL = NO_PROCESSES + f"device GPU-a {24 * GIB} 0 {14 * GIB} NVIDIA GeForce RTX 4090\n"
+#: 96 GB of its own beside 480 GB of the host; of what the system keeps in it nobody is the owner.
+GRACE = f"device GPU-a {95 * GIB} {GIB} {84 * GIB} NVIDIA GH200 480GB\n"
+TELLS_NOTHING = "code nvmlDeviceGetMemoryInfo_v2 3\ncode nvmlDeviceGetMemoryInfo 3\n" + A100
 #: GB10 answers, with zeros.
-TELLS_ZERO = (
-    "device GPU-a 0 0 0 NVIDIA GB10\n",
-    "driver reports an impossible amount of memory",
-)
+TELLS_ZERO = "device GPU-a 0 0 0 NVIDIA GB10\n"
+
+
+def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, DeviceTerms]:
+    flags = ("--replicas", "4", "--sharing", "time-slicing")
+    status = msgspec.convert(report(table, *flags), GPUNodeStatus)
+    (terms,) = weigh(status, how.pop("promises", {}), 0, 0, **how)
+    return status, terms
+
+
+def read(terms: DeviceTerms, vram: str) -> list[str]:
+    """What explain says of a node with this device."""
+    snap, verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))
+    return told(explain_node(snap, verdicts, 0))
 
 
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        pytest.param(*TELLS_NOTHING, id="not supported"),
-        pytest.param(*TELLS_ZERO, id="nothing of it"),
+        pytest.param(
+            TELLS_NOTHING,
+            "driver does not tell the memory of this device",
+            id="Jetson: not supported",
+        ),
+        pytest.param(
+            TELLS_ZERO,
+            "driver reports an impossible amount of memory",
+            id="DGX Spark: nothing of it",
+        ),
     ],
 )
 def test_absent_memory_is_a_reason_and_never_the_hosts(
-    report: Callable[..., dict[str, Any]], table: str, why: str
+    report: Report, table: str, why: str
 ) -> None:
-    status = msgspec.convert(
-        report(table, "--replicas", "4", "--sharing", "time-slicing"), GPUNodeStatus
-    )
+    status, terms = weighed(report, table)
     (device,) = status.devices
     assert device.memory_bytes <= 0
     assert not device.healthy
-    (terms,) = weigh(status, {}, 0, 0)
     assert terms.allocatable_bytes == 0
-    assert terms.fence_detail == why
     node = NodeTerms("n", None, FRESH_S, (terms,))
     for vram in ("1", None):
         assert reason_for(vram, node) is Reason.MEMORY_UNKNOWN
+    assert read(terms, "1Gi") == [f"n: {Reason.MEMORY_UNKNOWN.sentence}", f"  GPU-a: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("table", "allocatable_gib", "used_gib"),
+    [pytest.param(VGPU, 19, 10, id="a vGPU guest"), pytest.param(WSL, 24, 10, id="WSL")],
+)
+def test_without_a_process_list_all_use_beyond_the_promises_is_charged_and_that_is_said(
+    report: Report, table: str, allocatable_gib: int, used_gib: int
+) -> None:
+    status, terms = weighed(report, table)
+    assert terms.allocatable_bytes == allocatable_gib * GIB
+    assert terms.unowned_bytes == used_gib * GIB
+    assert not terms.attributed
+    (nvml,) = [source for source in status.sources if source.name == "nvml"]
+    assert (nvml.state, "lists no processes" in nvml.message) == ("degraded", True)
+    left_gib = allocatable_gib - used_gib
+    assert reason_for(f"{left_gib}Gi", NodeTerms("n", None, FRESH_S, (terms,))) is None
+    said = read(terms, f"{left_gib + 1}Gi")
+    assert said[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
+    assert "nobody tells whose memory is in use" in said[2]
+    # Nobody can say that a pod that is gone from the lists has left nothing behind.
+    assert not status.shows_every_pod
+
+
+def test_unified_memory_counts_the_gpus_own_and_what_the_system_keeps_in_it(
+    report: Report,
+) -> None:
+    status, terms = weighed(report, GRACE)
+    assert status.devices[0].memory_bytes == 95 * GIB
+    assert terms.allocatable_bytes == 94 * GIB
+    # The system may keep pages there that no process is listed for: they are not free.
+    assert terms.unowned_bytes == 10 * GIB
+    node = NodeTerms("n", None, FRESH_S, (terms,))
+    assert reason_for("84Gi", node) is None
+    assert reason_for("85Gi", node) is Reason.MEMORY_ON_ANY
+    # A pod that was promised memory is charged all of it, however little the driver counts.
+    held = {"u": promise({"GPU-a": 60 * GIB})}
+    _, beside = weighed(report, GRACE, promises=held)
+    assert beside.headroom_bytes == (94 - 10 - 60) * GIB

@@ -4,6 +4,7 @@ Both read the same configuration file, so one ``sharing`` serves both.
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import subprocess
@@ -55,7 +56,6 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         super().__init__("headroom-plugin-")
         self.plugins = self.folder / "kubelet/device-plugins"
         self.plugins.mkdir(parents=True)
-        (self.folder / "covered").touch()
         self._registrations: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._server = grpc.server(futures.ThreadPoolExecutor(1))
         api_services.add_RegistrationServicer_to_server(self, self._server)
@@ -67,6 +67,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         return api.Empty()
 
     def start(self, gpus: list[Gpu], config: Mapping[str, Any]) -> None:
+        self._cover(gpus)
         (self.folder / "plugin.yaml").write_text(yaml.safe_dump({"version": "v1", **config}))
         name = "nvidia-device-plugin"
         self.spawn(
@@ -75,11 +76,42 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
             str(built(name)[name]),
             f"--config-file={self.folder}/plugin.yaml",
             "--device-discovery-strategy=nvml",
-            env=driver_environment(self.folder, gpus),
+            env=driver_environment(self.folder, gpus)
+            | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "MPS_ROOT": "/run/nvidia/mps"},
         )
 
-    def advertised(self) -> Advertised:
-        registered = self._registered()
+    def _cover(self, gpus: list[Gpu]) -> None:
+        """What the plugin looks for besides the driver's library."""
+        minors = self.folder / "over/proc/driver/nvidia-caps/mig-minors"
+        minors.parent.mkdir(parents=True)
+        lines = itertools.chain.from_iterable(
+            (
+                f"gpu{index}/gi{each.gpu_instance}/access",
+                f"gpu{index}/gi{each.gpu_instance}/ci{each.compute_instance}/access",
+            )
+            for index, gpu in enumerate(gpus)
+            for each in gpu.instances
+        )
+        minors.write_text("".join(f"{line} {number}\n" for number, line in enumerate(lines)))
+        (self.folder / "covered").write_text("/proc/driver\n")
+        # The control daemon of MPS answers whatever it is asked.
+        control = self.folder / "bin/nvidia-cuda-mps-control"
+        control.parent.mkdir()
+        control.write_text("#!/bin/sh\ncat > /dev/null\necho 100.0\n")
+        control.chmod(0o755)
+
+    def allocate(self, registered: Any, *replicas: str) -> Any:
+        """What the plugin answers for a container that is given these replicas."""
+        asked = {"container_requests": [{"devices_ids": list(replicas)}]}
+        with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
+            plugin = api_services.DevicePluginStub(channel)
+            answer = plugin.Allocate(api.AllocateRequest(**asked), timeout=TIMEOUT_S)
+        (container,) = answer.container_responses
+        return container
+
+    def advertised(self, registered: Any = None) -> Advertised:
+        """Of the registration given, or the next."""
+        registered = registered or self.registered()
         with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
             plugin = api_services.DevicePluginStub(channel)
             first = next(plugin.ListAndWatch(api.Empty(), timeout=TIMEOUT_S))
@@ -89,7 +121,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
             {device.ID: device.health for device in first.devices},
         )
 
-    def _registered(self) -> Any:
+    def registered(self) -> Any:
         deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             self.raise_if_ended()

@@ -6,9 +6,10 @@ A shared replica is ``<uuid>::<number>``: it has no memory of its own.
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
-from tests.driver import GIB, Gpu
+from tests.driver import GIB, Gpu, Instance
 from tests.nvidia.conftest import Advertised, Kubelet, sharing
 
 UUIDS = [f"GPU-{number:08x}-1111-2222-3333-444444444444" for number in range(3)]
@@ -60,3 +61,29 @@ def test_a_name_or_a_choice_of_devices_of_ones_own_is_ignored(start_plugin: Star
     log = kubelet.log("nvidia-device-plugin")
     for field in ("rename", "devices"):
         assert f"the '{field}' field in sharing.timeSlicing.resources is not yet supported" in log
+
+
+MPS = sharing("mps", 4)
+
+
+def test_replicas_by_mps_are_offered_like_any_and_answered_with_the_way_to_its_server(
+    start_plugin: StartPlugin,
+) -> None:
+    kubelet = start_plugin(GPUS, MPS)
+    registered = kubelet.registered()
+    assert kubelet.advertised(registered) == healthy("nvidia.com/gpu", shared(4))
+    answer = kubelet.allocate(registered, f"{UUIDS[0]}::1")
+    assert answer.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == UUIDS[0]
+
+
+def test_mps_refuses_several_replicas_after_the_pod_was_bound(start_plugin: StartPlugin) -> None:
+    kubelet = start_plugin(GPUS, MPS)
+    with pytest.raises(grpc.RpcError, match="maximum request size for shared resources is 1"):
+        kubelet.allocate(kubelet.registered(), f"{UUIDS[0]}::0", f"{UUIDS[1]}::0")
+
+
+def test_mps_on_mig_devices_is_refused_by_the_plugin(start_plugin: StartPlugin) -> None:
+    cut = [Gpu(UUIDS[0], instances=(Instance("MIG-1", 1),))]
+    with pytest.raises(RuntimeError, match="MPS is not supported for MIG devices"):
+        start_plugin(cut, {"flags": {"migStrategy": "single"}} | MPS).advertised()

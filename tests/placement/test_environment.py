@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import MAX_SM, POLICY, PROCESSES
+from contract.annotations import MAX_SM, POLICY, PROCESSES, ScoringPolicy
 from contract.gpunode import Replicas, Reservation, SmActivity
 from contract.kube import Container, Pod
 from contract.reasons import Reason
@@ -14,6 +14,7 @@ from extender.placement.equation import DeviceTerms
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
 from extender.placement.rules import Rules, VisibleDevices
+from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build, reach
 from extender.placement.weighing import Weighings
@@ -187,13 +188,11 @@ class TestPinned:
 
     def test_what_was_kept_of_one_policy_is_not_said_of_another(self) -> None:
         snap, weighings = build([self.node]), Weighings()
-        for policy in ("pack", "spread"):
-            asked = request(pinned("4Gi", annotations={POLICY: policy}))
-            rows = snap.rows(["n"])
-            verdicts = fit(asked, snap, rows, NOW_S)
-            left = weighings.weigh(asked, snap).outcome.left_bytes
-            room = verdicts.asks[0].room_bytes[0][verdicts.asks[0].candidates[0]]
-            assert left[0] == room[0] - 4 * GIB
+        rows = snap.rows(["n"])
+        for policy in (ScoringPolicy.PACK, ScoringPolicy.SPREAD):
+            asked = request(pinned("4Gi", annotations={POLICY: policy.value}))
+            kept = weighings.weigh(asked, snap).rank(policy, snap, rows, NOW_S)
+            assert kept.scores == rank(asked, snap, fit(asked, snap, rows, NOW_S)).scores
 
 
 class TestEverywhere:

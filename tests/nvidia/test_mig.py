@@ -1,0 +1,153 @@
+"""MIG devices as the real plugin advertises them and the real feature discovery labels them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.probes import DeviceReading, RegisteredReading
+from agent.shares import Share, Told, shares
+from contract.gpunode import Replicas
+from contract.kube import Node, NodeStatus, ObjectMeta
+from contract.reasons import Reason
+from extender.cluster.labels import believed
+from extender.cluster.mig import mig_obstacle
+from extender.placement.rules import Rules
+from tests.builders import mig, promise, terms, use
+from tests.driver import GIB, Gpu, Instance
+from tests.nvidia.conftest import Kubelet, sharing
+
+SMALL, LARGE = "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+PART = "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb"
+
+
+def instance(number: int, model: str = SMALL, compute: int = 0, name: str = "") -> Instance:
+    memory_bytes = (10 if model is SMALL else 40) * GIB
+    return Instance(name or f"MIG-{number}", number, compute, memory_bytes, model=model)
+
+
+def gpu(*instances: Instance, number: int = 0) -> Gpu:
+    return Gpu(f"GPU-{number}", instances=instances)
+
+
+def strategy(name: str) -> dict[str, Any]:
+    return {"flags": {"migStrategy": name}}
+
+
+ALIKE = [gpu(instance(1), instance(2), instance(3))]
+MIXED = [gpu(instance(1), instance(2), instance(3, LARGE))]
+#: Two compute instances of one GPU instance, whose memory they share.
+PARTS = [gpu(instance(3, PART, 0, "MIG-3a"), instance(3, PART, 1, "MIG-3b"))]
+
+
+def readings(gpus: list[Gpu]) -> list[DeviceReading]:
+    return [
+        DeviceReading(
+            "nvml", each.uuid, 0, kind="mig", parent=one.uuid, gpu_instance=each.gpu_instance
+        )
+        for one in gpus
+        for each in one.instances
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "uuids"),
+    [
+        pytest.param(ALIKE, ["MIG-1", "MIG-2", "MIG-3"], id="GPU instances"),
+        pytest.param(PARTS, ["MIG-3a", "MIG-3b"], id="compute instances of one"),
+    ],
+)
+def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
+    start_plugin: Callable[..., Kubelet], gpus: list[Gpu], uuids: list[str]
+) -> None:
+    advertised = start_plugin(gpus, strategy("single")).advertised()
+    assert advertised.resource == "nvidia.com/gpu"
+    assert advertised.replicas == dict.fromkeys(uuids, "Healthy")
+    told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
+    found, complaints = shares(readings(gpus), Told(registered=[told]), {})
+    assert complaints == []
+    share = Share("none", "nvidia.com/gpu", Replicas(free=1))
+    assert found == dict.fromkeys(uuids, share)
+
+
+def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[..., Kubelet]) -> None:
+    config = strategy("single") | sharing("timeSlicing", 2)
+    advertised = start_plugin(ALIKE, config).advertised()
+    told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
+    found, _ = shares(readings(ALIKE), Told(registered=[told]), {})
+    share = Share("time-slicing", "nvidia.com/gpu", Replicas(free=2))
+    assert found == dict.fromkeys(["MIG-1", "MIG-2", "MIG-3"], share)
+
+
+def test_under_mixed_each_profile_is_a_resource(start_plugin: Callable[..., Kubelet]) -> None:
+    kubelet = start_plugin(MIXED, strategy("mixed"))
+    advertised = [kubelet.advertised() for _ in range(2)]
+    told = [
+        RegisteredReading("podresources", each.resource, frozenset(each.replicas))
+        for each in advertised
+    ]
+    found, complaints = shares(readings(MIXED), Told(registered=told), {})
+    assert complaints == []
+    assert {uuid: share.resource for uuid, share in found.items()} == {
+        "MIG-1": "nvidia.com/mig-1g.10gb",
+        "MIG-2": "nvidia.com/mig-1g.10gb",
+        "MIG-3": "nvidia.com/mig-3g.40gb",
+    }
+
+
+def test_under_mixed_parts_of_an_instance_are_offered_as_if_each_were_the_whole(
+    start_plugin: Callable[..., Kubelet],
+) -> None:
+    """Two devices of 40 GB by their name, and 40 GB of memory between them."""
+    advertised = start_plugin(PARTS, strategy("mixed")).advertised()
+    assert advertised.resource == "nvidia.com/mig-3g.40gb"
+    assert sorted(advertised.replicas) == ["MIG-3a", "MIG-3b"]
+    one = [mig(each, 3, resource=advertised.resource) for each in advertised.replicas]
+    held = {"u": promise({"MIG-3a": 8 * GIB}, resource=advertised.resource)}
+    found = terms(*one, promises=held, pods=[use("u", "MIG-3a", 0)])
+    assert [each.headroom_bytes for each in found] == [2 * GIB] * 2
+
+
+def labelled(labels: dict[str, str], **allocatable: str) -> Node:
+    offered = {f"nvidia.com/{name}": count for name, count in allocatable.items()}
+    return Node(
+        metadata=ObjectMeta(name="n", labels=labels), status=NodeStatus(allocatable=offered)
+    )
+
+
+def test_labels_of_a_layout_of_equals_are_enough_to_place_by(
+    discover: Callable[..., dict[str, str]],
+) -> None:
+    labels = discover(ALIKE, strategy("single"))
+    assert labels["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"
+    node = labelled(labels, gpu="3")
+    assert mig_obstacle(node) is None
+    status = believed(node, Rules())
+    assert status is not None
+    assert [d.memory_bytes for d in status.devices] == [10 * GIB] * 3
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        pytest.param([gpu(instance(1), instance(2, LARGE))], id="two profiles"),
+        pytest.param([gpu(instance(1)), gpu(number=1)], id="a whole GPU beside"),
+    ],
+)
+def test_a_layout_that_single_cannot_offer_is_called_invalid_and_closes_the_node(
+    discover: Callable[..., dict[str, str]], gpus: list[Gpu]
+) -> None:
+    labels = discover(gpus, strategy("single"))
+    obstacle = mig_obstacle(labelled(labels, gpu="2"))
+    assert obstacle is not None
+    assert obstacle[0] is Reason.MIG_INVALID
+
+
+def test_under_mixed_labels_tell_of_profiles_and_not_of_gpus(
+    discover: Callable[..., dict[str, str]],
+) -> None:
+    labels = discover(MIXED, strategy("mixed"))
+    assert labels["nvidia.com/mig-1g.10gb.memory"] == str(10 * 1024)
+    assert labels["nvidia.com/mig-1g.10gb.count"] == "2"
+    # Who reads only these takes nothing for sure: several resources, several memories.
+    assert believed(labelled(labels, **{"mig-1g.10gb": "1", "mig-3g.40gb": "1"}), Rules()) is None
