@@ -148,6 +148,17 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "promises[pod.metadata.uid] = self._stamped(promise)",
         "pass",
     ),
+    "who is bound by others is charged in memory only": (
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
+        "                return True\n",
+    ),
+    "charging goes on when the write lost a race": (
+        "                self._write(gpunode, spec)\n                return True\n"
+        "            except (StoreConflict, StoreNotFound):\n                continue\n",
+        "                with suppress(StoreConflict):\n"
+        "                    self._write(gpunode, spec)\n                return True\n"
+        "            except (StoreConflict, StoreNotFound):\n                continue\n",
+    ),
 }
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {
