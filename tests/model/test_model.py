@@ -152,12 +152,11 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
         "                return True\n",
     ),
-    "charging goes on when the write lost a race": (
-        "                self._write(gpunode, spec)\n                return True\n"
-        "            except (StoreConflict, StoreNotFound):\n                continue\n",
-        "                with suppress(StoreConflict):\n"
-        "                    self._write(gpunode, spec)\n                return True\n"
-        "            except (StoreConflict, StoreNotFound):\n                continue\n",
+    "who is bound by others is charged without the resourceVersion": (
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n"
+        "                unguarded = msgspec.structs.replace(gpunode.metadata, resource_version='*')\n"
+        "                gpunode = msgspec.structs.replace(gpunode, metadata=unguarded)\n",
     ),
 }
 #: Needs the list to be made elsewhere as well.
