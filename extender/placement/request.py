@@ -86,6 +86,8 @@ class VramRequest:
     processes: int
     #: Whether a container names its devices itself, where it is obeyed.
     chooses_devices: bool = False
+    #: Its own annotation as it stands; None where it has none.
+    annotated: str | None = None
 
     @property
     def kind(self) -> "Kind":
@@ -151,6 +153,7 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=processes,
             chooses_devices=any(_chooses(c) for _, _, c in _containers(pod)),
+            annotated=pod.annotation(VRAM),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))

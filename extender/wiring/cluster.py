@@ -1,12 +1,14 @@
 """Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from kubernetes.config import ConfigException
 
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
+from extender.kubeevents import KubeEvents
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
 from extender.sources.kubernetes import KubernetesSources
@@ -28,7 +30,7 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         waiting = [h.kind for h in sources.health if not h.synced] if sources else ["everything"]
         return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
 
-    extender = Extender(settings, unready)
+    extender = Extender(settings, unready, KubeEvents(api, time.time).post)
     sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(KubernetesStore(api, lease_namespace=settings.agent_namespace))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)

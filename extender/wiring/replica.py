@@ -39,6 +39,7 @@ from extender.cluster.events import (
     PodSeen,
     Relisted,
 )
+from extender.cluster.notices import notices
 from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
@@ -55,6 +56,7 @@ from extender.web.debug import debug_app
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
+from extender.wiring.announcing import Announcing, Post
 
 log = structlog.get_logger()
 
@@ -72,14 +74,16 @@ WAKE_EVERY_S = 0.25
 class Extender:
     """One replica: state, ledger and both applications, around a store."""
 
-    def __init__(self, settings: Settings, unready: Callable[[], str]) -> None:
+    def __init__(
+        self, settings: Settings, unready: Callable[[], str], post: Post = lambda notice: True
+    ) -> None:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         epoch_s = time.time() - time.monotonic()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, epoch_s)
         self.journal = Journal()
-        self.telemetry = Telemetry(CollectorRegistry())
+        self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
         self.unready = unready
         self._inbox: deque[Sequence[Event]] = deque()
         self._snapshot_due = False
@@ -90,6 +94,7 @@ class Extender:
         #: Begins the ids of what this process writes, so that it knows its own promises again.
         self._name = uuid.uuid4().hex[:12]
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
+        self._announcing = Announcing(post, self._pool)
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Take events from any thread; they are applied on the loop's, in the order of calls."""
@@ -248,6 +253,7 @@ class Extender:
                 log.info("nodes_initialised", nodes=ready)
         except StoreError as err:
             log.warning("chores_failed", message=str(err))
+        await self._announcing.tell(notices(self.cluster))
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
         if isinstance(found, Bystander):

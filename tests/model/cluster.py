@@ -211,9 +211,7 @@ def asked_bytes(pod: Pod) -> int:
 
 def wrong_with(world: World, code: ModuleType = protocol) -> str:
     """What is wrong with a world as it is, or once it is quiet and was tidied by ``code``."""
-    return (
-        _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
-    )
+    return _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
 
 
 def _wrong(world: World, settled: bool = False) -> str:

@@ -155,8 +155,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     "who is bound by others is charged without the resourceVersion": (
         "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
         "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n"
-        "                unguarded = msgspec.structs.replace(gpunode.metadata, resource_version='*')\n"
-        "                gpunode = msgspec.structs.replace(gpunode, metadata=unguarded)\n",
+        "                held = msgspec.structs.replace(gpunode.metadata, resource_version='*')\n"
+        "                gpunode = msgspec.structs.replace(gpunode, metadata=held)\n",
     ),
 }
 #: Needs the list to be made elsewhere as well.
