@@ -12,7 +12,10 @@ from extender.kubeevents import KubeEvents
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
 from extender.sources.kubernetes import KubernetesSources
+from extender.wiring.readiness import unready
 from extender.wiring.replica import Extender, serve
+
+NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
 async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
@@ -26,11 +29,11 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         ) from err
     sources: KubernetesSources | None = None
 
-    def unready() -> str:
-        waiting = [h.kind for h in sources.health if not h.synced] if sources else ["everything"]
-        return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
+    def missing() -> str:
+        health = sources.health if sources else ()
+        return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
 
-    extender = Extender(settings, unready, KubeEvents(api, time.time).post)
+    extender = Extender(settings, missing, KubeEvents(api, time.time).post)
     sources = KubernetesSources(api, extender.deliver, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(KubernetesStore(api, lease_namespace=settings.agent_namespace))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)

@@ -166,6 +166,9 @@ class Extender:
         )
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
+        return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
+
+    def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
             ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
             if pod is not None:
@@ -186,7 +189,7 @@ class Extender:
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
 
-        verbs = Verbs(
+        return Verbs(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -196,7 +199,6 @@ class Extender:
             time.monotonic,
             time.time,
         )
-        return verbs_app(verbs, self.telemetry, self.settings.max_body)
 
     def debug_app(self) -> FastAPI:
         return debug_app(
