@@ -101,6 +101,12 @@ class Settings(BaseModel):
     stale_after_s: float = Field(
         90.0, gt=0, description="A node not heard of for so many seconds takes no new pods."
     )
+    blind_after_s: float = Field(
+        90.0,
+        gt=70,
+        description="When nothing of some kind was heard from the API server for so many seconds, "
+        "nothing is decided any more; a quiet cluster is heard of every 60 s.",
+    )
     orphan_after_s: float = Field(
         60.0, gt=0, description="Age at which a promise without a bound pod is looked into."
     )

@@ -1,6 +1,12 @@
 """What we tell Prometheus about ourselves; the registry is an argument, never a global."""
 
+from collections.abc import Callable, Iterable, Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from extender.cluster.overcommits import Overcommit
 
 #: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -10,7 +16,11 @@ _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class Telemetry:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        overcommitted: Callable[[], Iterable[Overcommit]] = tuple,
+    ) -> None:
         self.registry = registry
         self.verb_seconds = Histogram(
             "headroom_verb_duration_seconds",
@@ -72,8 +82,22 @@ class Telemetry:
             "Generation of the snapshot that decisions are made on.",
             registry=registry,
         )
-        self.overcommitted_bytes = Gauge(
+        registry.register(_Overcommitted(overcommitted))
+
+
+class _Overcommitted(Collector):
+    """A sample for each device that is, and none for the others: it is gone when that is cured."""
+
+    def __init__(self, overcommitted: Callable[[], Iterable[Overcommit]]) -> None:
+        self._overcommitted = overcommitted
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
             "headroom_overcommitted_bytes",
-            "Bytes committed beyond what devices have, over the whole cluster; must be 0.",
-            registry=registry,
+            "Bytes committed, in the worst case, beyond what the device has; absent where nothing "
+            "is. Every replica tells the same.",
+            labels=["node", "device"],
         )
+        for over in self._overcommitted():
+            family.add_metric([over.node, over.device], over.beyond_bytes)
+        yield family

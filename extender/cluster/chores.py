@@ -42,8 +42,13 @@ class Bystander:
 def bystanders(state: ClusterState, on: Collection[str] | None = None) -> list[Bystander]:
     """Pods that somebody else bound: the ledger is the only place where a node's agent learns what
     they will take. ``on`` names the nodes to look at, None means all."""
-    names = [gpunode.name for gpunode in state.gpunodes()] if on is None else on
-    return [Bystander(name, pod) for name in names for pod in state.bystanders(name)]
+    held = state.gpunodes() if on is None else filter(None, map(state.gpunode, on))
+    return [
+        Bystander(gpunode.name, pod)
+        for gpunode in held
+        if knows_devices(state, gpunode)
+        for pod in state.bystanders(gpunode.name)
+    ]
 
 
 def leftovers(

@@ -29,6 +29,7 @@ from extender.cluster.allocators import Allocators, of_pod
 from extender.cluster.backoffs import BackOffs
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
+from extender.cluster.edits import Edits, as_bound
 from extender.cluster.events import (
     BackOffEnded,
     BindBegun,
@@ -54,6 +55,7 @@ from extender.cluster.idling import idle_on
 from extender.cluster.labels import believed
 from extender.cluster.mig import mig_obstacle
 from extender.cluster.observations import Circumstances, Observations
+from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.pinning import why_not_pinned
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
@@ -108,6 +110,9 @@ class ClusterState:
         self.back_offs = BackOffs()
         #: Nodes that may have somebody to send away, or to keep after all.
         self._crowded: dict[str, None] = {}
+        self.overcommits = Overcommits()
+        #: Whose request was changed after they were bound.
+        self.edits = Edits()
         #: Who else gives out GPUs, and of which nodes.
         self._allocators = Allocators()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -210,7 +215,7 @@ class ClusterState:
             return None
         status = self.report(gpunode.name, gpunode)
         return adopt(
-            pod,
+            as_bound(pod),
             self._default_vram.get(pod.metadata.namespace),
             status.devices if status else (),
             self._wishes(gpunode.name)[0],
@@ -278,6 +283,10 @@ class ClusterState:
                 if gpunode is not None and self.observations.waits_on(name):
                     self.observations.bypassed(name, self._bystanders_of(gpunode))
                 self.observations.weighed(name, terms.devices)
+                held = terms.devices
+                if assumed and any_overcommitted(held):  # what may come is not there yet
+                    held = self._weigh(name, gpunode).devices
+                self.overcommits.weighed(name, held)
                 if name in self._woke_up or _grew(self._table.get(name), terms):
                     self._got_room(name)
                 if self._holds_unsettled(name):
@@ -290,6 +299,7 @@ class ClusterState:
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
                 self.observations.weighed(name, ())
+                self.overcommits.weighed(name, ())
         self._dirty.clear()
         self._woke_up.clear()
 
@@ -410,6 +420,7 @@ class ClusterState:
         if not asks_for_gpu(pod, self.rules):
             return
         self._pods[uid] = pod
+        self.edits.see(pod)
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
         if pod.node:
             self._uids_on.setdefault(pod.node, set()).add(uid)
@@ -422,6 +433,7 @@ class ClusterState:
         if pod is None:
             return
         self._unbound.pop(uid, None)
+        self.edits.lose(uid)
         key = (pod.metadata.namespace, pod.metadata.name)
         if self._uid_of.get(key) == uid:
             del self._uid_of[key]

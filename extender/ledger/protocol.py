@@ -225,6 +225,8 @@ class Ledger:
                     return True
                 if pod.node != node or pod.ended or not gpunode.spec.initialised:
                     return True
+                if not self._known(gpunode):
+                    return False  # what it can sit on is part of what is written
                 if (promise := self._adopt(pod, gpunode)) is None:
                     return True
                 promises = {**gpunode.spec.reservations, metadata.uid: self._stamped(promise)}

@@ -16,6 +16,9 @@ from extender.placement.request import ContainerAsk, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.visible import Visible
 
+#: Of the pod's own annotation, in characters: the pod must not grow beyond what the server takes.
+_LONGEST_QUOTED = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -106,7 +109,13 @@ def _annotations(
         fractions = {_fraction(_bytes_on(ask, t), t.device.memory_bytes) for t in devices}
         if len(fractions) == 1:
             written[f"{PREFIX}fraction.{ask.index}"] = fractions.pop()
-    body = {"node": node, "decision": request.decision_id, "containers": containers}
+    body: dict[str, object] = {
+        "node": node,
+        "decision": request.decision_id,
+        "containers": containers,
+    }
+    if request.annotated is None or len(request.annotated) <= _LONGEST_QUOTED:
+        body["asked"] = request.annotated
     return {PLACEMENT: msgspec.json.encode(body).decode(), **written}
 
 

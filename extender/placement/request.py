@@ -89,6 +89,8 @@ class VramRequest:
     visible: Visible = Visible.BY_PLUGIN
     #: Uuid of the device that it may be pinned to; empty: any.
     pinned_to: str = ""
+    #: Its own annotation as it stands; None where it has none.
+    annotated: str | None = None
 
     @property
     def kind(self) -> "Kind":
@@ -157,6 +159,7 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=processes,
             visible=_visible(pod, containers, rules),
+            annotated=pod.annotation(VRAM),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))

@@ -70,15 +70,10 @@ def debug_app(
     def metrics() -> Response:
         snap = cluster.snapshot()
         telemetry.generation.set(snap.generation)
-        telemetry.overcommitted_bytes.set(overcommitted_bytes())
         return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
 
     def overcommitted_bytes() -> int:
-        return sum(
-            max(0, -terms.headroom_bytes)
-            for node in cluster.snapshot().nodes
-            for terms in node.devices
-        )
+        return sum(over.beyond_bytes for over in cluster.overcommits.now())
 
     @app.get("/v1/nodes", response_model=NodesBody)
     def nodes() -> Response:

@@ -8,6 +8,7 @@ from contract.annotations import PREFIX, Bytes, Share
 from contract.kube import Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
+from extender.cluster.edits import edit
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 from extender.journal import Decision
@@ -172,6 +173,8 @@ class ExplainBody(Body):
     uid: str
     #: The node it is bound to; null while it waits.
     bound_to: str | None
+    #: What its author changed after it was bound, and what that means; null for nothing.
+    changed: str | None
     #: What Headroom wrote on the pod with its Binding.
     annotations: dict[str, str]
     #: "bound", "fits", "refused", "not_ours" (asks for no GPU) or "unreadable".
@@ -336,6 +339,7 @@ def explain_body(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
         bound_to=pod.node or None,
+        changed=edit(pod) or None,
         annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
         verdict=verdict,
         message=message,

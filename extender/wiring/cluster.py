@@ -8,11 +8,15 @@ from kubernetes.config import ConfigException
 
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
+from extender.kubeevents import KubeEvents
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
 from extender.sources.kubernetes import KubernetesSources
+from extender.wiring.readiness import unready
 from extender.wiring.replica import Extender, serve
+
+NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
 async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
@@ -26,11 +30,11 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         ) from err
     sources: KubernetesSources | None = None
 
-    def unready() -> str:
-        waiting = [h.kind for h in sources.health if not h.synced] if sources else ["everything"]
-        return f"Headroom has not yet listed: {', '.join(waiting)}" if waiting else ""
+    def missing() -> str:
+        health = sources.health if sources else ()
+        return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
 
-    extender = Extender(settings, unready)
+    extender = Extender(settings, missing, KubeEvents(api, time.time).post)
     sources = KubernetesSources(
         api,
         extender.deliver,

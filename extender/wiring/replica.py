@@ -39,6 +39,7 @@ from extender.cluster.events import (
     PodSeen,
     Relisted,
 )
+from extender.cluster.notices import notices
 from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
@@ -57,6 +58,7 @@ from extender.web.debug import debug_app
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
+from extender.wiring.announcing import Announcing, Post
 from extender.wiring.evicting import Evicting
 
 log = structlog.get_logger()
@@ -75,14 +77,16 @@ WAKE_EVERY_S = 0.25
 class Extender:
     """One replica: state, ledger and both applications, around a store."""
 
-    def __init__(self, settings: Settings, unready: Callable[[], str]) -> None:
+    def __init__(
+        self, settings: Settings, unready: Callable[[], str], post: Post = lambda notice: True
+    ) -> None:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         epoch_s = time.time() - time.monotonic()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, epoch_s)
         self.journal = Journal()
-        self.telemetry = Telemetry(CollectorRegistry())
+        self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
         self.unready = unready
         self._inbox: deque[Sequence[Event]] = deque()
         self._snapshot_due = False
@@ -95,6 +99,7 @@ class Extender:
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
+        self._announcing = Announcing(post, self._pool)
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Take events from any thread; they are applied on the loop's, in the order of calls."""
@@ -175,6 +180,9 @@ class Extender:
         self._evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver, self._pool)
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
+        return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
+
+    def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
             ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
             if pod is not None:
@@ -195,7 +203,7 @@ class Extender:
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
 
-        verbs = Verbs(
+        return Verbs(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -205,7 +213,6 @@ class Extender:
             time.monotonic,
             time.time,
         )
-        return verbs_app(verbs, self.telemetry, self.settings.max_body)
 
     def debug_app(self) -> FastAPI:
         return debug_app(
@@ -264,6 +271,7 @@ class Extender:
                 log.info("nodes_initialised", nodes=ready)
         except StoreError as err:
             log.warning("chores_failed", message=str(err))
+        await self._announcing.tell(notices(self.cluster))
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
         if isinstance(found, Bystander):

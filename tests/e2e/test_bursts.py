@@ -7,8 +7,8 @@ rivals no agent reports at all, so that nothing but the ledger can save a device
 
 import random
 
-from tests.e2e.cluster import PlayedCluster, said
-from tests.e2e.conftest import NewCluster
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, said
+from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
 
@@ -59,6 +59,45 @@ def test_two_replicas_behind_one_address_promise_nothing_twice(new_cluster: NewC
     bound = 'headroom_binds_total{outcome="bound"}'
     assert all(cluster.metric(bound, name) > 0 for name in ("extender-a", "extender-b"))
     assert_nothing_is_promised_twice(cluster)
+
+
+def test_who_goes_around_two_replicas_is_charged_and_told_once(new_cluster: NewCluster) -> None:
+    """Both see it, both do what there is to do; the same for an edit of a pod that is bound."""
+    cluster = new_cluster(1, ONE_GPU)
+    ports = cluster.start_replicas("extender-a", "extender-b")
+    (node,) = cluster.names
+    over = f'headroom_overcommitted_bytes{{device="GPU-{node}-0",node="{node}"}}'
+
+    def told(reason: str) -> list[str]:
+        listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
+        found = [event for event in listed if event["source"].get("component") == "headroom"]
+        return [event["involvedObject"]["name"] for event in found if event["reason"] == reason]
+
+    with round_robin(ports) as url:
+        cluster.start_scheduler(url)
+        cluster.settle()
+        cluster.create_pod("ours", "16Gi")
+        cluster.until(lambda: bool(cluster.node_of("ours")), "our pod is bound")
+        cluster.create_pod("theirs", "12Gi", nodeName=node)
+        uid = cluster.pod("theirs")["metadata"]["uid"]
+        cluster.until(lambda: uid in cluster.gpunode(node).spec.reservations, "it is in the ledger")
+        cluster.until(lambda: bool(told("Overcommitted")), "its author is told")
+        for replica in ("extender-a", "extender-b"):
+            cluster.until(lambda r=replica: cluster.metric(over, r) == 4 * GIB, "both show it")  # type: ignore[misc]
+
+        # What a bound pod asks for later changes nothing but what its author is told.
+        before = cluster.gpunode(node).spec.reservations
+        edited = {"metadata": {"annotations": {"headroom.gpu/vram": "1Gi"}}}
+        cluster.plane.call("PATCH", f"{PODS}/ours", edited, "application/merge-patch+json")
+        cluster.until(lambda: bool(told("RequestChangeIgnored")), "the edit is told")
+        assert cluster.gpunode(node).spec.reservations == before
+        assert before[uid].flags == ["adopted"]
+
+        cluster.delete_pod("theirs")
+        for replica in ("extender-a", "extender-b"):
+            cluster.until(lambda r=replica: not cluster.metric(over, r), "the alarm ends")  # type: ignore[misc]
+    assert told("Overcommitted") == ["theirs"]
+    assert told("RequestChangeIgnored") == ["ours"]
 
 
 def watch(cluster: PlayedCluster) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from contract.gpunode import GPUNodeStatus
 from contract.kube import PodStatus
 from extender.errors import OutcomeUnknown, StoreConflict
 from tests.ledger.test_protocol import DEVICES, Stage, once, pod, raises
@@ -106,3 +107,13 @@ def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
 
     stage.fault = conflict
     assert not charge(stage)
+
+
+def test_a_node_whose_devices_are_not_known_is_left_until_they_are(stage: Stage) -> None:
+    """Written now, it would name no device, and count for nothing on those that come."""
+    stage.store.report([("n", GPUNodeStatus())])
+    assert not charge(stage)
+    assert stage.promised == set()
+    stage.store.report([("n", DEVICES)])
+    assert charge(stage)
+    assert stage.promised == {"uid-b"}

@@ -137,6 +137,10 @@ def removes(name: str, node: str, uid: str, code: ModuleType = protocol) -> Prog
     return lambda store: ledger(store, name, code).remove(node, uid)
 
 
+def charges(name: str, node: str, pod: Pod, code: ModuleType = protocol) -> Program:
+    return lambda store: ledger(store, name, code).charge(node, pod)
+
+
 def initialises(name: str, node: str, code: ModuleType = protocol) -> Program:
     nodes = [Node(metadata=ObjectMeta(name=node, uid=node))]
     return lambda store: ledger(store, name, code).initialise(nodes)
@@ -181,6 +185,18 @@ def ends(name: str) -> Deed:
     return deed
 
 
+def goes_around_us(name: str, node: str) -> Deed:
+    """Another scheduler binds the pod, and asks nobody whether there is room."""
+
+    def deed(world: World) -> World | None:
+        held = world.pods.get(name)
+        if held is None or held.node:
+            return None
+        return world.with_pod(changed(held, spec=changed(held.spec, node_name=node)))
+
+    return deed
+
+
 def loses_the_object(node: str) -> Deed:
     """Somebody deletes the GPUNode by force; it is made anew and its agent reports to it."""
     return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
@@ -195,36 +211,47 @@ def asked_bytes(pod: Pod) -> int:
 
 def wrong_with(world: World, code: ModuleType = protocol) -> str:
     """What is wrong with a world as it is, or once it is quiet and was tidied by ``code``."""
-    return _wrong(world) or _wrong(tidied := _tidy(world, code)) or _left_over(tidied)
+    return _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
 
 
-def _wrong(world: World) -> str:
+def _wrong(world: World, settled: bool = False) -> str:
+    """``settled``: time enough has passed for pods that others bound to be seen and charged."""
     for name, node in world.gpunodes.items():
         there = [*world.pods.values(), *world.ghosts.values()]
         sitting = [p for p in there if p.node == name and not p.ended]
-        total = sum(asked_bytes(p) for p in sitting)
+        # Whom others bind may be more than there is room for: not overcommitted by us.
+        total = sum(asked_bytes(p) for p in sitting if _bound_by_us(p))
         if total > MEMORY_BYTES:
             return f"{name} is overcommitted: {total} of {MEMORY_BYTES} bytes"
         if not node.spec.initialised:
             continue
         for one in sitting:
             promise = node.spec.reservations.get(one.metadata.uid)
+            if promise is None and not _bound_by_us(one) and not settled:
+                continue
             if promise is None:
                 return f"{one.metadata.uid} is bound to {name} without a promise"
             promised = sum(sum(charge.candidates.values()) for charge in promise.charges)
             if promised < asked_bytes(one):
                 return f"{one.metadata.uid} is promised {promised} of {asked_bytes(one)} bytes"
-            if PLACEMENT not in (one.metadata.annotations or {}):
+            if not _bound_by_us(one):
                 assert "adopted" in promise.flags
     return ""
 
 
+def _bound_by_us(pod: Pod) -> bool:
+    return PLACEMENT in (pod.metadata.annotations or {})
+
+
 def _tidy(world: World, code: ModuleType) -> World:
     """All actors have crashed, all messages are lost, what ran on has ended and samples prove it:
-    housekeeping looks into every promise."""
+    housekeeping looks into every promise, and at every pod that has none."""
     store = WorldStore(replace(world, ghosts={}))
     housekeeper = ledger(store, "housekeeper", code)
-    for node, uid in _promises(world):
+    for pod in world.pods.values():
+        if pod.node and not pod.ended:
+            housekeeper.charge(pod.node, pod)
+    for node, uid in _promises(store.world):
         housekeeper.remove(node, uid, left=True)
     return store.world
 

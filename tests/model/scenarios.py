@@ -9,9 +9,11 @@ from types import ModuleType
 
 from tests.model.cluster import (
     binds,
+    charges,
     deletes,
     edits,
     ends,
+    goes_around_us,
     initialises,
     loses_the_object,
     pod,
@@ -110,6 +112,40 @@ def two_set_up_the_lost_object(code: ModuleType, losses: int) -> Scenario:
     return Scenario(HELD, actors, {"the object is lost": loses_the_object("n1")}, losses)
 
 
+def a_pod_goes_around_us(code: ModuleType, losses: int) -> Scenario:
+    """Both replicas see it and charge it, while one of them binds another."""
+    actors = {
+        "A binds p": binds("A", P, "n1", HELD, code),
+        "C": charges("C", "n1", Q, code),
+        "D": charges("D", "n1", Q, code),
+    }
+    deeds = {"q goes around us": goes_around_us("q", "n1"), "q ends": ends("q")}
+    return Scenario(HELD, actors, deeds, losses)
+
+
+def a_pod_goes_around_us_while_we_bind_it(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "A binds p to n2": binds("A", P, "n2", HELD, code),
+        "C": charges("C", "n1", P, code),
+        "R": removes("R", "n2", "p", code),
+    }
+    deeds = {"p goes around us": goes_around_us("p", "n1"), "p is deleted": deletes("p")}
+    return Scenario(HELD, actors, deeds, losses)
+
+
+def a_pod_goes_around_us_as_the_object_is_lost(code: ModuleType, losses: int) -> Scenario:
+    actors = {
+        "C": charges("C", "n1", Q, code),
+        "I": initialises("I", "n1", code),
+        "R": removes("R", "n1", "q", code),
+    }
+    deeds = {
+        "q goes around us": goes_around_us("q", "n1"),
+        "the object is lost": loses_the_object("n1"),
+    }
+    return Scenario(HELD, actors, deeds, losses)
+
+
 def three_extenders(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p to n1": binds("A", P, "n1", HELD, code),
@@ -132,6 +168,9 @@ PLAYS: Mapping[str, Play] = {
         a_pod_deleted_under_its_bind,
         the_object_is_lost,
         two_set_up_the_lost_object,
+        a_pod_goes_around_us,
+        a_pod_goes_around_us_while_we_bind_it,
+        a_pod_goes_around_us_as_the_object_is_lost,
         three_extenders,
     )
 }

@@ -148,6 +148,16 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "promises[pod.metadata.uid] = self._stamped(promise)",
         "pass",
     ),
+    "who is bound by others is charged in memory only": (
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
+        "                return True\n",
+    ),
+    "who is bound by others is charged without the resourceVersion": (
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n"
+        "                held = msgspec.structs.replace(gpunode.metadata, resource_version='*')\n"
+        "                gpunode = msgspec.structs.replace(gpunode, metadata=held)\n",
+    ),
 }
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {

@@ -93,6 +93,7 @@ def test_the_downward_api_finds_device_bytes_and_fraction() -> None:
         "containers": {
             "main": {"resource": GPU, "count": 1, "bytes": {"a": 6 * GIB}, "devices": ["a"]}
         },
+        "asked": "6Gi",
     }
 
 

@@ -85,7 +85,8 @@ def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
         misses = 'headroom_prediction_misses_total{overcommitted="yes",surprise="unknown"} 1.0'
         assert misses in metrics
         assert "headroom_prediction_window_seconds_count 2.0" in metrics
-        assert "headroom_overcommitted_bytes 4.294967296e+09" in metrics
+        over = 'headroom_overcommitted_bytes{device="GPU-shared-0",node="shared"} 4.294967296e+09'
+        assert over in metrics
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
         (logged,) = [line for line in lines if line["event"] == "prediction_missed"]
         assert (logged["pod"], logged["surprise"]) == ("default/b", "unknown")

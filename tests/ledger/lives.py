@@ -1,0 +1,239 @@
+"""Replicas over one store that holds all of a small cluster, with each chore in two halves: what a
+replica finds there is to do, and doing it, which may come later, twice, or never.
+
+State, chores, ledger and judge are the real ones. A hand of the tests is what users, kubelets,
+agents and administrators do.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from contract.annotations import OBSERVED_AT
+from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
+from contract.reasons import Reason
+from extender.cluster.chores import (
+    Bystander,
+    Leftover,
+    Unmarked,
+    bystanders,
+    dying,
+    leftovers,
+    uninitialised,
+)
+from extender.cluster.events import (
+    DepartureMarked,
+    Event,
+    GPUNodeSeen,
+    HeartbeatSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+)
+from extender.cluster.state import ClusterState
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Ledger, Outcome
+from extender.placement.fit import fit
+from extender.placement.placed import Placement
+from extender.placement.request import VramRequest
+from extender.placement.rules import Rules
+from tests.builders import GPU, pod, shared
+
+WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
+ORPHAN_AFTER_S = 60.0
+
+
+class Server(EmbeddedStore):
+    """With Leases, and with kubelets and administrators who do more than users."""
+
+    def __init__(self, deliver: "list[Replica]") -> None:
+        self.replicas = deliver
+        self.leases: dict[str, int] = {}
+        super().__init__(self._tell, lambda: 0.0)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for replica in self.replicas:
+            replica.hear(events)
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return str(self.leases[node]) if node in self.leases else ""
+
+    def delete_by_force(self, name: str) -> None:
+        """Its object goes; nobody knows of its containers."""
+        gone = self._pods.pop(("default", name))
+        self._tell([PodGone(gone.metadata.uid)])
+
+    def update(self, pod: Pod) -> None:
+        held = self._pods["default", pod.metadata.name]
+        held = msgspec.structs.replace(held, status=pod.status)
+        self._put_pod(held, held.metadata.annotations, held.spec)
+
+    def begin_to_delete(self, name: str) -> None:
+        """As the API server does with an object that carries a finalizer."""
+        held = self._gpunodes[name]
+        metadata = msgspec.structs.replace(held.metadata, deletion_timestamp="2026-11-21T00:00:00Z")
+        self._put_gpunode(msgspec.structs.replace(held, metadata=metadata))
+
+
+class Replica:
+    def __init__(self, name: str) -> None:
+        self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=WALL_S)
+        self.name = name
+        self.ledger: Ledger
+        #: While it is paused nothing is told to it.
+        self.paused: list[Event] | None = None
+
+    def over(self, server: Server, wall_s: "Clock") -> None:
+        numbers = itertools.count(1)
+        self.ledger = Ledger(
+            server,
+            lambda pod, gpunode: self.state.judge(pod, gpunode, wall_s.passed_s),
+            self.state.adopt,
+            written=lambda gpunode: self.hear([GPUNodeSeen(gpunode, wall_s.passed_s)]),
+            wall_s=lambda: WALL_S + wall_s.passed_s,
+            new_id=lambda: f"{self.name}-{next(numbers)}",
+        )
+
+    def hear(self, events: Sequence[Event]) -> None:
+        if self.paused is None:
+            self.state.apply(events)
+        else:
+            self.paused += events
+
+    def resume(self) -> None:
+        heard, self.paused = self.paused or [], None
+        self.state.apply(heard)
+
+
+class Clock:
+    passed_s = 0.0
+
+
+Chore = Bystander | Leftover | Unmarked | Node | str
+
+
+class Cluster:
+    def __init__(self, *devices: Device, replicas: int = 2) -> None:
+        self.replicas = [Replica("ab"[i]) for i in range(replicas)]
+        self.clock = Clock()
+        self.server = Server(self.replicas)
+        for replica in self.replicas:
+            replica.over(self.server, self.clock)
+        self._stamps = itertools.count(1)
+        self._devices = devices or (shared("a"),)
+        self.add_node()
+        self.tidy()
+        self.report()
+        self.tidy()
+        assert self.node.spec.initialised
+
+    @property
+    def node(self) -> GPUNode:
+        found = self.server.read_gpunode("n")
+        assert found is not None
+        return found
+
+    @property
+    def promised(self) -> set[str]:
+        return set(self.node.spec.reservations)
+
+    def add_node(self) -> None:
+        node = Node(
+            metadata=ObjectMeta(name="n", uid="node-n"),
+            status=NodeStatus(allocatable={GPU: "8"}),
+        )
+        self.server._tell([NodeSeen(node)])
+
+    def remove_node(self) -> None:
+        """The Node goes, and the garbage collector deletes what it owns."""
+        self.server._tell([NodeGone("n")])
+        self.server.begin_to_delete("n")
+
+    def report(self, *devices: Device, pods: Sequence[PodUse] = ()) -> None:
+        """The agent takes a sample, reports it, and vouches for it with what it knew before."""
+        known = self.server.leases.get("n", 0)
+        stamp = f"2026-11-21T00:00:{next(self._stamps) % 60:02}Z"
+        self._devices = devices or self._devices
+        status = GPUNodeStatus(
+            observed_at=stamp,
+            devices=list(self._devices),
+            pods=list(pods),
+            sources=[Source(name="checkpoint"), Source(name="proc")],
+        )
+        self.server.report([("n", status)])
+        self.server.leases["n"] = known + 1
+        vouch = Vouch(stamp, self.node.metadata.uid, stamp, str(known))
+        metadata = ObjectMeta(name="n", annotations={OBSERVED_AT: encode_vouch(vouch)})
+        lease = HeartbeatSeen(Lease(metadata=metadata), self.clock.passed_s)
+        self.server._tell([lease])
+
+    def create(self, name: str, vram: str = "16Gi", uid: str = "", node: str | None = None) -> Pod:
+        return self.server.admit(pod(vram, name=name, uid=uid or name, node=node, version=""))
+
+    def bind(self, name: str, by: int = 0) -> Outcome:
+        held = self.server.read_pod("default", name)
+        assert held is not None
+        ask = BindAsk("default", name, held.metadata.uid, "n", held, self.node)
+        return self.replicas[by].ledger.bind(ask)
+
+    def ends(self, name: str, phase: str = "Succeeded") -> None:
+        held = self.server.read_pod("default", name)
+        assert held is not None
+        self.server.update(msgspec.structs.replace(held, status=PodStatus(phase=phase)))
+
+    def fits(self, vram: str) -> Reason | None:
+        """What the last replica says of a newcomer."""
+        state, snap = self.replicas[-1].state, self.replicas[-1].state.snapshot()
+        request = state.understand(pod(vram, uid="newcomer", name="newcomer"))
+        assert isinstance(request, VramRequest)
+        found = fit(request, snap, snap.rows(["n"]), self.clock.passed_s).reason(0)
+        judged = state.judge(
+            pod(vram, uid="newcomer", name="newcomer"), self.node, self.clock.passed_s
+        )
+        assert isinstance(judged, Placement) == (found is None)
+        return found
+
+    # The chores, in two halves.
+
+    def found_by(self, i: int) -> list[Chore]:
+        state = self.replicas[i].state
+        return [
+            *bystanders(state),
+            *leftovers(state, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
+            *dying(state),
+            *uninitialised(state),
+        ]
+
+    def done_by(self, i: int, chores: Sequence[Chore]) -> None:
+        ledger = self.replicas[i].ledger
+        for chore in chores:
+            match chore:
+                case Bystander(node, who):
+                    ledger.charge(node, who)
+                case Leftover(node, uid, left):
+                    ledger.remove(node, uid, left)
+                case Unmarked(node, uid, promise):
+                    if version := ledger.departed_by(node, uid, promise):
+                        self.replicas[i].hear([DepartureMarked(node, uid, version)])
+                case str(name):
+                    ledger.let_go(name)
+                case node:
+                    ledger.initialise([node])
+
+    def tidy(self) -> None:
+        """Every replica does all that it finds."""
+        for i in range(len(self.replicas)):
+            self.done_by(i, self.found_by(i))
+
+    def content(self) -> Iterator[object]:
+        """All that the store holds, without versions and the ids of attempts."""
+        for held in sorted(self.server.list_pods(), key=lambda pod: pod.metadata.uid):
+            yield held.metadata.uid, held.node, held.ended
+        gpunode = self.server.read_gpunode("n")
+        if gpunode is not None:
+            yield gpunode.spec.initialised, gpunode.metadata.deletion_timestamp
+            for uid, promise in sorted(gpunode.spec.reservations.items()):
+                yield uid, promise.charges, promise.flags

@@ -1,0 +1,166 @@
+"""What nodes and pods go through: whoever may hold memory stays charged, and nobody else does."""
+
+import pytest
+
+from contract.reasons import Reason
+from extender.ledger.protocol import Bound, Declined
+from tests.builders import GIB, device, shared, use
+from tests.ledger.lives import Cluster
+
+FULL = Reason.MEMORY_ON_ANY
+#: The first does not show the pod any more and is marked, one may have been taken before the mark.
+SAMPLES = 3
+
+
+def test_a_node_deleted_and_added_again_takes_pods_when_those_that_stayed_are_charged() -> None:
+    cluster = Cluster()
+    cluster.create("p")
+    assert cluster.bind("p") == Bound()
+    cluster.create("q", "1Gi")
+    cluster.remove_node()
+    cluster.tidy()  # the object is let go
+    assert cluster.server.read_gpunode("n") is None
+    cluster.add_node()
+    cluster.tidy()  # it is made anew, and waits for a report
+    assert cluster.bind("q") == Declined(Reason.NO_REPORT)
+    cluster.report()
+    assert cluster.fits("1Gi") is Reason.NOT_INITIALISED
+    cluster.done_by(0, cluster.found_by(0))
+    assert cluster.promised == {"p"}
+    assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
+
+
+def test_a_node_that_lost_its_pods_with_it_owes_nobody_anything() -> None:
+    cluster = Cluster()
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.remove_node()
+    cluster.tidy()
+    cluster.server.delete_by_force("p")  # as the garbage collector does with pods of no node
+    cluster.add_node()
+    cluster.tidy()
+    cluster.report()
+    cluster.tidy()
+    assert cluster.promised == set()
+    assert cluster.fits("24Gi") is None
+
+
+def test_a_bind_on_its_way_to_a_node_that_was_deleted_fails_or_is_charged() -> None:
+    """The promise was made on an object that is gone."""
+    cluster = Cluster()
+    late = cluster.create("p")
+    cluster.remove_node()
+    cluster.tidy()
+    cluster.add_node()
+    cluster.tidy()
+    cluster.report()
+    cluster.tidy()
+    touched = cluster.server.read_pod("default", "p")
+    assert touched is not None
+    assert touched.metadata.resource_version != late.metadata.resource_version
+
+
+def test_gpus_of_other_names_are_charged_what_was_promised_on_the_old_ones() -> None:
+    """A GPU was replaced, or MIG made anew: a pod that waits can be given any of them."""
+    cluster = Cluster(shared("a"), shared("b"))
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.report(shared("c"), shared("d"))
+    cluster.tidy()
+    assert cluster.promised == {"p"}
+    # One of the two is taken, and nobody knows which.
+    assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
+    cluster.report(pods=[use("p", "d", 16 * GIB)])
+    assert cluster.fits("24Gi") is not None
+    assert cluster.fits("8Gi") is None
+
+
+def test_fewer_gpus_hold_all_who_were_promised_some() -> None:
+    cluster = Cluster(device("a"), device("b"))
+    for name in ("p", "q"):
+        cluster.create(name)
+        assert cluster.bind(name) == Bound()
+    cluster.report(device("a"))
+    cluster.tidy()
+    assert cluster.promised == {"p", "q"}
+    assert cluster.fits("1Gi") is not None
+    # One of them never got a device, and is turned away by the kubelet.
+    cluster.ends("q", "Failed")
+    cluster.report(pods=[use("p", "a", 16 * GIB)])
+    cluster.tidy()
+    assert cluster.promised == {"p"}
+
+
+def test_after_a_reboot_pods_that_stay_are_charged_before_they_are_seen_again() -> None:
+    cluster = Cluster(shared("a"), shared("b"))
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.report(shared("a", free=3, allocated=1), shared("b"), pods=[use("p", "a", 16 * GIB)])
+    # It comes up: no pod holds anything yet, and this time it can be the other device.
+    cluster.report(shared("a"), shared("b"))
+    cluster.tidy()
+    assert cluster.promised == {"p"}
+    assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
+
+
+def test_a_pod_that_the_kubelet_turns_away_after_a_reboot_owes_nothing() -> None:
+    cluster = Cluster()
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.report(pods=[use("p", "a", 16 * GIB)])
+    cluster.report()
+    cluster.ends("p", "Failed")  # UnexpectedAdmissionError
+    cluster.tidy()
+    assert cluster.promised == set()
+
+
+@pytest.mark.parametrize("i", range(2), ids=["by the one that bound it", "by the other"])
+def test_a_stateful_pod_made_again_at_once_is_charged_beside_the_one_before(i: int) -> None:
+    """Same name, new uid; the containers of the first may run on."""
+    cluster = Cluster()
+    cluster.create("web-0", "10Gi", uid="first")
+    cluster.bind("web-0")
+    cluster.report(pods=[use("first", "a", 10 * GIB)])
+    cluster.server.delete_by_force("web-0")
+    cluster.create("web-0", "10Gi", uid="second")
+    cluster.done_by(i, cluster.found_by(i))
+    assert cluster.bind("web-0", by=i) == Bound()
+    assert cluster.promised == {"first", "second"}
+    cluster.create("web-1", "10Gi")
+    assert cluster.bind("web-1") != Bound()
+    # A sample from after the removal shows the second only.
+    for _ in range(SAMPLES):
+        cluster.report(pods=[use("second", "a", 10 * GIB)])
+        cluster.tidy()
+    assert cluster.promised == {"second"}
+    assert cluster.bind("web-1") == Bound()
+
+
+def test_a_stateful_pod_that_ended_before_it_was_made_again_makes_room_for_it() -> None:
+    cluster = Cluster()
+    for uid in ("first", "second", "third"):
+        cluster.create("web-0", "24Gi", uid=uid)
+        assert cluster.bind("web-0") == Bound(), uid
+        cluster.report(pods=[use(uid, "a", 24 * GIB)])
+        cluster.ends("web-0")
+        cluster.report()
+        cluster.server.delete_by_force("web-0")
+        cluster.tidy()
+    assert cluster.promised == set()
+
+
+def test_who_came_around_us_and_is_deleted_by_force_is_charged_while_it_runs() -> None:
+    cluster = Cluster()
+    cluster.create("p", "20Gi", node="n")
+    cluster.tidy()
+    assert cluster.node.spec.reservations["p"].flags == ["adopted"]
+    cluster.report(pods=[use("p", "a", GIB)])
+    cluster.server.delete_by_force("p")
+    cluster.tidy()
+    cluster.report(pods=[use("p", "a", GIB)])
+    cluster.tidy()
+    assert (cluster.promised, cluster.fits("5Gi")) == ({"p"}, FULL)
+    for _ in range(SAMPLES):
+        cluster.report()
+        cluster.tidy()
+    assert (cluster.promised, cluster.fits("24Gi")) == (set(), None)

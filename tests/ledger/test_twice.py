@@ -1,0 +1,185 @@
+"""Chores are done by any replica, twice, late or never: nothing comes of it but one result."""
+
+from collections.abc import Callable
+
+import pytest
+
+from contract.annotations import PLACEMENT
+from extender.cluster.chores import Bystander, Leftover, Unmarked
+from extender.ledger.protocol import Bound
+from tests.builders import GIB, use
+from tests.ledger.lives import ORPHAN_AFTER_S, Cluster
+
+
+def an_ended_pod(cluster: Cluster) -> None:
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.ends("p")
+
+
+def an_orphan(cluster: Cluster) -> None:
+    """Promised, never bound, and old."""
+    cluster.create("p")
+    promise_only(cluster)
+    cluster.clock.passed_s += ORPHAN_AFTER_S + 1
+    cluster.report()
+
+
+def promise_only(cluster: Cluster) -> None:
+    """A bind that crashed between its two writes."""
+
+    class Crash(Exception):
+        pass
+
+    def crash(binding: object) -> None:
+        raise Crash
+
+    bind, cluster.server.bind = cluster.server.bind, crash  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        cluster.bind("p")
+    cluster.server.bind = bind  # type: ignore[method-assign]
+    assert cluster.promised == {"p"}
+
+
+def a_pod_around_us(cluster: Cluster) -> None:
+    cluster.create("p", node="n")
+
+
+def a_pod_deleted_by_force(cluster: Cluster) -> None:
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.server.delete_by_force("p")
+
+
+def a_pod_proved_to_have_left(cluster: Cluster) -> None:
+    a_pod_deleted_by_force(cluster)
+    for i in range(2):
+        cluster.done_by(i, cluster.found_by(i))  # each marks for itself
+    cluster.report()
+    cluster.report()
+
+
+def a_dying_object(cluster: Cluster) -> None:
+    cluster.create("p")
+    cluster.bind("p")
+    cluster.remove_node()
+
+
+def a_new_object(cluster: Cluster) -> None:
+    a_dying_object(cluster)
+    cluster.tidy()
+    cluster.add_node()
+
+
+def an_object_to_be_initialised(cluster: Cluster) -> None:
+    a_new_object(cluster)
+    cluster.done_by(0, cluster.found_by(0))
+    cluster.report()
+
+
+SCENES: dict[str, tuple[Callable[[Cluster], None], type]] = {
+    "removal of who ended": (an_ended_pod, Leftover),
+    "removal of an orphan": (an_orphan, Leftover),
+    "adoption": (a_pod_around_us, Bystander),
+    "marking": (a_pod_deleted_by_force, Unmarked),
+    "removal of who has left": (a_pod_proved_to_have_left, Leftover),
+    "letting go": (a_dying_object, str),
+    "creation": (a_new_object, object),
+    "initialisation": (an_object_to_be_initialised, object),
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_two_replicas_that_do_the_same_leave_what_one_leaves(scene: str) -> None:
+    make, kind = SCENES[scene]
+    alone, both, again = Cluster(), Cluster(), Cluster()
+    for cluster in (alone, both, again):
+        make(cluster)
+    chores = [both.found_by(i) for i in range(2)]
+    assert chores[0] == chores[1] != []
+    assert all(isinstance(chore, kind) for chore in chores[0])
+
+    alone.done_by(0, alone.found_by(0))
+    for i in range(2):
+        both.done_by(i, chores[i])  # the second knows what it found before the first did it
+    assert list(both.content()) == list(alone.content())
+    for _ in range(2):
+        again.done_by(1, chores[1])
+    assert list(again.content()) == list(alone.content())
+    # And all is well for whoever comes next: promises, bound pods and room agree.
+    for cluster in (alone, both):
+        cluster.tidy()
+        cluster.tidy()
+    assert list(both.content()) == list(alone.content())
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_chores_that_one_replica_never_did_are_done_by_the_other(scene: str) -> None:
+    make, _ = SCENES[scene]
+    alone, with_idler = Cluster(replicas=1), Cluster()
+    for cluster in (alone, with_idler):
+        make(cluster) if scene != "removal of who has left" else a_pod_deleted_by_force(cluster)
+        for _ in range(3):
+            last = len(cluster.replicas) - 1
+            cluster.done_by(last, cluster.found_by(last))
+            if cluster.server.read_gpunode("n") is not None:
+                cluster.report()
+    assert list(with_idler.content()) == list(alone.content())
+
+
+def bound_meanwhile(cluster: Cluster) -> None:
+    assert cluster.bind("p", by=1) == Bound()
+
+
+def deleted_meanwhile(cluster: Cluster) -> None:
+    cluster.server.delete_pod("default", "p")
+
+
+def replaced_meanwhile(cluster: Cluster) -> None:
+    deleted_meanwhile(cluster)
+    cluster.create("p", "4Gi", uid="heir", node="n")
+    cluster.tidy()
+
+
+def seen_after_all(cluster: Cluster) -> None:
+    """It was shown to run, after the proof that it did not."""
+    cluster.report(pods=[use("p", "a", GIB)])
+
+
+@pytest.mark.parametrize(
+    ("scene", "meanwhile", "promised"),
+    [
+        ("removal of an orphan", bound_meanwhile, {"p"}),
+        ("removal of an orphan", deleted_meanwhile, {"p"}),
+        ("removal of who ended", replaced_meanwhile, {"heir"}),
+        ("adoption", deleted_meanwhile, set()),
+        ("adoption", replaced_meanwhile, {"heir"}),
+        ("removal of who has left", seen_after_all, {"p"}),
+    ],
+)
+def test_a_chore_that_comes_late_looks_again(
+    scene: str, meanwhile: Callable[[Cluster], None], promised: set[str]
+) -> None:
+    """Replica a finds it, is stopped, and goes on when the world is another."""
+    cluster = Cluster()
+    SCENES[scene][0](cluster)
+    found = cluster.found_by(0)
+    cluster.replicas[0].paused = []
+    meanwhile(cluster)
+    cluster.done_by(0, found)
+    assert cluster.promised == promised
+    cluster.replicas[0].resume()
+
+
+def test_a_pod_bound_by_us_is_adopted_by_nobody() -> None:
+    """Its promise is there before its Binding, for whoever looks at the store."""
+    cluster = Cluster()
+    cluster.replicas[1].paused = []
+    cluster.create("p")
+    cluster.bind("p")
+    bound = cluster.server.read_pod("default", "p")
+    assert bound is not None
+    assert bound.annotation(PLACEMENT)
+    # A replica that has heard of the pod and not of the promise.
+    assert cluster.replicas[1].ledger.charge("n", bound)
+    assert cluster.node.spec.reservations["p"].flags == []

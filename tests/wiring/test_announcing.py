@@ -1,0 +1,118 @@
+"""Each notice is told once by a replica, and once by all of them together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from extender.cluster.notices import Notice
+from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kubeevents import KubeEvents, event_name
+from extender.wiring.announcing import AT_ONCE, Announcing
+from tests.builders import pod
+
+
+def notice(uid: str = "uid-p", key: str = "n", name: str = "p") -> Notice:
+    return Notice(pod(uid=uid, name=name, node="n"), "Overcommitted", "too much", key)
+
+
+def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
+    async def play() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            announcing = Announcing(post, pool)
+            for each in rounds:
+                await announcing.tell(each)
+
+    asyncio.run(play())
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    posted: list[Notice] = []
+
+    def post(one: Notice) -> bool:
+        posted.append(one)
+        return True
+
+    other = notice(key="another occurrence")
+    with capture_logs() as logs:
+        tell(post, [notice()], [notice(), other], [notice(), other])
+    assert posted == [notice(), other]
+    assert [entry["event"] for entry in logs] == ["pod_noticed"] * 2
+
+
+def test_what_failed_is_tried_again() -> None:
+    answers = iter([False, True])
+    tell(lambda one: next(answers), [notice()], [notice()], [notice()])
+    assert list(answers) == []
+
+
+def test_many_are_told_in_portions() -> None:
+    posted: list[Notice] = []
+
+    def post(one: Notice) -> bool:
+        posted.append(one)
+        return True
+
+    many = [notice(uid=f"u{i}") for i in range(AT_ONCE + 1)]
+    tell(post, many)
+    assert len(posted) == AT_ONCE
+    posted.clear()
+    tell(post, many, many)
+    assert len({one.pod.metadata.uid for one in posted}) == len(posted) == AT_ONCE + 1
+
+
+class Server:
+    """Where names are unique."""
+
+    def __init__(self, answers: Sequence[ApiError] = ()) -> None:
+        self.events: dict[str, dict[str, Any]] = {}
+        self.answers = list(answers)
+
+    def call(self, method: str, path: str, *, body: bytes) -> bytes:
+        if self.answers:
+            raise self.answers.pop(0)
+        event = msgspec.json.decode(body)
+        assert (method, path) == ("POST", "/api/v1/namespaces/default/events")
+        if event["metadata"]["name"] in self.events:
+            raise ApiStatus("POST", 409, "exists")
+        self.events[event["metadata"]["name"]] = event
+        return b"{}"
+
+
+def test_two_replicas_write_one_event() -> None:
+    server = Server()
+    replicas = [KubeEvents(cast(KubeApi, server), lambda at=at: at) for at in (1e9, 2e9)]  # type: ignore[misc]
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert all(replica.post(notice()) for replica in replicas)
+    assert logs == []
+    (event,) = server.events.values()
+    assert event["involvedObject"]["uid"] == "uid-p"
+    assert (event["type"], event["reason"]) == ("Warning", "Overcommitted")
+    assert event["firstTimestamp"] == "2001-09-09T01:46:40Z"
+
+
+@pytest.mark.parametrize(
+    ("answer", "done"),
+    [
+        pytest.param(NoAnswer("lost"), False, id="no answer"),
+        pytest.param(ApiStatus("POST", 429, "later"), False, id="later"),
+        pytest.param(ApiStatus("POST", 500, "broken"), False, id="broken"),
+        pytest.param(ApiStatus("POST", 403, "the namespace is ending"), True, id="refused"),
+    ],
+)
+def test_what_the_server_answers_decides_whether_it_is_tried_again(
+    answer: ApiError, done: bool
+) -> None:
+    assert KubeEvents(cast(KubeApi, Server([answer])), lambda: 0.0).post(notice()) is done
+
+
+def test_names_are_those_that_the_server_takes() -> None:
+    long = notice(name="a" * 199 + "-" + "b" * 50)
+    name = event_name(long)
+    assert name.startswith("a" * 199 + ".")
+    assert len({event_name(n) for n in (long, notice(), notice(key="m"), notice(uid="v"))}) == 4

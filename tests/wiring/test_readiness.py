@@ -1,0 +1,74 @@
+"""A replica that cannot see the cluster says so, and decides nothing."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from starlette.routing import Route
+from structlog.testing import capture_logs
+
+from extender.ledger.embedded import EmbeddedStore
+from extender.settings import Settings
+from extender.sources.reflector import DEFAULT_PACE, Health
+from extender.wiring.readiness import unready
+from extender.wiring.replica import Extender
+from tests.serving import binding, offer, pod
+
+BLIND = "Headroom has not heard from the API server for too long to decide"
+
+
+def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -> Health:
+    return Health(kind, synced, age_s, reconnects=0, lists=1, unreadable=0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        pytest.param([health()], "", id="all is well"),
+        pytest.param([health(age_s=90.0)], "", id="quiet"),
+        pytest.param([health(), health("nodes", age_s=90.1)], BLIND, id="one kind is silent"),
+        pytest.param([health(age_s=None)], BLIND, id="never heard of"),
+        pytest.param(
+            [health(synced=False, age_s=None), health(age_s=500.0)],
+            "Headroom has not yet listed: pods",
+            id="not listed",
+        ),
+    ],
+)
+def test_it_says_what_is_missing(seen: list[Health], says: str) -> None:
+    assert unready(seen, 90.0) == says
+
+
+def test_the_sentence_is_the_same_however_long_it_lasts() -> None:
+    assert len({unready([health(age_s=s)], 90.0) for s in (91.0, 3600.0, 1e9)}) == 1
+
+
+def test_a_quiet_cluster_is_not_taken_for_silence() -> None:
+    """Watches are opened anew when nothing happens: that is heard."""
+    assert Settings().blind_after_s > DEFAULT_PACE.watch_s + DEFAULT_PACE.grace_s
+
+
+def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_back() -> None:
+    async def play() -> None:
+        said = ""
+        extender = Extender(Settings(), unready=lambda: said)
+        server = EmbeddedStore(extender.deliver, time.monotonic)
+        debug = {r.path: r.endpoint for r in extender.debug_app().routes if isinstance(r, Route)}
+        verbs = extender.verbs(extender.open_ledger(server), shown=lambda pod: None)
+        asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
+        wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
+
+        said = BLIND
+        assert msgspec.json.decode(verbs.filter(asked))["Error"] == BLIND
+        assert msgspec.json.decode(await verbs.bind(wanted))["Error"] == BLIND
+        answer = debug["/readyz"]()
+        assert (answer.status_code, answer.body.decode()) == (503, f"{BLIND}\n")
+
+        said = ""
+        assert not msgspec.json.decode(verbs.filter(asked))["Error"]
+        assert msgspec.json.decode(await verbs.bind(wanted))["Error"] != BLIND
+        assert debug["/readyz"]().status_code == 200
+
+    with capture_logs():
+        asyncio.run(play())
