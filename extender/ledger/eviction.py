@@ -39,13 +39,13 @@ STAYS = (
 
 
 class Hands(Protocol):
-    """What is done to pods besides binding them; raises store errors."""
+    """What is done to pods besides binding them."""
 
     def evict(self, pod: Pod) -> None:
-        """Ask for the pod to be ended, if it still is the one that was read."""
+        """Have the pod ended, if it still is the one that was read; raises store errors."""
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
-        """Write an Event on the pod, once for each reason."""
+        """Write an Event on the pod, once for each reason; raises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,7 @@ class Evictions:
                 if pod is not None and _may_go(pod, uid, gpunode.name):
                     self._hands.evict(pod)
                     evicted.append(uid)
-                    with suppress(StoreError):  # it goes, whether or not anybody is told why
-                        self._hands.tell(pod, NO_ROOM, LEAVES)
+                    self._hands.tell(pod, NO_ROOM, LEAVES)
             except (StoreConflict, StoreNotFound):
                 continue  # it changed or went: the next round looks again
             except StoreError as err:

@@ -34,7 +34,8 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         health = sources.health if sources else ()
         return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
 
-    extender = Extender(settings, missing, KubeEvents(api, time.time).post)
+    post = KubeEvents(api, time.time).post
+    extender = Extender(settings, missing, post)
     sources = KubernetesSources(
         api,
         extender.deliver,
@@ -43,7 +44,7 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
     )
     store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    extender.send_away(store, ledger, KubernetesHands(api, time.time))
+    extender.send_away(store, ledger, KubernetesHands(api, post))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
     waker = asyncio.create_task(extender.wake(ledger))

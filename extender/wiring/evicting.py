@@ -74,10 +74,7 @@ class Evicting:
         uid = pod.metadata.uid
         log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
         loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._pool, self._evictions.tell_stuck, pod)
-        except StoreError as err:
-            log.warning("event_not_written", pod_uid=uid, message=str(err))
+        await loop.run_in_executor(self._pool, self._evictions.tell_stuck, pod)
 
 
 def _marked(gpunode: GPUNode) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from contract.kube import Pod
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.kubeapi import KubeApi
+from extender.kubeevents import KubeEvents
 from extender.ledger.hands import KubernetesHands
 from tests.controlplane import ApiRefused, ControlPlane
 
@@ -29,7 +30,7 @@ def api(plane: ControlPlane) -> Iterator[KubeApi]:
 
 @pytest.fixture
 def hands(api: KubeApi) -> KubernetesHands:
-    return KubernetesHands(api, lambda: 1_795_219_200.0)
+    return KubernetesHands(api, KubeEvents(api, lambda: 1_795_219_200.0).post)
 
 
 def bound(plane: ControlPlane, name: str = "", **status: Any) -> Pod:
