@@ -18,7 +18,7 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError
 from extender.ledger.eviction import LEAVES, NO_ROOM, STAYS, Evictions, Sent
 from extender.placement.misplaced import Misplaced
 from tests.ledger.test_protocol import DEVICES, Stage, once, raises
@@ -32,7 +32,6 @@ class Hands:
     #: Whether the ledger said so when it was evicted.
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
-    mute: bool = False
 
     def evict(self, pod: Pod) -> None:
         if self.trouble is not None:
@@ -41,8 +40,6 @@ class Hands:
         self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
-        if self.mute:
-            raise StoreRefused("no right to write events")
         self.told.append((pod.metadata.uid, reason, message))
 
 
@@ -177,11 +174,6 @@ def test_a_budget_that_refuses_is_told_and_asked_again(world: World) -> None:
 def test_a_pod_that_changed_since_it_was_read_is_looked_at_again_later(world: World) -> None:
     world.hands.trouble = StoreConflict("the version is another")
     assert world.send_away() == Sent()
-
-
-def test_it_goes_even_where_no_event_can_be_written(world: World) -> None:
-    world.hands.mute = True
-    assert world.send_away() == Sent(("uid-p",))
 
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "write_spec"])
