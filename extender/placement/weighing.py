@@ -5,7 +5,7 @@ is kept equals what ``fit`` says about the whole snapshot, node by node.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,25 +13,59 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
-from extender.placement.fit import Codes, fit
+from extender.placement.fit import Codes, Verdicts, fit
 from extender.placement.request import Kind, VramRequest
 from extender.placement.score import Outcome, Ranking, outcome, rank_rows
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
+#: Changes to keep for later; each keeps the part of its snapshot that changed.
+_MOST_DUE = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Weighing:
     """One kind of request on one snapshot; arrays are over the rows of the snapshot.
 
-    It does not keep the snapshot itself in memory, so that is an argument.
+    It does not keep the snapshot itself in memory, so that is an argument. What the pod would do
+    to each node is only reckoned when somebody ranks: filter comes more often, and needs it not.
     """
 
     generation: int
     #: Code of the first reason, if all reports were fresh.
     fresh_codes: Codes
-    outcome: Outcome
+    #: As it was before what is due.
+    _outcome: Outcome
+    #: Rows, and the verdicts that their outcome is reckoned from.
+    _due: tuple[tuple[Rows, Verdicts], ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        if self._due:
+            nodes = len(self.fresh_codes)
+            columns = [_of_length(column, nodes) for column in self._outcome.columns]
+            for rows, verdicts in self._due:
+                there = rows < nodes  # the others have gone since
+                for column, figures in zip(columns, outcome(verdicts).columns, strict=True):
+                    column[rows[there]] = figures[there]
+            self._outcome, self._due = Outcome(*columns), ()
+        return self._outcome
+
+    def after(self, request: VramRequest, snap: Snapshot) -> "Weighing":
+        """The same on a newer snapshot."""
+        nodes = len(snap.nodes)
+        codes = _of_length(self.fresh_codes, nodes)
+        changed = np.flatnonzero(snap.changed_in > self.generation)
+        if not len(changed):
+            return Weighing(snap.generation, codes, self._outcome, self._due)
+        part = snap if len(changed) == nodes else snap.part(changed)
+        verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
+        codes[changed] = verdicts.codes
+        due = (*self._due, (changed, verdicts))
+        weighing = Weighing(snap.generation, codes, self._outcome, due)
+        if part is snap or len(due) > _MOST_DUE:
+            weighing.outcome  # noqa: B018 - reckoned now, so that no more is kept
+        return weighing
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """What ``fit`` says about these rows."""
@@ -48,6 +82,11 @@ class Weighing:
         return rank_rows(policy, snap, rows, fits, self.outcome.take(rows))
 
 
+_NONE = np.empty(0, np.int64)
+#: Before there was any node.
+_NOTHING = Weighing(-1, np.empty(0, np.int8), Outcome(_NONE, _NONE, _NONE), ())
+
+
 class Weighings:
     """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
 
@@ -58,31 +97,11 @@ class Weighings:
     def weigh(self, request: VramRequest, snap: Snapshot) -> Weighing:
         """Weigh a request that asks for something on every node of the snapshot."""
         kind = request.kind
-        held = self._held.pop(kind, None)
-        weighing = _weigh(request, snap, held)
-        self._held[kind] = weighing
+        held = self._held.pop(kind, None) or _NOTHING
+        weighing = self._held[kind] = held.after(request, snap)
         if len(self._held) > self._capacity:
             self._held.popitem(last=False)
         return weighing
-
-
-def _weigh(request: VramRequest, snap: Snapshot, held: Weighing | None) -> Weighing:
-    nodes = len(snap.nodes)
-    if held is None:
-        changed = np.arange(nodes)
-        codes = np.empty(0, np.int8)
-        columns = [np.empty(0, np.int64)] * len(fields(Outcome))
-    else:
-        changed = np.flatnonzero(snap.changed_in > held.generation)
-        codes, columns = held.fresh_codes, [*held.outcome.columns]
-    codes, columns = _of_length(codes, nodes), [_of_length(each, nodes) for each in columns]
-    if len(changed):
-        part = snap if len(changed) == nodes else snap.part(changed)
-        verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
-        codes[changed] = verdicts.codes
-        for column, figures in zip(columns, outcome(verdicts).columns, strict=True):
-            column[changed] = figures
-    return Weighing(snap.generation, codes, Outcome(*columns))
 
 
 def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:

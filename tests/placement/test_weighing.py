@@ -22,12 +22,14 @@ LATE_S = FRESH_S + 1
 names = st.sampled_from("abcde")
 
 
-def agree(weighings: Weighings, what: VramRequest, snap: Snapshot) -> None:
+def agree(weighings: Weighings, what: VramRequest, snap: Snapshot, ranked: bool = True) -> None:
     rows = snap.rows([node.name for node in snap.nodes][::-1])
     weighing = weighings.weigh(what, snap)
     for now_s in (NOW_S, LATE_S):
         verdicts = fit(what, snap, rows, now_s)
         assert weighing.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
+        if not ranked:  # as where one node is left, or none
+            continue
         kept, afresh = weighing.rank(what.policy, snap, rows, now_s), rank(what, snap, verdicts)
         assert (kept.winner, kept.wire().tolist()) == (afresh.winner, afresh.wire().tolist())
         assert kept.scores.tolist() == afresh.scores.tolist()
@@ -61,10 +63,10 @@ class Changes(RuleBasedStateMachine):
             self.asked = [*self.asked[-3:], what]
             agree(self.weighings, what, self.table.snapshot())
 
-    @rule(which=st.integers(0, 3))
-    def ask_again(self, which: int) -> None:
+    @rule(which=st.integers(0, 3), ranked=st.booleans())
+    def ask_again(self, which: int, ranked: bool) -> None:
         if which < len(self.asked):
-            agree(self.weighings, self.asked[which], self.table.snapshot())
+            agree(self.weighings, self.asked[which], self.table.snapshot(), ranked)
 
     @invariant()
     def sums_are_those_of_the_columns(self) -> None:
@@ -105,3 +107,13 @@ def test_kinds_are_told_apart(annotations: list[dict[str, str]]) -> None:
     weighings = Weighings()
     for one in annotations:
         agree(weighings, request(pod(None, annotations=one)), snap)
+
+
+def test_a_node_that_went_before_anybody_ranked_is_ranked_no_more() -> None:
+    table, weighings, what = Table(), Weighings(), request(pod("1Gi"))
+    for sizes in ({"a": 8, "b": 8, "c": 8}, {"b": 16, "c": 24}):
+        for name, gib in sizes.items():
+            table.put(weighed(shared(f"GPU-{name}", memory_bytes=gib << 30), name=name))
+        agree(weighings, what, table.snapshot(), ranked=False)
+    table.drop("a")
+    agree(weighings, what, table.snapshot())

@@ -238,6 +238,7 @@ def test_placement_is_written_on_the_pod_with_its_binding(server: Server) -> Non
     assert placement == {
         "node": "shared",
         "decision": "uid-placed.1",
+        "asked": "25%",
         "containers": {
             "main": {
                 "resource": "nvidia.com/gpu",
