@@ -14,6 +14,8 @@ def worker() -> Iterator[Worker[int]]:
     made: Worker[int] = Worker("under-test")
     yield made
     made.close()
+    for thread in threads():  # or the next test would count it
+        thread.join(30)
 
 
 @pytest.fixture

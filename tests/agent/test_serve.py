@@ -74,3 +74,14 @@ def test_without_a_cluster_no_gated_pod_starts(http: httpx.Client) -> None:
     answer = http.get("/v1/gate", params={"pod_uid": "00000001-1111-4222-8333-000000000001"})
     assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert answer.json()["reason"] == "this agent reports to no cluster"
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?pod_uid=", "?uid=x", "?pod_uid=a%0ab", "?pod_uid=a&pod_uid=b"]
+)
+def test_a_question_that_names_no_pod_is_refused_with_a_right_example(
+    http: httpx.Client, query: str
+) -> None:
+    answer = http.get(f"/v1/gate{query}")
+    assert answer.status_code == 400
+    assert "/v1/gate?pod_uid=" in answer.json()["error"]
