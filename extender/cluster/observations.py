@@ -60,7 +60,8 @@ class Outcome:
 @dataclass(slots=True)
 class _Pending:
     promise: Reservation
-    basis: Basis
+    #: What was known when it was promised; then when others were, once for each report.
+    bases: list[Basis]
     at_s: float
     changes: set[Surprise] = field(default_factory=set)
 
@@ -184,14 +185,17 @@ class Observations:
         together = {**known.bystanders, **gpunode.spec.reservations}
         basis = Basis(status, together, known.leaving, known.device_choice)
         followed.pending.pop(uid, None)  # promised anew, it is the last
-        followed.pending[uid] = _Pending(promise, basis, at_s)
+        followed.pending[uid] = _Pending(promise, [], at_s)
+        for pending in followed.pending.values():
+            if not pending.bases or pending.bases[-1].status is not status:
+                pending.bases.append(basis)
 
     def _compare(self, name: str, followed: _Followed, status: GPUNodeStatus, at_s: float) -> None:
         for uid, pending in list(followed.pending.items()):
             if not is_shown(status, uid, pending.promise):
                 continue
             since = self._since(followed, pending, uid, status)
-            found = compare(uid, pending.basis, since)
+            found = compare(uid, pending.bases, since)
             self._settle(
                 Outcome(
                     name,
@@ -211,7 +215,7 @@ class Observations:
         self, followed: _Followed, pending: _Pending, uid: str, status: GPUNodeStatus
     ) -> Since:
         every = followed.bystanders | followed.promises
-        later = {o: p for o, p in every.items() if o not in pending.basis.promises}
+        later = {o: p for o, p in every.items() if o not in pending.bases[0].promises}
         ours = {
             other: promise
             for other, promise in later.items()

@@ -13,7 +13,8 @@ Membership alone would not do: of two pods with the candidates A and B at most o
 come to A. Both there is a miss, of one of them.
 
 What can be foreseen is reckoned once more from what was known at the binding (*basis*), with the
-pods bound since then. What cannot is looked for in the difference to the report that shows the pod:
+pods bound since then; and from what was known at each of their bindings, since they relied on what
+had been seen by then. What cannot is looked for in the difference to the report that shows the pod:
 the surprise is the one without which it cannot be where it is.
 """
 
@@ -131,14 +132,19 @@ def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
     return found
 
 
-def compare(uid: str, basis: Basis, since: Since) -> Comparison:
-    """Compare where the pod was predicted to sit with where it does."""
-    said, seen = predicted(basis.promises[uid]), observed(since.status, uid)
-    look = _Look(basis, since, seen)
-    if look.explained():
-        inside = set(seen) <= set(said)
-        return Comparison(Result.HIT if inside else Result.SHIFTED, said, seen)
-    return Comparison(Result.MISS, said, seen, _surprise(look))
+def compare(uid: str, bases: Sequence[Basis], since: Since) -> Comparison:
+    """Compare where the pod was predicted to sit with where it does.
+
+    ``bases``: what was known when it was bound, and when others were while it was on its way. Each
+    of these was let in with what was known then, so the pod must be where each of them allows.
+    """
+    said, seen = predicted(bases[0].promises[uid]), observed(since.status, uid)
+    for basis in bases:
+        look = _Look(basis, since, seen)
+        if not look.explained():
+            return Comparison(Result.MISS, said, seen, _surprise(look))
+    inside = set(seen) <= set(said)
+    return Comparison(Result.HIT if inside else Result.SHIFTED, said, seen)
 
 
 def _surprise(look: "_Look") -> Surprise:
@@ -170,7 +176,8 @@ class _Look:
         before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))
         self._gone = before - now
         known = own.keys() | before
-        self._bystanders = {**_strays(since.status, known), **since.bystanders}
+        heard_of = {o: p for o, p in since.bystanders.items() if o not in basis.promises}
+        self._bystanders = {**_strays(since.status, known), **heard_of}
 
     def happened(self) -> set[Surprise]:
         found = set(self._since.changes)

@@ -124,6 +124,27 @@ def test_the_last_attempt_is_what_is_compared() -> None:
     assert (outcome.promise.attempt, outcome.predicted) == ("me-2", ("D0", "D1"))
 
 
+def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
+    """q was let in when D1 was so full that p could not come; then two pods there ended."""
+    guests = {uid: promise({"D0": GIB, "D1": GIB}, name=uid) for uid in ("c1", "c2")}
+    there = [use(uid, "D1", replica=f"D1::{n}") for n, uid in enumerate(guests, start=1)]
+    full = [shared("D0", free=4), shared("D1", free=1, allocated=3)]
+    late = promised() | guests
+    with_q = late | {"q": promise({"D0": GIB}, name="q")}
+    for relied, expected in (
+        (late, (Result.SHIFTED, None)),
+        (with_q, (Result.MISS, Surprise.RELEASED)),
+    ):
+        sitting = [PodSeen(pod(uid=uid, name=uid, node="n")) for uid in guests]
+        state = started(*sitting, seen(BOUND), seen(node(2, *IDLE, promises=late)))
+        crowded = node(3, *full, promises=relied)
+        rows = [*(crowded.status.pods if crowded.status else ()), *there]
+        crowded = gpunode(*full, version="3", promises=relied, plugin=DISTRIBUTED, pods=rows)
+        state.apply([seen(crowded), seen(node(4, *ASTRAY, shown="D1", promises=relied))])
+        outcome = {each.uid: each for each in state.observations.take()}["p"]
+        assert (outcome.result, outcome.surprise) == expected
+
+
 def test_a_pod_that_ends_before_it_is_seen_is_counted_as_that() -> None:
     state = started(seen(BOUND))
     rest = {"old": promised()["old"]}
