@@ -1,11 +1,11 @@
-# make demo | check | test | e2e | cluster | bench | bench-agent | lock: nothing else to remember.
+# make demo | check | test | e2e | cluster | bench | bench-agent | bench-devices | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test e2e cluster bench bench-agent lock
+.PHONY: demo check test e2e cluster bench bench-agent bench-devices lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -36,6 +36,9 @@ bench: $(VENV)/test.stamp  ## what the hot path costs, as a ratio to an echo of 
 
 bench-agent: $(VENV)/test.stamp  ## what an agent costs its node: memory, CPU, and whether either grows
 	$(RUN) -m benchmarks.agent $(ARGS)
+
+bench-devices: $(VENV)/test.stamp  ## what each way to place pods costs and risks, beside the plugin
+	$(RUN) -m benchmarks.device_truth $(ARGS)
 
 # Pins every dependency with its hashes; the locks carry no addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \

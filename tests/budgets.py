@@ -12,6 +12,7 @@ import pytest
 #: Suite -> seconds on two cores with the binaries built, installation aside.
 BUDGETS_S = {
     "agent": 100,
+    "benchmarks": 20,
     "cluster": 10,
     "convert": 10,
     "contract": 10,

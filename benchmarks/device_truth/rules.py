@@ -77,13 +77,13 @@ class BestFit:
 
     def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> Choice | None:
         used, held = self._books()
-        replicas = self._shape.nodes * self._shape.gpus if self._pinned else self._shape.replicas
         best: tuple[int, int, int] | None = None
         for node in nodes:
             for device in range(self._shape.gpus):
                 left = self._shape.allocatable_bytes - used[node][device] - job.request_bytes
                 place = left, node, device
-                if left < 0 or (not self._pinned and held[node][device] >= replicas):
+                full = held[node][device] >= self._shape.replicas
+                if left < 0 or (full and not self._pinned):
                     continue
                 if (best is None or place < best) and self._any_order(job, node, device, used):
                     best = place

@@ -161,8 +161,9 @@ def _closed(look: _Look) -> Iterator[_Said]:
         given = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
         yield Weight.WARNING, f"takes no pods: it is annotated {given}", _CURES[reason]
         return
-    cure = _CURES.get(reason, "see DESIGN section 5 of Headroom for who may give out its GPUs")
-    yield Weight.WARNING, f"takes no pods that share a GPU: {reason.sentence}", cure
+    detail = f" ({look.node.detail})" if look.node.detail else ""
+    found = f"takes no pods that share a GPU: {reason.sentence}{detail}"
+    yield Weight.WARNING, found, _CURES.get(reason, "see /v1/nodes of the debug API")
 
 
 _AGENT = (
@@ -180,6 +181,12 @@ _CURES = {
     Reason.NOT_INITIALISED: "see whether an extender runs: it sets the ledger up within seconds",
     Reason.BAD_NODE_ANNOTATION: f"right are, for example, {RESERVE}: 512Mi and "
     f"{DEVICE_CHOICE}: predicted",
+    Reason.CANNOT_PIN: "start the plugin with DEVICE_LIST_STRATEGY=envvar, or take the annotation "
+    f"{DEVICE_CHOICE}: pinned away",
+    Reason.MIG_CHANGING: "wait for the MIG manager; its pod says what it waits for",
+    Reason.MIG_FAILED: "see the log of the MIG manager's pod there: often a GPU was still in use",
+    Reason.MIG_INVALID: "set MIG strategy mixed in the plugin, or cut all GPUs of the node alike",
+    Reason.EVICTED_LATELY: "wait, it takes pods again by itself",
     Reason.DRA_MANAGES: _OTHERS,
     Reason.HAMI_MANAGES: _OTHERS,
     Reason.KAI_MANAGES: _OTHERS,
@@ -244,7 +251,7 @@ def _any(look: _Look) -> Iterator[_Said]:
         yield (
             Weight.ADVICE,
             f"it is annotated {DEVICE_CHOICE}: any, so a pod must fit on all of its devices; with "
-            "pods of 4-60 GiB half of the memory was used",
+            "pods of 4-60 GiB two fifths of the memory were used, and four fifths with predicted",
             "take the annotation away",
         )
 

@@ -13,9 +13,8 @@ not chosen by its level, or a pod asks for several replicas, nothing is said.
 import numpy as np
 
 from contract.gpunode import MAX_DEVICE_BYTES
-from extender.placement.candidates import Mask
 from extender.placement.fit import AskVerdict
-from extender.placement.snapshot import MOST_BYTES, Bytes2D, Rows, Snapshot
+from extender.placement.snapshot import MOST_BYTES, Rows, Snapshot
 
 
 def more_wasted(verdict: AskVerdict, snap: Snapshot) -> Rows:
@@ -24,27 +23,22 @@ def more_wasted(verdict: AskVerdict, snap: Snapshot) -> Rows:
     The pod is taken to get the fullest of its candidates, on which it must fit in any case.
     """
     could, columns = verdict.all_candidates, snap.columns
-    rows = np.arange(len(could))
     if verdict.ask.count > 1 or not could.size:
-        return np.zeros(len(rows), np.int64)
-    room, has = columns.headroom_bytes, columns.resource
-    given = np.where(could, room, MOST_BYTES).argmin(axis=1)
-    level = np.where(columns.replicas > 1, columns.replicas - columns.replicas_free, -1)
-    alike = has == has[rows, given][:, None]
-    at = level[rows, given][:, None]
-    before_bytes = room[rows, given]
-    after_bytes = before_bytes - np.where(could, verdict.all_need_bytes, 0).max(axis=1)
-    left = alike & (level == at)
-    left[rows, given] = False
-    joined = alike & (level == at + 1)
-    change = _fullest_apart(joined, room, after_bytes) - _fullest_apart(left, room, before_bytes)
-    return np.where((at[:, 0] >= 0) & could.any(axis=1), change, 0)
-
-
-def _fullest_apart(others: Mask, room: Bytes2D, own_bytes: Rows) -> Rows:
-    """What one more device with ``own_bytes`` of room adds to what ``others`` waste."""
-    count = others.sum(axis=1)
-    least = np.where(others, room, MOST_BYTES).min(axis=1)
+        return np.zeros(len(could), np.int64)
+    # For a few nodes the number of numpy's calls is what counts.
+    room, level = columns.headroom_bytes, columns.replicas - columns.replicas_free
+    given = np.arange(len(could)), np.where(could, room, MOST_BYTES).argmin(axis=1)
+    here = level[given]
+    alike = columns.resource == columns.resource[given][:, None]
+    alike[given] = False
+    #: Those at the level that it leaves, then those at the one that it comes to.
+    others = alike & (level == np.array([here, here + 1])[:, :, None])
+    before = room[given]
+    own = np.array([before, before - verdict.all_need_bytes[given]])
+    least = np.where(others, room, MOST_BYTES).min(axis=2)
     # Absurd figures would overflow when they are multiplied.
-    apart: Rows = np.clip(own_bytes - least, -MAX_DEVICE_BYTES, MAX_DEVICE_BYTES)
-    return np.where(count == 0, 0, np.where(apart >= 0, apart, -apart * count))
+    apart = np.maximum(np.minimum(own - least, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES)
+    left, joined = np.where(apart >= 0, apart, -apart * others.sum(axis=2))
+    known = could[given] & (columns.replicas[given] > 1)
+    change: Rows = (joined - left) * known
+    return change

@@ -39,10 +39,11 @@ def findings(
     names: Sequence[str] = ("n",),
     now_s: float = NOW_S,
     offers: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
 ) -> list[Finding]:
     nodes = [
         Node(
-            metadata=ObjectMeta(name=name, uid=name, annotations=annotations),
+            metadata=ObjectMeta(name=name, uid=name, annotations=annotations, labels=labels),
             status=NodeStatus(allocatable={GPU: "8"} if offers is None else offers),
         )
         for name in names
@@ -97,6 +98,22 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             f"{RESERVE}: lots",
             f"{RESERVE}: 512Mi",
             id="an annotation that cannot be read",
+        ),
+        pytest.param(
+            [sliced(device_list_strategy="cdi-cri")],
+            {"annotations": {DEVICE_CHOICE: "pinned"}},
+            Weight.WARNING,
+            "is to be pinned",
+            "DEVICE_LIST_STRATEGY=envvar",
+            id="pinned where it cannot be",
+        ),
+        pytest.param(
+            [sliced()],
+            {"labels": {"nvidia.com/mig.config.state": "failed"}},
+            Weight.WARNING,
+            "label nvidia.com/mig.config.state is 'failed'",
+            "MIG manager",
+            id="MIG that could not be changed",
         ),
         pytest.param(
             [sliced(allocation_policy="packed")],
