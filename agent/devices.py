@@ -246,6 +246,10 @@ class NvmlProbe:
             gpu.devices.append(replace(device, fault=str(err)))
             return gpu
         gpu.devices = [self._measured(device, handle)] if instances is None else instances
+        if mode is not None and mode[0] != mode[1]:
+            # It changes as soon as nobody uses the device: whoever came now would be in the way.
+            why = "its MIG mode is about to change, which takes a reset"
+            gpu.devices = [replace(d, fault=d.fault or why) for d in gpu.devices]
         try:
             self._more(gpu, handle, uuid, index)
         except DeviceLost as err:

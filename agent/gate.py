@@ -19,7 +19,7 @@ Two pods that are too much together are both told no, whichever asks first: the 
 memory of its answers that a restart could lose. When one of them goes, the other is told yes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,11 +100,13 @@ def _room(
         return Verdict("not yet", "a pod on its device is not in the ledger yet")
     explained_bytes = 0
     seen = {_promised_to(row, spec) for row in rows}
-    for key in seen:
-        figures = [row.used_bytes or 0 for row in rows if _promised_to(row, spec) == key]
+    for key in seen | _certain(spec, uuids):
+        figures = [row.used_bytes for row in rows if _promised_to(row, spec) == key]
+        used_bytes = sum(figure or 0 for figure in figures)
         promise = spec.reservations.get(key)
-        asked_bytes = 0 if promise is None else _asked(promise, memory)
-        explained_bytes += max(asked_bytes, sum(figures))
+        uses = used_bytes > 0 or None in figures
+        asked_bytes = 0 if promise is None else _asked(promise, memory, uses)
+        explained_bytes += max(asked_bytes, used_bytes)
     sitting_bytes = explained_bytes
     sitting_bytes += max(0, _unowned(memory, rows, explained_bytes) - tolerance_bytes)
     if sitting_bytes > allocatable_bytes:
@@ -113,7 +115,7 @@ def _room(
     shared = first.sharing != "none" or len(memory) > 1
     coming = spec.reservations.items() if shared else ()
     coming_bytes = sum(
-        _asked(promise, memory)
+        _asked(promise, memory, uses=False)
         for other, promise in coming
         if other not in seen and any(_may_come(sample, other, c, memory) for c in promise.charges)
     )
@@ -140,8 +142,17 @@ def _missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
     return max(0, charge.count - sum(uuid in meant for uuid, _ in _held(status, uid)))
 
 
+def _certain(spec: GPUNodeSpec, uuids: Set[str]) -> set[str]:
+    """Those whose own variable shows them one of these devices, wherever their replicas are."""
+    return {
+        uid
+        for uid, promise in spec.reservations.items()
+        if any(c.by_environment and not uuids.isdisjoint(c.candidates) for c in promise.charges)
+    }
+
+
 def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[Device]) -> bool:
-    if not _missing(status, uid, charge):
+    if charge.by_environment or not _missing(status, uid, charge):
         return False
     return any(
         device.uuid in charge.candidates
@@ -163,15 +174,21 @@ def _promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
     return named[0] if len(named) == 1 else f"{row.namespace}/{row.name}"
 
 
-def _asked(promise: Reservation, memory: Iterable[Device]) -> int:
+def _asked(promise: Reservation, memory: Iterable[Device], uses: bool) -> int:
     """The most that was promised for any device of the memory, of every charge that can be there.
 
-    Where a device was not thought of it is the most for any, as the extender has it.
+    Where a device was not thought of it is the most for any, as the extender has it. Whose own
+    variable decides is not there by a replica alone, unless it ``uses`` the memory, or may.
     """
     memory = list(memory)
-    meant = [
+    there = [
         charge
         for charge in promise.charges
+        if uses or not charge.by_environment or any(d.uuid in charge.candidates for d in memory)
+    ]
+    meant = [
+        charge
+        for charge in there
         if any(d.resource == charge.resource or d.uuid in charge.candidates for d in memory)
     ]
     return sum(
@@ -179,7 +196,7 @@ def _asked(promise: Reservation, memory: Iterable[Device]) -> int:
             charge.candidates.get(d.uuid, max(charge.candidates.values(), default=0))
             for d in memory
         )
-        for charge in meant or promise.charges
+        for charge in meant or there
     )
 
 

@@ -28,7 +28,7 @@ All figures are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
@@ -164,10 +164,10 @@ def weigh(
     """
     devices = status.devices
     memories = _memories(devices)
-    uses = _Uses(status)
+    elsewhere = _Elsewhere(reservations)
+    uses = _Uses(status, elsewhere.uids)
     fences = _fences(devices, memories)
     queue = _Queue(devices, reservations, uses)
-    elsewhere = _Elsewhere(reservations)
     ways = _ways(status, uses, queue, leaving, device_choice)
     weighed: dict[_Memory, _Commitments] = {}
     terms: list[DeviceTerms] = []
@@ -241,7 +241,7 @@ def possibilities(
     device_choice: DeviceChoice,
 ) -> list[Chance]:
     """What the plugin could do with each device, in the report's order; as ``weigh`` has it."""
-    uses = _Uses(status)
+    uses = _Uses(status, _Elsewhere(reservations).uids)
     queue = _Queue(status.devices, reservations, uses)
     return _ways(status, uses, queue, leaving, device_choice)
 
@@ -313,10 +313,11 @@ class _Uses:
     """The report's rows of pods.
 
     The rows of one replica are one use of it: an app container reuses what the init container
-    before it held, and the kubelet names both.
+    before it held, and the kubelet names both. Pods ``elsewhere`` may use a device without holding
+    a replica of it.
     """
 
-    def __init__(self, status: GPUNodeStatus) -> None:
+    def __init__(self, status: GPUNodeStatus, elsewhere: Container[str]) -> None:
         self._slot_of = {device.uuid: slot for slot, device in enumerate(status.devices)}
         self._resources = [device.resource for device in status.devices]
         #: uid -> slot -> replicas.
@@ -327,7 +328,9 @@ class _Uses:
             slot = self._slot_of.get(row.device)
             if slot is None:
                 continue
-            self._replicas.setdefault(row.uid, {}).setdefault(slot, set()).add(row.replica)
+            replicas = self._replicas.setdefault(row.uid, {}).setdefault(slot, set())
+            if row.replica or row.uid not in elsewhere:
+                replicas.add(row.replica)
             used = self._bytes.setdefault(slot, {})
             used[row.uid] = _sum_known(used.get(row.uid, 0), row.used_bytes)
 

@@ -62,7 +62,7 @@ def misplaced(
     leave: set[str] = set()
     stuck: set[str] = set()
     for terms in devices:
-        if terms.fence is Reason.CONTRADICTORY_REPORT:
+        if not terms.believed:
             continue  # nobody starts there, and nobody knows whether there is room
         sick = terms.fence is Reason.UNHEALTHY_DEVICE
         sitting = [holder for holder in _sitting(terms) if holder.uid not in leaving | leave]

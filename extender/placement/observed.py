@@ -14,7 +14,10 @@ come to A. Both there is a miss, of one of them.
 
 What can be foreseen is reckoned once more from what was known at the binding (*basis*), with the
 pods bound since then; and from what was known at each of their bindings, since they relied on what
-had been seen by then. What cannot is looked for in the difference to the report that shows the pod:
+had been seen by then. A pod whose own NVIDIA_VISIBLE_DEVICES decides was foretold what it uses, not
+what it is given: it is shown when its processes are, and misses where they are elsewhere.
+
+What cannot be foreseen is looked for in the difference to the report that shows the pod:
 the surprise is the one without which it cannot be where it is.
 """
 
@@ -45,6 +48,7 @@ class Surprise(Enum):
     HEALTH = "health"
     BYPASS = "bypass"
     CONFIGURATION = "configuration"
+    DISOBEYED = "disobeyed"
     #: Of several that happened none explains it alone.
     SEVERAL = "several"
     UNKNOWN = "unknown"
@@ -59,6 +63,7 @@ _SENTENCES = {
     Surprise.HEALTH: "a replica turned unhealthy, or healthy again, before",
     Surprise.BYPASS: "a pod that Headroom did not bind was admitted before",
     Surprise.CONFIGURATION: "the devices, or how the plugin shares them out, changed before",
+    Surprise.DISOBEYED: "NVIDIA_VISIBLE_DEVICES of the pod does not decide what it uses",
     Surprise.SEVERAL: "several things happened before, and none of them explains it alone",
     Surprise.UNKNOWN: "nothing that the reports show explains it",
 }
@@ -116,8 +121,21 @@ def observed(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(use.device for use in status.pods if use.uid == uid))
 
 
+def used(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
+    """The devices of which the report shows that the pod uses memory."""
+    devices = (use.device for use in status.pods if use.uid == uid and (use.used_bytes or 0) > 0)
+    return tuple(dict.fromkeys(devices))
+
+
+def _by_environment(promise: Reservation) -> bool:
+    return any(charge.by_environment for charge in promise.charges)
+
+
 def is_shown(status: GPUNodeStatus, uid: str, promise: Reservation) -> bool:
-    """Whether the report shows the pod with all replicas that it asked for."""
+    """Whether the report shows the pod with all replicas that it asked for; or, where its own
+    variable decides, what it uses."""
+    if _by_environment(promise):
+        return bool(used(status, uid))
     return len(_held(status, {uid})) >= sum(charge.count for charge in promise.charges) > 0
 
 
@@ -138,7 +156,14 @@ def compare(uid: str, bases: Sequence[Basis], since: Since) -> Comparison:
     ``bases``: what was known when it was bound, and when others were while it was on its way. Each
     of these was let in with what was known then, so the pod must be where each of them allows.
     """
-    said, seen = predicted(bases[0].promises[uid]), observed(since.status, uid)
+    promise = bases[0].promises[uid]
+    said = predicted(promise)
+    if _by_environment(promise):
+        seen = used(since.status, uid)
+        if set(seen) <= set(said):
+            return Comparison(Result.HIT, said, seen)
+        return Comparison(Result.MISS, said, seen, Surprise.DISOBEYED)
+    seen = observed(since.status, uid)
     for basis in bases:
         look = _Look(basis, since, seen)
         if not look.explained():
@@ -171,6 +196,9 @@ class _Look:
         own = {**since.promises, **basis.promises}
         sat = _held(basis.status, own.keys())
         arrived = _held(since.status, own.keys() - since.later) - sat
+        # What a pod uses by its own variable is no replica.
+        strangers = {other for other, promise in own.items() if _by_environment(promise)}
+        arrived = {held for held in arrived if held[1] or held[2] not in strangers}
         #: Device of the pod -> replicas of it that those on their way have by now.
         self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in seen}
         before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))

@@ -167,7 +167,7 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
 
 def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
     found = visible(
-        [container for _, _, container in _containers(pod)],
+        [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())],
         {ask.name for ask in asks},
         {ask.index for ask in asks if ask.index is not None},
         rules,

@@ -363,3 +363,41 @@ def test_a_verdict_says_nothing_of_others() -> None:
     said = msgspec.json.encode(ask(promises, sample)).decode()
     assert "secret" not in said
     assert not any(character.isdigit() for character in said)
+
+
+def certain(asked: int, uuid: str) -> Reservation:
+    """A promise to a pod whose own variable decides which device it sees."""
+    charge = Charge(GPU, 1, {uuid: asked}, by_environment=True)
+    return Reservation("default", "e", [charge])
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [
+        pytest.param([], "no", id="it is charged here before it is seen"),
+        pytest.param([row("e", "GPU-b")], "no", id="its replica is of another device"),
+        pytest.param(
+            [PodUse("e", "GPU-a", used_bytes=70)], "no", id="it uses more than it was promised"
+        ),
+    ],
+)
+def test_one_whose_variable_shows_it_this_device_is_there_for_certain(
+    rows: list[PodUse], answer: str
+) -> None:
+    promises = {"p": promise(60, "GPU-a"), "e": certain(50, "GPU-a")}
+    assert ask(promises, status(row("p", "GPU-a"), *rows)).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("used", "answer"),
+    [
+        pytest.param(0, "yes", id="a replica is no memory"),
+        pytest.param(1, "no", id="unless it uses some"),
+        pytest.param(None, "no", id="or may"),
+    ],
+)
+def test_one_whose_variable_shows_it_another_only_holds_a_replica_here(
+    used: int | None, answer: str
+) -> None:
+    promises = {"p": promise(60, "GPU-a"), "e": certain(50, "GPU-b")}
+    assert ask(promises, status(row("p", "GPU-a"), row("e", "GPU-a", used))).answer == answer

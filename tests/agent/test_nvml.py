@@ -522,3 +522,11 @@ def test_no_error_escapes_the_probe_and_no_device_appears_twice(
         assert [d.fault for d in probe.look().devices] == ["", ""]
     finally:
         probe.close()
+
+
+def test_a_device_whose_mig_mode_is_about_to_change_takes_nobody() -> None:
+    pending = probing(gate(nvmlDeviceGetMigMode=lambda handle: [0, 1])).look().devices
+    assert [device.fault for device in pending] == [
+        "its MIG mode is about to change, which takes a reset"
+    ]
+    assert [device.fault for device in probing(gate()).look().devices] == [""]

@@ -53,6 +53,10 @@ def karpenter(count: str, memory: str) -> dict[str, str]:
 SLICED = gfd(replicas="4", sharing_strategy="time-slicing")
 
 
+def by_mps(replicas: str, **other: str) -> dict[str, str]:
+    return gfd(replicas=replicas, sharing_strategy="mps", **other)
+
+
 @pytest.mark.parametrize(
     ("given", "devices", "memory_bytes", "replicas", "sharing"),
     [
@@ -177,6 +181,26 @@ def verdict(given: ClusterState, vram: str | None) -> Verdicts:
         pytest.param(SLICED, "16", LABELS_DO, "8Gi", None, id="unless labels will do"),
         pytest.param(
             {}, "16", LABELS_DO, "8Gi", Reason.LABELS_SAY_TOO_LITTLE, id="and say something"
+        ),
+        pytest.param(by_mps("48"), "192", LABELS_DO, "1Gi", None, id="MPS"),
+        pytest.param(
+            by_mps("48"), "192", LABELS_DO, "2Gi", Reason.ABOVE_MPS_LIMIT, id="MPS, above its cap"
+        ),
+        pytest.param(
+            by_mps("49"),
+            "196",
+            LABELS_DO,
+            "1Gi",
+            Reason.CONTRADICTORY_REPORT,
+            id="more replicas by MPS than it has clients",
+        ),
+        pytest.param(
+            by_mps("17", family="volta"),
+            "68",
+            LABELS_DO,
+            "1Gi",
+            Reason.CONTRADICTORY_REPORT,
+            id="more than it has on an old GPU",
         ),
     ],
 )

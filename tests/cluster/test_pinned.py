@@ -7,15 +7,29 @@ import msgspec
 import pytest
 
 from contract.annotations import DEVICE_CHOICE, PLACEMENT
-from contract.gpunode import GPUNode, GPUNodeStatus, Plugin, Reservation
+from contract.gpunode import Charge, GPUNode, GPUNodeStatus, Plugin, PodUse, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.events import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
 from extender.placement.explain import certainty, explain
 from extender.placement.fit import fit
+from extender.placement.observed import Result, Surprise
 from extender.placement.placed import Placement
-from tests.builders import GIB, NOW_S, container, following, gpunode, kube_node, pod, shared, use
+from tests.builders import (
+    GIB,
+    GPU,
+    NOW_S,
+    container,
+    following,
+    gpunode,
+    kube_node,
+    pod,
+    promise,
+    shared,
+    terms,
+    use,
+)
 from tests.cluster.test_state import state_of
 
 OBEYS = Plugin(pinning="honoured", device_list_strategy="envvar", topology_manager_policy="none")
@@ -156,7 +170,7 @@ class TestAdoption:
     def charged(self, asked: Pod, plugin: Plugin = OBEYS) -> list[int]:
         state = pinned(plugin)
         state.apply([PodSeen(asked)])
-        return [terms.promised_bytes // GIB for terms in state.snapshot().nodes[0].devices]
+        return [each.promised_bytes // GIB for each in state.snapshot().nodes[0].devices]
 
     def test_one_that_follows_its_placement_is_where_that_says(self) -> None:
         there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
@@ -183,15 +197,64 @@ class TestAdoption:
 
 
 def test_a_miss_is_charged_where_it_uses_memory_as_well() -> None:
-    promise = promised(judged(pinned(), follower("8Gi", "u")))
-    (device,) = promise.charges[0].candidates
+    its = promised(judged(pinned(), follower("8Gi", "u")))
+    (device,) = its.charges[0].candidates
     other = {"a": "b", "b": "a"}[device]
-    held = reported(u=promise)
+    held = reported(u=its)
     assert isinstance(held.status, GPUNodeStatus)
     rows = [use("u", other, 9 * GIB, replica=f"{other}::0")]
     status = msgspec.structs.replace(held.status, pods=rows)
     state = pinned()
     state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S)])
-    terms = {each.device.uuid: each for each in state.snapshot().nodes[0].devices}
-    assert terms[device].promised_bytes == 8 * GIB
-    assert terms[other].promised_bytes == 9 * GIB
+    found = {each.device.uuid: each for each in state.snapshot().nodes[0].devices}
+    assert found[device].promised_bytes == 8 * GIB
+    assert found[other].promised_bytes == 9 * GIB
+
+
+class TestObservation:
+    """A prediction like any other: hit, miss, or still open."""
+
+    def outcomes(self, *rows: PodUse) -> list[tuple[Result, Surprise | None, tuple[str, ...]]]:
+        """Of the pod that was pinned to a, once the report has these rows of it."""
+        promise = Reservation(
+            namespace="default",
+            name="u",
+            charges=[Charge(resource=GPU, count=1, candidates={"a": 8 * GIB}, by_environment=True)],
+            attempt="1",
+        )
+        state = pinned()
+        state.apply([PodSeen(follower(uid="u", node="n"))])
+        state.apply([GPUNodeSeen(reported(u=promise), NOW_S)])
+        held = reported(u=promise)
+        assert held.status is not None
+        status = msgspec.structs.replace(held.status, pods=list(rows), observed_at="later")
+        state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S + 1)])
+        return [(each.result, each.surprise, each.observed) for each in state.observations.take()]
+
+    def test_a_replica_says_nothing(self) -> None:
+        assert self.outcomes(use("u", "b", 0, replica="b::0")) == []
+
+    def test_it_is_a_hit_when_its_processes_are_where_it_was_told(self) -> None:
+        rows = use("u", "b", 0, replica="b::0"), use("u", "a", GIB)
+        assert self.outcomes(*rows) == [(Result.HIT, None, ("a",))]
+
+    def test_and_a_miss_when_they_are_where_the_plugin_put_it(self) -> None:
+        miss = (Result.MISS, Surprise.DISOBEYED, ("b",))
+        assert self.outcomes(use("u", "b", GIB, replica="b::0")) == [miss]
+
+
+def test_what_it_uses_is_no_replica_that_somebody_else_could_be_taken_for() -> None:
+    """Of two replicas of a that are allocated only one is explained: another pod may have come."""
+    two = shared("a", free=2, allocated=2), shared("b", free=4)
+    promises = {
+        "u": Reservation(
+            namespace="default",
+            name="u",
+            charges=[Charge(resource=GPU, count=1, candidates={"a": 2 * GIB}, by_environment=True)],
+        ),
+        "q": promise({"b": 5 * GIB}, name="q"),
+    }
+    rows = [use("u", "a", GIB), use("o", "a", 0, replica="a::0")]
+    plugin = Plugin(allocation_policy="distributed", topology_manager_policy="none")
+    a, _ = terms(*two, pods=rows, promises=promises, plugin=plugin)
+    assert a.awaited_bytes == 5 * GIB

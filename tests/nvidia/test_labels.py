@@ -6,10 +6,14 @@ Its labels tell of physical GPUs, not of replicas, and of one model only.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
+from contract.kube import Node, NodeStatus, ObjectMeta
+from extender.cluster.labels import believed
+from extender.placement.rules import Rules
 from tests.driver import GIB, Gpu
-from tests.nvidia.conftest import sharing
+from tests.nvidia.conftest import Kubelet, sharing
 
 MIB = 1 << 20
 L4_MIB = 23034
@@ -120,3 +124,39 @@ def test_without_mig_no_strategy_is_told(discover: Discover) -> None:
     assert "nvidia.com/mig.strategy" not in capable
     not_capable = discover(gpus(1, "NVIDIA GeForce RTX 4090", 24564 * MIB), {})
     assert not_capable["nvidia.com/mig.capable"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("config", "replicas", "shared"),
+    [
+        pytest.param({}, 1, "none", id="not shared"),
+        pytest.param(sharing("timeSlicing", 4), 4, "time-slicing", id="time-slicing"),
+        pytest.param(
+            sharing("timeSlicing", 4, renameByDefault=True), 4, "time-slicing", id="renamed"
+        ),
+        pytest.param(sharing("mps", 5), 5, "mps", id="mps"),
+    ],
+)
+def test_labels_and_what_the_plugin_offers_are_read_back_together(
+    discover: Discover,
+    start_plugin: Callable[..., Kubelet],
+    config: dict[str, Any],
+    replicas: int,
+    shared: str,
+) -> None:
+    offered = start_plugin(L4S, config).advertised()
+    node = Node(
+        metadata=ObjectMeta(name="n", labels=discover(L4S, config)),
+        status=NodeStatus(allocatable={offered.resource: str(len(offered.replicas))}),
+    )
+    status = believed(node, Rules(require_report=False))
+    assert status is not None
+    assert [(d.resource, d.sharing, d.replicas.free) for d in status.devices] == [
+        (offered.resource, shared, replicas)
+    ] * len(L4S)
+    assert {d.memory_bytes for d in status.devices} == {L4_MIB * MIB}
+    # One replica fewer, and it is not known whose.
+    fewer = msgspec.structs.replace(
+        node, status=NodeStatus(allocatable={offered.resource: str(len(offered.replicas) - 1)})
+    )
+    assert believed(fewer, Rules(require_report=False)) is None
