@@ -7,7 +7,7 @@ ledgers, reports or placements.
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ class Outcome:
 
 
 class RealCluster(Cluster):
-    """``nodes`` machines of ``gpus`` devices, each shared by ``replicas``."""
+    """``nodes`` machines of ``gpus`` devices, each shared by ``replicas``; their plugins take the
+    ``device_lists`` in turn."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class RealCluster(Cluster):
         nodes: int,
         gpus: int,
         replicas: int,
-        memory_bytes: int = 24 * GIB,
+        device_lists: Sequence[str] = ("envvar",),
     ) -> None:
         run = os.urandom(2).hex()
         names = [f"real-{run}-{i + 1:02}" for i in range(nodes)]
@@ -58,8 +59,9 @@ class RealCluster(Cluster):
                 name,
                 [Gpu(f"GPU-{name}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(gpus)],
                 replicas,
+                device_lists[number % len(device_lists)],
             )
-            for name in names
+            for number, name in enumerate(names)
         }
         #: What the user asked for, of each pod that was ever created here.
         self.asked_bytes: dict[str, int] = {}

@@ -11,6 +11,7 @@ admission, status.
 import contextlib
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,16 @@ import yaml
 
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
 from tests.driver import Driver, Gpu, library_folder
+from tests.kubelet.door import Door
 from tests.kubelet.runtime import Runtime
-from tests.processes import Processes
+from tests.processes import Processes, free_ports
 
 podresources, podresources_services = grpc.protos_and_services("tests/kubelet/podresources.proto")
 
 RESOURCE = "nvidia.com/gpu"
 PODS = "/api/v1/namespaces/default/pods"
+#: The kubelet's log line of the replicas that the plugin told it of.
+PLUGIN_HEARD = '"Processed device updates for resource"'
 TIMEOUT_S = 60.0
 
 #: What the kubelet would write to /proc/sys.
@@ -58,6 +62,9 @@ mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /var/lib
 mkdir /var/lib/kubelet
 mount --bind kubelet /var/lib/kubelet
+mount -t tmpfs tmpfs /run
+mkdir /run/cdi
+mount --bind cdi /run/cdi
 while read -r path; do mount --bind "over$path" "$path"; done < covered
 exec "$@"
 """
@@ -79,11 +86,18 @@ class Held:
 class Node(Processes):
     """``start`` returns when the kubelet has told the API server of every replica.
 
-    ``settings`` replace those of the kubelet's configuration.
+    ``device_lists`` is the plugin's device-list-strategy; ``settings`` replace those of the
+    kubelet's configuration.
     """
 
     def __init__(
-        self, plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
+        self,
+        plane: ControlPlane,
+        name: str,
+        gpus: list[Gpu],
+        replicas: int,
+        device_lists: str = "envvar",
+        **settings: Any,
     ) -> None:
         super().__init__("headroom-node-")
         self.plane = plane
@@ -91,7 +105,11 @@ class Node(Processes):
         self.replicas = len(gpus) * replicas
         self._uid = 100_000 + int.from_bytes(os.urandom(2))
         self.driver = Driver(self.folder / "devices", gpus)
-        self.runtime = Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver)
+        self.device_lists = device_lists
+        self._doors: list[Door] = []
+        cdi = self.folder / "cdi"
+        cdi.mkdir()
+        self.runtime = Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver, cdi)
         self._binaries = built("kubelet", "nvidia-device-plugin")
         self.root = self.folder / "kubelet"
         self.root.mkdir()
@@ -128,8 +146,11 @@ class Node(Processes):
         self.plane.call("PATCH", path, patch, "application/merge-patch+json")
 
     def stop(self) -> None:
+        self.runtime.end_commands()
         super().stop()
         self.runtime.stop()
+        for door in self._doors:
+            door.close()
 
     def start_kubelet(self) -> None:
         """Again after ``kill("kubelet")``: it finds its checkpoint and its containers."""
@@ -147,6 +168,24 @@ class Node(Processes):
             "--v=2",
         )
 
+    @contextlib.contextmanager
+    def kubelet_restarts(self) -> Iterator[None]:
+        """It is down for as long as this lasts; then it is there, and so is the plugin, before it
+        hears of the pods that were bound meanwhile: it admits them in the order of creation."""
+        self.kill("kubelet")
+        yield
+        door = Door(self.plane.port)
+        self._doors.append(door)
+        (self.folder / "door").write_text(yaml.safe_dump(self._kubeconfig(door.port)))
+        heard = self.log("kubelet").count(PLUGIN_HEARD)
+        self.spawn_kubelet("door")
+        self._show("kubelet")
+        self.wait(
+            lambda: self.log("kubelet").count(PLUGIN_HEARD) > heard, "a kubelet with a plugin"
+        )
+        door.open()
+        self.until_ready()
+
     def until_ready(self) -> None:
         self.wait(self._is_ready, "a node that is ready")
 
@@ -156,7 +195,22 @@ class Node(Processes):
             str(self._binaries["nvidia-device-plugin"]),
             f"--config-file={self.folder}/plugin.yaml",
             "--device-discovery-strategy=nvml",
+            f"--device-list-strategy={self.device_lists}",
+            *(self._driver_files() if "cdi" in self.device_lists else ()),
         )
+
+    def _driver_files(self) -> Iterator[str]:
+        """Where the plugin finds what it names in a CDI spec: one library, and device nodes."""
+        root = self.folder / "driver"
+        if not root.exists():
+            libraries = root / "usr/lib/x86_64-linux-gnu"
+            libraries.mkdir(parents=True)
+            (libraries / "libcuda.so.580.95.05").touch()
+            (root / "dev").mkdir()
+            for index in range(len(self.driver.gpus)):
+                mode = stat.S_IFCHR | 0o666
+                os.mknod(root / f"dev/nvidia{index}", mode, os.makedev(195, index))
+        yield f"--container-driver-root={root}"
 
     def start_agent(self, kubeconfig: Path) -> None:
         """Our agent, which sees the node as one that the DaemonSet runs does; it is in a hurry.
@@ -166,17 +220,22 @@ class Node(Processes):
         proc = self.runtime.proc
         (proc / "2").mkdir(parents=True)
         (proc / "2/comm").write_text("kthreadd\n")
-        for name in ("kubelet", "nvidia-device-plugin"):
-            pid = str(self._processes[name].pid)
-            (proc / pid).symlink_to(f"/proc/{pid}")
+        self._show("kubelet")
+        self._show("nvidia-device-plugin")
+        (port,) = free_ports(1)
+        self.runtime.reach = {"HOST_IP": "127.0.0.1", "HEADROOM_AGENT_PORT": str(port)}
         self._spawn_inside(
             "agent",
             *(sys.executable, "-m", "agent", f"--node={self.name}", "--interval=1"),
             "--heartbeat=10",
             f"--proc={proc}",
-            "--listen=127.0.0.1:0",
+            f"--listen=127.0.0.1:{port}",
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )
+
+    def _show(self, process: str) -> None:
+        pid = str(self._processes[process].pid)
+        (self.runtime.proc / pid).symlink_to(f"/proc/{pid}")
 
     def bind(self, pod: Mapping[str, Any]) -> None:
         """Create a pod and bind it here, as a scheduler does; the kubelet takes it from there."""
@@ -312,8 +371,9 @@ class Node(Processes):
             },
         )
 
-    def _kubeconfig(self) -> dict[str, Any]:
-        server = {"server": self.plane.url, "certificate-authority": str(self.plane.ca_file)}
+    def _kubeconfig(self, port: int | None = None) -> dict[str, Any]:
+        url = f"https://127.0.0.1:{port or self.plane.port}"
+        server = {"server": url, "certificate-authority": str(self.plane.ca_file)}
         return {
             "apiVersion": "v1",
             "kind": "Config",

@@ -4,25 +4,35 @@ Sandboxes and containers go through the states that the kubelet expects and keep
 A container runs until the kubelet stops it or a test ends it (``exit``), but for two commands:
 ``["exit", "3"]`` has ended with that code when it starts, ``["stubborn"]`` takes its whole grace
 period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM`` says
-on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with; ``use`` changes that later.
+on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with, or of the CDI devices that it
+is given, which are looked up in ``cdi`` as runtimes do; ``use`` changes that later.
 Its process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
+
+Our own commands, which begin with ``headroom``, are really run. What they find of the node they
+find on loopback: ``reach`` says how.
 """
 
 import contextlib
 import itertools
+import os
 import secrets
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+import yaml
 
+from tests.controlplane import ROOT
 from tests.driver import Driver
+from tests.processes import DIE_WITH_PARENT
 
 cri, services = grpc.protos_and_services("tests/kubelet/cri.proto")
 
@@ -60,6 +70,11 @@ class Container:
     #: Of the process that it pretends to be; 0 unless it runs.
     pid: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
+    #: Uuids that the CDI devices stand for.
+    cdi_uuids: Sequence[str] = ()
+    #: Of a command that is really run.
+    process: subprocess.Popen[str] | None = None
+    output: str = ""
 
     @property
     def pod(self) -> str:
@@ -79,7 +94,8 @@ class Container:
     @property
     def devices(self) -> list[str]:
         visible = self.environment.get("NVIDIA_VISIBLE_DEVICES", "")
-        return [each for each in visible.split(",") if each not in ("", "void", "none")]
+        named = [each for each in visible.split(",") if each not in ("", "void", "none")]
+        return list(dict.fromkeys([*named, *self.cdi_uuids]))
 
     @property
     def state(self) -> int:
@@ -103,12 +119,18 @@ class Container:
 
 
 class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  # type: ignore[name-defined,misc]
-    def __init__(self, socket: Path, proc: Path, driver: Driver) -> None:
+    def __init__(self, socket: Path, proc: Path, driver: Driver, cdi: Path) -> None:
         self.proc = proc
         self.driver = driver
+        self.cdi = cdi
+        #: Variables of the containers whose commands are really run.
+        self.reach: Mapping[str, str] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, Container] = {}
-        self._lock = threading.RLock()
+        #: Pods of which a container ran that was no command of ours.
+        self.ever_ran: set[str] = set()
+        self._commands: list[tuple[subprocess.Popen[str], threading.Thread]] = []
+        self.lock = threading.RLock()
         self._pids = itertools.count(FIRST_PID)
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         services.add_RuntimeServiceServicer_to_server(self, self._server)
@@ -121,11 +143,17 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
     def stop(self) -> None:
         self._server.stop(grace=None).wait()
 
+    def end_commands(self) -> None:
+        """Kill what is really run."""
+        for process, thread in self._commands:
+            process.kill()
+            thread.join()
+
     # What tests do.
 
     def running(self, pod: str) -> dict[str, Container]:
         """The containers of a pod that run now, by name."""
-        with self._lock:
+        with self.lock:
             return {
                 each.name: each
                 for each in self.containers.values()
@@ -134,7 +162,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
 
     def use(self, container: Container, used_bytes: int) -> None:
         """From now on the container holds that much on each of its devices."""
-        with self._lock:
+        with self.lock:
             if container.pid:
                 self.driver.use(container.pid, dict.fromkeys(container.devices, used_bytes))
 
@@ -142,9 +170,49 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         """The container's process ends by itself."""
         self._end(container, code)
 
+    def _run(self, container: Container, arguments: Sequence[str]) -> None:
+        container.process = subprocess.Popen(
+            [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", "headroom", *arguments],
+            env={
+                **container.environment,
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(ROOT),
+                **self.reach,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        thread = threading.Thread(target=self._follow, args=(container, container.process))
+        thread.start()
+        self._commands.append((container.process, thread))
+
+    def _follow(self, container: Container, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            container.output += line
+        process.stdout.close()
+        self._end(container, process.wait())
+
+    def _resolved(self, config: Any) -> list[str]:
+        """The devices that a container's CDI names stand for, as the specs in ``cdi`` have it."""
+        named = {each.name for each in config.CDI_devices}
+        for key, value in config.annotations.items():
+            if key.startswith("cdi.k8s.io/"):
+                named.update(value.split(","))
+        known = {
+            f"{spec['kind']}={device['name']}": device["name"]
+            for file in self.cdi.glob("*")
+            for spec in [yaml.safe_load(file.read_text())]
+            for device in spec["devices"]
+        }
+        return sorted(known[name] for name in named)
+
     def _end(self, container: Container, code: int) -> None:
-        with self._lock:
+        with self.lock:
             if container.state == cri.CONTAINER_RUNNING:
+                if container.process is not None:
+                    container.process.terminate()
                 self.driver.use(container.pid, {})
                 shutil.rmtree(self.proc / str(container.pid))
                 container.pid = 0
@@ -174,12 +242,12 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
 
     def RunPodSandbox(self, request: Any, context: Any) -> Any:
         sandbox = Sandbox(secrets.token_hex(32), request.config, time.time_ns())
-        with self._lock:
+        with self.lock:
             self.sandboxes[sandbox.id] = sandbox
         return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     def StopPodSandbox(self, request: Any, context: Any) -> Any:
-        with self._lock:
+        with self.lock:
             if sandbox := self.sandboxes.get(request.pod_sandbox_id):
                 for container in self._inside(sandbox):
                     self._end(container, 137)
@@ -187,7 +255,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         return cri.StopPodSandboxResponse()
 
     def RemovePodSandbox(self, request: Any, context: Any) -> Any:
-        with self._lock:
+        with self.lock:
             if sandbox := self.sandboxes.pop(request.pod_sandbox_id, None):
                 for container in self._inside(sandbox):
                     self._end(container, 137)
@@ -195,26 +263,27 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         return cri.RemovePodSandboxResponse()
 
     def PodSandboxStatus(self, request: Any, context: Any) -> Any:
-        with self._lock, known(context):
+        with self.lock, known(context):
             sandbox = self.sandboxes[request.pod_sandbox_id]
             return cri.PodSandboxStatusResponse(
                 status=cri.PodSandboxStatus(**sandbox.listed(), network={"ip": "127.0.0.1"})
             )
 
     def ListPodSandbox(self, request: Any, context: Any) -> Any:
-        with self._lock:
+        with self.lock:
             items = [cri.PodSandbox(**each.listed()) for each in self.sandboxes.values()]
         return cri.ListPodSandboxResponse(items=[x for x in items if passes(x, request.filter)])
 
     def CreateContainer(self, request: Any, context: Any) -> Any:
-        with self._lock, known(context):
+        with self.lock, known(context):
             sandbox = self.sandboxes[request.pod_sandbox_id]
             container = Container(secrets.token_hex(32), sandbox, request.config, time.time_ns())
+            container.cdi_uuids = self._resolved(request.config)
             self.containers[container.id] = container
             return cri.CreateContainerResponse(container_id=container.id)
 
     def StartContainer(self, request: Any, context: Any) -> Any:
-        with self._lock, known(context):
+        with self.lock, known(context):
             container = self.containers[request.container_id]
             container.pid = next(self._pids)
             container.started_ns = time.time_ns()
@@ -227,6 +296,10 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             match list(container.config.command):
                 case ["exit", code]:
                     self._end(container, int(code))
+                case ["headroom", *arguments]:
+                    self._run(container, arguments)
+                    return cri.StartContainerResponse()
+            self.ever_ran.add(container.pod)
             return cri.StartContainerResponse()
 
     def StopContainer(self, request: Any, context: Any) -> Any:
@@ -239,13 +312,13 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         return cri.StopContainerResponse()
 
     def RemoveContainer(self, request: Any, context: Any) -> Any:
-        with self._lock:
+        with self.lock:
             if container := self.containers.pop(request.container_id, None):
                 self._end(container, 137)
         return cri.RemoveContainerResponse()
 
     def ListContainers(self, request: Any, context: Any) -> Any:
-        with self._lock:
+        with self.lock:
             items = [
                 cri.Container(**each.listed(), pod_sandbox_id=each.sandbox.id)
                 for each in self.containers.values()
@@ -260,7 +333,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         )
 
     def ContainerStatus(self, request: Any, context: Any) -> Any:
-        with self._lock, known(context):
+        with self.lock, known(context):
             container = self.containers[request.container_id]
             ended = container.state == cri.CONTAINER_EXITED
             reason = ("Error" if container.exit_code else "Completed") if ended else ""

@@ -39,6 +39,8 @@ class Pod:
     containers: tuple[Container, ...]
     name: str = ""
     namespace: str = "default"
+    #: Whether its containers wait until it is let through.
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

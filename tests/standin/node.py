@@ -113,11 +113,16 @@ class StandIn:
         """The kubelet sees a pod that was bound to it, decides, and starts its containers."""
         self.pods[pod.uid] = held = Held(pod)
         self._decide(held, lots)
-        if held.phase == "Running":
-            for container in pod.containers:
-                self._start(pod, container)
+        if held.phase == "Running" and not pod.gated:
+            self.let_through(pod.uid)
         assert held.verdict is not None
         return held.verdict
+
+    def let_through(self, uid: str) -> None:
+        """Nothing holds it back any more."""
+        pod = self.pods[uid].pod
+        for container in pod.containers:
+            self._start(pod, container)
 
     def end(self, uid: str, *, succeeded: bool = True, frees: bool = True) -> None:
         """Its containers end by themselves; ``frees`` False: their memory takes its time."""

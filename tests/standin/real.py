@@ -14,17 +14,22 @@ from typing import Any
 import grpc
 import yaml
 
-from tests.kubelet.node import RESOURCE, Node, gpu_container, gpu_pod, plugin_configuration
+from tests.kubelet.node import (
+    PLUGIN_HEARD,
+    RESOURCE,
+    Node,
+    gpu_container,
+    gpu_pod,
+    plugin_configuration,
+)
 from tests.kubelet.relay import SERVICE, Relay, api
 from tests.standin.checkpoint import checksum
 from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
 from tests.standin.plugin import Plugin, Settings
 
 PLUGIN = "nvidia-gpu.sock"
-#: The kubelet's log lines of the pods that the API server, and of the replicas that the plugin
-#: told it of.
+#: The kubelet's log line of the pods that the API server told it of.
 PODS_SEEN = '"SyncLoop ADD" source="api"'
-PLUGIN_HEARD = '"Processed device updates for resource"'
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,257 @@
+"""Gated pods on real nodes: whatever surprises, none starts on a GPU without room for it.
+
+Judged by the driver's own memory: no device was ever asked for more than it has. The gate is the
+real command, run by the container runtime of the tests; what is evicted is made anew by the real
+ReplicaSet controller and placed by the real scheduler. One of the two nodes gives its devices out
+as variables, the other one as CDI devices.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from contract.gate import GATE
+from tests.controlplane import SCHEDULER_NAME, ControlPlane
+from tests.driver import GIB
+from tests.e2e.cluster import NAMESPACE, PODS, REPLICA_SETS
+from tests.e2e.conftest import Tell
+from tests.e2e.nodes import RESOURCE
+from tests.e2e.real import RealCluster
+from tests.kubelet.node import Node
+
+REPLICAS = 8
+LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
+MERGE = "application/merge-patch+json"
+GATE_CONTAINER = {
+    "name": GATE,
+    "image": "headroom-agent",
+    "command": ["headroom", "gate"],
+    "env": [
+        {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
+    """Two nodes of two GPUs, each of 24 GiB and shared by eight; started once for this file."""
+    real = RealCluster(plane, 2, gpus=2, replicas=REPLICAS, device_lists=(LEGACY, CDI))
+    try:
+        real.create()
+        for name in real.names:
+            gated = {"metadata": {"annotations": {"headroom.gpu/device-choice": "gated"}}}
+            plane.call("PATCH", f"/api/v1/nodes/{name}", gated, MERGE)
+        real.bring_up()
+        real.start_controller_manager()
+        yield real
+    finally:
+        real.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(cluster: RealCluster) -> Iterator[None]:
+    """However a test ends, the next one finds both nodes open and empty."""
+    yield
+    for name in cluster.names:
+        cordon(cluster, name, False)
+    cluster.plane.call("DELETE", REPLICA_SETS)
+    cluster.empty()
+
+
+@pytest.mark.parametrize("strategy", [LEGACY, CDI])
+def test_beside_a_pod_that_bypassed_us_nobody_starts_and_its_successor_runs_elsewhere(
+    cluster: RealCluster, strategy: str, tell: Tell
+) -> None:
+    """Of the devices A and B of a node only B can be the next pod's, as long as A holds two more.
+    A pod that another scheduler binds after it is admitted before it, and takes B's memory; then
+    both are given B, which has no room for the second one."""
+    number = (LEGACY, CDI).index(strategy)
+    here, elsewhere = cluster.names[number], cluster.names[1 - number]
+    machine = cluster.machines[here]
+    assert machine.device_lists == strategy
+    evicted_before = evictions(cluster)
+    small(cluster, [f"s{i}" for i in range(6)], here)
+    (full,) = {held.device for held in machine.held("s0")}
+    for held in machine.held():
+        if held.device != full:
+            cluster.plane.call("DELETE", f"{PODS}/{held.pod}")
+    cluster.until(lambda: len(cluster.gpunode(here).spec.reservations) == 3, "three are left")
+    cluster.until(lambda: len(machine.held()) == 3, "the replicas of the others are free")
+    # With it the kubelet writes its checkpoint anew: at its restart it counts what is in there.
+    small(cluster, ["s6"], here)
+
+    cordon(cluster, elsewhere, True)
+    with machine.kubelet_restarts():
+        create(cluster, "bypass", 20)
+        replica_set(cluster, "victim", 10)
+        cluster.until(lambda: bool(node_of(cluster, "victim")), "the victim is bound")
+        assert node_of(cluster, "victim") == [here]
+        (victim,) = of_set(cluster, "victim")
+        bind(cluster, "bypass", here)
+        cordon(cluster, elsewhere, False)
+    began_s = time.monotonic()
+
+    def successor_runs() -> bool:
+        return any(name.startswith("victim-") for name in running(cluster.machines[elsewhere]))
+
+    cluster.until(successor_runs, "the successor of the victim runs on the other node")
+    tell(f"{strategy}: {time.monotonic() - began_s:.1f} s from the surprise to the successor's run")
+    cluster.until(lambda: "bypass" in running(machine), "the one that nobody gates runs as well")
+    name = victim["metadata"]["name"]
+    assert name not in ever_ran(machine)
+    events = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={name}"
+    told = {event["reason"] for event in cluster.plane.call("GET", events)["items"]}
+    assert "NoRoomOnGPU" in told
+    assert evictions(cluster) - evicted_before == 1
+    assert_nobody_took_what_was_not_there(cluster)
+
+
+def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_room(
+    cluster: RealCluster,
+) -> None:
+    here, elsewhere = cluster.names
+    machine = cluster.machines[here]
+    cordon(cluster, elsewhere, True)
+    with machine.kubelet_restarts():
+        create(cluster, "bypass-1", 20)
+        create(cluster, "bypass-2", 20)
+        cluster.ask("alone", 10, initContainers=[GATE_CONTAINER])
+        cluster.until(lambda: cluster.node_of("alone") == here, "it is bound")
+        bind(cluster, "bypass-1", here)
+        bind(cluster, "bypass-2", here)
+    events = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name=alone"
+
+    def told() -> str:
+        items = cluster.plane.call("GET", events)["items"]
+        return " ".join(each["message"] for each in items if each["reason"] == "NoRoomOnGPU")
+
+    cluster.until(lambda: "waits at its gate" in told(), "its user is told what to do")
+    assert "alone" not in running(machine)
+    assert "deletionTimestamp" not in cluster.pod("alone")["metadata"]
+    no = "no: the device that this pod got has no room for it"
+    cluster.until(lambda: no in gates(machine, "alone")[0].output, "its gate says why it waits")
+    (device,) = {held.device for held in machine.held("alone")}
+    (beside,) = {held.pod for held in machine.held() if held.device == device} - {"alone"}
+    cluster.plane.call("DELETE", f"{PODS}/{beside}")
+    cluster.until(lambda: "alone" in running(machine), "it starts when its neighbour has gone")
+    assert_nobody_took_what_was_not_there(cluster)
+
+
+def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: Tell) -> None:
+    """Measured from the start of the gate's container to its end."""
+    before, machines = evictions(cluster), cluster.machines.values()
+    for name, count, at_once in (("alone", 10, 1), ("burst", 20, 20)):
+        for i in range(0, count, at_once):
+            names = [f"{name}-{j}" for j in range(i, i + at_once)]
+            for each in names:
+                cluster.ask(each, 1, initContainers=[GATE_CONTAINER])
+
+            def all_run(names: list[str] = names) -> bool:
+                return set(names) <= {pod for machine in machines for pod in running(machine)}
+
+            cluster.until(all_run, "they run")
+        took_s = sorted(
+            (gate.finished_ns - gate.started_ns) / 1e9
+            for machine in machines
+            for i in range(count)
+            for gate in gates(machine, f"{name}-{i}")
+        )
+        assert len(took_s) == count  # none was started twice
+        p50_s, p99_s = statistics.median(took_s), took_s[-1]
+        tell(f"gate of {count} pods, {at_once} at a time: p50 {p50_s:.2f} s, most {p99_s:.2f} s")
+    assert evictions(cluster) == before
+    assert_nobody_took_what_was_not_there(cluster)
+
+
+def small(cluster: RealCluster, names: list[str], node: str) -> None:
+    """Returns when they run."""
+    for name in names:
+        selector = {"kubernetes.io/hostname": node}
+        cluster.ask(name, 1, initContainers=[GATE_CONTAINER], nodeSelector=selector)
+    machine = cluster.machines[node]
+    cluster.until(lambda: set(names) <= running(machine), "small pods run")
+
+
+def pod(name: str, gib: int) -> dict[str, Any]:
+    """One that nobody gates, and that another scheduler is to place."""
+    container = {
+        "name": "main",
+        "image": "none",
+        "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
+        "resources": {"limits": {RESOURCE: "1"}},
+    }
+    metadata = {"name": name, "annotations": {"headroom.gpu/vram": f"{gib}Gi"}}
+    spec = {
+        "schedulerName": "another",
+        "containers": [container],
+        "terminationGracePeriodSeconds": 1,
+    }
+    return {"metadata": metadata, "spec": spec}
+
+
+def create(cluster: RealCluster, name: str, gib: int) -> None:
+    cluster.plane.call("POST", PODS, pod(name, gib))
+    cluster.asked_bytes[name] = gib * GIB
+    time.sleep(1.1)  # a kubelet that starts admits the oldest first, by the second
+
+
+def bind(cluster: RealCluster, name: str, node: str) -> None:
+    """As another scheduler does."""
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    body = {"metadata": {"name": name}, "target": target}
+    cluster.plane.call("POST", f"{PODS}/{name}/binding", body)
+
+
+def replica_set(cluster: RealCluster, name: str, gib: int) -> None:
+    """Of one gated pod."""
+    template = pod(name, gib)
+    del template["metadata"]["name"]
+    labels = {"set": name}
+    template["metadata"]["labels"] = labels
+    template["spec"] |= {"schedulerName": SCHEDULER_NAME, "initContainers": [GATE_CONTAINER]}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    cluster.plane.call("POST", REPLICA_SETS, {"metadata": {"name": name}, "spec": spec})
+
+
+def of_set(cluster: RealCluster, name: str) -> list[dict[str, Any]]:
+    return [p for p in cluster.pods() if p["metadata"].get("labels", {}).get("set") == name]
+
+
+def node_of(cluster: RealCluster, name: str) -> list[str]:
+    nodes = (each["spec"].get("nodeName") for each in of_set(cluster, name))
+    return [node for node in nodes if node]
+
+
+def cordon(cluster: RealCluster, node: str, closed: bool) -> None:
+    body = {"spec": {"unschedulable": closed}}
+    cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE)
+
+
+def running(machine: Node) -> set[str]:
+    """Pods whose own container runs."""
+    with machine.runtime.lock:
+        found = list(machine.runtime.containers.values())
+    return {each.pod for each in found if each.name == "main" and each.pid}
+
+
+def ever_ran(machine: Node) -> set[str]:
+    return machine.runtime.ever_ran
+
+
+def gates(machine: Node, pod: str) -> list[Any]:
+    with machine.runtime.lock:
+        found = list(machine.runtime.containers.values())
+    return [each for each in found if each.name == GATE and each.pod == pod]
+
+
+def evictions(cluster: RealCluster) -> float:
+    return cluster.metric('headroom_evictions_total{outcome="evicted"}')
+
+
+def assert_nobody_took_what_was_not_there(cluster: RealCluster) -> None:
+    for machine in cluster.machines.values():
+        assert all(least >= 0 for least in machine.driver.least_free_bytes.values())
