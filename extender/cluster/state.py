@@ -15,6 +15,7 @@ import msgspec
 from contract.annotations import (
     DEFAULT_VRAM,
     DEVICE_CHOICE,
+    MAX_SM,
     RESERVE,
     DeviceChoice,
     parse_device_choice,
@@ -57,6 +58,7 @@ from extender.cluster.mig import mig_obstacle
 from extender.cluster.observations import Circumstances, Observations
 from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.pinning import why_not_pinned
+from extender.cluster.rooms import Rooms
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
@@ -98,8 +100,10 @@ class ClusterState:
         self._assumed: dict[str, dict[str, Reservation]] = {}
         #: Pods of ``_pods`` that no node has.
         self._unbound: dict[str, Pod] = {}
-        #: Node -> generation of the first snapshot in which something had got room there, last.
-        self._room_in: dict[str, int] = {}
+        #: Where something got room, and where SMs grew idler, which some pods wait for.
+        self.rooms, self.calms = Rooms(), Rooms()
+        #: Unbound pods that do.
+        self._want_calm: set[str] = set()
         #: Nodes that may hold a promise that nobody needs, since ``take_unsettled`` was called.
         self._unsettled: dict[str, None] = {}
         #: How the pods went that were seen to be deleted, and since when others are gone for sure.
@@ -148,12 +152,13 @@ class ClusterState:
 
     def room_in(self, name: str) -> int:
         """The generation of the snapshot in which something had got room on the node, last."""
-        return self._room_in.get(name, 0)
+        return self.rooms.of(name)
 
     @property
     def latest_room(self) -> int:
-        """The same for all nodes."""
-        return next(reversed(self._room_in.values()), 0)
+        """The same for all nodes; SMs that grow idler count while a pod waits for that."""
+        calm = self.calms.latest if self._want_calm else 0
+        return max(self.rooms.latest, calm)
 
     def bystanders(self, name: str) -> list[Pod]:
         """The pods on the node to which its ledger, once initialised, promises nothing."""
@@ -197,6 +202,9 @@ class ClusterState:
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """What the pod asks for, with the default of its namespace."""
         return understand(pod, self._default_vram.get(pod.metadata.namespace), self.rules)
+
+    def default_vram(self, namespace: str) -> str | None:
+        return self._default_vram.get(namespace)
 
     def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:
         """Fit the pod on this very object of the node, as if it held no promise to it yet."""
@@ -287,25 +295,25 @@ class ClusterState:
                 if assumed and any_overcommitted(held):  # what may come is not there yet
                     held = self._weigh(name, gpunode).devices
                 self.overcommits.weighed(name, held)
-                if name in self._woke_up or _grew(self._table.get(name), terms):
-                    self._got_room(name)
+                before, generation = self._table.get(name), self._table.next_generation
+                if name in self._woke_up or _grew(before, terms):
+                    self.rooms.note(name, generation)
+                if before is not None and _calmed(before, terms):
+                    self.calms.note(name, generation)
                 if self._holds_unsettled(name):
                     self._unsettled[name] = None
                 self._note_crowd(name, terms)
                 self._table.put(terms)
             else:
                 self._crowded.pop(name, None)
-                self._room_in.pop(name, None)
+                self.rooms.lose(name)
+                self.calms.lose(name)
                 self._table.drop(name)
                 self._sitting_on.pop(name, None)
                 self.observations.weighed(name, ())
                 self.overcommits.weighed(name, ())
         self._dirty.clear()
         self._woke_up.clear()
-
-    def _got_room(self, name: str) -> None:
-        self._room_in.pop(name, None)  # so that the latest comes last
-        self._room_in[name] = self._table.next_generation
 
     def _note_crowd(self, name: str, terms: NodeTerms) -> None:
         if overfull(terms.devices) or self.back_offs.marks(name):
@@ -427,12 +435,15 @@ class ClusterState:
             self._dirty[pod.node] = None
         elif not pod.ended:
             self._unbound[uid] = pod
+            if pod.annotation(MAX_SM) is not None:
+                self._want_calm.add(uid)
 
     def _drop_pod(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
         self._unbound.pop(uid, None)
+        self._want_calm.discard(uid)
         self.edits.lose(uid)
         key = (pod.metadata.namespace, pod.metadata.name)
         if self._uid_of.get(key) == uid:
@@ -642,6 +653,16 @@ def _pinned_to(held: Reservation) -> str:
     """
     charges = [charge for charge in held.charges if charge.by_environment]
     return next((min(charge.candidates) for charge in charges if len(charge.candidates) == 1), "")
+
+
+def _calmed(before: NodeTerms, after: NodeTerms) -> bool:
+    """Whether the SMs of any device are known to be less busy than they were, or at last known."""
+    was = {terms.device.uuid: terms.device.sm_activity for terms in before.devices}
+    return any(
+        activity is not None and (had is None or activity.ratio < had.ratio)
+        for terms in after.devices
+        for activity, had in ((terms.device.sm_activity, was.get(terms.device.uuid)),)
+    )
 
 
 def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:

@@ -1,23 +1,30 @@
 """Which refused pods to have kube-scheduler try again, when.
 
-kube-scheduler does not see memory come free, and would leave a pod that we refused for minutes. It
-is woken when there is room for it that it has not been tried for: once for each time that a node
-where it fits got room, the most important and oldest first, and not more pods at once than fit
-together. A pod that was woken has a *claim* on a node until it is bound or refused again, so that
-nobody else is woken for the same room; a pod that comes back refused has had its turn, and the room
-goes to the next. So pods that something we know nothing of keeps from a node delay the others, but
-never shut them out.
+kube-scheduler does not see memory come free, nor SMs grow idle, and would leave a pod that we
+refused for minutes. It is woken when there is room for it that it has not been tried for: once for
+each time that a node where it fits got room, or grew calmer where the pod asks for that; the most
+important and oldest first, and not more pods at once than fit together. A pod that was woken has a
+*claim* on a node until it is bound or refused again, so that nobody else is woken for the same
+room; a pod that comes back refused has had its turn, and the room goes to the next. So pods that
+something we know nothing of keeps from a node delay the others, but never shut them out.
+
+A look at thousands of pods and nodes takes a while, and kube-scheduler's calls must not wait for
+it: it is made in steps of a few milliseconds, and what it finds out about one pod serves all that
+ask for the same.
 
 That a pod waits for us is told by its condition, whoever refused it. Our own journal is only ahead
 of that: it knows what the pod was refused for before the condition has come back to us.
 """
 
+import itertools
+import re
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from contract.annotations import RETRY
+from contract.annotations import MAX_SM, RETRY
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.eligible import eligible
@@ -26,8 +33,8 @@ from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
 from extender.placement.candidates import Mask
 from extender.placement.fit import fit
-from extender.placement.request import VramRequest
-from extender.placement.snapshot import Snapshot
+from extender.placement.request import Kind, Unreadable, VramRequest
+from extender.placement.snapshot import Rows, Snapshot
 
 #: For so long the room that a pod was woken for is kept for it.
 CLAIM_S = 2.0
@@ -39,6 +46,11 @@ BACK_OFF_S, MOST_BACK_OFF_S = 0.25, 10.0
 AT_ONCE = 64
 #: Nodes with claims on them that are weighed for one pod: each costs a millisecond.
 CROWDED = 8
+#: Such weighings in one look; the rest is for the next, which knows the answers of this one.
+MOST_WEIGHED = 256
+MOST_KINDS = 4096
+#: Nodes that are looked at for a kind of request before the caller may see to other things.
+FITTED_TOGETHER = 256
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -60,11 +72,25 @@ class _Wait:
     claim_until_s: float = NEVER_S
     vain: int = 0
     not_before_s: float = NEVER_S
+    #: The pod as it was read last: whether its condition quotes us, and what decides where it may
+    #: run besides us.
+    pod: Pod | None = None
+    refused: bool = False
+    may_run: bytes = b""
+    #: What it asks for, with this default of its namespace.
+    request: VramRequest | Unreadable | None = None
+    #: The number of its kind of request: kinds themselves are costly to compare.
+    kind: int = 0
+    default_vram: str | None = None
 
     def look(self, retry: str | None, now_s: float) -> None:
         if retry not in (self.seen, self.written):
             self.by_another_s = now_s
         self.seen = retry
+
+
+#: Kind of request, node, generation in which that changed last, who has claims there.
+_Beside = tuple[int, str, int, tuple[tuple[str, str], ...]]
 
 
 class Waking:
@@ -74,15 +100,24 @@ class Waking:
         self._waits: dict[str, _Wait] = {}
         #: Whether some who would fit were passed over for now.
         self.pending = False
+        #: What the last look found out about nodes with claims on them.
+        self._beside: Mapping[_Beside, bool] = {}
+        self._kinds = _Kinds()
 
     def due(self, state: ClusterState, journal: Journal, now_s: float, wall_s: float) -> list[Pod]:
         """Those to be woken now, at most ``AT_ONCE``; they count as woken from here on."""
+        return [pod for pod in self.look(state, journal, now_s, wall_s) if pod is not None]
+
+    def look(
+        self, state: ClusterState, journal: Journal, now_s: float, wall_s: float
+    ) -> Iterator[Pod | None]:
+        """The same, one by one; None says that the caller may see to other things first."""
         snap = state.snapshot()
         unbound = {pod.metadata.uid: pod for pod in state.unbound()}
         self._waits = {uid: wait for uid, wait in self._waits.items() if uid in unbound}
         self.pending = False
         if not unbound:
-            return []
+            return
         claims: dict[str, list[Pod]] = {}
         for uid, wait in self._waits.items():
             if wait.claim and _claims(wait, journal.of_uid(uid), now_s):
@@ -90,18 +125,20 @@ class Waking:
                 self.pending = True
             else:
                 wait.claim = ""
-        look = _Look(state, snap, now_s)
-        found: list[Pod] = []
+        look = _Look(state, snap, now_s, self._kinds, self._beside)
+        found = 0
         for pod in sorted(unbound.values(), key=_urgency):
+            yield None
             decision = journal.of_uid(pod.metadata.uid)
-            if not _waits_for_room(pod, decision, wall_s):
+            known = self._waits.get(pod.metadata.uid)
+            wait = known if known is not None and known.pod is pod else self._seen(pod)
+            if not _waits_for_room(wait, decision, wall_s):
                 continue
             retry = pod.annotation(RETRY)
-            wait = self._waits.setdefault(pod.metadata.uid, _Wait(seen=retry))
             wait.look(retry, now_s)
             if wait.claim:
                 continue
-            node = self._room_for(pod, wait, decision, look, claims)
+            node = yield from self._room_for(pod, wait, decision, look, claims)
             if node is None:
                 continue
             claims.setdefault(node, []).append(pod)
@@ -109,13 +146,22 @@ class Waking:
             self.pending = True
             if now_s - wait.by_another_s < CLAIM_S:
                 continue  # if that was for other room, it is looked at again
-            found.append(pod)
             wait.generation = snap.generation
             wait.not_before_s = now_s + min(BACK_OFF_S * 2**wait.vain, MOST_BACK_OFF_S)
             wait.vain = min(wait.vain + 1, 16)
-            if len(found) == AT_ONCE:
+            yield pod
+            found += 1
+            if found == AT_ONCE:
                 break
-        return found
+        self._beside = look.beside
+
+    def _seen(self, pod: Pod) -> _Wait:
+        """What is remembered of the pod, with what is read off it once for each of its versions."""
+        wait = self._waits.setdefault(pod.metadata.uid, _Wait(seen=pod.annotation(RETRY)))
+        spec = pod.spec
+        wait.pod, wait.refused, wait.request = pod, refused_by_us(pod), None
+        wait.may_run = _encode((spec.node_selector, spec.affinity, spec.tolerations))
+        return wait
 
     def woken(self, uid: str, retry: str) -> None:
         """The pod carries this annotation now: ours, or that of a replica that was faster."""
@@ -134,7 +180,7 @@ class Waking:
         decision: Decision | None,
         look: "_Look",
         claims: dict[str, list[Pod]],
-    ) -> str | None:
+    ) -> Generator[None, None, str | None]:
         """A node on which it fits, that got room since it was looked at last."""
         since = wait.generation
         if decision is not None and not decision.fits:
@@ -142,8 +188,8 @@ class Waking:
                 since = max(since, decision.generation)
             elif decision.at_s > wait.woken_at_s:
                 since = 0  # refused for pods that perhaps never came
-        request = look.asks(pod, since)
-        names = look.roomier_since(pod, request, since) if request else []
+        request = look.asks(pod, wait, since)
+        names = (yield from look.roomier_since(wait, request, since)) if request else []
         if request is None or not names:
             wait.generation = look.snap.generation
             return None
@@ -154,68 +200,138 @@ class Waking:
             if name not in claims:
                 return name
         for name in names[:CROWDED]:
-            if look.fits_beside(pod, request, name, claims[name]):
+            fits = look.fits_beside(pod, wait.kind, name, claims[name])
+            if fits:
                 return name
+            if fits is None:
+                break
+            yield
         self.pending = True  # if those who claim it do not take it, it has a turn
         return None
 
 
-class _Look:
-    """One snapshot, and what has been found out about it, since many pods ask for the same."""
+class _Kinds:
+    """Numbers that are the same for requests of one kind, and never for two kinds."""
 
-    def __init__(self, state: ClusterState, snap: Snapshot, now_s: float) -> None:
+    def __init__(self) -> None:
+        self._number_of: dict[Kind, int] = {}
+        self._numbers = itertools.count(1)
+
+    def number(self, kind: Kind) -> int:
+        if len(self._number_of) > MOST_KINDS:
+            self._number_of.clear()  # those numbered before share with nobody new
+        return self._number_of.setdefault(kind, next(self._numbers))
+
+
+class _Look:
+    """One snapshot, and what has been found out about it, since many pods ask for the same.
+
+    ``before``: what was found out by the look before, for claims and nodes that are still the same.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        snap: Snapshot,
+        now_s: float,
+        kinds: "_Kinds",
+        before: Mapping[_Beside, bool],
+    ) -> None:
         self.state, self.snap, self.now_s = state, snap, now_s
-        self._room_in = np.fromiter(
-            (state.room_in(node.name) for node in snap.nodes), np.int64, len(snap.nodes)
-        )
+        self._kinds = kinds
+        self._before = before
+        self.beside: dict[_Beside, bool] = {}
+        self._weighed = 0
+        #: Node -> who has claims there.
+        self._who: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._latest = state.rooms.latest, max(state.rooms.latest, state.calms.latest)
+        #: Generation, and whether idler SMs count -> rows that got better since.
+        self._rows: dict[tuple[int, bool], list[int]] = {}
         #: Kind of request -> rows that were asked about, and those of them where it fits.
-        self._fits: dict[object, tuple[Mask, Mask]] = {}
+        self._fits: dict[int, tuple[Mask, Mask]] = {}
         #: Selector, affinity and tolerations -> node -> whether such a pod may run there.
         self._eligible: dict[bytes, dict[str, bool]] = {}
-        self._refused_beside: set[tuple[object, str, int]] = set()
+        #: Kind of request, where it may run, generation -> nodes.
+        self._names: dict[tuple[int, bytes, int], list[str]] = {}
 
-    def asks(self, pod: Pod, generation: int) -> VramRequest | None:
-        """What it asks for; None where it asks for nothing, or nothing got room since then."""
-        if not len(self._room_in) or self._room_in.max() <= generation:
+    def asks(self, pod: Pod, wait: _Wait, generation: int) -> VramRequest | None:
+        """What it asks for; None where it asks for nothing, or nothing got better since then."""
+        if self._latest[pod.annotation(MAX_SM) is not None] <= generation:
             return None
-        request = self.state.understand(pod)
+        default = self.state.default_vram(pod.metadata.namespace)
+        if wait.request is None or wait.default_vram != default:
+            wait.request, wait.default_vram = self.state.understand(pod), default
+            if isinstance(wait.request, VramRequest):
+                wait.kind = self._kinds.number(wait.request.kind)
+        request = wait.request
         return request if isinstance(request, VramRequest) and request.asks else None
 
-    def roomier_since(self, pod: Pod, request: VramRequest, generation: int) -> list[str]:
-        newer = self._room_in > generation
-        rows = np.flatnonzero(newer & self._fits_on(request, newer)).tolist()
-        if not rows:
+    def roomier_since(
+        self, wait: _Wait, request: VramRequest, generation: int
+    ) -> Generator[None, None, list[str]]:
+        key = wait.kind, wait.may_run, generation
+        if key not in self._names:
+            self._names[key] = yield from self._find(wait, request, generation)
+        return self._names[key]
+
+    def _find(
+        self, wait: _Wait, request: VramRequest, generation: int
+    ) -> Generator[None, None, list[str]]:
+        newer = np.array(self._better_since(generation, request.max_sm_ppm is not None), np.int64)
+        for start in range(0, len(newer), FITTED_TOGETHER):
+            self._fit(wait.kind, request, newer[start : start + FITTED_TOGETHER])
+            yield
+        if not len(newer):
             return []
-        spec = pod.spec
-        where = self._eligible.setdefault(
-            _encode((spec.node_selector, spec.affinity, spec.tolerations)), {}
-        )
-        names = [self.snap.nodes[row].name for row in rows]
-        for name in names:
+        _, fits = self._fits[wait.kind]
+        names = [self.snap.nodes[row].name for row in newer[fits[newer]].tolist()]
+        where = self._eligible.setdefault(wait.may_run, {})
+        for i, name in enumerate(names):
             if name not in where:
                 node = self.state.node(name)
-                where[name] = node is not None and eligible(pod, node)
+                assert wait.pod is not None
+                where[name] = node is not None and eligible(wait.pod, node)
+                if i % FITTED_TOGETHER == 0:
+                    yield
         return [name for name in names if where[name]]
 
-    def _fits_on(self, request: VramRequest, asked: Mask) -> Mask:
-        """Where it fits, of the rows asked about at least: those with new room are few."""
-        nothing = np.zeros(len(asked), bool)
-        known, fits = self._fits.get(request.kind, (nothing, nothing))
-        if (asked & ~known).any():
-            rows = np.flatnonzero(asked & ~known)
-            verdicts = fit(request, self.snap.part(rows), np.arange(len(rows)), self.now_s)
-            known, fits = known | asked, fits.copy()
-            fits[rows] = verdicts.fits
-            self._fits[request.kind] = known, fits
-        return fits
+    def _better_since(self, generation: int, calmer: bool) -> list[int]:
+        key = generation, calmer
+        if key not in self._rows:
+            names = set(self.state.rooms.since(generation))
+            if calmer:
+                names.update(self.state.calms.since(generation))
+            row_of = self.snap.row_of
+            self._rows[key] = sorted(row_of[name] for name in names if name in row_of)
+        return self._rows[key]
 
-    def fits_beside(self, pod: Pod, request: VramRequest, name: str, others: list[Pod]) -> bool:
-        question = (request.kind, name, len(others))  # claims only grow while we look
-        if question in self._refused_beside:
-            return False
-        fits = self.state.refusal_beside(pod, name, others, self.now_s) is None
-        if not fits:
-            self._refused_beside.add(question)
+    def _fit(self, kind: int, request: VramRequest, asked: Rows) -> None:
+        """Find out where it fits, of these rows at least: those with new room are few."""
+        if kind not in self._fits:
+            nothing = np.zeros(len(self.snap.nodes), bool)
+            self._fits[kind] = nothing, nothing.copy()
+        known, fits = self._fits[kind]
+        rows = asked[~known[asked]]
+        if len(rows):
+            verdicts = fit(request, self.snap.part(rows), np.arange(len(rows)), self.now_s)
+            known[rows] = True
+            fits[rows] = verdicts.fits
+
+    def fits_beside(self, pod: Pod, kind: int, name: str, others: list[Pod]) -> bool | None:
+        """Whether there is room beside them; None where it is left to the next look."""
+        version = int(self.snap.changed_in[self.snap.row_of[name]])
+        who = self._who.get(name, ())
+        if len(who) != len(others):  # claims only grow while we look
+            who = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
+            self._who[name] = who
+        question = kind, name, version, who
+        fits = self.beside.get(question, self._before.get(question))
+        if fits is None:
+            if self._weighed == MOST_WEIGHED:
+                return None
+            self._weighed += 1
+            fits = self.state.refusal_beside(pod, name, others, self.now_s) is None
+        self.beside[question] = fits
         return fits
 
 
@@ -228,17 +344,20 @@ def refused_by_us(pod: Pod) -> bool:
         condition.type == "PodScheduled"
         and condition.status == "False"
         and condition.reason == "Unschedulable"
-        and any(reason.sentence in condition.message for reason in Reason)
+        and _QUOTES_US.search(condition.message) is not None
         for condition in (pod.status and pod.status.conditions) or ()
     )
 
 
-def _waits_for_room(pod: Pod, decision: Decision | None, wall_s: float) -> bool:
+_QUOTES_US = re.compile("|".join(re.escape(reason.sentence) for reason in Reason))
+
+
+def _waits_for_room(wait: _Wait, decision: Decision | None, wall_s: float) -> bool:
     if decision is not None and not decision.fits:
         return True
     if decision is not None and abs(wall_s - decision.at_s) < BINDING_S:
         return False
-    return refused_by_us(pod)
+    return wait.refused
 
 
 def _claims(wait: _Wait, decision: Decision | None, now_s: float) -> bool:

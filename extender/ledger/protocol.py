@@ -116,7 +116,7 @@ class Ledger:
             with self._turn(ask.node) as waited:
                 if waited:
                     gpunode = None  # others have written it in the meantime
-                gpunode = gpunode or self._store.read_gpunode(ask.node)
+                held, gpunode = gpunode, gpunode or self._store.read_gpunode(ask.node)
                 if gpunode is None:
                     return Declined(Reason.NO_REPORT)
                 # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it
@@ -130,7 +130,11 @@ class Ledger:
                 # 2. Fit it on the object that the write will be conditional on.
                 pod, placement = state, self._judge(state, gpunode)
                 if isinstance(placement, Reason):
-                    return Declined(placement)
+                    if held is None:
+                        return Declined(placement)
+                    # What a watch told may be behind what the others have made of the node.
+                    gpunode = None
+                    continue
                 # 3. Reserve, always, also when there is a promise to the pod already: the write
                 # proves that nobody took one back in between.
                 if placement.charges:

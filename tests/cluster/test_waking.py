@@ -2,12 +2,20 @@
 
 import msgspec
 
-from contract.annotations import RETRY
-from contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
+from contract.annotations import DEFAULT_VRAM, MAX_SM, RETRY
+from contract.gpunode import SmActivity
+from contract.kube import Namespace, ObjectMeta, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
-from extender.cluster.waking import AT_ONCE, CLAIM_S, MOST_BACK_OFF_S, Waking, refused_by_us
+from extender.cluster.waking import (
+    AT_ONCE,
+    CLAIM_S,
+    MOST_BACK_OFF_S,
+    MOST_WEIGHED,
+    Waking,
+    refused_by_us,
+)
 from extender.journal import Decision, Journal
 from extender.placement.rules import Rules
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, shared
@@ -45,10 +53,18 @@ class World:
             )
             self.holds(name, 24)
 
-    def holds(self, name: str, gib: int, replicas: int = 4) -> None:
-        """Its agent reports so much in use by strangers, and so many replicas free."""
+    def holds(self, name: str, gib: int, replicas: int = 4, sm: float | None = None) -> None:
+        """Its agent reports so much in use by strangers, so many replicas free, and its SMs so
+        busy."""
         self.version += 1
-        gpu = shared(name, free=replicas, used_bytes=gib * GIB, unowned_bytes=gib * GIB)
+        sm_activity = None if sm is None else SmActivity(sm)
+        gpu = shared(
+            name,
+            free=replicas,
+            used_bytes=gib * GIB,
+            unowned_bytes=gib * GIB,
+            sm_activity=sm_activity,
+        )
         stamp = STAMP.replace("00:00:00", f"00:00:{self.version % 60:02}")
         node = gpunode(gpu, name=name, version=str(self.version), observed_at=stamp)
         self.state.apply([GPUNodeSeen(node, self.now_s)])
@@ -262,6 +278,123 @@ def test_who_is_woken_in_vain_is_woken_less_and_less_often() -> None:
         at_s += [world.now_s for _ in world.woken(0.5)]
     assert 5 <= len(at_s) <= 20
     assert at_s[-1] - at_s[-2] >= MOST_BACK_OFF_S - CLAIM_S
+
+
+def wanting_calm(uid: str, limit: str = "50%", minute: int = 0) -> Pod:
+    made = refused(uid, "1Gi", minute=minute)
+    annotations = {**(made.metadata.annotations or {}), MAX_SM: limit}
+    metadata = msgspec.structs.replace(made.metadata, annotations=annotations)
+    return msgspec.structs.replace(made, metadata=metadata)
+
+
+def test_who_waits_for_idle_sms_is_woken_when_they_are_idle_enough() -> None:
+    world = World("n")
+    world.holds("n", 0, sm=0.9)
+    world.see(wanting_calm("p"))
+    assert world.woken() == []
+    for busy in (0.95, 0.7, 0.5):
+        world.holds("n", 0, sm=busy)
+        assert world.woken() == []
+    world.holds("n", 0, sm=0.4)
+    assert world.woken() == ["p"]
+
+
+def test_sms_that_are_known_at_last_may_be_idle_enough() -> None:
+    world = World("n")
+    world.holds("n", 0)
+    world.see(wanting_calm("p"))
+    assert world.woken() == []
+    world.holds("n", 0, sm=0.1)
+    assert world.woken() == ["p"]
+
+
+def test_idle_sms_wake_nobody_who_did_not_ask_for_them() -> None:
+    world = World("n", "m")
+    world.holds("n", 4, sm=0.9)
+    world.see(refused("p"))
+    waiting = world.state.pod("p")
+    assert waiting is not None
+    world.woken()
+    world.decides(waiting, fits=0)
+    world.now_s += MOST_BACK_OFF_S
+    latest = world.state.latest_room
+    world.holds("n", 4, sm=0.1)
+    assert world.state.latest_room == latest  # not even a look
+    assert world.woken() == []
+    world.holds("m", 23)  # there is a look, but not for this
+    world.holds("n", 4, sm=0.05)
+    assert world.woken() == []
+    latest = world.state.latest_room
+    world.holds("n", 4, sm=0.01)
+    world.see(wanting_calm("q"))
+    assert world.state.latest_room > latest
+    world.state.apply([PodGone("q")])
+    assert world.state.latest_room == latest
+
+
+def test_who_asks_for_less_is_looked_at_anew() -> None:
+    world = World("n")
+    world.see(refused("p", "20Gi"))
+    world.holds("n", 16)
+    assert world.woken() == []
+    world.see(refused("p", "4Gi"))
+    world.holds("n", 15)
+    assert world.woken() == ["p"]
+
+
+def test_whose_namespace_asks_for_less_is_looked_at_anew() -> None:
+    world = World("n")
+    bare = refused("p")
+    metadata = msgspec.structs.replace(bare.metadata, annotations={})
+    bare = msgspec.structs.replace(bare, metadata=metadata)
+
+    def default(vram: str) -> None:
+        annotations = {DEFAULT_VRAM: vram}
+        namespace = Namespace(metadata=ObjectMeta(name="default", annotations=annotations))
+        world.state.apply([NamespaceSeen(namespace)])
+
+    default("20Gi")
+    world.see(bare)
+    world.holds("n", 16)
+    assert world.woken() == []
+    default("4Gi")
+    world.holds("n", 15)
+    assert world.woken() == ["p"]
+
+
+def test_a_look_may_be_interrupted_between_any_two_pods_and_names_the_same() -> None:
+    names = [f"n{i}" for i in range(6)]
+    whole, parts = World(*names), World(*names)
+    for world in (whole, parts):
+        world.see(*(refused(f"p{i}", f"{8 + i % 3}Gi", minute=i) for i in range(20)))
+        world.woken()
+        for name in names:
+            world.holds(name, 4)
+    found: list[str] = []
+    steps = 0
+    for named in parts.waking.look(parts.state, parts.journal, parts.now_s, parts.wall_s):
+        steps += 1
+        if named is not None:
+            found.append(named.metadata.uid)
+        # What comes in between is news for the next look.
+        parts.see(refused(f"late{steps}", minute=59))
+    assert steps > 20
+    assert found == whole.woken(0.0)
+    assert len(found) > len(names)
+
+
+def test_a_look_weighs_only_so_many_crowded_nodes_and_the_next_goes_on() -> None:
+    many = MOST_WEIGHED + 20
+    world = World("n")
+    # Each asks for something else, so that nothing learned of one is known of the next.
+    world.see(refused("first", "10Gi", minute=1))
+    world.see(*(refused(f"p{i:03}", f"{15_000 + i}Mi", minute=2) for i in range(many)))
+    world.see(refused("last", "10Gi", minute=3))
+    world.woken()
+    world.holds("n", 0)
+    assert world.woken() == ["first"]
+    assert world.waking.pending
+    assert world.woken() == ["last"]
 
 
 def test_who_is_gone_or_bound_is_forgotten() -> None:

@@ -216,8 +216,18 @@ class TestBind:
         stage.store.admit(pod("q"))
         assert stage.bind(stage.ask(pod("q"))) == Bound()
         assert stage.bind(stage.ask(pod())) == Declined(Reason.MEMORY_ON_ANY)
-        assert stage.calls == []
+        assert stage.calls == ["read_gpunode"]
         assert stage.promised == {"uid-q"}
+
+    def test_nobody_is_declined_for_what_a_watch_told_too_late(self, stage: Stage) -> None:
+        """The pod would pay for it with seconds of back-off."""
+        stage.store.admit(pod("q"))
+        assert stage.bind(stage.ask(pod("q"))) == Bound()
+        ask = stage.ask(pod())
+        stage.store.delete_pod("a", "q")
+        assert stage.remove(uid="uid-q", left=True)
+        assert stage.bind(ask) == Bound()
+        assert stage.promised == {"uid-p"}
 
     def test_a_node_without_an_object_has_not_reported(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
