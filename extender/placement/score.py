@@ -28,8 +28,8 @@ Scores = NDArray[np.float64]
 #: The most that kube-scheduler takes from an extender; the winner alone gets it.
 MAX_WIRE_SCORE = 10
 #: Measured with ``benchmarks.device_truth``; a node's own fullness settles what these leave.
-_PACK = {"device_full": 4 / 9, "devices_even": 4 / 9, "node_full": 1 / 9}
-_SPREAD = {"device_empty": 1 / 2, "node_empty": 1 / 2}
+_PACK = {"device_full": 4, "devices_even": 4, "node_full": 1}
+_SPREAD = {"device_empty": 1, "node_empty": 1}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,21 +89,21 @@ def rank_rows(
     device_left = np.where(fits, outcome.left_bytes, 0)
     taken = np.where(fits, outcome.taken_bytes, 0)
     node_left = np.maximum(snap.node_headroom_bytes.take(rows) - taken, 0)
-    largest = snap.largest_device_bytes
-    terms = {
-        "device_full": 1 - device_left / largest,
-        "node_full": 1 - node_left / snap.largest_node_bytes,
-    }
+    device_empty = device_left / snap.largest_device_bytes
+    node_empty = node_left / snap.largest_node_bytes
     if policy is ScoringPolicy.SPREAD:
-        terms = {"device_empty": 1 - terms["device_full"], "node_empty": 1 - terms["node_full"]}
+        weights, terms = _SPREAD, {"device_empty": device_empty, "node_empty": node_empty}
         device_left, node_left = -device_left, -node_left
     else:
-        terms["devices_even"] = (1 - outcome.wasted_bytes / largest) / 2
-    terms = {name: np.where(fits, np.clip(term, 0, 1), 0.0) for name, term in terms.items()}
-    weights = _SPREAD if policy is ScoringPolicy.SPREAD else _PACK
+        uneven = outcome.wasted_bytes / (2 * snap.largest_device_bytes)
+        even = np.minimum(np.maximum(0.5 - uneven, 0), 1)
+        weights = _PACK
+        terms = {"device_full": 1 - device_empty, "devices_even": even, "node_full": 1 - node_empty}
     scores = np.zeros(len(rows))
     for name, term in terms.items():
+        term *= fits  # others score 0
         scores += weights[name] * term
+    scores /= sum(weights.values())
     return Ranking(
         scores, terms, _first(~fits, -scores, node_left, device_left, snap.name_rank.take(rows))
     )
