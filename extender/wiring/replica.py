@@ -317,7 +317,6 @@ class Extender:
             elif time.monotonic() - resumed_s > LOOK_S:
                 await asyncio.sleep(0)  # kube-scheduler's calls do not wait for the whole of it
                 resumed_s = time.monotonic()
-
         await asyncio.gather(*wakes)
         if wakes:
             log.info("pods_woken", pods=len(wakes))

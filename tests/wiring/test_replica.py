@@ -2,14 +2,18 @@
 
 import asyncio
 import threading
+import time
+from datetime import UTC, datetime
 from typing import cast
 
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
-from extender.cluster.events import GPUNodeSeen, PodGone, PodSeen
+from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.ledger.protocol import Ledger
 from extender.settings import Settings
 from extender.wiring.replica import Extender
+from tests.builders import gpunode, kube_node, shared
+from tests.cluster.test_waking import refused
 
 GPU = ResourceRequirements(limits={"nvidia.com/gpu": "1"})
 
@@ -52,3 +56,29 @@ def test_what_another_thread_heard_first_is_applied_first() -> None:
         return extender.cluster.pod("u")
 
     assert asyncio.run(play()) is None
+
+
+def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
+    async def play() -> int:
+        extender = Extender(Settings(), unready=lambda: "")
+        stamp = datetime.now(UTC).isoformat()
+        node = gpunode(shared("a"), observed_at=stamp)
+        extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
+        # None of them fits, and each asks for something else, so that each is fitted.
+        waiting = [refused(f"p{i}", f"{30_000 + i}Mi") for i in range(400)]
+        extender.deliver([PodSeen(pod) for pod in waiting])
+        turns = 0
+
+        async def calls() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        others = asyncio.create_task(calls())
+        await extender.wake_once(cast(Ledger, None))
+        others.cancel()
+        return turns
+
+    # It takes at least a tenth of a second, in steps of some milliseconds.
+    assert asyncio.run(play()) > 10
