@@ -58,12 +58,22 @@ class Outcome:
 
 
 @dataclass(slots=True)
+class _Ground:
+    """What was known when pods were promised memory on one and the same report, and what came
+    after."""
+
+    basis: Basis
+    promises: dict[str, Reservation] = field(default_factory=dict)
+    bystanders: dict[str, Reservation] = field(default_factory=dict)
+    changes: set[Surprise] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _Pending:
     promise: Reservation
-    #: What was known when it was promised; then when others were, once for each report.
-    bases: list[Basis]
+    #: The one on which it was promised; those after it are others', who relied on what was known.
+    ground: _Ground
     at_s: float
-    changes: set[Surprise] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,13 +84,14 @@ class _Followed:
     status: GPUNodeStatus
     #: When it was heard of last, on the monotonic clock.
     at_s: float
+    #: What it promised then.
+    promises: Mapping[str, Reservation] = field(default_factory=dict)
     #: In the order in which they were promised.
     pending: dict[str, _Pending] = field(default_factory=dict)
+    #: From that of the first that is pending on.
+    grounds: list[_Ground] = field(default_factory=list)
     #: None where it was shown before it was followed.
     settled: dict[str, Outcome | None] = field(default_factory=dict)
-    #: All that were seen while any was pending.
-    promises: dict[str, Reservation] = field(default_factory=dict)
-    bystanders: dict[str, Reservation] = field(default_factory=dict)
 
 
 class Observations:
@@ -133,20 +144,22 @@ class Observations:
         if fresh or followed.pending:
             known = circumstances()
             self.bypassed(name, known.bystanders)
-            if followed.status is not status:
-                differs = changes(followed.status, status)
-                for pending in followed.pending.values():
-                    pending.changes |= differs
-            for uid in fresh:
-                self._follow(followed, uid, gpunode, status, known, at_s)
-            followed.promises.update(promises)
+            new = {uid: p for uid, p in promises.items() if uid not in followed.promises}
+            differs = changes(followed.status, status) if followed.grounds else set[Surprise]()
+            for ground in followed.grounds:
+                ground.promises |= new
+                ground.changes |= differs
+            if fresh:
+                _follow(followed, fresh, gpunode, status, known, at_s)
             self._compare(name, followed, status, at_s)
-        followed.status, followed.at_s = status, at_s
+            _prune(followed)
+        followed.status, followed.promises, followed.at_s = status, promises, at_s
 
     def bypassed(self, node: str, bystanders: Mapping[str, Reservation]) -> None:
         """Pods sit on the node that nobody promised anything; they may be gone before a report."""
-        if self.waits_on(node):
-            self._nodes[node].bystanders.update(bystanders)
+        followed = self._nodes.get(node)
+        for ground in followed.grounds if followed else ():
+            ground.bystanders |= bystanders
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
         """The node was weighed with what was seen last."""
@@ -167,35 +180,14 @@ class Observations:
         if followed is not None:
             self._forget(node, followed, {}, followed.at_s)
 
-    def _follow(
-        self,
-        followed: _Followed,
-        uid: str,
-        gpunode: GPUNode,
-        status: GPUNodeStatus,
-        known: Circumstances,
-        at_s: float,
-    ) -> None:
-        promise = gpunode.spec.reservations[uid]
-        if is_shown(status, uid, promise):
-            followed.settled[uid] = None
-            return
-        if not followed.pending:
-            followed.promises, followed.bystanders = {}, {}
-        together = {**known.bystanders, **gpunode.spec.reservations}
-        basis = Basis(status, together, known.leaving, known.device_choice)
-        followed.pending.pop(uid, None)  # promised anew, it is the last
-        followed.pending[uid] = _Pending(promise, [], at_s)
-        for pending in followed.pending.values():
-            if not pending.bases or pending.bases[-1].status is not status:
-                pending.bases.append(basis)
-
     def _compare(self, name: str, followed: _Followed, status: GPUNodeStatus, at_s: float) -> None:
         for uid, pending in list(followed.pending.items()):
             if not is_shown(status, uid, pending.promise):
                 continue
-            since = self._since(followed, pending, uid, status)
-            found = compare(uid, pending.bases, since)
+            later = followed.pending.keys() - {uid}
+            first = next(i for i, g in enumerate(followed.grounds) if g is pending.ground)
+            grounds = [(g.basis, _since(g, status, later)) for g in followed.grounds[first:]]
+            found = compare(uid, pending.promise, grounds)
             self._settle(
                 Outcome(
                     name,
@@ -210,19 +202,6 @@ class Observations:
                 ),
                 followed,
             )
-
-    def _since(
-        self, followed: _Followed, pending: _Pending, uid: str, status: GPUNodeStatus
-    ) -> Since:
-        every = followed.bystanders | followed.promises
-        later = {o: p for o, p in every.items() if o not in pending.bases[0].promises}
-        ours = {
-            other: promise
-            for other, promise in later.items()
-            if other in followed.promises and ADOPTED not in promise.flags
-        }
-        others = {other: promise for other, promise in later.items() if other not in ours}
-        return Since(status, ours, others, followed.pending.keys() - {uid}, pending.changes)
 
     def _settle(self, outcome: Outcome, followed: _Followed) -> None:
         del followed.pending[outcome.uid]
@@ -255,3 +234,44 @@ def _is_new(followed: _Followed, uid: str, promise: Reservation) -> bool:
         return False
     pending = followed.pending.get(uid)
     return pending is None or pending.promise.attempt != promise.attempt
+
+
+def _follow(
+    followed: _Followed,
+    fresh: Sequence[str],
+    gpunode: GPUNode,
+    status: GPUNodeStatus,
+    known: Circumstances,
+    at_s: float,
+) -> None:
+    promises = gpunode.spec.reservations
+    coming = [uid for uid in fresh if not is_shown(status, uid, promises[uid])]
+    followed.settled |= dict.fromkeys(set(fresh) - set(coming))
+    if not coming:
+        return
+    if not followed.grounds or followed.grounds[-1].basis.status is not status:
+        together = {**known.bystanders, **promises}
+        basis = Basis(status, together, known.leaving, known.device_choice)
+        followed.grounds.append(_Ground(basis))
+    for uid in coming:
+        followed.pending.pop(uid, None)  # promised anew, it is the last
+        followed.pending[uid] = _Pending(promises[uid], followed.grounds[-1], at_s)
+
+
+def _since(ground: _Ground, status: GPUNodeStatus, later: Set[str]) -> Since:
+    every = ground.bystanders | ground.promises
+    every = {o: p for o, p in every.items() if o not in ground.basis.promises}
+    ours = {
+        other: promise
+        for other, promise in every.items()
+        if other in ground.promises and ADOPTED not in promise.flags
+    }
+    others = {other: promise for other, promise in every.items() if other not in ours}
+    return Since(status, ours, others, later, ground.changes)
+
+
+def _prune(followed: _Followed) -> None:
+    """Forget what nobody who is pending was promised on, or before."""
+    first = next(iter(followed.pending.values()), None)
+    while followed.grounds and (first is None or followed.grounds[0] is not first.ground):
+        followed.grounds.pop(0)

@@ -150,21 +150,22 @@ def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
     return found
 
 
-def compare(uid: str, bases: Sequence[Basis], since: Since) -> Comparison:
+def compare(uid: str, promise: Reservation, grounds: Sequence[tuple[Basis, Since]]) -> Comparison:
     """Compare where the pod was predicted to sit with where it does.
 
-    ``bases``: what was known when it was bound, and when others were while it was on its way. Each
-    of these was let in with what was known then, so the pod must be where each of them allows.
+    ``grounds``: what was known when it was bound and came after, then the same for each report on
+    which others were while it was on its way. Each of these was let in with what was known then,
+    so the pod must be where each of them allows.
     """
-    promise = bases[0].promises[uid]
+    status = grounds[0][1].status
     said = predicted(promise)
     if _by_environment(promise):
-        seen = used(since.status, uid)
+        seen = used(status, uid)
         if set(seen) <= set(said):
             return Comparison(Result.HIT, said, seen)
         return Comparison(Result.MISS, said, seen, Surprise.DISOBEYED)
-    seen = observed(since.status, uid)
-    for basis in bases:
+    seen = observed(status, uid)
+    for basis, since in grounds:
         look = _Look(basis, since, seen)
         if not look.explained():
             return Comparison(Result.MISS, said, seen, _surprise(look))
