@@ -46,7 +46,9 @@ from agent.xids import XidWatch
 from contract.gpunode import GPUNodeStatus
 
 if TYPE_CHECKING:
+    from agent.cluster import KubernetesPublisher
     from agent.nodeapi import NodeApi
+    from agent.steering.helm import Helm
 
 _log = structlog.get_logger()
 
@@ -56,6 +58,8 @@ BAD_SETTINGS_STATUS = 2
 
 #: However often the checkpoint changes.
 SAMPLES_APART_S = 0.5
+#: When the agent ends: how long pods on their way may take to arrive where the ledger chose.
+LEAVE_WITHIN_S = 6.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,21 +145,27 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
     board = Board(settings.node, time.monotonic, stale_after_s)
     courier: Courier | None = None
     server: Server | None = None
+    helm: Helm | None = None
     try:
         if settings.publish and not settings.as_json:
-            courier, porter, api = _cluster(settings, board)
+            courier, porter, api, publisher = _cluster(settings, board)
             camera.probes.append(api)
             camera.followers.insert(0, api)
+            helm = _helm(settings, publisher, board, api, wake)
         if not settings.as_json:
             ask = None if courier is None else porter.ask
             writes = {} if courier is None else courier.writes
-            server = Server(board, settings.host, settings.port, ask, writes)
+            answers = None if helm is None else helm.answers
+            server = Server(board, settings.host, settings.port, ask, writes, answers)
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))
         return BAD_SETTINGS_STATUS
     if server is not None:
         server.start()
         _log.info("started", node=settings.node, port=server.port, pid=os.getpid())
+    if helm is not None:
+        camera.followers.append(helm)
+        helm.start()
     try:
         with watched(settings.checkpoint, wake.set):
             _loop(settings, camera, courier, board, stop, wake)
@@ -163,10 +173,28 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
         _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
         return GIVEN_UP_STATUS
     finally:
+        if helm is not None and courier is not None:
+            _leave(helm, camera, courier, board)
         if server is not None:
             server.stop()
     _log.info("stopped")
     return 0
+
+
+def _leave(helm: "Helm", camera: Camera, courier: Courier, board: Board) -> None:
+    """Give the kubelet back to the plugin, once nobody counts on our choice any more.
+
+    An API server that does not answer is not waited for: the kubelet hears of no new pods either.
+    """
+    helm.leave()
+    until_s = time.monotonic() + LEAVE_WITHIN_S
+    while time.monotonic() < until_s and not helm.may_leave:
+        began_s = time.monotonic()
+        status, readings = camera.take()
+        board.show(status, pod_sm(readings))
+        courier.deliver(status, began_s)
+        time.sleep(SAMPLES_APART_S)
+    helm.stop()
 
 
 def _loop(
@@ -231,7 +259,36 @@ class _CannotStart(Exception):
     pass
 
 
-def _cluster(settings: Settings, board: Board) -> "tuple[Courier, Porter, NodeApi]":
+def _helm(
+    settings: Settings,
+    publisher: "KubernetesPublisher",
+    board: Board,
+    api: "NodeApi",
+    wake: threading.Event,
+) -> "Helm | None":
+    """What makes the kubelet take the device that the ledger chose, where that is wanted."""
+    kubelet = settings.checkpoint, settings.pod_resources
+    if settings.steer:
+        from agent.steering.helm import Helm
+
+        return Helm(
+            settings.steer,
+            *kubelet,
+            publisher,
+            lambda: board.fresh,
+            lambda: api.reserve_bytes,
+            wake.set,
+        )
+    if any(settings.checkpoint.parent.glob("headroom-*.sock")):
+        from agent.steering.helm import tidy
+
+        tidy(*kubelet)
+    return None
+
+
+def _cluster(
+    settings: Settings, board: Board
+) -> "tuple[Courier, Porter, NodeApi, KubernetesPublisher]":
     """Whoever delivers to the cluster, answers for it, and asks it."""
     try:
         from agent.cluster import KubernetesPublisher, NoCluster, connect
@@ -254,7 +311,7 @@ def _cluster(settings: Settings, board: Board) -> "tuple[Courier, Porter, NodeAp
     )
     api = NodeApi(client, settings.node)
     porter = Porter(publisher, lambda: board.fresh, lambda: api.reserve_bytes, time.monotonic)
-    return courier, porter, api
+    return courier, porter, api, publisher
 
 
 def _version() -> str:

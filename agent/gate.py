@@ -19,7 +19,7 @@ Two pods that are too much together are both told no, whichever asks first: the 
 memory of its answers that a restart could lose. When one of them goes, the other is told yes.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,7 +64,7 @@ def judge(
     if HOLDINGS_SOURCES.isdisjoint(s.name for s in sample.sources if s.state == "ok"):
         return Verdict("not yet", "the kubelet does not tell which pod holds which device")
     held = _held(sample, uid)
-    if not held or any(_missing(sample, uid, charge) for charge in reservation.charges):
+    if not held or any(missing(sample, uid, charge) for charge in reservation.charges):
         return Verdict("not yet", "this pod does not hold all its devices yet")
     if node.status is None or _held(node.status, uid) != held:
         return Verdict("not yet", "the report of where this pod is was not written yet")
@@ -94,28 +94,18 @@ def _room(
     if min(first.memory_bytes, first.reserved_bytes, first.used_bytes) < 0:
         return Verdict("not yet", "the memory of the device that this pod got is not known")
     allocatable_bytes = first.memory_bytes - first.reserved_bytes - reserve_bytes
-    uuids = {device.uuid for device in memory}
-    rows = [row for row in sample.pods if row.device in uuids]
-    if any(row.replica and _promised_to(row, spec) not in spec.reservations for row in rows):
+    rows = rows_in(memory, sample)
+    if any(row.replica and promised_to(row, spec) not in spec.reservations for row in rows):
         return Verdict("not yet", "a pod on its device is not in the ledger yet")
-    explained_bytes = 0
-    seen = {_promised_to(row, spec) for row in rows}
-    for key in seen | _certain(spec, uuids):
-        figures = [row.used_bytes for row in rows if _promised_to(row, spec) == key]
-        used_bytes = sum(figure or 0 for figure in figures)
-        promise = spec.reservations.get(key)
-        uses = used_bytes > 0 or None in figures
-        asked_bytes = 0 if promise is None else _asked(promise, memory, uses)
-        explained_bytes += max(asked_bytes, used_bytes)
-    sitting_bytes = explained_bytes
-    sitting_bytes += max(0, _unowned(memory, rows, explained_bytes) - tolerance_bytes)
+    seen = {promised_to(row, spec) for row in rows}
+    sitting_bytes = taken_bytes(memory, spec, rows, tolerance_bytes)
     if sitting_bytes > allocatable_bytes:
         return Verdict("no", "the device that this pod got has no room for it")
     # Of an unshared device nobody gets a replica while this pod has it.
     shared = first.sharing != "none" or len(memory) > 1
     coming = spec.reservations.items() if shared else ()
     coming_bytes = sum(
-        _asked(promise, memory, uses=False)
+        asked(promise, memory, uses=False)
         for other, promise in coming
         if other not in seen and any(_may_come(sample, other, c, memory) for c in promise.charges)
     )
@@ -124,12 +114,37 @@ def _room(
     return Verdict("yes")
 
 
+def rows_in(memory: Iterable[Device], sample: GPUNodeStatus) -> list[PodUse]:
+    uuids = {device.uuid for device in memory}
+    return [row for row in sample.pods if row.device in uuids]
+
+
+def taken_bytes(
+    memory: Sequence[Device],
+    spec: GPUNodeSpec,
+    rows: Sequence[PodUse],
+    tolerance_bytes: int,
+    stranger_bytes: int = 0,
+) -> int:
+    """What those that sit in one memory were promised or use, whichever is more, and what nobody
+    that we know uses. A pod without a promise counts as ``stranger_bytes`` at least."""
+    explained_bytes = 0
+    for key in {promised_to(row, spec) for row in rows} | certain(spec, memory):
+        figures = [row.used_bytes for row in rows if promised_to(row, spec) == key]
+        used_bytes = sum(figure or 0 for figure in figures)
+        promise = spec.reservations.get(key)
+        uses = used_bytes > 0 or None in figures
+        asked_bytes = stranger_bytes if promise is None else asked(promise, memory, uses)
+        explained_bytes += max(asked_bytes, used_bytes)
+    return explained_bytes + max(0, _unowned(memory, rows, explained_bytes) - tolerance_bytes)
+
+
 def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
     """(device, replica) of the pod."""
     return {(row.device, row.replica) for row in status.pods if row.uid == uid and row.replica}
 
 
-def _missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
+def missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
     """Replicas of a charge that the pod does not hold; one held by two containers counts once.
 
     By device, not by resource alone: a plugin that was configured anew can have renamed it.
@@ -142,8 +157,9 @@ def _missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
     return max(0, charge.count - sum(uuid in meant for uuid, _ in _held(status, uid)))
 
 
-def _certain(spec: GPUNodeSpec, uuids: Set[str]) -> set[str]:
+def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
     """Those whose own variable shows them one of these devices, wherever their replicas are."""
+    uuids = {device.uuid for device in memory}
     return {
         uid
         for uid, promise in spec.reservations.items()
@@ -152,7 +168,7 @@ def _certain(spec: GPUNodeSpec, uuids: Set[str]) -> set[str]:
 
 
 def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[Device]) -> bool:
-    if charge.by_environment or not _missing(status, uid, charge):
+    if charge.by_environment or not missing(status, uid, charge):
         return False
     return any(
         device.uuid in charge.candidates
@@ -161,7 +177,7 @@ def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[
     )
 
 
-def _promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
+def promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
     """The uid that a row's pod has in the ledger; PodResources alone tells names only, and the
     kubelet knows a static pod by another uid than the API server."""
     if row.uid and not is_static(row.uid):
@@ -174,7 +190,7 @@ def _promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
     return named[0] if len(named) == 1 else f"{row.namespace}/{row.name}"
 
 
-def _asked(promise: Reservation, memory: Iterable[Device], uses: bool) -> int:
+def asked(promise: Reservation, memory: Iterable[Device], uses: bool) -> int:
     """The most that was promised for any device of the memory, of every charge that can be there.
 
     Where a device was not thought of it is the most for any, as the extender has it. Whose own

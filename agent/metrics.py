@@ -58,16 +58,23 @@ class Shown:
 
 
 class AgentCollector(Collector):
-    """``shown`` is None before the first sample; ``writes`` counts (what, outcome)."""
+    """``shown`` is None before the first sample; ``writes`` counts (what, outcome), ``answers``
+    (resource, result), None where nothing is steered."""
 
     def __init__(
-        self, shown: Callable[[], Shown | None], writes: Mapping[tuple[str, str], int]
+        self,
+        shown: Callable[[], Shown | None],
+        writes: Mapping[tuple[str, str], int],
+        answers: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         self._shown = shown
         self._writes = writes
+        self._answers = answers
 
     def collect(self) -> Iterator[Metric]:
         yield _writes(self._writes)
+        if self._answers is not None:
+            yield _steered(self._answers)
         shown = self._shown()
         if shown is None:
             return
@@ -92,6 +99,17 @@ def profile_of(device: Device) -> str:
     """The MIG profile of its GPU instance, as in 1g.10gb; empty for a whole GPU."""
     match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
     return match["profile"] if match else ""
+
+
+def _steered(counts: Mapping[tuple[str, str], int]) -> Metric:
+    family = CounterMetricFamily(
+        "headroom_agent_steered",
+        "Containers for which the kubelet asked us, by what became of it",
+        labels=["resource", "result"],
+    )
+    for (resource, result), count in sorted(dict(counts).items()):
+        family.add_metric([resource, result], count)
+    return family
 
 
 def _writes(counts: Mapping[tuple[str, str], int]) -> Metric:

@@ -214,6 +214,13 @@ class TopologyReading:
     policy: str
 
 
+@dataclass(frozen=True, slots=True)
+class SteeredReading:
+    """Of this resource the kubelet takes the device that the ledger chose."""
+
+    resource: str
+
+
 Reading = (
     DriverReading
     | DeviceReading
@@ -231,6 +238,7 @@ Reading = (
     | MirrorReading
     | PluginReading
     | TopologyReading
+    | SteeredReading
 )
 
 

@@ -78,10 +78,11 @@ class Server:
         port: int,
         ask: Callable[[str], Verdict] | None,
         writes: Mapping[tuple[str, str], int],
+        answers: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """``ask`` answers for the pod of a uid; None where there is no cluster."""
         registry = CollectorRegistry()
-        registry.register(AgentCollector(lambda: board.shown, writes))
+        registry.register(AgentCollector(lambda: board.shown, writes, answers))
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds for one request; a silent client may not keep a thread

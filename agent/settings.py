@@ -47,6 +47,8 @@ class Settings:
     proc: Path
     #: The host's cgroups (v2).
     cgroups: Path
+    #: Resources of which we make the kubelet take the device that the ledger chose.
+    steer: tuple[str, ...]
     #: Print one sample and end.
     once: bool
     #: Seconds between the first sample and the one that is printed: some figures compare two.
@@ -81,6 +83,8 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
     add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
     add("--state", default=env.get("HEADROOM_STATE", ""), metavar="FILE", help="kept over restarts")
+    steered = "resources, by comma: the kubelet takes the device that the ledger chose"
+    add("--steer", default=env.get("HEADROOM_STEER", ""), metavar="RESOURCE", help=steered)
     add("--once", action="store_true", help="print who uses the GPUs as a table, and end")
     add("--pause", type=float, default=1.0, metavar="S", help="before the sample of --once")
     add("--json", action="store_true", help="print each status as JSON; no cluster, no server")
@@ -127,6 +131,15 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
             f"({args.heartbeat}); right is, for example, --driver-timeout 10"
         )
+    steer = tuple(dict.fromkeys(name.strip() for name in args.steer.split(",") if name.strip()))
+    for name in steer:
+        if not name.removeprefix("nvidia.com/") or not name.startswith("nvidia.com/"):
+            parser.error(
+                f"--steer {name!r} is no resource of NVIDIA's device plugin; "
+                "right is, for example, --steer nvidia.com/gpu"
+            )
+    if steer and (args.no_publish or args.json):
+        parser.error("--steer asks the ledger, so it cannot go with --no-publish or --json")
     return Settings(
         node=args.node,
         namespace=args.namespace,
@@ -146,6 +159,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         pod_resources=args.pod_resources,
         proc=args.proc,
         cgroups=args.cgroups,
+        steer=steer,
         once=args.once,
         pause_s=args.pause,
         as_json=args.json,

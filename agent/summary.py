@@ -34,6 +34,7 @@ from agent.probes import (
     RegisteredReading,
     SharingReading,
     SourceReading,
+    SteeredReading,
     TopologyReading,
 )
 from agent.shares import Share, Told, plugin, shares
@@ -135,7 +136,9 @@ def summarise(
         pods=attributed.pods[:MAX_PODS],
         limits=limits[:MAX_PODS],
         unowned_processes=attributed.strangers[:MAX_UNOWNED_PROCESSES],
-        plugin=plugin(told),
+        plugin=msgspec.structs.replace(
+            plugin(told), steered=sorted(r.resource for r in _all(readings, SteeredReading))
+        ),
         sources=sources,
         summary=_summary(devices),
         conditions=_dated(_conditions(driver, sources), now, before),

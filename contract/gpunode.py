@@ -157,6 +157,8 @@ class Plugin(KubeStruct, frozen=True):
     fail_requests_greater_than_one: bool | None = None
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
     pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
+    #: Resources of which the kubelet takes the device that the ledger chose.
+    steered: list[str] = msgspec.field(default_factory=list)
     #: Where this was learned, as in "plugin-config,configz".
     source: str = ""
 
@@ -233,6 +235,8 @@ class Charge(KubeStruct, frozen=True):
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides and not the plugin: then every candidate
     #: is charged, wherever the replica is that the pod is given.
     by_environment: bool = False
+    #: Uuid of the device that the agent is to let the kubelet take; empty where the plugin chooses.
+    choice: str = ""
 
 
 class Reservation(KubeStruct, frozen=True):

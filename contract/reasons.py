@@ -101,6 +101,11 @@ class Reason(Enum):
         "more than one replica of a shared GPU in one container",
         False,
     )
+    OTHERS_ARRIVING = (
+        "others_arriving",
+        "pods on their way to the node are promised another GPU",
+        False,
+    )
     NO_REPLICA = ("no_replica", "no free GPU replica", True)
     MEMORY_ON_ANY = ("memory_on_any", "insufficient GPU memory on any device", True)
     MEMORY_ON_SOME = (

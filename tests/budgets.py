@@ -20,7 +20,7 @@ BUDGETS_S = {
     "e2e": 550,
     "gobin": 10,
     "helm": 5,
-    "kubelet": 220,
+    "kubelet": 300,
     "ledger": 20,
     "model": 60,
     "nvidia": 45,

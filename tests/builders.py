@@ -80,9 +80,13 @@ def use(uid: str, on: str, used_bytes: int | None = 0, **other: Any) -> PodUse:
 
 
 def promise(
-    candidates: Mapping[str, int], count: int = 1, resource: str = GPU, name: str = "q"
+    candidates: Mapping[str, int],
+    count: int = 1,
+    resource: str = GPU,
+    name: str = "q",
+    choice: str = "",
 ) -> Reservation:
-    charge = Charge(resource=resource, count=count, candidates=dict(candidates))
+    charge = Charge(resource=resource, count=count, candidates=dict(candidates), choice=choice)
     return Reservation(namespace="default", name=name, charges=[charge])
 
 

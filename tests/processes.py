@@ -61,6 +61,12 @@ class Processes:
         process.kill()
         process.wait()
 
+    def end(self, name: str) -> None:
+        """SIGTERM; returns when the process has ended by itself."""
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(timeout=60)
+
     def pause(self, name: str) -> None:
         """Freeze it: its connections stay open and nothing answers."""
         self._processes[name].send_signal(signal.SIGSTOP)

@@ -1,7 +1,7 @@
-"""Reads protobuf messages field by field.
+"""Reads protobuf messages field by field, and writes the few that the agent sends.
 
-The agent asks two calls and reads six fields of each; that is cheaper than the protobuf runtime and
-generated code, and cannot break with their versions.
+The agent knows a handful of messages and a few fields of each; that is cheaper than the protobuf
+runtime and generated code, and cannot break with their versions.
 """
 
 from collections.abc import Iterator
@@ -47,6 +47,24 @@ def text(value: bytes | int) -> str:
         return message(value).decode()
     except UnicodeDecodeError as err:
         raise BadMessage("text that is not UTF-8") from err
+
+
+def field(number: int, value: bytes | str | int) -> bytes:
+    """One field as it is written; a message is its fields one after the other."""
+    if isinstance(value, int):
+        return _as_varint(number << 3) + _as_varint(value)
+    content = value.encode() if isinstance(value, str) else value
+    return _as_varint(number << 3 | 2) + _as_varint(len(content)) + content
+
+
+def _as_varint(value: int) -> bytes:
+    """Of a number that is not negative."""
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

@@ -463,9 +463,22 @@ class ClusterState:
 
     def _assume(self, pod: Pod, node: str) -> None:
         gpunode = self._gpunodes.get(node)
-        if gpunode is not None and (promise := self.adopt(pod, gpunode)) is not None:
+        if gpunode is None:
+            return
+        promise = self._choice(pod, gpunode) or self.adopt(pod, gpunode)
+        if promise is not None:
             self._assumed.setdefault(node, {})[pod.metadata.uid] = promise
             self._dirty[node] = None
+
+    def _choice(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """What is about to be promised where the device is ours to choose; None elsewhere."""
+        if gpunode.status is None or not gpunode.status.plugin.steered:
+            return None
+        placement = self.judge(pod, gpunode, NEVER_S)
+        if isinstance(placement, Reason) or not all(c.choice for c in placement.charges):
+            return None
+        charges = list(placement.charges)
+        return Reservation(pod.metadata.namespace, pod.metadata.name, charges) if charges else None
 
     def _put_namespace(self, namespace: Namespace) -> None:
         annotations = namespace.metadata.annotations or {}

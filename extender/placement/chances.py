@@ -1,7 +1,7 @@
 """What the plugin could do with each device of one node, as its report shows it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from contract.annotations import DeviceChoice
@@ -39,14 +39,16 @@ def chances(
     plugin: Plugin,
     device_choice: DeviceChoice,
     picks: Mapping[str, int],
+    promised: Mapping[str, Set[str]],
     leaving: Sequence[int],
     explained: Sequence[int],
 ) -> list[Chance]:
     """The chance of each device, in their order.
 
-    ``picks``: resource -> replicas that pods on their way wait for. ``leaving`` and ``explained``
-    count, by device, the replicas that the report shows in the hands of pods that are ending, and
-    of pods at all.
+    ``picks``: resource -> replicas that pods on their way wait for; ``promised``: resource -> the
+    devices that the ledger chose for them, "" where it left that to the plugin. ``leaving`` and
+    ``explained`` count, by device, the replicas that the report shows in the hands of pods that
+    are ending, and of pods at all.
     """
     times = Counter(device.uuid for device in devices)
     doubted = {d.resource for d in devices if times[d.uuid] > 1 or not _countable(d)}
@@ -56,16 +58,28 @@ def chances(
     for slot, device in enumerate(devices):
         numa_node = device.numa_node if aligned else None
         offered.setdefault((device.resource, numa_node), []).append(slot)
+    # Of those the kubelet may take a device whatever anybody prefers.
+    times_offered = Counter(resource for resource, _ in offered)
+    divided = {resource for resource, count in times_offered.items() if count > 1}
     found: dict[int, Chance] = {}
     for (resource, _), slots in offered.items():
-        # Gated, steered and pinned nodes are admitted to as predicted ones are: that is safe.
+        # Gated and pinned nodes are admitted to as predicted ones are: that is safe.
         policy: Policy = plugin.allocation_policy
-        if resource in doubted:
+        wanted = promised.get(resource, frozenset())
+        place_wanted = None
+        if resource in doubted or any(wanted):
+            # What is left of a time in which it was steered is not the plugin's choice.
             policy = "unknown"
+        if resource in plugin.steered and _shared(devices[slot] for slot in slots):
+            policy = "unknown"
+            places = {devices[slot].uuid: place for place, slot in enumerate(slots)}
+            if resource not in doubted | divided and wanted <= places.keys() and len(wanted) < 2:
+                policy = "steered"
+                place_wanted = next((places[uuid] for uuid in wanted), None)
         if device_choice is DeviceChoice.ANY:
             policy = "any"
         stocks = [_stock(devices[slot], leaving[slot]) for slot in slots]
-        chosen = choice(policy, stocks)
+        chosen = choice(policy, stocks, place_wanted)
         for place, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):
             found[slot] = Chance(
                 policy=policy,
@@ -77,6 +91,11 @@ def chances(
                 _place=place,
             )
     return [found[slot] for slot in range(len(devices))]
+
+
+def _shared(devices: Iterable[Device]) -> bool:
+    """Whether the agent has an opinion on them, as on GPUs that pods share and on nothing else."""
+    return any(device.sharing != "none" and device.kind == "gpu" for device in devices)
 
 
 def may_have_free_replica(device: Device) -> bool:

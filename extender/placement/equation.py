@@ -259,6 +259,7 @@ def _ways(
         status.plugin,
         device_choice,
         queue.picks,
+        queue.promised,
         [uses.replicas_of(slot, leaving) for slot in slots],
         [uses.replicas_of(slot) for slot in slots],
     )
@@ -456,6 +457,8 @@ class _Queue:
         self._holders: dict[str, Holder] = {}
         #: Resource -> replicas waited for.
         self.picks = Counter[str]()
+        #: Resource -> the devices that were chosen for those that wait; "" where none was.
+        self.promised: dict[str, set[str]] = {}
         #: Resource -> pod, its charge, the most that it asks for on any device.
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
         #: Uuid -> those that were promised the device under a name that it had before.
@@ -467,6 +470,7 @@ class _Queue:
                 if not (missing := uses.missing(uid, charge)):
                     continue
                 self.picks[resource] += missing
+                self.promised.setdefault(resource, set()).add(charge.choice)
                 if charge.by_environment:
                     continue  # it takes a replica away, and no memory of its device
                 most_bytes = max(charge.candidates.values(), default=0)

@@ -74,6 +74,10 @@ class Explanation:
 def because(terms: DeviceTerms) -> str:
     """Why the plugin could give the device to the next pod, or why it cannot."""
     first, coming = terms.first, terms.awaited_replicas
+    if terms.policy == "steered" and terms.device.replicas.free > 0:
+        if first is None:
+            return "pods on their way are promised another device, and until then all are"
+        return "we choose: the agent makes the kubelet take the device that was promised"
     if first is None:
         return "no replica of it is free"
     if terms.policy == "any":
@@ -97,12 +101,15 @@ def certainty(node: NodeTerms) -> str:
     ``exact``: of every resource there is one candidate at most. ``slot-safe``: nobody asks for
     more than a replica is worth, so that nothing the plugin can do overcommits. Else the device is
     ``predicted``: a set of candidates, each with room; or ``any``: so the node wishes; or
-    ``pinned``: the device that we choose, for pods that let their variable follow the placement.
+    ``pinned``: the device that we choose, for pods that let their variable follow the placement; or
+    ``steered``: the device that we choose, for all.
     """
     if any(terms.policy == "any" for terms in node.devices):
         return "any"
     if node.pins:
         return "pinned"
+    if any(terms.policy == "steered" for terms in node.devices):
+        return "steered"
     next_ones = Counter(
         terms.device.resource
         for terms in node.devices

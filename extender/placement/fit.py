@@ -5,13 +5,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.amounts import Places, needed
 from extender.placement.candidates import Mask, candidates, slots_of
 from extender.placement.environment import by_environment, overruled
 from extender.placement.mps import above_cap
 from extender.placement.request import Ask, VramRequest
-from extender.placement.snapshot import CODE_OF, REASONS, SHARING, Bytes2D, Rows, Snapshot
+from extender.placement.snapshot import (
+    CODE_OF,
+    MOST_BYTES,
+    REASONS,
+    SHARING,
+    Bytes2D,
+    Rows,
+    Snapshot,
+)
 from extender.placement.visible import Visible
 
 Codes = NDArray[np.int8]
@@ -21,6 +30,8 @@ _OBSTACLES = {
     Visible.REFUSED: Reason.CHOOSES_DEVICES,
     Visible.BY_PLACEMENT: Reason.NOT_PINNED,
 }
+#: What a node whose device we choose is not refused for, if on no device there is room.
+_NOT_STEERED = (0, CODE_OF[Reason.MEMORY_ON_SOME])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +154,15 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
+    steered = (slots & (columns.steered == 1)).any(axis=1)
+    stuck = None
+    if by_itself is None and steered.any():
+        usable = could & (columns.replicas_free - columns.replicas_awaited >= ask.count)
+        usable &= ~np.array([*faults.values()]).any(axis=0)
+        spreads = request.policy is ScoringPolicy.SPREAD
+        could = np.where(steered[:, None], _chosen(could, usable, room - need, spreads), could)
+        looked_at = np.where(steered[:, None], could, looked_at)
+        stuck = steered & ~(usable & enough).any(axis=1)
     # All at once: for a few nodes the number of numpy's calls is what counts.
     faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
     refused = {
@@ -150,10 +170,28 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
         Reason.NO_REPLICA: free - awaited < ask.count,
         **dict(zip(faults, faulty, strict=False)),
+        **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (awaited > 0)}),
         Reason.MEMORY_ON_ANY: ~(looked_at & enough).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
     codes = np.zeros(len(snap.nodes), np.int8)
     for reason, where in reversed(refused.items()):  # the first one is told
         codes[where] = CODE_OF[reason]
+    if stuck is not None:
+        # Enough memory where replicas are too few.
+        codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
     return AskVerdict(ask, rows, codes, could, need, room)
+
+
+def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, spreads: bool) -> Mask:
+    """(n, slots) the device that we choose, as the only one that the pod could end on: the one on
+    which least is left, or most. Where it fits on none, all that decide why not."""
+    fitting = usable & (left_bytes >= 0)
+    if spreads:
+        best = np.where(fitting, left_bytes, -1).argmax(axis=1)
+    else:
+        best = np.where(fitting, left_bytes, MOST_BYTES).argmin(axis=1)
+    chosen = fitting & (best[:, None] == np.arange(could.shape[1]))
+    rest = np.where(usable.any(axis=1, keepdims=True), usable, could)
+    narrowed: Mask = np.where(fitting.any(axis=1, keepdims=True), chosen, rest)
+    return narrowed

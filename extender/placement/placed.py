@@ -52,6 +52,7 @@ def _charge(
 ) -> Charge:
     """``by_itself``: the pod's own variable decides, and nobody can push it further."""
     named = possible if by_itself else _worth_naming(verdict, node, i)
+    steered = len(possible) == 1 and node.devices[possible[0]].policy == "steered"
     return Charge(
         resource=verdict.ask.resource,
         count=verdict.ask.count,
@@ -60,6 +61,7 @@ def _charge(
         },
         beyond=[node.devices[slot].device.uuid for slot in named if slot not in possible],
         by_environment=by_itself,
+        choice=node.devices[possible[0]].device.uuid if steered and not by_itself else "",
     )
 
 

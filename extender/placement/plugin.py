@@ -15,6 +15,10 @@ only: it lowers it, and another device that lets go only gets in its way.
 *packed* takes the device with the most, and fills it: a device has its turn when those that hold
 more, and cannot fall below it by letting go, are full.
 
+*steered* takes the device that the ledger chose: the agent answers in the plugin's stead. As long
+as pods are on their way it is the same one for all of them, so that it does not matter for which
+of them the kubelet asks; for the next to come after those it may be any.
+
 Of an unknown policy it is only known that it takes a free replica. Where the topology manager
 aligns, the plugin is offered the replicas of some NUMA nodes only; the first of those is the first
 of its own NUMA node, so every NUMA node is a world of its own, to which all picks may go.
@@ -28,7 +32,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
-Policy = Literal["distributed", "packed", "unknown", "any"]
+Policy = Literal["distributed", "packed", "unknown", "any", "steered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,9 @@ class Choice(Protocol):
         ...
 
 
-def choice(policy: Policy, stocks: Sequence[Stock]) -> Choice:
-    """The choice among devices of one resource that are offered together."""
+def choice(policy: Policy, stocks: Sequence[Stock], promised: int | None = None) -> Choice:
+    """The choice among devices of one resource that are offered together; where it is steered,
+    ``promised`` is the place of the device that those on their way go to, if any are."""
     match policy:
         case "distributed":
             return _Distributed(stocks)
@@ -66,6 +71,8 @@ def choice(policy: Policy, stocks: Sequence[Stock]) -> Choice:
             return _AnyFree(stocks)
         case "any":
             return _Every()
+        case "steered":
+            return _Steered(stocks, promised)
 
 
 class _Distributed:
@@ -136,3 +143,18 @@ class _Every:
 
     def most(self, device: int, picks: int, gone: int) -> int:
         return picks
+
+
+class _Steered:
+    def __init__(self, stocks: Sequence[Stock], promised: int | None) -> None:
+        self._stocks = stocks
+        self._promised = promised
+
+    def first(self, device: int) -> int | None:
+        open_to_all = self._promised is None or self._promised == device
+        return 0 if open_to_all and self._stocks[device].free else None
+
+    def most(self, device: int, picks: int, gone: int) -> int:
+        if self._promised not in (None, device):
+            return 0
+        return min(picks, self._stocks[device].free + gone)

@@ -95,8 +95,9 @@ class VramRequest:
     @property
     def kind(self) -> "Kind":
         """All that ``fit`` looks at: requests of one kind fit on the same nodes."""
-        # Who is pinned is shown the best device, and which that is the policy says.
-        policy = self.policy if self.visible is Visible.BY_PLACEMENT else None
+        # Where the device is ours to choose, the policy says which is best.
+        spreads = ScoringPolicy.SPREAD if self.policy is ScoringPolicy.SPREAD else None
+        policy = self.policy if self.visible is Visible.BY_PLACEMENT else spreads
         pinning = self.visible, policy, self.pinned_to
         return self.asks, self.max_sm_ppm, self.processes, pinning
 

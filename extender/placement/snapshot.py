@@ -73,6 +73,8 @@ class Columns:
     #: The fewest replicas that a pod must ask for to be possibly given one of this device; more
     #: than anybody asks for where it never is.
     reach: Int2D
+    #: 1 where the agent makes the kubelet take the device that the ledger chooses.
+    steered: Int2D
     #: 1 where a container that asks for more than one replica is refused after it was bound.
     single: Int2D
     #: Index into ``Snapshot.resources``.

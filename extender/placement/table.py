@@ -166,6 +166,7 @@ class Table:
             ),
             "replicas_awaited": min(terms.awaited_replicas, MANY),
             "reach": reach(terms),
+            "steered": int(terms.policy == "steered"),
             "single": int(terms.single),
             "resource": self._resources.setdefault(device.resource, len(self._resources)),
             "sharers": terms.sharers,

@@ -89,7 +89,8 @@ STATUS = GPUNodeStatus(
 
 def families(shown: Shown | None) -> dict[str, Metric]:
     registry = CollectorRegistry()
-    registry.register(AgentCollector(lambda: shown, {("report", "accepted"): 3}))
+    answers = None if shown is None else {("nvidia.com/gpu", "promised"): 7}
+    registry.register(AgentCollector(lambda: shown, {("report", "accepted"): 3}, answers))
     text = generate_latest(registry).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
@@ -221,6 +222,8 @@ def test_the_agent_tells_of_itself(told: dict[str, Metric]) -> None:
         ("heartbeat", "accepted"): 0, ("heartbeat", "failed"): 0,
     }  # fmt: skip
     assert values(told["headroom_agent_sample_age_seconds"]) == {(): 2.5}
+    steered = values(told["headroom_agent_steered"], "resource", "result")
+    assert steered == {("nvidia.com/gpu", "promised"): 7}
 
 
 def test_before_the_first_sample_there_are_no_figures() -> None:

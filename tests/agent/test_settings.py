@@ -21,6 +21,7 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         "HEADROOM_RESOURCE": "nvidia.com/gpu.shared",
         "HEADROOM_REPLICAS": "4",
         "HEADROOM_SHARING": "mps",
+        "HEADROOM_STEER": "nvidia.com/gpu, nvidia.com/gpu.shared",
     }
     settings = read_settings([], env)
     assert (settings.resource, settings.replicas, settings.sharing) == (
@@ -28,6 +29,7 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         4,
         "mps",
     )
+    assert settings.steer == ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,10 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="shared by no means"),
         pytest.param(["--node", "n", "--sharing", "mps"], "contradict", id="shared by one"),
         pytest.param(["--node", "n", "--replicas", "0"], "is not 1..", id="no replica"),
+        pytest.param(["--node", "n", "--steer", "gpu"], "nvidia.com/gpu", id="another's resource"),
+        pytest.param(
+            ["--node", "n", "--steer", "nvidia.com/gpu", "--no-publish"], "ledger", id="no ledger"
+        ),
         pytest.param(["--node", "n", "--listen", "9410x"], "HOST:PORT", id="no port"),
         pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="no interval"),
         pytest.param(

@@ -52,6 +52,7 @@ OPERATOR = Plugin(
     device_list_strategy="cdi-annotations,cdi-cri",
     pinning="ignored",
 )
+STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
 PINNED = {DEVICE_CHOICE: "pinned"}
 SMALL = "nvidia.com/mig-1g.10gb"
 LABELS = {
@@ -198,6 +199,23 @@ KINDS = (
         of(choosing(container())),
         node(used("GPU-a", 4, 1), used("GPU-b", 20, 3), plugin=OBEYS),
         rules=Rules(visible_devices=VisibleDevices.CHARGE),
+    ),
+    Kind(
+        "Steered: any device with room will do, and the fullest is taken",
+        "8 GiB",
+        pod("8Gi"),
+        node(used("GPU-a", 4, 1), used("GPU-b", 12, 2), used("GPU-c", 20, 0), plugin=STEERED),
+    ),
+    Kind(
+        "Steered, while another pod is on its way",
+        "16 GiB",
+        pod("16Gi"),
+        node(
+            used("GPU-b", 12, 2),
+            used("GPU-c", 2, 0),
+            promises={"uid-q": promise({"GPU-b": 8 * GIB}, choice="GPU-b")},
+            plugin=STEERED,
+        ),
     ),
     Kind(
         "Labels only, no agent has reported",

@@ -49,6 +49,7 @@ class RealCluster(Cluster):
         gpus: int,
         replicas: int,
         device_lists: Sequence[str] = ("envvar",),
+        agent_flags: Sequence[str] = (),
     ) -> None:
         run = os.urandom(2).hex()
         names = [f"real-{run}-{i + 1:02}" for i in range(nodes)]
@@ -63,6 +64,7 @@ class RealCluster(Cluster):
             )
             for number, name in enumerate(names)
         }
+        self._agent_flags = agent_flags
         #: What the user asked for, of each pod that was ever created here.
         self.asked_bytes: dict[str, int] = {}
 
@@ -72,7 +74,7 @@ class RealCluster(Cluster):
         start(list(self.machines.values()))
         kubeconfig = self.plane.kubeconfig("agent-of-the-tests")
         for machine in self.machines.values():
-            machine.start_agent(kubeconfig)
+            machine.start_agent(kubeconfig, *self._agent_flags)
 
     def close(self) -> None:
         for machine in self.machines.values():

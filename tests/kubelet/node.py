@@ -214,13 +214,13 @@ class Node(Processes):
                 os.mknod(root / f"dev/nvidia{index}", mode, os.makedev(195, index))
         yield f"--container-driver-root={root}"
 
-    def start_agent(self, kubeconfig: Path) -> None:
+    def start_agent(self, kubeconfig: Path, *flags: str) -> None:
         """Our agent, which sees the node as one that the DaemonSet runs does; it is in a hurry.
 
         Of the machine's processes it is shown those of this node.
         """
         proc = self.runtime.proc
-        (proc / "2").mkdir(parents=True)
+        (proc / "2").mkdir(parents=True, exist_ok=True)
         (proc / "2/comm").write_text("kthreadd\n")
         self._show("kubelet")
         self._show("nvidia-device-plugin")
@@ -232,12 +232,14 @@ class Node(Processes):
             "--heartbeat=10",
             f"--proc={proc}",
             f"--listen=127.0.0.1:{port}",
+            *flags,
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )
 
     def _show(self, process: str) -> None:
         pid = str(self._processes[process].pid)
-        (self.runtime.proc / pid).symlink_to(f"/proc/{pid}")
+        if not (shown := self.runtime.proc / pid).is_symlink():
+            shown.symlink_to(f"/proc/{pid}")
 
     def bind(self, pod: Mapping[str, Any]) -> None:
         """Create a pod and bind it here, as a scheduler does; the kubelet takes it from there."""

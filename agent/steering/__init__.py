@@ -1,0 +1,1 @@
+"""The device that the ledger chose is the one that the kubelet takes: `steered` nodes."""

@@ -1,0 +1,217 @@
+"""Decides which replicas a container should get, for a pod whose name nobody tells. Pure.
+
+The kubelet asks for "one of these" and does not say for whom. The ledger knows whom it sent here
+and the kubelet's checkpoint who has arrived, so it is for one of those still on their way, or for
+a stranger. All that are on their way were promised the same device (the extender sees to it), so
+for most of the time there is nothing to guess.
+
+That device is a wish. It is not followed where it has no room for the largest of those on their
+way: because a stranger sits there now, or somebody took more than was promised; nor where it has
+no replica left, or the kubelet does not offer it. Then it is the fullest that has room for the
+largest. While one is on its way nothing else is promised on this node but on that very device,
+so what is found free elsewhere is free. Nowhere room is a refusal: the pod fails, and nothing is
+overcommitted.
+
+A stranger comes where most is left: who was bound by somebody else is charged and never refused,
+unless one of ours, which it could be, would have to be.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import msgspec
+
+from agent.attribution import memories
+from agent.cgroup import is_static
+from agent.gate import asked, certain, missing, promised_to, rows_in, taken_bytes
+from agent.kubelet.checkpoint import Entry
+from agent.steering.messages import Wish
+from contract.gpunode import Charge, Device, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
+
+#: The flag of a promise to a pod that somebody else bound: it may be of any size.
+ADOPTED = "adopted"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    #: Empty: as the plugin likes.
+    replicas: tuple[str, ...]
+    device: str = ""
+    #: The device that those on their way were promised; empty where they were promised several.
+    promised: str = ""
+    #: How many pods of ours are on their way.
+    awaited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The largest that is on its way asks for this much, and no device has it."""
+
+    asked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is left out of the equation of each device, as the extender does it."""
+
+    reserve_bytes: int
+    tolerance_bytes: int
+
+
+def choose(
+    wish: Wish,
+    resource: str,
+    spec: GPUNodeSpec,
+    sample: GPUNodeStatus,
+    entries: Sequence[Entry],
+    limits: Limits,
+    steered: bool = True,
+) -> Choice | NoRoom:
+    """The replicas for one container.
+
+    ``steered`` says whether the GPUNode tells the extender that we choose. Where it does not, what
+    was promised since counts on the plugin's own choice.
+
+    ``spec`` must have been read consistently and after the kubelet asked; so must ``entries``, of
+    the checkpoint. ``sample`` is our own, newest and fresh.
+    """
+    sample = arrived(sample, entries, wish)
+    free = _by_device(wish.available)
+    waiting = [
+        (uid, promise, charge)
+        for uid, promise in spec.reservations.items()
+        for charge in promise.charges
+        if charge.resource == resource and missing(sample, uid, charge)
+    ]
+    if not steered and not any(charge.choice for _, _, charge in waiting):
+        return Choice(())
+    ours = [each for each in waiting if ADOPTED not in each[1].flags and not each[2].by_environment]
+    promised = {charge.choice for _, _, charge in ours}
+    wanted = promised.pop() if len(promised) == 1 else ""
+    rooms: list[_Room] = []
+    for memory in memories(sample.devices):
+        for device in memory:
+            given = _given(wish, free.get(device.uuid, ()))
+            if given and device.resource == resource:
+                rooms.append(_room(given, device, memory, spec, sample, limits))
+
+    def fullest(these: Sequence[_Waiting]) -> _Room | None:
+        """What was promised, or else the fullest, where any of these has room."""
+        good = [room for room in rooms if room.takes(these)]
+        return min(
+            good,
+            key=lambda room: (room.device != wanted, room.left_bytes, room.device),
+            default=None,
+        )
+
+    best = (fullest(waiting) if waiting else None) or (fullest(ours) if ours else None)
+    if best is None and ours:
+        if not rooms and any(not charge.choice for _, _, charge in ours):
+            return Choice(())  # several of one container, promised when nobody steered
+        return NoRoom(max(_most_bytes(charge) for _, _, charge in ours))
+    if best is None and rooms:
+        best = max(rooms, key=lambda room: (room.healthy, room.left_bytes, room.device))
+    if best is None:
+        return Choice(())
+    return Choice(best.replicas, best.device, wanted, len(ours))
+
+
+def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUNodeStatus:
+    """The sample as it would read now: who was admitted since is in it, and who let go is not."""
+    offered = set(wish.available) - set(wish.must_include)
+    holders = {
+        replica: entry for entry in entries for replica in entry.replicas if replica not in offered
+    }
+    rows = [
+        row
+        for row in sample.pods
+        if row.replica not in offered
+        # A static pod has another uid in the checkpoint than in the API.
+        and (
+            (holder := holders.get(row.replica)) is None
+            or holder.pod_uid == row.uid
+            or is_static(holder.pod_uid)
+        )
+    ]
+    shown = {row.replica for row in rows}
+    rows += [
+        PodUse(
+            uid=entry.pod_uid,
+            device=device_of(replica),
+            container=entry.container,
+            replica=replica,
+            used_bytes=0,
+        )
+        for replica, entry in holders.items()
+        if replica not in shown
+    ]
+    return msgspec.structs.replace(sample, pods=rows)
+
+
+def device_of(replica: str) -> str:
+    """The uuid in a replica's id."""
+    return replica.partition("::")[0]
+
+
+_Waiting = tuple[str, Reservation, Charge]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    replicas: tuple[str, ...]
+    device: str
+    memory: Sequence[Device]
+    sitting: Set[str]
+    healthy: bool
+    left_bytes: int
+
+    def takes(self, these: Sequence[_Waiting]) -> bool:
+        """Whether each of these has room here. Of a pod that sits here already all that it asks
+        for on the device is counted."""
+        coming = (
+            asked(promise, self.memory, uses=False)
+            for uid, promise, _ in these
+            if uid not in self.sitting
+        )
+        return self.healthy and self.left_bytes >= max(coming, default=0)
+
+
+def _room(
+    replicas: tuple[str, ...],
+    device: Device,
+    memory: Sequence[Device],
+    spec: GPUNodeSpec,
+    sample: GPUNodeStatus,
+    limits: Limits,
+) -> _Room:
+    rows = rows_in(memory, sample)
+    allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
+    # Who says nothing is charged what a replica is worth.
+    stranger_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
+    taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, stranger_bytes)
+    return _Room(
+        replicas=replicas,
+        device=device.uuid,
+        memory=memory,
+        sitting={promised_to(row, spec) for row in rows} | certain(spec, memory),
+        healthy=all(mate.healthy for mate in memory),
+        left_bytes=allocatable_bytes - taken,
+    )
+
+
+def _by_device(replicas: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for replica in sorted(replicas):
+        found.setdefault(device_of(replica), []).append(replica)
+    return found
+
+
+def _given(wish: Wish, free: Sequence[str]) -> tuple[str, ...]:
+    """What the container gets if all the rest comes from one device; empty where it cannot."""
+    rest = [replica for replica in free if replica not in wish.must_include]
+    needed = wish.size - len(wish.must_include)
+    return (*wish.must_include, *rest[:needed]) if 0 < needed <= len(rest) else ()
+
+
+def _most_bytes(charge: Charge) -> int:
+    return max(charge.candidates.values(), default=0)

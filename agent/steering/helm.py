@@ -1,0 +1,211 @@
+"""Answers the kubelet for every steered resource: reads ledger, checkpoint and sample, and decides.
+
+The kubelet admits one pod after the other and waits for the answer, however long it takes. So the
+ledger is read anew each time: the promise to a pod was written before the pod was bound.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import structlog
+
+from agent.gate import TOLERANCE_BYTES
+from agent.kubelet.checkpoint import BadCheckpoint, Entry, read_checkpoint
+from agent.kubelet.podresources import PodResources, Unanswered
+from agent.probes import HoldingReading, Reading, SteeredReading
+from agent.publish import NotDelivered
+from agent.steering.choice import Limits, NoRoom, choose
+from agent.steering.keeper import Keeper, Seat, clean_up
+from agent.steering.messages import Wish
+from agent.steering.relay import Refused
+from contract.errors import BadReport
+from contract.gpunode import GPUNode, GPUNodeStatus
+from contract.kube import ObjectMeta
+
+_log = structlog.get_logger()
+
+T = TypeVar("T")
+
+#: How long the kubelet is made to wait for the ledger, or for a first sample.
+PATIENCE_S = 6.0
+_RETRY_S = 0.5
+
+
+class Ledger(Protocol):
+    def gpunode(self) -> GPUNode | None:
+        """Our own GPUNode, not from a cache. Raises ``NotDelivered`` and ``BadReport``."""
+        ...
+
+
+class Helm:
+    """``sample`` is the newest one, None where it is not fresh; ``reserve_bytes`` what the node's
+    annotation keeps free on every device, None where that is not known; ``changed`` is called when
+    something is steered or is not any more."""
+
+    def __init__(
+        self,
+        resources: Sequence[str],
+        checkpoint: Path,
+        pod_resources: Path,
+        ledger: Ledger,
+        sample: Callable[[], GPUNodeStatus | None],
+        reserve_bytes: Callable[[], int | None],
+        changed: Callable[[], object],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._patience_s = patience_s
+        self._checkpoint = checkpoint
+        self._kubelet = PodResources(str(pod_resources))
+        self._ledger = ledger
+        self._sample = sample
+        self._reserve_bytes = reserve_bytes
+        self._seat = Seat(checkpoint.parent)
+        self._keepers = [
+            Keeper(
+                checkpoint.parent,
+                self._seat,
+                resource,
+                self._chooser(resource),
+                self._healthy,
+                changed,
+            )
+            for resource in resources
+        ]
+        #: Resource -> who held what when it was last looked, since we steer it.
+        self._held: dict[str, set[tuple[str, str, str]]] = {}
+        self._leaving = False
+        #: (resource, how it went) -> how often.
+        self.answers = Counter[tuple[str, str]]()
+
+    def start(self) -> None:
+        for keeper in self._keepers:
+            keeper.start()
+
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        """What is steered now; who got a device without us is noticed here."""
+        for keeper in self._keepers:
+            held = {
+                (r.uid, r.container, r.replica)
+                for r in readings
+                if isinstance(r, HoldingReading) and r.resource == keeper.resource and r.uid
+            }
+            steers = keeper.steers
+            before = self._held.pop(keeper.resource, None)
+            # All of them, so that none is counted later for somebody else.
+            unknown = [
+                each for each in held - (before or set()) if not keeper.take_passed(each[2:])
+            ]
+            if steers and before is not None and unknown:
+                keeper.bypassed()
+                steers = False
+            if steers:
+                self._held[keeper.resource] = held
+                if not self._leaving:
+                    yield SteeredReading(keeper.resource)
+
+    def leave(self) -> None:
+        """Say from now on that nothing is steered, while every pod is still answered for."""
+        self._leaving = True
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nobody is promised a choice of ours any more that the plugin would not know."""
+        try:
+            node = self._ledger.gpunode()
+        except (NotDelivered, BadReport):
+            return False
+        if node is None or node.status is None:
+            return True
+        seen = {row.uid for row in node.status.pods}
+        return not node.status.plugin.steered and all(
+            uid in seen or not any(charge.choice for charge in promise.charges)
+            for uid, promise in node.spec.reservations.items()
+        )
+
+    def stop(self) -> None:
+        """Give every resource back to its plugin."""
+        for keeper in self._keepers:
+            keeper.stop()
+        self._seat.leave()
+        self._kubelet.close()
+
+    def _chooser(self, resource: str) -> Callable[[Wish], Sequence[str] | None]:
+        return lambda wish: self._choose(resource, wish)
+
+    def _choose(self, resource: str, wish: Wish) -> Sequence[str] | None:
+        """Raises ``Refused``."""
+        began_s = time.monotonic()
+        sample = self._soon(self._sample, "no fresh sample of the devices")
+        if not any(
+            device.resource == resource and device.sharing != "none" and device.kind == "gpu"
+            for device in sample.devices
+        ):
+            return None  # elsewhere there is little to choose; the extender goes by the same rule
+        node = self._soon(self._read_ledger, "the ledger cannot be read")
+        steered = node.status is not None and resource in node.status.plugin.steered
+        entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
+        limits = Limits(self._reserve_bytes() or 0, TOLERANCE_BYTES)
+        found = choose(wish, resource, node.spec, sample, entries, limits, steered)
+        took_ms = round((time.monotonic() - began_s) * 1000)
+        if isinstance(found, NoRoom):
+            self.answers[resource, "refused"] += 1
+            _log.warning("steering_refused", resource=resource, asked_bytes=found.asked_bytes)
+            raise Refused("Headroom: no GPU of this node has room for a pod on its way to it")
+        result = "plugin" if not found.replicas else "stranger" if not found.awaited else "promised"
+        if found.promised and found.device != found.promised:
+            result = "elsewhere"
+        self.answers[resource, result] += 1
+        _log.info(
+            "steered",
+            resource=resource,
+            device=found.device,
+            promised=found.promised,
+            awaited=found.awaited,
+            result=result,
+            took_ms=took_ms,
+        )
+        return found.replicas or None
+
+    def _soon(self, read: Callable[[], T | None], why_not: str) -> T:
+        deadline_s = time.monotonic() + self._patience_s
+        while (found := read()) is None:
+            if time.monotonic() >= deadline_s:
+                raise Refused(f"Headroom: {why_not}")
+            time.sleep(_RETRY_S)
+        return found
+
+    def _read_ledger(self) -> GPUNode | None:
+        try:
+            return self._ledger.gpunode() or GPUNode(metadata=ObjectMeta())
+        except (NotDelivered, BadReport) as err:
+            _log.warning("ledger_not_read", reason=str(err))
+            return None
+
+    def _read_checkpoint(self) -> tuple[Entry, ...] | None:
+        try:
+            return read_checkpoint(self._checkpoint).entries
+        except FileNotFoundError:
+            return ()  # nobody was ever given anything
+        except (BadCheckpoint, OSError):
+            return None
+
+    def _healthy(self, resource: str) -> bool | None:
+        return healthy(self._kubelet, resource)
+
+
+def healthy(kubelet: PodResources, resource: str) -> bool | None:
+    """Whether the kubelet has healthy devices of the resource; None where it does not tell."""
+    try:
+        return bool(kubelet.healthy().get(resource))
+    except Unanswered:
+        return None
+
+
+def tidy(checkpoint: Path, pod_resources: Path) -> None:
+    """Where nothing is steered any more: undo what an agent left that was killed."""
+    kubelet = PodResources(str(pod_resources))
+    clean_up(checkpoint.parent, lambda resource: healthy(kubelet, resource))
+    kubelet.close()

@@ -1,0 +1,60 @@
+"""The messages of the device plugin API (v1beta1) that a relay reads or writes itself. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.kubelet.protobuf import BadMessage, field, fields, message, text
+
+_VERSION = "v1beta1"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one container is to be given: ``size`` of ``available``, ``must_include`` among them."""
+
+    available: tuple[str, ...]
+    must_include: tuple[str, ...]
+    size: int
+
+
+def wishes(request: bytes) -> list[Wish]:
+    """Of a ``PreferredAllocationRequest``, one for each container. Raises ``BadMessage``."""
+    return [_wish(message(value)) for number, value in fields(request) if number == 1]
+
+
+def _wish(container: bytes) -> Wish:
+    parts = list(fields(container))
+    size = next((value for number, value in parts if number == 3), 0)
+    if not isinstance(size, int):
+        raise BadMessage("allocation_size is no number")
+    return Wish(
+        tuple(text(value) for number, value in parts if number == 1),
+        tuple(text(value) for number, value in parts if number == 2),
+        size,
+    )
+
+
+def preferred(replicas: Sequence[Sequence[str]]) -> bytes:
+    """A ``PreferredAllocationResponse``: the replicas for each container."""
+    return b"".join(field(1, b"".join(field(1, each) for each in some)) for some in replicas)
+
+
+def allocated(request: bytes) -> list[str]:
+    """All replicas of an ``AllocateRequest``. Raises ``BadMessage``."""
+    return [
+        text(replica)
+        for number, container in fields(request)
+        if number == 1
+        for part, replica in fields(message(container))
+        if part == 1
+    ]
+
+
+def registration(endpoint: str, resource: str, options: bytes) -> bytes:
+    """A ``RegisterRequest``; ``options`` are the plugin's own ``DevicePluginOptions``."""
+    return field(1, _VERSION) + field(2, endpoint) + field(3, resource) + field(4, options)
+
+
+def asks_for_preference(options: bytes) -> bool:
+    """Whether ``DevicePluginOptions`` make the kubelet ask before it takes a device."""
+    return bool(dict(fields(options)).get(2, 0))

@@ -1,0 +1,76 @@
+"""The whole stack on nodes whose agents steer: real kubelets and plugins, judged as the others are.
+
+The stock plugin counts replicas, so it would give every second of these pods another device.
+"""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from contract.gpunode import GPUNode
+from tests.controlplane import ControlPlane
+from tests.e2e.conftest import Tell
+from tests.e2e.nodes import RESOURCE
+from tests.e2e.real import RealCluster
+
+NODES = 2
+GPUS = 2
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
+    """Two nodes of two GPUs, each of 24 GiB and shared by four."""
+    real = RealCluster(plane, NODES, GPUS, 4, agent_flags=[f"--steer={RESOURCE}"])
+    try:
+        real.create()
+        real.bring_up()
+        real.until(lambda: all(steered(node) for node in real.gpunodes()), "all are steered")
+        yield real
+    finally:
+        real.close()
+
+
+def test_pods_of_two_sizes_fill_every_device_to_the_last_byte(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    for i in range(NODES * GPUS):
+        for size in (20, 4):
+            name = f"p{i}-{size}"
+            cluster.ask(name, size)
+            cluster.until(lambda name=name: at_home(cluster, name), f"{name} is where it belongs")
+    outcome = cluster.outcome()
+    tell(f"{outcome.bound} pods of 20 and 4 GiB hold {outcome.asked_ratio:.0%} of the memory")
+    assert (outcome.bound, outcome.asked_ratio) == (2 * NODES * GPUS, 1.0)
+    assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
+
+
+def test_a_burst_of_mixed_sizes_lands_where_the_ledger_chose(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    cluster.empty()
+    chance = random.Random(3)
+    for i in range(24):
+        cluster.ask(f"q{i}", chance.choice((2, 3, 4, 6, 8, 12)))
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
+    cluster.until(cluster.decided, "what is bound runs, or was turned away")
+    outcome = cluster.outcome()
+    tell(f"{outcome.bound} of {outcome.pods} bound, {outcome.asked_ratio:.0%} of the memory asked")
+    assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
+    assert outcome.bound >= 8
+    for pod in cluster.bound():
+        assert at_home(cluster, pod["metadata"]["name"])
+
+
+def steered(node: GPUNode) -> bool:
+    return node.status is not None and node.status.plugin.steered == [RESOURCE]
+
+
+def at_home(cluster: RealCluster, name: str) -> bool:
+    """Whether the kubelet gave the pod the one device that its annotation names."""
+    pod = cluster.pod(name)
+    node = pod["spec"].get("nodeName")
+    if not node:
+        return False
+    said = pod["metadata"]["annotations"]["headroom.gpu/devices.0"]
+    return [held.device for held in cluster.machines[node].held(name)] == [said]

@@ -1,0 +1,252 @@
+"""A steered node: our agent between a real kubelet and a real plugin, and what becomes of pods.
+
+The tests play the extender: they write promises into the GPUNode and bind pods.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.steering.keeper import plugin_socket
+from contract.gpunode import GPUNode, decode_gpunode
+from tests.controlplane import ApiRefused
+from tests.kubelet.conftest import StartNode
+from tests.kubelet.node import PODS, RESOURCE, Node, gpu_pod
+from tests.kubelet.relay import register
+
+GIB = 1 << 30
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+MERGE = "application/merge-patch+json"
+PLUGIN = plugin_socket(RESOURCE)
+
+
+class SteeredNode:
+    """``node`` with an agent that steers, and a ledger that the test writes."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.plane = node.plane
+        spec = {"initialised": True, "reservations": {}}
+        body = {
+            "apiVersion": "headroom.gpu/v1alpha1",
+            "kind": "GPUNode",
+            "metadata": {"name": node.name},
+            "spec": spec,
+        }
+        with contextlib.suppress(ApiRefused):  # another test has made it
+            namespace = {"metadata": {"name": "headroom-system"}}
+            self.plane.call("POST", "/api/v1/namespaces", namespace)
+        self.plane.call("POST", GPUNODES, body)
+        self.start_agent()
+
+    def start_agent(self, *flags: str) -> None:
+        steer = flags or (f"--steer={RESOURCE}",)
+        self.node.start_agent(self.plane.kubeconfig(), *steer)
+        if not flags:
+            self.until_steered()
+
+    def until_steered(self) -> None:
+        self.node.wait(lambda: self.steered() == [RESOURCE], "a node that is steered")
+
+    def gpunode(self) -> GPUNode:
+        found = self.plane.call("GET", f"{GPUNODES}/{self.node.name}")
+        return decode_gpunode(msgspec.json.encode(found))
+
+    def steered(self) -> list[str]:
+        status = self.gpunode().status
+        return [] if status is None else status.plugin.steered
+
+    def promise(self, pod: dict[str, Any], device: str, gib: int) -> None:
+        """Create the pod and write what it is promised, as the extender does before it binds."""
+        self.plane.call("POST", PODS, pod)
+        name = pod["metadata"]["name"]
+        charge = {"resource": RESOURCE, "count": 1, "candidates": {device: gib * GIB}}
+        promise = {
+            "namespace": "default",
+            "name": name,
+            "charges": [charge | {"choice": device}],
+        }
+        patch = {"spec": {"reservations": {self.node.uid(name): promise}}}
+        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
+
+    def bind(self, name: str) -> None:
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self.node.name},
+        }
+        self.plane.call("POST", f"{PODS}/{name}/binding", binding)
+
+    def place(self, name: str, device: str, gib: int = 4) -> str:
+        """Promise, bind, and wait; the device that it got."""
+        self.promise(gpu_pod(name), device, gib)
+        self.bind(name)
+        self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
+        (held,) = self.node.held(name)
+        return held.device
+
+    def device(self, pod: str) -> str:
+        """Of a pod that nobody promised anything."""
+        (held,) = self.node.admit(gpu_pod(pod))
+        return held.device
+
+    def observed(self, name: str) -> bool:
+        status = self.gpunode().status
+        return status is not None and any(row.name == name for row in status.pods)
+
+    def stop(self) -> None:
+        with contextlib.suppress(ApiRefused):
+            self.plane.call("DELETE", f"{GPUNODES}/{self.node.name}")
+
+
+StartSteered = Callable[..., SteeredNode]
+
+
+@pytest.fixture
+def start_steered(start_node: StartNode) -> Iterator[StartSteered]:
+    with contextlib.ExitStack() as stack:
+
+        def start(gpus: int = 2, replicas: int = 3, **settings: Any) -> SteeredNode:
+            steered = SteeredNode(start_node(gpus, replicas, **settings))
+            stack.callback(steered.stop)
+            return steered
+
+        yield start
+
+
+def test_every_pod_gets_the_device_that_it_was_promised(start_steered: StartSteered) -> None:
+    steered = start_steered()
+    # The plugin would take both in turn.
+    assert [steered.place(f"p{i}", "GPU-1") for i in range(3)] == ["GPU-1"] * 3
+    assert [steered.place(f"q{i}", "GPU-0") for i in range(2)] == ["GPU-0"] * 2
+    node = steered.node
+    node.wait(lambda: node.runtime.running("p2"), "a container")
+    environment = node.runtime.running("p2")["main"].environment
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
+    assert node.allocatable() == 6
+
+
+def test_a_plugin_that_takes_its_place_back_is_noticed_by_the_first_pod(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered()
+    node = steered.node
+    assert steered.place("p", "GPU-1") == "GPU-1"
+    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # both are registered now
+    assert steered.place("q", "GPU-1") == "GPU-0"  # the plugin's choice
+    node.wait(lambda: "steering_bypassed" in node.log("agent"), "that it is noticed")
+    node.wait(lambda: node.log("agent").count("steering_registered") == 6, "its place again")
+    steered.until_steered()
+    assert steered.place("r", "GPU-1") == "GPU-1"
+
+
+def test_a_stranger_gets_no_promised_room_and_nobody_is_sent_where_there_is_none(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered()  # devices of 80 GiB, of which a replica is worth a third
+    node = steered.node
+    assert steered.place("old", "GPU-1", gib=40) == "GPU-1"
+    node.wait(lambda: steered.observed("old"), "a report that shows it")
+    assert steered.device("stranger") == "GPU-0"  # where most is left
+    assert steered.place("beside", "GPU-0", gib=30) == "GPU-0"
+    # Promised as if there were no stranger.
+    assert steered.place("elsewhere", "GPU-0", gib=30) == "GPU-1"
+    steered.promise(gpu_pod("large"), "GPU-0", gib=30)
+    steered.bind("large")
+    node.wait(lambda: node.status("large")["phase"] == "Failed", "a pod that was turned away")
+    status = node.status("large")
+    assert status["reason"] == "UnexpectedAdmissionError"
+    assert "no GPU of this node has room" in status["message"]
+
+
+def test_a_killed_agent_stops_what_comes_and_not_what_runs_until_it_is_back(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered()
+    node = steered.node
+    steered.place("before", "GPU-1")
+    node.wait(lambda: node.status("before")["phase"] == "Running", "a pod that runs")
+    node.kill("agent")
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+    node.bind(gpu_pod("between"))
+    node.wait(lambda: "UnexpectedAdmissionError" in node.events("between"), "a refusal")
+    assert node.status("before")["phase"] == "Running"
+    steered.start_agent()
+    node.wait(lambda: node.allocatable() == 6, "every replica")
+    assert steered.place("after", "GPU-1") == "GPU-1"
+    # Killed again, and not wanted any more: the next agent brings the plugin back.
+    node.kill("agent")
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+    steered.start_agent("--namespace=headroom-system")
+    node.wait(lambda: node.allocatable() == 6, "every replica")
+    node.wait(lambda: not steered.steered(), "a report without steering")
+    assert steered.device("last") == "GPU-0"  # the plugin's choice
+    node.wait(lambda: not list((node.root / "device-plugins").glob("headroom-*")), "no trace")
+    assert {pod: node.status(pod)["phase"] for pod in ("before", "after")} == {
+        "before": "Running",
+        "after": "Running",
+    }
+
+
+def test_an_agent_that_ends_waits_for_those_on_their_way_and_gives_back_the_plugin(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered()
+    node = steered.node
+    steered.place("before", "GPU-1")
+    node._processes["first"] = node._processes.pop("agent")
+    steered.start_agent(f"--steer={RESOURCE}")
+    node.wait(lambda: '"started"' in node.log("agent"), "a second agent, which waits for its turn")
+    assert steered.place("still", "GPU-1") == "GPU-1"
+    node.end("first")
+    steered.until_steered()
+    steered.promise(gpu_pod("on-its-way"), "GPU-1", 4)
+    node._processes["agent"].terminate()
+    node.wait(lambda: not steered.steered(), "a report without steering")
+    steered.bind("on-its-way")
+    node.end("agent")
+    assert node.held("on-its-way")[0].device == "GPU-1"
+    node.wait(lambda: node.allocatable() == 6, "the plugin's replicas")
+    assert steered.device("after") == "GPU-0"  # the plugin's choice
+    assert not list((node.root / "device-plugins").glob("headroom-*"))
+    assert node.log("nvidia-device-plugin").count("Registered device plugin") == 1
+    assert "plugin_brought_back" in node.log("agent")
+
+
+def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_the_same_name(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered()
+    node = steered.node
+    assert steered.place("first", "GPU-1") == "GPU-1"
+    node.kill("nvidia-device-plugin")
+    node.wait(lambda: not steered.steered(), "a report that says so")
+    node.start_plugin()
+    steered.until_steered()
+    assert steered.place("second", "GPU-1") == "GPU-1"
+    node.kill("kubelet")
+    node.start_kubelet()
+    node.wait(lambda: not steered.steered(), "a report that says so")
+    steered.until_steered()
+    assert steered.place("third", "GPU-1") == "GPU-1"
+    assert node.allocatable() == 6
+    # Configured anew, the plugin gives the resource another name: nobody asked us to steer that.
+    node.kill("nvidia-device-plugin")
+    file = node.folder / "plugin.yaml"
+    shared = "timeSlicing:\n    renameByDefault: true"
+    file.write_text(file.read_text().replace("timeSlicing:", shared))
+    node.start_plugin()
+    node.wait(lambda: f"{RESOURCE}.shared" in node.object()["status"]["allocatable"], "its name")
+    node.wait(lambda: not steered.steered() and node.allocatable() == 0, "a report that says so")
+
+
+def test_the_kubelet_may_overrule_the_wish_where_it_aligns_numa_nodes(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered(numa=(0, 1), topologyManagerPolicy="single-numa-node")
+    given = {steered.place(f"p{i}", "GPU-1") for i in range(3)}
+    assert "GPU-0" in given

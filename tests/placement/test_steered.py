@@ -1,0 +1,292 @@
+"""Nodes whose devices we choose: which one is best, who must wait, and that it is safe.
+
+The property plays extender, agent and kubelet against each other: promises are made as ``fit`` and
+``place`` allow, the agent answers with what it reads, the kubelet admits in any order, and every
+report is late. Who is where, and whether it is too much, is kept beside all of them.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+
+from agent.kubelet.checkpoint import Entry
+from agent.steering.choice import Limits, NoRoom, choose
+from agent.steering.messages import Wish
+from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.placement.explain import because, certainty, explain_node
+from extender.placement.fit import fit
+from extender.placement.placed import place
+from extender.placement.snapshot import NodeTerms
+from extender.placement.table import build
+from tests.builders import (
+    DISTRIBUTED,
+    FRESH_S,
+    GIB,
+    GPU,
+    NOW_S,
+    container,
+    judged,
+    pod,
+    promise,
+    reason_for,
+    request,
+    shared,
+    status,
+    terms,
+    use,
+    weighed,
+)
+
+STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
+
+
+def chosen(what: Any, *devices: Any, **how: Any) -> list[str]:
+    """The devices that the pod could end on."""
+    snap, verdicts = judged(what, weighed(*devices, plugin=STEERED, **how))
+    assert verdicts.fits[0]
+    (node,) = [explain_node(snap, verdicts, 0)]
+    return [each.terms.device.uuid for each in node.candidates]
+
+
+def promised(device: str, gib: int) -> Reservation:
+    return promise({device: gib * GIB}, choice=device)
+
+
+def sitting(uuid: str, gib: int) -> dict[str, Any]:
+    """One pod of that size on the device."""
+    return {
+        "pods": [use("s", uuid, replica=f"{uuid}::0")],
+        "promises": {"s": promised(uuid, gib)},
+    }
+
+
+def test_it_is_the_fullest_on_which_the_pod_fits_or_the_emptiest() -> None:
+    devices = shared("A"), shared("B", free=3, allocated=1), shared("C")
+    assert chosen("8Gi", *devices, **sitting("B", 10)) == ["B"]
+    assert chosen("16Gi", *devices, **sitting("B", 10)) == ["A"]
+    spread = pod("8Gi", annotations={"headroom.gpu/policy": "spread"})
+    assert chosen(spread, *devices, **sitting("B", 10)) == ["A"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"healthy": False}, id="it is unhealthy"),
+        pytest.param({"free": 0, "allocated": 4}, id="it has no replica left"),
+        pytest.param({"memory_bytes": 4 * GIB}, id="it is too small"),
+    ],
+)
+def test_a_device_does_not_close_the_node_when(other: dict[str, Any]) -> None:
+    assert chosen("8Gi", shared("A", **other), shared("B")) == ["B"]
+
+
+def test_what_is_promised_names_the_choice() -> None:
+    node = weighed(shared("A"), shared("B"), plugin=STEERED)
+    what = request("8Gi")
+    snap = build([node])
+    made = place(what, snap, fit(what, snap, snap.rows(["n"]), NOW_S), 0)
+    assert [(c.choice, c.candidates) for c in made.charges] == [("A", {"A": 8 * GIB})]
+    assert made.annotations["headroom.gpu/devices.0"] == "A"
+    assert certainty(node) == "steered"
+    assert because(node.devices[0]).startswith("we choose")
+
+
+def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
+    coming = {"q": promised("B", 8)}
+    assert chosen("8Gi", shared("A"), shared("B"), promises=coming) == ["B"]
+    node = weighed(shared("A"), shared("B"), promises=coming, plugin=STEERED)
+    assert reason_for("20Gi", node) is Reason.OTHERS_ARRIVING
+    assert because(node.devices[0]) == (
+        "pods on their way are promised another device, and until then all are"
+    )
+    few = weighed(shared("A"), shared("B", free=1), promises=coming, plugin=STEERED)
+    assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
+
+
+def test_where_it_fits_nowhere_the_reason_is_that_of_the_devices_it_could_have() -> None:
+    sick = shared("A", healthy=False)
+    small = shared("B", memory_bytes=4 * GIB)
+    assert reason_for("8Gi", weighed(sick, small, plugin=STEERED)) is Reason.MEMORY_ON_ANY
+    assert reason_for("8Gi", weighed(sick, plugin=STEERED)) is Reason.UNHEALTHY_DEVICE
+    full = shared("A", free=0, allocated=4)
+    assert reason_for("8Gi", weighed(full, plugin=STEERED)) is Reason.NO_REPLICA
+    one_each = shared("A", free=1), shared("B", free=1)
+    pair = pod("1Gi", container("a"), container("b"))
+    assert reason_for(pair, weighed(*one_each, plugin=STEERED)) is Reason.NO_REPLICA
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"promises": {"q": promise({"A": GIB})}}, id="one was promised no device"),
+        pytest.param(
+            {"promises": {"q": promised("A", 1), "r": promised("B", 1)}}, id="two were promised two"
+        ),
+        pytest.param(
+            {"promises": {"q": promised("A", 1)}, "plugin": DISTRIBUTED},
+            id="it is not steered any more",
+        ),
+    ],
+)
+def test_every_device_counts_while_those_on_their_way_could_go_anywhere_because(
+    how: dict[str, Any],
+) -> None:
+    # Which the plugin would not take next.
+    small = shared("B", free=2, allocated=2, memory_bytes=8 * GIB)
+    pods = [use("s", "B", replica="B::0"), use("t", "B", replica="B::1")]
+    node = weighed(shared("A"), small, pods=pods, **{"plugin": STEERED, **how})
+    assert reason_for("8Gi", node) is Reason.MEMORY_ON_SOME
+    assert reason_for("4Gi", node) is None
+
+
+def test_where_the_kubelet_aligns_several_numa_nodes_nothing_is_chosen() -> None:
+    aligned = Plugin(topology_manager_policy="single-numa-node", steered=[GPU])
+    apart = shared("A", numa_node=0), shared("B", numa_node=1, memory_bytes=4 * GIB)
+    assert reason_for("8Gi", weighed(*apart, plugin=aligned)) is Reason.MEMORY_ON_SOME
+    together = shared("A", numa_node=0), shared("B", numa_node=0, memory_bytes=4 * GIB)
+    assert reason_for("8Gi", weighed(*together, plugin=aligned)) is None
+
+
+def test_devices_that_nobody_shares_are_the_plugins() -> None:
+    alone = {"sharing": "none", "replicas": Replicas(free=1)}
+    node = weighed(shared("A", **alone), shared("B", memory_bytes=4 * GIB, **alone), plugin=STEERED)
+    assert reason_for("8Gi", node) is Reason.MEMORY_ON_SOME
+
+
+# The property.
+
+SIZES_GIB = {"A": 24, "B": 24}
+REPLICAS = 4
+
+
+@dataclass
+class World:
+    """Of one node: the truth, and what each part was told of it."""
+
+    #: Replica -> (pod, its GiB), as the kubelet has it.
+    held: dict[str, tuple[str, int]] = field(default_factory=dict)
+    #: As the checkpoint has it, which forgets pods at the next admission only.
+    entries: list[Entry] = field(default_factory=list)
+    promises: dict[str, Reservation] = field(default_factory=dict)
+    #: Pods that were bound and neither admitted nor deleted.
+    bound: dict[str, Pod] = field(default_factory=dict)
+    #: The status of the GPUNode.
+    told: Any = None
+    refusals: int = 0
+
+    def free(self) -> list[str]:
+        every = [f"{uuid}::{n}" for uuid in SIZES_GIB for n in range(REPLICAS)]
+        return [replica for replica in every if replica not in self.held]
+
+    def taken_gib(self, uuid: str) -> int:
+        return sum(gib for replica, (_, gib) in self.held.items() if replica.startswith(uuid))
+
+    def report(self, steered: bool) -> None:
+        taken = Counter(replica[0] for replica in self.held)
+        devices = [
+            shared(
+                uuid,
+                free=REPLICAS - taken[uuid],
+                allocated=taken[uuid],
+                memory_bytes=gib * GIB,
+            )
+            for uuid, gib in SIZES_GIB.items()
+        ]
+        pods = [use(uid, replica[0], replica=replica) for replica, (uid, _) in self.held.items()]
+        plugin = Plugin(
+            allocation_policy="distributed",
+            topology_manager_policy="none",
+            steered=[GPU] if steered else [],
+        )
+        self.told = status(*devices, pods=pods, plugin=plugin)
+        there = {uid for uid, _ in self.held.values()} | self.bound.keys()
+        self.promises = {uid: p for uid, p in self.promises.items() if uid in there}
+
+    def bind(self, uid: str, gib: int, containers: int) -> None:
+        asked = pod(f"{gib}Gi", *(container(f"c{i}") for i in range(containers)), uid=uid)
+        node = NodeTerms(
+            "n",
+            None,
+            FRESH_S,
+            terms(
+                *self.told.devices,
+                pods=self.told.pods,
+                promises=self.promises,
+                plugin=self.told.plugin,
+                leaving={u.uid for u in self.told.pods} - {h[0] for h in self.held.values()},
+            ),
+        )
+        what, snap = request(asked), build([node])
+        verdicts = fit(what, snap, snap.rows(["n"]), NOW_S)
+        if verdicts.fits[0]:
+            charges = list(place(what, snap, verdicts, 0).charges)
+            self.promises[uid] = Reservation("default", uid, charges)
+            self.bound[uid] = asked
+
+    def admit(self, uid: str, data: DataObject) -> None:
+        asked = self.bound.pop(uid)
+        gib = int((asked.annotation("headroom.gpu/vram") or "")[:-2])
+        for each in asked.spec.containers or []:
+            self.entries = [
+                e for e in self.entries if e.pod_uid in {h[0] for h in self.held.values()}
+            ]
+            replica = self._answer(data)
+            if replica is None:
+                self.refusals += 1
+                return
+            self.held[replica] = (uid, gib)
+            self.entries.append(Entry(uid, each.name, GPU, (replica,)))
+
+    def _answer(self, data: DataObject) -> str | None:
+        wish = Wish(tuple(self.free()), (), 1)
+        steered = GPU in self.told.plugin.steered
+        spec = GPUNodeSpec(True, self.promises)
+        found = choose(wish, GPU, spec, self.told, self.entries, Limits(0, 0), steered)
+        if isinstance(found, NoRoom):
+            return None
+        if found.replicas:
+            return found.replicas[0]
+        taken = Counter(replica[0] for replica in self.held)
+        fewest = min(taken[replica[0]] for replica in wish.available)
+        return data.draw(
+            st.sampled_from([r for r in wish.available if taken[r[0]] == fewest]), label="plugin"
+        )
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_whatever_comes_in_between_nobody_is_refused_and_nothing_overcommitted(
+    data: DataObject,
+) -> None:
+    world, number = World(), count()
+    world.report(steered=data.draw(st.booleans(), label="steered at first"))
+    for step in data.draw(st.lists(st.sampled_from("bbbbaaarrd"), max_size=16), label="steps"):
+        match step:
+            case "b":
+                gib = data.draw(st.sampled_from([2, 6, 8, 12, 16, 20]), label="GiB")
+                containers = data.draw(st.sampled_from([1, 1, 1, 2]), label="containers")
+                world.bind(f"u{next(number)}", gib, containers)
+            case "a" if world.bound:
+                which = data.draw(st.sampled_from(sorted(world.bound)), label="admitted")
+                world.admit(which, data)
+            case "r":
+                world.report(steered=data.draw(st.booleans(), label="steered"))
+            case "d" if world.held:
+                uids = sorted({uid for uid, _ in world.held.values()})
+                gone = data.draw(st.sampled_from(uids), label="ended")
+                world.held = {r: h for r, h in world.held.items() if h[0] != gone}
+        for uuid, gib in SIZES_GIB.items():
+            assert world.taken_gib(uuid) <= gib
+    for uid in sorted(world.bound, key=lambda uid: data.draw(st.integers(), label=uid)):
+        world.admit(uid, data)
+        for uuid, gib in SIZES_GIB.items():
+            assert world.taken_gib(uuid) <= gib
+    assert world.refusals == 0
