@@ -249,13 +249,28 @@ def _follow(
     followed.settled |= dict.fromkeys(set(fresh) - set(coming))
     if not coming:
         return
-    if not followed.grounds or followed.grounds[-1].basis.status is not status:
-        together = {**known.bystanders, **promises}
+    together = {**known.bystanders, **promises}
+    last = followed.grounds[-1] if followed.grounds else None
+    if last is None or not _is_still_known(last, status, together, known.leaving):
         basis = Basis(status, together, known.leaving, known.device_choice)
         followed.grounds.append(_Ground(basis))
     for uid in coming:
         followed.pending.pop(uid, None)  # promised anew, it is the last
         followed.pending[uid] = _Pending(promises[uid], followed.grounds[-1], at_s)
+
+
+def _is_still_known(
+    ground: _Ground,
+    status: GPUNodeStatus,
+    promises: Mapping[str, Reservation],
+    leaving: Set[str],
+) -> bool:
+    """Whether nothing differs but that more was promised since."""
+    return (
+        ground.basis.status is status
+        and ground.basis.leaving == leaving
+        and ground.basis.promises.keys() | ground.promises.keys() <= promises.keys()
+    )
 
 
 def _since(ground: _Ground, status: GPUNodeStatus, later: Set[str]) -> Since:

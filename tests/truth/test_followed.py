@@ -145,6 +145,26 @@ def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
         assert (outcome.result, outcome.surprise) == expected
 
 
+def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
+    """With g on its way as well, two pods could come to D0; g had ended when q was let in."""
+    idle = [shared("D0", free=4), shared("D1", free=4)]
+    own = {uid: promise({"D0": GIB, "D1": GIB}, name=uid) for uid in ("p", "g", "q")}
+    first = gpunode(
+        *idle, version="1", promises={u: own[u] for u in ("p", "g")}, plugin=DISTRIBUTED
+    )
+    then = gpunode(version="2", promises={u: own[u] for u in ("p", "q")})
+    then = msgspec.structs.replace(then, status=first.status)
+    rows = [use(uid, "D0", replica=f"D0::{n}") for n, uid in enumerate(("p", "q"))]
+    there = [shared("D0", free=2, allocated=2), shared("D1", free=4)]
+    state = started(seen(first), seen(then))
+    told = gpunode(
+        *there, version="3", pods=rows, promises=then.spec.reservations, plugin=DISTRIBUTED
+    )
+    state.apply([seen(told)])
+    outcomes = {each.uid: each for each in state.observations.take()}
+    assert (outcomes["p"].result, outcomes["q"].result) == (Result.HIT, Result.MISS)
+
+
 def test_a_pod_that_ends_before_it_is_seen_is_counted_as_that() -> None:
     state = started(seen(BOUND))
     rest = {"old": promised()["old"]}

@@ -253,7 +253,7 @@ class Surprised(Machine):
 
 
 for machine in (Quiet, QuietOnAny, Surprised):
-    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestQuiet = Quiet.TestCase
 TestQuietOnAny = QuietOnAny.TestCase
 TestSurprised = Surprised.TestCase
