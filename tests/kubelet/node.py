@@ -54,7 +54,8 @@ PCI = "/sys/bus/pci/devices"
 POWERS = "+chown,+dac_override,+fowner,+kill,+sys_admin,+syslog"
 AS_ANOTHER = ("setpriv", f"--inh-caps={POWERS}", f"--ambient-caps={POWERS}", "--pdeathsig", "KILL")
 
-#: Runs "$@" where "$1" is the folder of the node.
+#: Runs "$@" where "$1" is the folder of the node. A kubelet that finds its folder not shared mounts
+#: it over itself, in a race with its own rename of a socket in there, and may end by that.
 INSIDE = """
 set -e
 cd "$1" && shift
@@ -62,6 +63,7 @@ mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /var/lib
 mkdir /var/lib/kubelet
 mount --bind kubelet /var/lib/kubelet
+mount --make-rshared /var/lib/kubelet
 mount -t tmpfs tmpfs /run
 mkdir /run/cdi
 mount --bind cdi /run/cdi
