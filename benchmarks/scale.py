@@ -311,7 +311,7 @@ def main(
         began_s = time.monotonic()
         size = fill(plane, cluster_objects(nodes, pods, gpu_pods))
         typer.echo(f"{size / 2**20:.0f} MiB put into etcd in {time.monotonic() - began_s:.0f} s")
-        plane.start_apiserver()
+        plane.start_apiserver(_PATIENCE_S)
         extender = Extender(cluster)
         took_s: list[float] = []
         typer.echo(f"{'start':>5}  {'ready s':>7}  {'MiB':>6}  {'peak MiB':>8}  {'fits':>6}")

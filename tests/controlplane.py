@@ -145,7 +145,7 @@ class ControlPlane(Processes):
             "--log-level=warn",
         )
 
-    def start_apiserver(self) -> None:
+    def start_apiserver(self, patience_s: float = START_TIMEOUT_S) -> None:
         """Start it, again on the same port after ``kill("kube-apiserver")``."""
         key = self.folder / "service-account.key"
         self.spawn(
@@ -164,7 +164,7 @@ class ControlPlane(Processes):
             "--service-cluster-ip-range=10.0.0.0/24",
             "--disable-admission-plugins=ServiceAccount",
         )
-        self._wait_ready()
+        self._wait_ready(patience_s)
 
     def kubeconfig(self, token: str = ADMIN_TOKEN, namespace: str = "default") -> Path:
         """A kubeconfig file for the holder of the token."""
@@ -262,8 +262,8 @@ class ControlPlane(Processes):
             raise ApiRefused(f"compaction: {answer.status} {answer.data.decode()}")
         return revision
 
-    def _wait_ready(self) -> None:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+    def _wait_ready(self, patience_s: float) -> None:
+        deadline_s = time.monotonic() + patience_s
         while True:
             self.raise_if_ended()
             if self.ca_file.exists() and self._ready():
