@@ -115,6 +115,8 @@ def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_roo
 ) -> None:
     here, elsewhere = cluster.names
     machine = cluster.machines[here]
+    # One on each device, and a checkpoint of which the restarted kubelet counts nobody else.
+    small(cluster, ["s0", "s1"], here)
     cordon(cluster, elsewhere, True)
     with machine.kubelet_restarts():
         create(cluster, "bypass-1", 20)
