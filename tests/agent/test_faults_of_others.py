@@ -5,6 +5,7 @@ The table is in docs/agent.md too, and kept true from here.
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,15 +140,16 @@ FAULTS: list[tuple[str, Callable[[World], None]]] = [
 ]
 
 
-def test_every_fault_is_said_and_the_table_in_the_docs_is_true(tmp_path: Path) -> None:
+def test_every_fault_is_said_and_the_table_in_the_docs_is_true() -> None:
     rows = []
-    for number, (fault, inject) in enumerate(FAULTS):
-        world = World(tmp_path / str(number))
-        try:
-            inject(world)
-            found = world.sample()
-        finally:
-            world.whole.stop()
+    for fault, inject in FAULTS:
+        with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 characters at most
+            world = World(Path(short) / "node")
+            try:
+                inject(world)
+                found = world.sample()
+            finally:
+                world.whole.stop()
         assert found, fault
         rows.append(f"| {fault} | {'<br>'.join(found)} |")
     table = "\n".join(["| fault | what the report says |", "|---|---|", *rows])

@@ -56,6 +56,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         super().__init__("headroom-plugin-")
         self.plugins = self.folder / "kubelet/device-plugins"
         self.plugins.mkdir(parents=True)
+        (self.folder / "cdi").mkdir()
         self._registrations: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._server = grpc.server(futures.ThreadPoolExecutor(1))
         api_services.add_RegistrationServicer_to_server(self, self._server)
