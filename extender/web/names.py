@@ -55,9 +55,8 @@ class Names:
             return None
         if b"\\" in json:
             return None
-        quotes = np.flatnonzero(np.frombuffer(json, np.uint8) == _QUOTE)
-        starts = quotes[::2] + 1
-        lengths = quotes[1::2] - starts
+        is_quote = np.frombuffer(json, np.uint8) == _QUOTE
+        starts, lengths = _alike(json, is_quote) or _apart(is_quote)
         # At least a comma stands between two strings, and nothing else that is one byte long.
         if len(json) != lengths.sum() + len('"",') * len(starts) + len("]"):
             return None
@@ -111,6 +110,27 @@ class Names:
         lengths = np.minimum(self.lengths, size)
         words = at[self.starts].view("<u8").reshape(-1, count) & _masks(count).take(lengths, axis=0)
         return words.T
+
+
+def _apart(is_quote: NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    """Where each name begins, and how long it is."""
+    quotes = np.flatnonzero(is_quote)
+    starts = quotes[::2] + 1
+    return starts, quotes[1::2] - starts
+
+
+def _alike(json: bytes, is_quote: NDArray[np.bool_]) -> tuple[Rows, Rows] | None:
+    """The same where all names are as long as the first, as those of one pool often are: then it
+    is enough to look where the quotes should be. None where they are not."""
+    length = json.index(_QUOTE, len('["')) - len('["')
+    each = length + len('"",')
+    count, rest = divmod(len(json) - len("["), each)
+    if rest:
+        return None
+    first, last = is_quote[1::each], is_quote[1 + length + len('"') :: each]
+    if not (first.all() and last.all() and np.count_nonzero(is_quote) == 2 * count):
+        return None
+    return np.arange(len('["'), len(json), each), np.full(count, length)
 
 
 def _starts(lengths: Rows) -> Rows:

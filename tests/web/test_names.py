@@ -19,7 +19,9 @@ POD = '{"metadata":{"name":"p","uid":"u"}}'
 #: Alike in front, behind, and but for what fills up a word; and what JSON escapes.
 CLOSE = ["gpu-a100-0001", "gpu-a100-0002", "hpu-a100-0001", "a", "a\0", "a" * 8, "a" * 9, "", "0",
          "gpu-a100-0001-and-so-on", '","', '"', "\\", "é", "\x7f", "]", '["', "a,b"]  # fmt: skip
-NAMES = st.lists(st.sampled_from(CLOSE) | st.text(max_size=20))
+NAMES = st.lists(st.sampled_from(CLOSE) | st.text(max_size=20)) | st.integers(0, 4).flatmap(
+    lambda length: st.lists(st.text('ab,]["', min_size=length, max_size=length))
+)
 SPELLINGS: list[dict[str, Any]] = [
     {"separators": (",", ":")},
     {"separators": (",", ":"), "ensure_ascii": False},
@@ -43,6 +45,7 @@ def texts(names: Names) -> list[str]:
 
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=["Go", "UTF-8", "spaces", "lines"])
 @given(names=NAMES)
+@example(names=["abc", "", ""])  # quotes where those of two names of three letters would be
 def test_names_are_read_whatever_their_spelling(names: list[str], spelling: dict[str, Any]) -> None:
     read = offered(json.dumps(names, **spelling))
     assert texts(read) == names
