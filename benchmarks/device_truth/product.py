@@ -81,7 +81,9 @@ class Product:
         assert isinstance(request, VramRequest)
         snap = self._cluster.snapshot()
         rows = snap.rows([name_of(node) for node in nodes])
-        ranking = self._weighings.weigh(request, snap).rank(request.policy, snap, rows, now_s)
+        ranking = self._weighings.weigh(request, snap, now_s).rank(
+            request.policy, snap, rows, now_s
+        )
         if ranking.winner is None:
             self._store.delete_pod(pod.metadata.namespace, job.name)
             return None

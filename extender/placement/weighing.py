@@ -6,6 +6,7 @@ is kept equals what ``fit`` says about the whole snapshot, node by node.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -87,21 +88,48 @@ _NONE = np.empty(0, np.int64)
 _NOTHING = Weighing(-1, np.empty(0, np.int8), Outcome(_NONE, _NONE, _NONE), ())
 
 
+#: Kinds that are weighed ahead of being asked for again.
+AHEAD = 8
+AHEAD_FOR_S = 10.0
+
+
+@dataclass(slots=True)
+class _Held:
+    request: VramRequest
+    weighing: Weighing
+    #: When it was last asked for, in seconds of the receiver's monotonic clock.
+    asked_s: float
+
+
 class Weighings:
     """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
-        self._held: OrderedDict[Kind, Weighing] = OrderedDict()
+        #: The one asked for last comes last.
+        self._held: OrderedDict[Kind, _Held] = OrderedDict()
 
-    def weigh(self, request: VramRequest, snap: Snapshot) -> Weighing:
+    def weigh(self, request: VramRequest, snap: Snapshot, now_s: float) -> Weighing:
         """Weigh a request that asks for something on every node of the snapshot."""
-        kind = request.kind
-        held = self._held.pop(kind, None) or _NOTHING
-        weighing = self._held[kind] = held.after(request, snap)
+        held = self._held.pop(request.kind, None)
+        before = held.weighing if held else _NOTHING
+        weighing = before if before.generation == snap.generation else before.after(request, snap)
+        self._held[request.kind] = _Held(request, weighing, now_s)
         if len(self._held) > self._capacity:
             self._held.popitem(last=False)
         return weighing
+
+    def ahead(self, snap: Snapshot, now_s: float) -> bool:
+        """Weigh one kind that was asked for lately and not yet on this snapshot, as it will be
+        asked for again while pods are being placed; false where there is none."""
+        for held in islice(reversed(self._held.values()), AHEAD):
+            if held.asked_s < now_s - AHEAD_FOR_S:
+                return False  # and the others before that
+            if held.weighing.generation != snap.generation:
+                held.weighing = held.weighing.after(held.request, snap)
+                held.weighing.outcome  # noqa: B018 - reckoned now
+                return True
+        return False
 
 
 def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:

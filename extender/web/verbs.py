@@ -70,6 +70,10 @@ class Verbs:
         #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
         self._coming: dict[str, tuple[Pod, str, float]] = {}
 
+    def work_ahead(self) -> bool:
+        """Between calls: a step towards the next ones; false where there is nothing to do."""
+        return self._weighings.ahead(self._cluster.snapshot(), self._monotonic_s())
+
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
         if unready := self._unready():
@@ -108,7 +112,7 @@ class Verbs:
         if isinstance(request, VramRequest) and request.asks:
             rows = self._rows(offered.names, snap)
             known = rows >= 0
-            weighing = self._weighings.weigh(request, snap)
+            weighing = self._weighings.weigh(request, snap, self._monotonic_s())
             ranking = weighing.rank(request.policy, snap, rows[known], self._monotonic_s())
             scores[known] = ranking.wire()
             if ranking.winner is not None:
@@ -162,7 +166,7 @@ class Verbs:
             return np.full(len(rows), CODE_OF[request.reason], np.int8)
         if not request.asks:
             return np.zeros(len(rows), np.int8)
-        weighing = self._weighings.weigh(request, snap)
+        weighing = self._weighings.weigh(request, snap, self._monotonic_s())
         unknown = rows < 0
         if not unknown.any():
             return weighing.codes(snap, rows, self._monotonic_s())

@@ -91,6 +91,8 @@ class Extender:
         self.unready = unready
         self._inbox: deque[Sequence[Event]] = deque()
         self._snapshot_due = False
+        #: What the verbs can do before they are called; whether there was anything to do.
+        self._ahead: Callable[[], bool] = bool
         self._unsettled = asyncio.Event()
         self._waking = Waking()
         self._latest_room = 0
@@ -156,6 +158,12 @@ class Extender:
         as much for one node as for all of them."""
         self._snapshot_due = False
         self.cluster.snapshot()
+        self.loop.call_soon(self._work_ahead)
+
+    def _work_ahead(self) -> None:
+        """One step at a time, so that a call has to wait for one at most."""
+        if not self._snapshot_due and self._ahead():
+            self.loop.call_soon(self._work_ahead)
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -205,7 +213,7 @@ class Extender:
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
 
-        return Verbs(
+        verbs = Verbs(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -215,6 +223,8 @@ class Extender:
             time.monotonic,
             time.time,
         )
+        self._ahead = verbs.work_ahead
+        return verbs
 
     def debug_app(self) -> FastAPI:
         return debug_app(
