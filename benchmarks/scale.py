@@ -27,6 +27,7 @@ import urllib3
 
 from benchmarks.agent import vitals
 from benchmarks.hotpath import machine, pod_as_sent
+from contract import annotations
 from contract.gpunode import (
     GROUP,
     VERSION,
@@ -40,6 +41,7 @@ from contract.gpunode import (
     Reservation,
     Source,
 )
+from contract.heartbeat import Vouch, encode_vouch
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import NAMESPACE, PODS, Cluster
 from tests.e2e.nodes import GIB, RESOURCE, SYSTEM_NAMESPACE
@@ -56,6 +58,10 @@ _PATIENCE_S = 300.0
 
 def stamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+#: When all reports were made; later heartbeats confirm them.
+OBSERVED_AT = stamp()
 
 
 def node_name(index: int) -> str:
@@ -147,7 +153,7 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
     ]
     held = list(place.values())
     status = GPUNodeStatus(
-        observed_at=stamp(),
+        observed_at=OBSERVED_AT,
         devices=[
             Device(
                 uuid=uuid,
@@ -180,10 +186,13 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
 
 def lease(index: int) -> Object:
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    vouch = Vouch(sampled_at=now, gpunode=f"gpunode-{index}", observed_at=OBSERVED_AT)
+    metadata = meta(node_name(index), f"lease-{index}", SYSTEM_NAMESPACE)
+    metadata["annotations"] = {annotations.OBSERVED_AT: encode_vouch(vouch)}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": meta(node_name(index), f"lease-{index}", SYSTEM_NAMESPACE),
+        "metadata": metadata,
         "spec": {"holderIdentity": "agent", "leaseDurationSeconds": 90, "renewTime": now},
     }
 
