@@ -10,12 +10,12 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
 
-check: $(VENV)/test.stamp  ## the quick subset, under a minute: style, types, layers, unit and property tests
+check: $(VENV)/test.stamp  ## the quick subset, in a minute or two: style, types, layers, unit and property tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
-	$(RUN) -m pytest -q -m "not slow" $(ARGS)
+	$(RUN) -m pytest -q -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 test: $(VENV)/test.stamp  ## everything; the first run builds a real API server and takes minutes
 	$(VENV)/bin/ruff check .
