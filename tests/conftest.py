@@ -74,3 +74,19 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped under CI=true: {report.longrepr}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests measured end to end, whichever process they ran in."""
+    told = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, text in report.user_properties
+        if name == "measured"
+    ]
+    if told:
+        terminalreporter.section("measured end to end")
+        for line in told:
+            terminalreporter.write_line(line)

@@ -60,18 +60,3 @@ def tell(request: pytest.FixtureRequest) -> Tell:
     """Say a figure that was measured, for the end of the session's output."""
     # Reports carry them, from other processes too.
     return lambda line: request.node.user_properties.append(("measured", line))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    told = [
-        f"{report.nodeid.rpartition('::')[2]}: {text}"
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", "") == "call"
-        for name, text in report.user_properties
-        if name == "measured"
-    ]
-    if told:
-        terminalreporter.section("measured end to end")
-        for line in told:
-            terminalreporter.write_line(line)
