@@ -10,9 +10,11 @@ import pytest
 
 from contract.gpunode import GPUNode
 from tests.controlplane import ControlPlane
+from tests.e2e.cluster import PODS
 from tests.e2e.conftest import Tell
 from tests.e2e.nodes import RESOURCE
 from tests.e2e.real import RealCluster
+from tests.e2e.watching import Watch
 
 NODES = 2
 GPUS = 2
@@ -54,6 +56,9 @@ def test_a_burst_of_mixed_sizes_lands_where_the_ledger_chose(
         cluster.ask(f"q{i}", chance.choice((2, 3, 4, 6, 8, 12)))
     cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
     cluster.until(cluster.decided, "what is bound runs, or was turned away")
+    # One device at a time is given out, so the first refusals are not the last word.
+    with Watch(cluster.plane, PODS) as pods:
+        cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
     outcome = cluster.outcome()
     tell(f"{outcome.bound} of {outcome.pods} bound, {outcome.asked_ratio:.0%} of the memory asked")
     assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
