@@ -251,6 +251,9 @@ class Reservation(KubeStruct, frozen=True):
     since: str = ""
     #: "adopted" for a pod bound by somebody else; "evicted", see there.
     flags: list[str] = msgspec.field(default_factory=list)
+    #: Of an adopted pod: its own annotation as it was charged, cut short, empty for none. One that
+    #: we bound has it in its placement.
+    asked: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class GPUNodeSpec(KubeStruct, frozen=True):

@@ -14,6 +14,7 @@ import numpy as np
 from contract.annotations import DEVICES
 from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, GPUNodeStatus, Reservation
 from contract.kube import Pod
+from extender.cluster.edits import asked
 from extender.placement.amounts import needed, places_of
 from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.request import Unreadable, VramRequest, understand
@@ -50,7 +51,11 @@ def adopt(
         by_itself = obeys_environment and request.visible is not Visible.BY_PLUGIN
         charges = _charges(request, terms, _named(pod, devices) if by_itself else None)
     return Reservation(
-        namespace=pod.metadata.namespace, name=pod.metadata.name, charges=charges, flags=[ADOPTED]
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        charges=charges,
+        flags=[ADOPTED],
+        asked=asked(pod),
     )
 
 

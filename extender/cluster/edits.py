@@ -1,10 +1,16 @@
 """Whose request was changed after the pod was bound. What was promised then stands: the pod runs
 on devices where that fitted, and what it says now was never fitted anywhere."""
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from contract.annotations import PLACEMENT, VRAM
+from contract.gpunode import Reservation
 from contract.kube import Pod
+
+#: So much of an adopted pod's annotation is kept in its promise, characters.
+MOST_ASKED = 64
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -18,13 +24,23 @@ class _Written(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Written).decode
 
 
+def asked(pod: Pod) -> str:
+    """What the promise of an adopted pod keeps of its annotation; empty for none."""
+    return (pod.annotation(VRAM) or "")[:MOST_ASKED]
+
+
 def edit(pod: Pod) -> str:
-    """A sentence for the pod's author; empty where nothing was changed, or nobody can tell."""
+    """A sentence for the author of a pod that we bound; empty where nothing was changed, or nobody
+    can tell."""
     written = _written(pod)
     if written is None or written.asked is msgspec.UNSET or written.asked == pod.annotation(VRAM):
         return ""
+    return _sentence(pod, written.asked)
+
+
+def _sentence(pod: Pod, before: str | None) -> str:
     return (
-        f"{VRAM} was changed after the pod was bound, from {_quoted(written.asked)} to "
+        f"{VRAM} was changed after the pod was bound, from {_quoted(before)} to "
         f"{_quoted(pod.annotation(VRAM))}; it stays charged as it was bound: "
         "to change what it is given, delete it and create it anew"
     )
@@ -47,19 +63,34 @@ class Edits:
     """The bound pods that carry one. Written by the owner of the cluster state."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, Pod] = {}
+        self._told: dict[str, tuple[Pod, str]] = {}
 
     def see(self, pod: Pod) -> None:
-        if pod.node and not pod.ended and edit(pod):
-            self._pods[pod.metadata.uid] = pod
+        self._note(pod, edit(pod))
+
+    def adopted(self, pods: Iterable[Pod], promises: Mapping[str, Reservation]) -> None:
+        """Compare the pods of a node, bound by others, with what was kept as they were charged."""
+        for pod in pods:
+            promise = promises.get(pod.metadata.uid)
+            if promise is not None and isinstance(promise.asked, str):
+                changed = asked(pod) != promise.asked
+                self._note(pod, _sentence(pod, promise.asked or None) if changed else "")
+
+    def _note(self, pod: Pod, sentence: str) -> None:
+        if sentence and pod.node and not pod.ended:
+            self._told[pod.metadata.uid] = (pod, sentence)
         else:
-            self._pods.pop(pod.metadata.uid, None)
+            self._told.pop(pod.metadata.uid, None)
 
     def lose(self, uid: str) -> None:
-        self._pods.pop(uid, None)
+        self._told.pop(uid, None)
 
-    def now(self) -> list[Pod]:
-        return list(self._pods.values())
+    def of(self, uid: str) -> str:
+        """The sentence; empty for none."""
+        return self._told.get(uid, (None, ""))[1]
+
+    def now(self) -> list[tuple[Pod, str]]:
+        return list(self._told.values())
 
 
 def _written(pod: Pod) -> _Written | None:

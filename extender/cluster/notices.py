@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from contract.annotations import PLACEMENT
 from contract.kube import Pod
 from contract.quantity import format_bytes
-from extender.cluster.edits import edit
 from extender.cluster.overcommits import Overcommit
 from extender.cluster.state import ClusterState
 
@@ -54,6 +53,5 @@ def _overcommitting(state: ClusterState) -> Iterator[Notice]:
 
 
 def _edited(state: ClusterState) -> Iterator[Notice]:
-    for pod in state.edits.now():
-        message = edit(pod)
+    for pod, message in state.edits.now():
         yield Notice(pod, "RequestChangeIgnored", message, key=message)

@@ -288,6 +288,8 @@ class ClusterState:
                 assumed = self._assumed.get(name, {}).items()
                 gpunode = self._gpunodes.get(name)
                 terms = self._weigh(name, gpunode, assumed=assumed)
+                if gpunode is not None:
+                    self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
                 if gpunode is not None and self.observations.waits_on(name):
                     self.observations.bypassed(name, self._bystanders_of(gpunode))
                 self.observations.weighed(name, terms.devices)

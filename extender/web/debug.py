@@ -133,7 +133,8 @@ def debug_app(
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
             explanation = explain(request, snap, fit(request, snap, rows, monotonic_s()))
-        return _encoded(explain_body(pod, decision, request, explanation, snap, wall_s()))
+        changed = cluster.edits.of(pod.metadata.uid)
+        return _encoded(explain_body(pod, changed, decision, request, explanation, snap, wall_s()))
 
     return app
 

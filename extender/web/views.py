@@ -8,7 +8,6 @@ from contract.annotations import PREFIX, Bytes, Share
 from contract.kube import Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
-from extender.cluster.edits import edit
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 from extender.journal import Decision
@@ -323,13 +322,15 @@ def stamp(wall_s: float) -> str:
 
 def explain_body(
     pod: Pod,
+    changed: str,
     decision: Decision | None,
     request: VramRequest | Unreadable,
     explanation: Explanation | None,
     snap: Snapshot,
     wall_s: float,
 ) -> ExplainBody:
-    """``explanation`` is None where nothing was fitted, because the pod cannot be read."""
+    """``changed`` says how its request was changed after it was bound; ``explanation`` is None
+    where nothing was fitted, because the pod cannot be read."""
     verdict, message = _verdict(pod.node, request, explanation)
     annotations = pod.metadata.annotations or {}
     return ExplainBody(
@@ -339,7 +340,7 @@ def explain_body(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
         bound_to=pod.node or None,
-        changed=edit(pod) or None,
+        changed=changed or None,
         annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
         verdict=verdict,
         message=message,

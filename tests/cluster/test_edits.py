@@ -90,3 +90,37 @@ def test_what_was_promised_stands_when_the_ledger_is_lost() -> None:
 )
 def test_a_placement_that_tells_nothing_is_no_edit(placement: str) -> None:
     assert edit(pod("8Gi", annotations={PLACEMENT: placement}, node="n")) == ""
+
+
+def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
+    """A pod bound by somebody else and charged, and what has become of its annotation since."""
+    node = gpunode(shared("a"))
+    state = state_of(*seen(kube_node(), node))
+    promise = state.adopt(pod(asked, node="n"), node)
+    assert promise is not None
+    charged = gpunode(shared("a"), promises={"uid-p": promise})
+    edited = pod(now, node="n")
+    state.apply([PodSeen(edited), *seen(charged)])
+    return state, edited
+
+
+@pytest.mark.parametrize(
+    ("asked", "now", "says"),
+    [
+        pytest.param("8Gi", "8Gi", "", id="untouched"),
+        pytest.param(None, None, "", id="never had one"),
+        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="less"),
+        pytest.param(None, "8Gi", "from nothing to '8Gi'", id="added"),
+        pytest.param("8Gi", None, "from '8Gi' to nothing", id="taken away"),
+    ],
+)
+def test_an_edit_of_a_pod_bound_by_others_is_told_too(
+    asked: str | None, now: str | None, says: str
+) -> None:
+    state, edited = adopted_as(asked, now)
+    told = [notice for notice in notices(state) if notice.reason == "RequestChangeIgnored"]
+    assert bool(told) == bool(says)
+    assert all(notice.pod == edited and says in notice.message for notice in told)
+    assert says in state.edits.of("uid-p")
+    state.apply([PodGone("uid-p")])
+    assert state.edits.of("uid-p") == ""
