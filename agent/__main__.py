@@ -217,13 +217,22 @@ def _loop(
         if courier is not None:
             wanted_s = courier.deliver(status, began_s)
         _restart_where_due(restarts, readings, camera.survey.hanging)
-        # Samples that took too long are skipped, not caught up with.
         now_s = time.monotonic()
-        due_s = min(max(due_s + settings.interval_s, now_s), now_s + wanted_s)
+        due_s = next_due_s(due_s, now_s, settings.interval_s, wanted_s)
         if wake.wait(due_s - now_s):
             # Pods often come in company: one sample for all that came within this time.
             stop.wait(began_s + SAMPLES_APART_S - time.monotonic())
             wake.clear()
+
+
+def next_due_s(due_s: float, now_s: float, interval_s: float, wanted_s: float) -> float:
+    """When to take the next sample, at the latest; all but ``interval_s`` and ``wanted_s``, which
+    says in how many seconds somebody wants one, are times of one clock.
+
+    Those that took too long are skipped, not caught up with; and one that somebody woke us for,
+    before it was due, does not put off those after it.
+    """
+    return min(max(due_s + interval_s, now_s), now_s + min(interval_s, wanted_s))
 
 
 def _restart_where_due(restarts: Restarts, readings: Iterable[Reading], hanging: bool) -> None:
