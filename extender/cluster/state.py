@@ -1,8 +1,9 @@
 """All we know of the cluster: events change it, snapshots are read from it.
 
-One thread owns a ``ClusterState`` and is the only one to call ``apply``. Whatever it hands out is
-immutable, so other threads may keep and read it; ``judge`` may be called from any thread, because
-what it reads is replaced and never changed in place.
+One thread owns a ``ClusterState`` and is the only one to call ``apply`` and ``snapshot``. Whatever
+it hands out is immutable, so other threads may keep and read it; ``judge`` and what returns one
+thing by its name may be called from any thread, because what they read is replaced and never
+changed in place.
 """
 
 from collections.abc import Iterable, Set

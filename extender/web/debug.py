@@ -2,14 +2,15 @@
 
 Handlers are plain functions, which run on threads and encode their answers there: a view of the
 whole fleet takes a while, and kube-scheduler's calls must not wait for it. What they read is
-immutable.
+immutable; the snapshot is taken before them, on the event loop, which alone may make one.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -19,6 +20,7 @@ from extender.journal import Journal
 from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
 from extender.web.drift import DriftBody, drift_body
 from extender.web.views import (
@@ -51,6 +53,11 @@ def debug_app(
         redoc_url=None,
     )
 
+    async def newest() -> Snapshot:
+        return cluster.snapshot()
+
+    Newest = Annotated[Snapshot, Depends(newest)]
+
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
         return _PAGE
@@ -67,8 +74,7 @@ def debug_app(
         return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    def metrics() -> Response:
-        snap = cluster.snapshot()
+    def metrics(snap: Newest) -> Response:
         telemetry.generation.set(snap.generation)
         return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -76,9 +82,8 @@ def debug_app(
         return sum(over.beyond_bytes for over in cluster.overcommits.now())
 
     @app.get("/v1/nodes", response_model=NodesBody)
-    def nodes() -> Response:
+    def nodes(snap: Newest) -> Response:
         """Every node with every term of the equation of every device."""
-        snap = cluster.snapshot()
         return _encoded(
             NodesBody(
                 generatedAt=stamp(wall_s()),
@@ -92,9 +97,8 @@ def debug_app(
         )
 
     @app.get("/v1/nodes/{name}", response_model=NodeBody)
-    def one_node(name: str) -> Response:
+    def one_node(name: str, snap: Newest) -> Response:
         """One node, as in the list of all."""
-        snap = cluster.snapshot()
         if name not in snap.row_of:
             raise HTTPException(
                 404, f"node {name} is not known; GET /v1/nodes lists those that are"
@@ -108,14 +112,14 @@ def debug_app(
         )
 
     @app.get("/v1/drift", response_model=DriftBody)
-    def drift(pods: bool = True) -> Response:
+    def drift(snap: Newest, pods: bool = True) -> Response:
         """Every pod with a promise: what it was promised and what it uses, where it was predicted
         to be and where it is; how many predictions were right, and the misses one by one.
         ``pods=false`` leaves out the pods."""
-        return _encoded(drift_body(cluster, pods, wall_s(), monotonic_s()))
+        return _encoded(drift_body(cluster, snap.generation, pods, wall_s(), monotonic_s()))
 
     @app.get("/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody)
-    def explain_pod(namespace: str, name: str) -> Response:
+    def explain_pod(namespace: str, name: str, snap: Newest) -> Response:
         """Why the pod waits, or where it is: its request as understood, reasons counted, the
         nearest nodes with their devices, what would help."""
         decision = journal.of_pod(namespace, name)
@@ -127,7 +131,6 @@ def debug_app(
                 f"pod {namespace}/{name} was neither seen in the cluster nor offered by "
                 "kube-scheduler; does it ask for a GPU?",
             )
-        snap = cluster.snapshot()
         request = cluster.understand(pod)
         explanation = None
         if isinstance(request, VramRequest):

@@ -65,14 +65,16 @@ class DriftBody(Body):
     misses: list[MissView]
 
 
-def drift_body(cluster: ClusterState, pods: bool, wall_s: float, monotonic_s: float) -> DriftBody:
+def drift_body(
+    cluster: ClusterState, generation: int, pods: bool, wall_s: float, monotonic_s: float
+) -> DriftBody:
     watched = cluster.observations
     gpunodes = sorted(cluster.gpunodes() if pods else (), key=lambda gpunode: gpunode.name)
     # The lists are copied at once: they grow while this is read on another thread.
     misses, totals = list(watched.misses), dict(watched.totals)
     return DriftBody(
         generatedAt=stamp(wall_s),
-        snapshot_generation=cluster.snapshot().generation,
+        snapshot_generation=generation,
         pods=[view for gpunode in gpunodes for view in _pods(gpunode, watched)],
         results={result.value: totals.get(result, 0) for result in Result},
         misses=[_miss(each, wall_s - monotonic_s) for each in reversed(misses)],

@@ -1,9 +1,22 @@
 """What an SRE reads is what decided."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
+from contract.kube import ObjectMeta, Pod
+from extender.cluster.events import NodeSeen, PodSeen
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.placement.rules import Rules
+from extender.placement.snapshot import Snapshot
+from extender.telemetry import Telemetry
+from extender.web.debug import debug_app
+from tests.builders import kube_node
 from tests.serving import Server, binding, offer, pod, serving
 
 GI = 1 << 30
@@ -88,3 +101,37 @@ def test_embedded_routes_refuse_what_is_wrong_and_change_nothing(server: Server)
     assert server.delete("/embedded/v1/pods/default/nobody").status == 404
     after = server.get("/v1/nodes").json()["nodes"]
     assert [node["devices"] for node in after] == [node["devices"] for node in before]
+
+
+class Owned(ClusterState):
+    """Knows on which thread it was asked for a snapshot, which is made where there is none yet."""
+
+    def __init__(self) -> None:
+        super().__init__(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        self.asked_by: list[int] = []
+
+    def snapshot(self) -> Snapshot:
+        self.asked_by.append(threading.get_ident())
+        return super().snapshot()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics", "/v1/nodes", "/v1/nodes/n", "/v1/drift", "/v1/explain/pods/default/p"],
+)
+def test_snapshots_are_made_by_who_owns_the_cluster_alone(path: str) -> None:
+    """One that another thread makes while nodes are put hides those for good."""
+
+    async def play() -> None:
+        cluster = Owned()
+        waits = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"))
+        cluster.apply([NodeSeen(kube_node()), PodSeen(waits)])
+        telemetry = Telemetry(CollectorRegistry())
+        app = debug_app(cluster, Journal(), telemetry, lambda: "", lambda: 0.0, lambda: 0.0)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
+            answer = await client.get(path)
+        assert answer.status_code in (200, 404), answer.text
+        assert set(cluster.asked_by) == {threading.get_ident()}
+
+    asyncio.run(play())
