@@ -116,6 +116,11 @@ def predicted(promise: Reservation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(devices))
 
 
+def chosen(promise: Reservation) -> tuple[str, ...]:
+    """The devices that were chosen for the pod, for its node's agent to have them taken."""
+    return tuple(dict.fromkeys(charge.choice for charge in promise.charges if charge.choice))
+
+
 def observed(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
     """The devices on which the report shows the pod."""
     return tuple(dict.fromkeys(use.device for use in status.pods if use.uid == uid))
@@ -262,7 +267,8 @@ def _configuration(status: GPUNodeStatus) -> tuple[object, ...]:
         (device.uuid, device.resource, device.sharing, device.numa_node, device.replicas.total)
         for device in status.devices
     }
-    return plugin.allocation_policy, plugin.topology_manager_policy, devices
+    steered = frozenset(plugin.steered)
+    return plugin.allocation_policy, plugin.topology_manager_policy, steered, devices
 
 
 def _with_health(status: GPUNodeStatus, later: GPUNodeStatus) -> GPUNodeStatus:

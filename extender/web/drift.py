@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from contract.gpunode import GPUNode, Reservation
 from extender.cluster.observations import Observations, Outcome
 from extender.cluster.state import ClusterState
-from extender.placement.observed import Result, observed, predicted
+from extender.placement.observed import Result, chosen, observed, predicted
 from extender.web.views import Body, stamp
 
 
@@ -30,6 +30,8 @@ class DriftView(BaseModel):
     result: str | None
     #: The candidates at its binding.
     predicted: list[str]
+    #: The devices that the ledger chose, where the node is steered; else empty.
+    choice: list[str]
     observed: list[PodOnDeviceView]
     #: What turned the prediction, as a code and as a sentence; null unless it was missed.
     surprise: str | None
@@ -49,6 +51,7 @@ class MissView(BaseModel):
     node: str
     at: str
     predicted: list[str]
+    choice: list[str]
     observed: list[str]
     surprise: str
     message: str
@@ -93,6 +96,7 @@ def _pods(gpunode: GPUNode, watched: Observations) -> Iterator[DriftView]:
             node=gpunode.name,
             result="adopted" if adopted else _result(gpunode, uid, outcome, watched),
             predicted=[] if adopted else list(predicted(promise)),
+            choice=list(chosen(promise)),
             observed=list(_devices(gpunode, uid, promise)),
             surprise=surprise.value if surprise else None,
             message=surprise.sentence if surprise else None,
@@ -137,6 +141,7 @@ def _miss(outcome: Outcome, epoch_s: float) -> MissView:
         node=outcome.node,
         at=stamp(epoch_s + outcome.at_s),
         predicted=list(outcome.predicted),
+        choice=list(chosen(outcome.promise)),
         observed=list(outcome.observed),
         surprise=outcome.surprise.value,
         message=outcome.surprise.sentence,

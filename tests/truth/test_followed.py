@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import GPUNode, Plugin, Reservation
 from contract.kube import Node, Pod
 from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
 from extender.cluster.state import ClusterState
@@ -214,6 +214,20 @@ def test_a_device_with_another_name_was_configured_anew() -> None:
     other = [shared(f"E{n}", free=4 - n, allocated=n) for n in (1, 0)]
     state = started(seen(BOUND))
     state.apply([seen(node(2, *other, shown="E0"))])
+    (outcome,) = state.observations.take()
+    assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
+
+
+def test_that_a_node_is_steered_no_more_was_configured_anew() -> None:
+    """The agent that had the chosen device taken went, and the plugin took another one."""
+    steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
+    chosen = promised()
+    (charge,) = chosen["p"].charges
+    charge = msgspec.structs.replace(charge, choice="D0")
+    chosen["p"] = msgspec.structs.replace(chosen["p"], charges=[charge])
+    state = started(seen(node(1, *IDLE, promises=chosen, plugin=steered)))
+    left = Plugin(topology_manager_policy="none")
+    state.apply([seen(node(2, *ASTRAY, shown="D1", promises=chosen, plugin=left))])
     (outcome,) = state.observations.take()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
 

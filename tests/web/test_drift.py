@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
 from tests.builders import DISTRIBUTED
 from tests.serving import Server, binding, offer, pod, serving
 
@@ -21,7 +21,7 @@ def place(server: Server, name: str, vram: str) -> None:
     assert server.post("/bind", binding(asked, "shared")).json()["Error"] == ""
 
 
-def report(server: Server, **gpu_of: int) -> None:
+def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
     """The agent reports these pods on the GPUs with these numbers; each uses 1 GiB."""
     devices = [
         Device(
@@ -46,7 +46,7 @@ def report(server: Server, **gpu_of: int) -> None:
         for number, (name, n) in enumerate(gpu_of.items())
     ]
     status = GPUNodeStatus(
-        observed_at="2026-11-21T00:00:00Z", devices=devices, pods=rows, plugin=DISTRIBUTED
+        observed_at="2026-11-21T00:00:00Z", devices=devices, pods=rows, plugin=plugin
     )
     body = [{"node": "shared", "status": msgspec.to_builtins(status)}]
     assert server.debug_post("/embedded/v1/reports", body).status == 204
@@ -91,3 +91,24 @@ def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
         (logged,) = [line for line in lines if line["event"] == "prediction_missed"]
         assert (logged["pod"], logged["surprise"]) == ("default/b", "unknown")
         assert logged["devices"] == ["GPU-shared-0"]
+
+
+def test_drift_tells_what_was_chosen_beside_what_came_of_it() -> None:
+    """Where the agent has the device taken that the ledger chose; of another node nothing is."""
+    steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
+    with serving(FLEET) as server:
+        report(server, steered)
+        place(server, "a", "8Gi")
+        (waiting,) = server.get("/v1/drift").json()["pods"]
+        (device,) = waiting["choice"]
+        assert waiting["predicted"] == [device]
+        other = 1 - int(device[-1])
+        report(server, Plugin(topology_manager_policy="none"), a=other)
+        told = server.get("/v1/drift").json()
+        (a,) = told["pods"]
+        assert (a["result"], a["surprise"]) == ("miss", "configuration")
+        assert (a["choice"], a["observed"][0]["uuid"]) == ([device], f"GPU-shared-{other}")
+        assert [miss["choice"] for miss in told["misses"]] == [[device]]
+        place(server, "b", "4Gi")
+        (b,) = (each for each in server.get("/v1/drift").json()["pods"] if each["name"] == "b")
+        assert b["choice"] == []
