@@ -80,6 +80,11 @@ class Reason(Enum):
         "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned",
         False,
     )
+    NO_GATE = (
+        "no_gate",
+        "pod has no gate and GPUs of the node are for gated pods only",
+        False,
+    )
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
 
     # A device of the node that the pod could end on.

@@ -590,6 +590,7 @@ class ClusterState:
             "" if by_agent else status.sources[0].message,
             obeys_environment=status.plugin.pinning != "ignored",
             pins=device_choice is DeviceChoice.PINNED and status.plugin.pinning == "honoured",
+            gated=device_choice is DeviceChoice.GATED,
             detail=detail,
         )
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from contract.gate import GATE
 from contract.reasons import Reason
 from extender.placement.environment import by_environment
 from extender.placement.equation import DeviceTerms
@@ -20,7 +21,12 @@ _BY_ITSELF = {
     "pod": "the pod says itself which devices it sees, and this may be one of them",
 }
 #: Reasons that come before any device is looked at.
-_CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES)
+_CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
+#: Of a pod without its gate where only gated ones go.
+_NO_GATE = (
+    f"right is {GATE} as its first init container, without a GPU: nobody else could hold it back"
+    " from a device without room"
+)
 #: Verdicts in which memory, and nothing else, decided.
 _MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
 
@@ -57,6 +63,8 @@ class NodeExplanation:
     closed: bool = False
     #: Who chooses the device: the plugin, our placement, or the pod by its own variable.
     chosen_by: Literal["plugin", "placement", "pod"] = "plugin"
+    #: Whether it is for gated pods only.
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +167,17 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
         short if by_memory else None,
         devices,
         node.unmeasured,
-        node.detail if reason is node.reason else "",
+        _detail(reason, node),
         closed=reason is node.reason is not None or reason in _CLOSING,
         chosen_by=chosen_by,
+        gated=node.gated,
     )
+
+
+def _detail(reason: Reason | None, node: NodeTerms) -> str:
+    if reason is Reason.NO_GATE:
+        return _NO_GATE
+    return node.detail if reason is node.reason else ""
 
 
 def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placement", "pod"]:

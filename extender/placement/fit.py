@@ -102,6 +102,10 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
         nodes = [snap.nodes[row] for row in rows.tolist()]
         where = np.array([n.obeys_environment and not by_environment(request, n) for n in nodes])
         codes[(codes == 0) & where.astype(bool)] = CODE_OF[obstacle]
+    if not request.gated:
+        # What the node promises is kept by gates alone: a pod without one could start on a device
+        # without room, or take what one that has started was given.
+        codes[(codes == 0) & snap.gated[rows]] = CODE_OF[Reason.NO_GATE]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)

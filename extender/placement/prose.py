@@ -15,6 +15,8 @@ def told(node: NodeExplanation) -> list[str]:
     if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
         for device in node.candidates:
             lines += _device(device, measured=not node.unmeasured)
+    if node.gated and node.reason is None:
+        lines.append("  its gate lets it start only where the device that it gets has room for it")
     return lines
 
 

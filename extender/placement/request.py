@@ -25,6 +25,7 @@ from contract.annotations import (
     parse_vram,
 )
 from contract.errors import BadAnnotation, BadQuantity, shortened
+from contract.gate import is_gated
 from contract.kube import Container, Pod
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
@@ -89,6 +90,8 @@ class VramRequest:
     visible: Visible = Visible.BY_PLUGIN
     #: Uuid of the device that it may be pinned to; empty: any.
     pinned_to: str = ""
+    #: Whether it starts only where its node's agent says that the device it got has room for it.
+    gated: bool = False
     #: Its own annotation as it stands; None where it has none.
     annotated: str | None = None
 
@@ -99,7 +102,7 @@ class VramRequest:
         spreads = ScoringPolicy.SPREAD if self.policy is ScoringPolicy.SPREAD else None
         policy = self.policy if self.visible is Visible.BY_PLACEMENT else spreads
         pinning = self.visible, policy, self.pinned_to
-        return self.asks, self.max_sm_ppm, self.processes, pinning
+        return self.asks, self.max_sm_ppm, self.processes, pinning, self.gated
 
     @property
     def decision_id(self) -> str:
@@ -107,7 +110,7 @@ class VramRequest:
         return f"{self.uid}.{self.resource_version}"
 
 
-Kind = tuple[tuple[Ask, ...], int | None, int, tuple[Visible, ScoringPolicy | None, str]]
+Kind = tuple[tuple[Ask, ...], int | None, int, tuple[Visible, ScoringPolicy | None, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest 
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=processes,
             visible=_visible(pod, containers, rules),
+            gated=is_gated(pod),
             annotated=pod.annotation(VRAM),
         )
     except BadAnnotation as err:

@@ -44,6 +44,8 @@ class NodeTerms:
     obeys_environment: bool = True
     #: Whether it is pinned: a pod whose variable follows its placement gets the device we choose.
     pins: bool = False
+    #: Whether it is for gated pods only.
+    gated: bool = False
     #: The particulars of ``reason``, where there is more to say than its sentence.
     detail: str = ""
 
@@ -103,6 +105,8 @@ class Snapshot:
     columns: Columns
     #: (rows,) code of the reason why a node as a whole takes nothing; 0 for none.
     node_reason: Int2D
+    #: (rows,) whether the node is for gated pods only.
+    gated: NDArray[np.bool_]
     #: (rows,) seconds of the receiver's monotonic clock.
     fresh_until_s: NDArray[np.float64]
     #: (rows,) place of the node's name in the order of names: the last tie-break.
@@ -126,6 +130,7 @@ class Snapshot:
             nodes=nodes,
             columns=Columns(*columns),
             node_reason=self.node_reason[rows],
+            gated=self.gated[rows],
             fresh_until_s=self.fresh_until_s[rows],
             name_rank=self.name_rank[rows],
             changed_in=self.changed_in[rows],

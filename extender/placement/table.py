@@ -95,6 +95,7 @@ class Table:
                 resources=dict(self._resources),
                 columns=Columns(**{name: self._column(name, rows) for name, _ in _COLUMNS}),
                 node_reason=_frozen(of_node["reason"]),
+                gated=_frozen(of_node["gated"]),
                 fresh_until_s=_frozen(of_node["fresh_until_s"]),
                 name_rank=self._name_rank,
                 changed_in=_frozen(of_node["changed_in"]),
@@ -138,6 +139,7 @@ class Table:
         allocatable = [max(value["allocatable_bytes"], 0) for value in values]
         per_node = {
             "reason": CODE_OF[node.reason],
+            "gated": node.gated,
             "fresh_until_s": node.fresh_until_s,
             "changed_in": self.next_generation,
             "headroom_bytes": sum(max(value["headroom_bytes"], 0) for value in values),
@@ -199,6 +201,7 @@ def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
 def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
     return {
         "reason": np.zeros(rows, np.int32),
+        "gated": np.zeros(rows, np.bool_),
         "fresh_until_s": np.zeros(rows, np.float64),
         "changed_in": np.zeros(rows, np.int64),
         "headroom_bytes": np.zeros(rows, np.int64),

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from contract.annotations import DEVICE_CHOICE
+from contract.gate import GATE
 from contract.gpunode import Device, GPUNode, Plugin
-from contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from contract.kube import Container, Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
@@ -54,6 +55,7 @@ OPERATOR = Plugin(
 )
 STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
 PINNED = {DEVICE_CHOICE: "pinned"}
+GATED = pod("8Gi", init=[Container(name=GATE)])
 SMALL = "nvidia.com/mig-1g.10gb"
 LABELS = {
     "nvidia.com/gpu.count": "1",
@@ -154,6 +156,20 @@ KINDS = (
         pod("8Gi"),
         node(used("GPU-a", 4, 1), used("GPU-c", 20, 2)),
         annotations={DEVICE_CHOICE: "any"},
+    ),
+    Kind(
+        "Gated, and the pod has its gate",
+        "8 GiB",
+        GATED,
+        node(used("GPU-a", 4, 1), used("GPU-b", 4, 1), used("GPU-c", 20, 2)),
+        annotations={DEVICE_CHOICE: "gated"},
+    ),
+    Kind(
+        "Gated, and the pod has no gate",
+        "8 GiB",
+        pod("8Gi"),
+        node(used("GPU-a", 4, 1), used("GPU-b", 4, 1)),
+        annotations={DEVICE_CHOICE: "gated"},
     ),
     Kind(
         "MPS",

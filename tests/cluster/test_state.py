@@ -7,9 +7,10 @@ from typing import ClassVar
 import pytest
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE
+from contract.gate import GATE
 from contract.gpunode import GPUNode
 from contract.heartbeat import Vouch, encode_vouch
-from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod
+from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.cluster.events import (
     BindBegun,
@@ -275,11 +276,34 @@ class TestDevicesThatThePluginCouldGive:
         assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
 
     def test_a_node_may_wish_for_room_on_any_device(self) -> None:
-        for choice, fits in ((None, True), ("predicted", True), ("any", False), ("gated", True)):
+        for choice, fits in ((None, True), ("predicted", True), ("any", False)):
             wished = None if choice is None else {DEVICE_CHOICE: choice}
             node = kube_node(annotations=wished)
             state = state_of(*seen(node, self.reported(), *self.sitting()))
             assert (reason(state) is None) is fits, choice
+
+    def test_a_gated_node_takes_gated_pods_as_others_do_and_no_others(self) -> None:
+        node = kube_node(annotations={DEVICE_CHOICE: "gated"})
+        state = state_of(*seen(node, self.reported(), *self.sitting()))
+        plain = pod("8Gi", container())
+        gate = Container(name=GATE)
+        for made, expected in (
+            (plain, Reason.NO_GATE),
+            (pod("8Gi", init=[gate]), None),
+            (pod("23Gi", init=[gate]), Reason.MEMORY_ON_ANY),
+            # A gate that does not come first holds nobody back.
+            (pod("8Gi", init=[Container(name="first"), gate]), Reason.NO_GATE),
+        ):
+            asked = state.understand(made)
+            assert isinstance(asked, VramRequest)
+            snap = state.snapshot()
+            assert fit(asked, snap, snap.rows(["n"]), NOW_S).reason(0) is expected
+            judged = state.judge(made, self.reported(), NOW_S)
+            assert (judged if isinstance(judged, Reason) else None) is expected
+        # One that asks for no GPU is nobody's business here.
+        other = state.understand(pod(None, Container(name="main")))
+        assert isinstance(other, VramRequest)
+        assert fit(other, snap, snap.rows(["n"]), NOW_S).reason(0) is None
 
     def test_a_wish_that_cannot_be_read_stops_the_node(self) -> None:
         node = kube_node(annotations={DEVICE_CHOICE: "best"})

@@ -1,5 +1,6 @@
 """What was kept and brought up to date equals what is weighed from nothing."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
-from contract.kube import Pod
+from contract.gate import GATE
+from contract.kube import Container, Pod
 from contract.reasons import Reason
 from extender.placement import weighing
 from extender.placement.fit import fit
@@ -47,9 +49,14 @@ class Changes(RuleBasedStateMachine):
         self.weighings = Weighings(capacity=3)
         self.asked: list[VramRequest] = []
 
-    @rule(name=names, world=worlds(), fresh_until_s=st.sampled_from([FRESH_S, LATE_S + 1]))
-    def put(self, name: str, world: World, fresh_until_s: float) -> None:
-        self.table.put(world.weighed(name, fresh_until_s))
+    @rule(
+        name=names,
+        world=worlds(),
+        fresh_until_s=st.sampled_from([FRESH_S, LATE_S + 1]),
+        gated=st.booleans(),
+    )
+    def put(self, name: str, world: World, fresh_until_s: float, gated: bool) -> None:
+        self.table.put(replace(world.weighed(name, fresh_until_s), gated=gated))
 
     @rule(name=names, reason=st.sampled_from([Reason.NO_REPORT, Reason.UNKNOWN_NODE]))
     def close(self, name: str, reason: Reason) -> None:
@@ -59,10 +66,11 @@ class Changes(RuleBasedStateMachine):
     def drop(self, name: str) -> None:
         self.table.drop(name)
 
-    @rule(asked=pods(), default=st.sampled_from([None, "2Gi"]))
-    def ask(self, asked: Pod, default: str | None) -> None:
+    @rule(asked=pods(), default=st.sampled_from([None, "2Gi"]), gated=st.booleans())
+    def ask(self, asked: Pod, default: str | None, gated: bool) -> None:
         what = understand(asked, default, Rules())
         if isinstance(what, VramRequest) and what.asks:
+            what = replace(what, gated=gated)
             self.asked = [*self.asked[-3:], what]
             agree(self.weighings, what, self.table.snapshot())
 
@@ -103,18 +111,21 @@ TestChanges.settings = settings(max_examples=60, stateful_step_count=25, deadlin
         ),
         min_size=2,
         max_size=6,
-    )
+    ),
+    st.lists(st.booleans(), min_size=6, max_size=6),
 )
-def test_kinds_are_told_apart(annotations: list[dict[str, str]]) -> None:
+def test_kinds_are_told_apart(annotations: list[dict[str, str]], gated: list[bool]) -> None:
     snap = build(
         [
             weighed(shared("a"), name="a"),
             weighed(shared("b", sharing="mps", free=4), name="b"),
+            replace(weighed(shared("c"), name="c"), gated=True),
         ]
     )
     weighings = Weighings()
-    for one in annotations:
-        agree(weighings, request(pod(None, annotations=one)), snap)
+    for one, has_gate in zip(annotations, gated, strict=False):
+        init = [Container(name=GATE)] if has_gate else []
+        agree(weighings, request(pod(None, annotations=one, init=init)), snap)
 
 
 def test_a_node_that_went_before_anybody_ranked_is_ranked_no_more() -> None:
