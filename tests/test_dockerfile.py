@@ -1,11 +1,17 @@
 """The Dockerfile's steps, run one by one in an empty folder with an interpreter of its own.
 
 There is no container engine where tests run, so a virtual environment stands for the base image
-and a folder for its file system; every other instruction is carried out as it is written.
+and a folder for its file system; every other instruction is carried out as it is written. What pip
+would fetch is there already: of the tests' own packages those, and only those, that the image's
+lock names. So pip sees to it that they are all that is needed, in these versions; that they are
+the files with these hashes was seen to when the tests' own were installed, by a lock of the same.
 """
 
+import contextlib
+import importlib.metadata
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +22,9 @@ from pathlib import Path
 import pytest
 
 from tests.serving import ROOT
+
+#: pip's settings: what is not there cannot be had.
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
 
 
 @dataclass
@@ -40,7 +49,7 @@ class Image:
         return subprocess.run(
             [*self._as_user(), *shell],
             cwd=cwd,
-            env={**os.environ, **self.env, "PATH": f"{venv}:/usr/bin:/bin"},
+            env={**os.environ, **OFFLINE, **self.env, "PATH": f"{venv}:/usr/bin:/bin"},
             capture_output=True,
             text=True,
             timeout=300,
@@ -108,14 +117,47 @@ def step(image: Image, instruction: str, rest: str) -> None:
             pytest.fail(f"the Dockerfile has an instruction that this test does not know: {rest}")
 
 
+def locked(lock: str) -> dict[str, str]:
+    """What a lock pins, by name: versions, the condition they are for, and hashes, as written."""
+    blocks = re.split(r"\n(?=\w)", (ROOT / f"requirements/{lock}.txt").read_text().strip())
+    return {block.partition("==")[0]: block for block in blocks}
+
+
+def put(package: str, site: Path) -> None:
+    """Have that package of the tests' own in this folder, as far as it is not a command."""
+    installed = importlib.metadata.distribution(package)
+    for file in installed.files or ():
+        if ".." not in file.parts and (found := Path(str(installed.locate_file(file)))).exists():
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).symlink_to(found)
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+def root(tmp_path: Path, target: str) -> Path:
+    """A folder with the base image in ``venv``, and in that what ``target`` installs."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    for package in ("pip", *locked(target)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # for another platform
+            put(package, site)
+    command = tmp_path / "venv/bin/pip"
+    command.write_text(f'#!/bin/sh\nexec "{tmp_path}/venv/bin/python" -m pip "$@"\n')
+    command.chmod(0o755)
     return tmp_path
 
 
-def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(root: Path) -> None:
-    image = build("extender", root)
+@pytest.mark.parametrize("target", ["extender", "agent"])
+def test_an_image_is_locked_to_what_the_tests_run_with(target: str) -> None:
+    own, tests = locked(target), locked("test")
+    assert len(own) > 5
+    assert {name: tests.get(name) for name in own} == own
+
+
+@pytest.mark.parametrize("target", ["extender"])
+def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(
+    root: Path, target: str
+) -> None:
+    image = build(target, root)
     assert image.user == "65532:65532"
     helped = image.run([*image.entrypoint, "--help"])
     assert helped.returncode == 0, helped.stderr
@@ -125,8 +167,11 @@ def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(root: 
     assert "no cluster is configured" in started.stderr
 
 
-def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(root: Path) -> None:
-    image = build("agent", root)
+@pytest.mark.parametrize("target", ["agent"])
+def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(
+    root: Path, target: str
+) -> None:
+    image = build(target, root)
     assert image.user == "65532:65532"
     helped = image.run([*image.entrypoint, "--help"])
     assert helped.returncode == 0, helped.stderr
