@@ -1,11 +1,13 @@
-# make demo | check | test | e2e | cluster | bench | bench-agent | bench-devices | lock: nothing else to remember.
+# make demo | check | test | e2e | real | cluster | bench | bench-agent | bench-devices | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Two workers, a module each, in the order of tests/conftest.py: the longest first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test e2e cluster bench bench-agent bench-devices lock
+.PHONY: demo check test e2e real cluster bench bench-agent bench-devices lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -15,7 +17,7 @@ check: $(VENV)/test.stamp  ## the quick subset, in a minute or two: style, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
-	$(RUN) -m pytest -q -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(RUN) -m pytest -q $(TWO) -m "not slow" $(ARGS)
 
 test: $(VENV)/test.stamp  ## everything; the first run builds a real API server and takes minutes
 	$(VENV)/bin/ruff check .
@@ -23,10 +25,13 @@ test: $(VENV)/test.stamp  ## everything; the first run builds a real API server 
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
 	$(RUN) -m tests.gobin.build
-	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
+	$(RUN) -m pytest -q $(TWO) $(ARGS)
 
 e2e: $(VENV)/test.stamp  ## the main cases alone, against real kube-schedulers of three minors
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
+
+real: $(VENV)/test.stamp  ## the whole stack on twenty real nodes: what a burst and a wake-up take
+	HEADROOM_REAL_NODES=20 $(RUN) -m pytest -q tests/e2e/test_real_nodes.py $(ARGS)
 
 cluster: $(VENV)/test.stamp  ## a small real cluster to try with kubectl, until Ctrl-C
 	@$(RUN) -m tests.e2e
