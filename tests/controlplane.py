@@ -41,7 +41,7 @@ CONTROLLERS = (
     "replicaset-controller",
     "garbage-collector-controller",
 )
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 def built(*names: str) -> dict[str, Path]:

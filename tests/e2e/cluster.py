@@ -23,6 +23,7 @@ from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 
 NAMESPACE = "e2e"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 REPLICA_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
@@ -42,7 +43,10 @@ class Cluster:
         self._http = urllib3.PoolManager(retries=False, timeout=5.0)
 
     def create(self) -> None:
-        """Namespaces and roles; a second cluster finds them there already."""
+        """Namespaces and roles; a second cluster finds them there already, and nothing else."""
+        listed = self.plane.call("GET", "/api/v1/nodes")["items"]
+        left = [node["metadata"]["name"] for node in listed]
+        assert not left, f"another cluster has left its nodes in this API server: {left}"
         for name in (NAMESPACE, SYSTEM_NAMESPACE):
             self._unless(409, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         for manifest in yaml.safe_load_all(Path(ROOT, "deploy/base/rbac.yaml").read_text()):
@@ -56,7 +60,7 @@ class Cluster:
         """Stop every process and delete every object of this cluster."""
         self.kill_all()
         at_once = {"gracePeriodSeconds": 0}
-        for path in (DEPLOYMENTS, REPLICA_SETS, PODS):
+        for path in (DEPLOYMENTS, REPLICA_SETS, PODS, EVENTS):
             self.plane.call("DELETE", path, at_once)
         for name in self.names:
             for method, path, body in (

@@ -31,9 +31,10 @@ def binaries(request: pytest.FixtureRequest) -> None:
         built(*BINARIES)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """An API server of each module's own: extenders see all that is in it."""
+    """An API server of this folder's own: extenders see all that is in it. Each cluster finds no
+    nodes in it, and leaves none."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         built("etcd", "kube-apiserver")
