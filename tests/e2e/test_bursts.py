@@ -14,17 +14,19 @@ from tests.e2e.roundrobin import round_robin
 
 #: More than memory for pods of 3 GiB: counting replicas would not save a device.
 MANY_REPLICAS = Shape(replicas=16)
+#: Of 3 GiB, of which eight fill a device to the last byte.
+PODS_THAT_FIT = 36
 MIXED = ("2Gi", "3Gi", "4Gi", "6Gi", "8Gi", "12Gi")
 
 
-def test_two_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(20, Shape(gpus=2))
+def test_a_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(10, Shape(gpus=2))
     cluster.bring_up()
     chance = random.Random(7)
-    for i in range(200):
+    for i in range(100):
         cluster.create_pod(f"p{i}", chance.choice(MIXED))
     cluster.until(
-        lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 120,
+        lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 60,
         "most pods are bound, all others refused",
     )
     # Filter knows of binds on their way, so that few pods are sent where others just went.
@@ -34,28 +36,28 @@ def test_two_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) 
 
 
 def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(10, MANY_REPLICAS)
+    cluster = new_cluster(5, MANY_REPLICAS)
     cluster.bring_up()
-    for i in range(70):
-        cluster.create_pod(f"p{i}", "3Gi")  # eight fill a device to the last byte
-        if i == 40:
+    for i in range(PODS_THAT_FIT):
+        cluster.create_pod(f"p{i}", "3Gi")
+        if i == PODS_THAT_FIT // 2:
             cluster.until(lambda: bool(cluster.bound()), "the burst is under way")
             cluster.kill("extender")
-    assert len(cluster.bound()) < 70
+    assert len(cluster.bound()) < PODS_THAT_FIT
     cluster.start_extender()
-    cluster.until(lambda: len(cluster.bound()) == 70, "every pod is bound")
+    cluster.until(lambda: len(cluster.bound()) == PODS_THAT_FIT, "every pod is bound")
     assert_nothing_is_promised_twice(cluster)
 
 
 def test_two_replicas_behind_one_address_promise_nothing_twice(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(10, MANY_REPLICAS)
+    cluster = new_cluster(5, MANY_REPLICAS)
     ports = cluster.start_replicas("extender-a", "extender-b")
     with round_robin(ports) as url:
         cluster.start_scheduler(url)
         cluster.settle()
-        for i in range(70):
+        for i in range(PODS_THAT_FIT):
             cluster.create_pod(f"p{i}", "3Gi")
-        cluster.until(lambda: len(cluster.bound()) == 70, "every pod is bound")
+        cluster.until(lambda: len(cluster.bound()) == PODS_THAT_FIT, "every pod is bound")
     bound = 'headroom_binds_total{outcome="bound"}'
     assert all(cluster.metric(bound, name) > 0 for name in ("extender-a", "extender-b"))
     assert_nothing_is_promised_twice(cluster)
