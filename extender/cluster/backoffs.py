@@ -35,6 +35,10 @@ class BackOffs:
         else:
             self._marked.pop(node, None)
 
+    def is_news(self, node: str, marked: Set[str]) -> bool:
+        """Whether an object of the node, read ahead of the watch, marks pods not noted yet."""
+        return not marked <= self._marked.get(node, set())
+
     def marks(self, node: str) -> bool:
         """Whether the ledger of the node says of any pod that it is to leave."""
         return node in self._marked

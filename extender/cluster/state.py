@@ -248,7 +248,7 @@ class ClusterState:
             return Misplaced()
         devices = self._weigh(name, gpunode).devices
         leaving = self._leaving(gpunode.status, name)
-        return misplaced(devices, idle, leaving, not self.back_offs.holds(name))
+        return misplaced(devices, idle, leaving, not self._backs_off(gpunode))
 
     def fits_after_eviction(self, pod: Pod, node: str, victims: Set[str], now_s: float) -> bool:
         """Whether the pod would fit on the node once the pods with these uids have gone."""
@@ -505,8 +505,7 @@ class ClusterState:
             return
         self.departures.keep(gpunode.name, gpunode.spec.reservations)
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
-        marked = {u for u, promise in gpunode.spec.reservations.items() if EVICTED in promise.flags}
-        self.back_offs.note(gpunode.name, marked, at_s)
+        self.back_offs.note(gpunode.name, _marked(gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
         self._dirty[gpunode.name] = None
         stamp = gpunode.status.observed_at if gpunode.status else ""
@@ -558,7 +557,7 @@ class ClusterState:
             pass
         elif (obstacle := mig_obstacle(node)) is not None:
             reason, detail = obstacle
-        elif self.back_offs.holds(name):
+        elif gpunode is not None and self._backs_off(gpunode):
             reason = Reason.EVICTED_LATELY
         elif status is None:
             required = self.rules.require_report
@@ -593,6 +592,12 @@ class ClusterState:
             gated=device_choice is DeviceChoice.GATED,
             detail=detail,
         )
+
+    def _backs_off(self, gpunode: GPUNode) -> bool:
+        """Whether a pod was sent away from there lately, as far as this very object tells too:
+        another replica may have marked it a moment ago."""
+        name = gpunode.name
+        return self.back_offs.holds(name) or self.back_offs.is_news(name, _marked(gpunode))
 
     def _fresh_until_s(self, name: str) -> float:
         moved_at_s = self._reports[name].moved_at_s if name in self._reports else NEVER_S
@@ -687,6 +692,11 @@ def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
     next pod: what cannot be given needs no room."""
     replicas = terms.device.replicas.free - terms.awaited_replicas
     return int(terms.fence is None), terms.room_bytes, replicas, reach(terms)
+
+
+def _marked(gpunode: GPUNode) -> set[str]:
+    """Uids of those that are to leave the node."""
+    return {uid for uid, held in gpunode.spec.reservations.items() if EVICTED in held.flags}
 
 
 def _older(new: GPUNode, held: GPUNode) -> bool:

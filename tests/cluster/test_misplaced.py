@@ -174,3 +174,23 @@ def test_in_a_back_off_nobody_else_is_sent_away() -> None:
     assert state.misplaced(node, NOW_S) == LEAVES
     apply(state, BackOffEnded("n"))
     assert state.misplaced(node, NOW_S).leave == {"p", "r1"}
+
+
+def test_a_mark_that_another_replica_has_just_made_counts_before_the_watch_tells_of_it() -> None:
+    """Read ahead of the watch: nobody else is sent away beside it, and nobody is let in."""
+
+    def of(*flags: str) -> GPUNode:
+        return gpunode(
+            shared("a", free=1, allocated=3),
+            shared("b", free=4),
+            promises={"p": made(20, *flags), "r0": made(20), "r1": made(20)},
+            pods=[use(uid, "a", 0) for uid in ("p", "r0", "r1")],
+            version="2" if flags else "1",
+        )
+
+    state = state_of(of(), pod(), *others(2))
+    newcomer = plain_pod("4Gi", uid="new")
+    assert state.judge(newcomer, of(), NOW_S) is not Reason.EVICTED_LATELY
+    assert state.misplaced(of(), NOW_S).leave == {"r1"}
+    assert state.misplaced(of(EVICTED), NOW_S) == LEAVES
+    assert state.judge(newcomer, of(EVICTED), NOW_S) is Reason.EVICTED_LATELY
