@@ -39,6 +39,7 @@ SCHEDULER_NAME = "headroom"
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
+    "job-controller",
     "garbage-collector-controller",
 )
 START_TIMEOUT_S = 180.0

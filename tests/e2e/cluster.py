@@ -26,6 +26,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 REPLICA_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets"
+JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PATIENCE_S = 60.0
@@ -73,9 +74,16 @@ class Cluster:
     # Processes.
 
     def start_extender(
-        self, name: str = "extender", port: int | None = None, tls: TlsFiles | None = None
+        self,
+        name: str = "extender",
+        port: int | None = None,
+        tls: TlsFiles | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address."""
+        """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address.
+
+        ``settings`` are those of its file.
+        """
         port = port or self.port
         (debug_port,) = free_ports(1)
         self.plane.spawn(
@@ -83,6 +91,7 @@ class Cluster:
             *(sys.executable, "-m", "extender", "serve", "--host", "127.0.0.1"),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
             *(_options(tls) if tls else ()),
+            *self._config(name, settings),
             env={
                 "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests")),
                 "PYTHONPATH": str(ROOT),
@@ -91,6 +100,12 @@ class Cluster:
         self._started.append(name)
         self._debug_ports[name] = debug_port
         return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+
+    def _config(self, name: str, settings: Mapping[str, Any] | None) -> Iterator[str]:
+        if settings is not None:
+            file = self.plane.folder / f"{name}.yaml"
+            file.write_text(yaml.safe_dump(dict(settings)))
+            yield from ("--config", str(file))
 
     def start_replicas(self, *names: str) -> list[int]:
         """Start extenders of these names; returns the ports of their verbs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from kubernetes.client import ApiClient
 
 from agent.cluster import KubernetesPublisher
@@ -114,6 +115,20 @@ class Nodes:
             self._uses[place.node].append(self._use(place, new[place.pod]))
         self.report(sorted(left | {place.node for place in landed}))
 
+    def give(self, pod: Mapping[str, Any], index: int, used_bytes: int = 0) -> None:
+        """Whatever led to it, its kubelet has given the pod the device of that number, of which it
+        uses so much; the next report shows it."""
+        node = pod["spec"]["nodeName"]
+        self._known.add(pod["metadata"]["uid"])
+        place = Landed(pod["metadata"]["name"], node, (index,))
+        self._uses[node].append(
+            msgspec.structs.replace(self._use(place, pod), used_bytes=used_bytes)
+        )
+
+    def take_back(self, remaining: Set[str]) -> set[str]:
+        """The pods with other uids than these have ended; returns their nodes."""
+        return self._end(remaining)
+
     def _end(self, remaining: Set[str]) -> set[str]:
         """Free what pods held that are not among the remaining ones; returns their nodes."""
         left: set[str] = set()
@@ -162,7 +177,7 @@ class Nodes:
             observed_at=now.isoformat(),
             devices=devices,
             pods=uses,
-            plugin=Plugin(allocation_policy="distributed"),
+            plugin=Plugin(allocation_policy="distributed", topology_manager_policy="none"),
             sources=[Source(name="checkpoint"), Source(name="proc")],
             summary=Summary(
                 devices=self.shape.gpus,

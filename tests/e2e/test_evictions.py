@@ -1,0 +1,310 @@
+"""Who is sent away on a real API server, by how many replicas of the extender, and who is not.
+
+Nodes are objects: the test says which device a kubelet gave, and so provokes what a stock plugin
+does only now and then. Evictions are counted by the API server that granted them; who was deleted
+is told by the pods themselves.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+import urllib3
+
+from contract.reasons import Reason
+from extender.cluster.backoffs import FIRST_S
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
+from tests.e2e.cluster import (
+    NAMESPACE,
+    PODS,
+    REPLICA_SETS,
+    PlayedCluster,
+    placement,
+    pod_manifest,
+)
+from tests.e2e.conftest import NewCluster, Tell
+from tests.e2e.nodes import GIB, Shape
+from tests.e2e.roundrobin import round_robin
+
+TWO_GPUS = Shape(gpus=2)
+REPLICAS = ("extender-a", "extender-b")
+BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
+MERGE = "application/merge-patch+json"
+GATE = {"name": "headroom-gate", "image": "headroom-agent"}
+GATED = {"initContainers": [GATE]}
+#: Of a container, whatever became of it.
+_SEEN = {"image": "", "imageID": "", "ready": True, "restartCount": 0}
+EVICTED = 'headroom_evictions_total{outcome="evicted"}'
+HOSTNAME = "kubernetes.io/hostname"
+
+Pod = dict[str, Any]
+
+
+def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
+    new_cluster: NewCluster, tell: Tell
+) -> None:
+    """On each of four nodes a large pod holds GPU 0, and a small one waits there at its gate. The
+    next is foretold GPU 1; it is given GPU 0, which has no room for it."""
+    cluster = new_cluster(6, TWO_GPUS)
+    bad, good = cluster.names[:4], cluster.names[4:]
+    with round_robin(cluster.start_replicas(*REPLICAS)) as url:
+        cluster.start_scheduler(url)
+        cluster.start_controller_manager()
+        cluster.settle()
+        before = granted(cluster.plane)
+        innocent = sit(cluster, bad, waits=True)
+        with cordoned(cluster, good):
+            for node in bad:
+                replica_set(cluster, f"v-{node}", 10, [node, *good], **GATED)
+            cluster.until(lambda: all(nodes_of(cluster, f"v-{node}") for node in bad), "bound")
+        victims = [pod for node in bad for pod in of_set(cluster, f"v-{node}")]
+        assert [pod["spec"]["nodeName"] for pod in victims] == [*bad]
+        for victim in victims:
+            assert_foretold(victim, 1)
+            cluster.nodes.give(victim, 0)
+        cluster.nodes.report(bad)  # both replicas see it at the same time
+        gone = {uid_of(pod) for pod in victims}
+        closed: set[tuple[str, str]] = set()
+
+        def all_sent_away() -> bool:
+            closed.update((r, n) for r in REPLICAS for n in closed_lately(cluster, r))
+            return deleted(cluster) >= gone and closed >= {(r, n) for r in REPLICAS for n in bad}
+
+        cluster.until(all_sent_away, "they are sent away, and both replicas back off their nodes")
+        assert {node for _, node in closed} == {*bad}
+        evicted_at = {
+            pod["spec"]["nodeName"]: when(pod["metadata"]["deletionTimestamp"])
+            - pod["metadata"]["deletionGracePeriodSeconds"]
+            for pod in cluster.pods()
+            if uid_of(pod) in gone
+        }
+        # There is room for one more on each of these nodes.
+        for node in bad:
+            cluster.create_pod(f"next-{node}", "1Gi", nodeSelector={HOSTNAME: node}, **GATED)
+        end(cluster, gone)
+        for node in bad:
+            cluster.until(lambda n=node: bool(nodes_of(cluster, f"v-{n}")), "made anew")  # type: ignore[misc]
+            assert set(nodes_of(cluster, f"v-{node}")) <= set(good)
+        cluster.until(
+            lambda: all(cluster.node_of(f"next-{node}") for node in bad), "they take pods again"
+        )
+        closed_s = [scheduled(cluster.pod(f"next-{node}")) - evicted_at[node] for node in bad]
+        tell(f"4 pods sent away, once each; their nodes took the next after {closed_s} s")
+        assert min(closed_s) >= FIRST_S - 2  # in whole seconds, from the eviction, after its mark
+
+        answers = granted(cluster.plane)
+        answers.subtract(before)
+        assert answers["201"] == len(victims), answers
+        told = Counter(
+            event["involvedObject"]["name"]
+            for event in events(cluster)
+            if event["reason"] == "NoRoomOnGPU"
+        )
+        assert told == {pod["metadata"]["name"]: 1 for pod in victims}
+        assert innocent <= {uid_of(pod) for pod in cluster.pods()} - deleted(cluster)
+        counted = [cluster.metric(EVICTED, replica) for replica in REPLICAS]
+        assert sum(counted) == len(victims)
+        for node in bad:  # the mark went with them
+            flags = (promise.flags for promise in cluster.gpunode(node).spec.reservations.values())
+            assert not any(flags)
+
+
+@pytest.mark.parametrize("on_miss", ["report", "evict"])
+def test_a_pod_without_a_gate_is_evicted_only_if_that_is_set_and_costs_nobody_anything(
+    new_cluster: NewCluster, on_miss: str
+) -> None:
+    """On each node a pod ends on GPU 0, which has no room for it. One has a controller and uses no
+    memory yet; one has no controller; one uses memory; one is held by a disruption budget."""
+    cluster = new_cluster(6, TWO_GPUS)
+    new, bare, busy, held = bad = cluster.names[:4]
+    elsewhere = cluster.names[4:]
+    cluster.start_scheduler(cluster.start_extender(settings={"on_miss": on_miss}))
+    cluster.start_controller_manager()
+    cluster.settle()
+    before = granted(cluster.plane)
+    innocent = sit(cluster, bad, waits=False)
+    with cordoned(cluster, elsewhere):
+        for node in (new, busy, held):
+            replica_set(cluster, f"v-{node}", 10, [node, *elsewhere])
+        cluster.create_pod(f"v-{bare}", "10Gi", nodeSelector={HOSTNAME: bare})
+        cluster.until(lambda: all(node in victims_of(cluster) for node in bad), "all are bound")
+    if on_miss == "evict":
+        budget = {"maxUnavailable": 0, "selector": {"matchLabels": {"set": f"v-{held}"}}}
+        cluster.plane.call("POST", BUDGETS, {"metadata": {"name": "none"}, "spec": budget})
+    victims = victims_of(cluster)
+    for node, victim in victims.items():
+        assert_foretold(victim, 1)
+        run(cluster, victim)
+        cluster.nodes.give(victim, 0, used_bytes=GIB if node == busy else 0)
+    cluster.nodes.report(bad)
+    missed = 'headroom_prediction_misses_total{overcommitted="yes",surprise="unknown"}'
+    cluster.until(lambda: cluster.metric(missed) == len(bad), "all are known to be misplaced")
+
+    uids = {node: uid_of(victim) for node, victim in victims.items()}
+    if on_miss == "evict":
+        cluster.until(lambda: deleted(cluster) >= {uids[new]}, "the one that loses nothing goes")
+        refused = 'headroom_evictions_total{outcome="refused"}'
+        cluster.until(lambda: cluster.metric(refused) >= 1, "the budget has its say")
+        assert deleted(cluster) == {uids[new]}
+        cluster.plane.call("DELETE", f"{BUDGETS}/none")
+        cluster.until(lambda: deleted(cluster) >= {uids[held]}, "then the budget lets it go")
+    # Whoever is to be told of what is wrong is told after a look at all who are to leave.
+    cluster.create_pod("theirs", "30Gi", nodeName=bare)  # more than any device has
+    cluster.until(
+        lambda: any(each["reason"] == "Overcommitted" for each in events(cluster)),
+        "a whole round of chores has gone by",
+    )
+    leave = {uids[new], uids[held]} if on_miss == "evict" else set()
+    assert deleted(cluster) == leave
+    assert innocent <= {uid_of(pod) for pod in cluster.pods()}
+    answers = granted(cluster.plane)
+    answers.subtract(before)
+    assert answers["201"] == len(leave)
+    assert cluster.metric(EVICTED) == len(leave)
+    if leave:
+        end(cluster, leave)
+        for node in (new, held):
+            cluster.until(lambda n=node: bool(nodes_of(cluster, f"v-{n}")), "made anew")  # type: ignore[misc]
+
+
+def sit(cluster: PlayedCluster, nodes: Sequence[str], waits: bool) -> set[str]:
+    """On GPU 0 of each node 20 GiB are taken, and 2 GiB promised to a pod that waits at its gate or
+    runs, which leaves two of its 24; returns the uids of these pods."""
+    for node in nodes:
+        cluster.create_pod(f"large-{node}", "20Gi", nodeSelector={HOSTNAME: node}, **GATED)
+    cluster.until(lambda: len(cluster.bound()) == len(nodes), "the large ones are bound")
+    for pod in cluster.bound():
+        run(cluster, pod)
+        cluster.nodes.give(pod, 0, used_bytes=20 * GIB)
+    cluster.nodes.report(nodes)
+    for node in nodes:
+        replica_set(cluster, f"small-{node}", 2, [node], **GATED)
+    cluster.until(lambda: len(cluster.bound()) == 2 * len(nodes), "the small ones are bound")
+    for node in nodes:
+        (small,) = of_set(cluster, f"small-{node}")
+        if not waits:
+            run(cluster, small)
+        cluster.nodes.give(small, 0, used_bytes=0 if waits else 2 * GIB)
+    cluster.nodes.report(nodes)
+    return {uid_of(pod) for pod in cluster.bound()}
+
+
+def replica_set(
+    cluster: PlayedCluster, name: str, gib: int, nodes: Sequence[str], **spec: Any
+) -> None:
+    """Of one pod, that may run on these nodes."""
+    labels = {"set": name}
+    where = {"key": HOSTNAME, "operator": "In", "values": [*nodes]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [where]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    template = pod_manifest(f"{gib}Gi")
+    template["metadata"]["labels"] = labels
+    template["spec"] |= {"affinity": affinity, **spec}
+    wanted = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    cluster.plane.call("POST", REPLICA_SETS, {"metadata": {"name": name}, "spec": wanted})
+
+
+def of_set(cluster: PlayedCluster, name: str) -> list[Pod]:
+    """Those of its pods that are not going."""
+    return [
+        pod
+        for pod in cluster.pods()
+        if pod["metadata"].get("labels", {}).get("set") == name
+        and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+def nodes_of(cluster: PlayedCluster, name: str) -> list[str]:
+    nodes = (pod["spec"].get("nodeName") for pod in of_set(cluster, name))
+    return [node for node in nodes if node]
+
+
+def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
+    """By node, those that are foretold a device and given another."""
+    return {
+        pod["spec"]["nodeName"]: pod
+        for pod in cluster.bound()
+        if pod["metadata"]["name"].startswith("v-")
+    }
+
+
+def run(cluster: PlayedCluster, pod: Pod) -> None:
+    """Its kubelet tells that it does."""
+    ready = {"type": "Ready", "status": "True"}
+    ended = {"name": GATE["name"], "state": {"terminated": {"exitCode": 0}}, **_SEEN}
+    gate = [ended] if "initContainers" in pod["spec"] else []
+    status = {"phase": "Running", "conditions": [ready], "initContainerStatuses": gate}
+    path = f"{PODS}/{pod['metadata']['name']}/status"
+    cluster.plane.call("PATCH", path, {"status": status}, MERGE)
+
+
+def end(cluster: PlayedCluster, uids: set[str]) -> None:
+    """Their kubelets let them go, and the agents report it."""
+    for pod in cluster.pods():
+        if uid_of(pod) in uids:
+            cluster.delete_pod(pod["metadata"]["name"])
+    cluster.nodes.report(sorted(cluster.nodes.take_back({uid_of(pod) for pod in cluster.pods()})))
+
+
+def assert_foretold(pod: Pod, index: int) -> None:
+    node = pod["spec"]["nodeName"]
+    assert [*placement(pod)["containers"]["main"]["bytes"]] == [f"GPU-{node}-{index}"]
+
+
+@contextmanager
+def cordoned(cluster: PlayedCluster, nodes: Sequence[str]) -> Iterator[None]:
+    def cordon(closed: bool) -> None:
+        for node in nodes:
+            body = {"spec": {"unschedulable": closed}}
+            cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE)
+
+    cordon(True)
+    yield
+    cordon(False)
+
+
+def uid_of(pod: Pod) -> str:
+    uid: str = pod["metadata"]["uid"]
+    return uid
+
+
+def deleted(cluster: PlayedCluster) -> set[str]:
+    return {uid_of(pod) for pod in cluster.pods() if "deletionTimestamp" in pod["metadata"]}
+
+
+def events(cluster: PlayedCluster) -> list[dict[str, Any]]:
+    listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
+    return [event for event in listed if event["source"].get("component") == "headroom"]
+
+
+def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:
+    """The nodes that take nobody because they had to send a pod away, as the replica says."""
+    nodes = httpx.get(f"{cluster.debug_url(replica)}/v1/nodes", timeout=30.0).json()["nodes"]
+    return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_LATELY.code}
+
+
+def when(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def scheduled(pod: Pod) -> float:
+    (condition,) = (c for c in pod["status"]["conditions"] if c["type"] == "PodScheduled")
+    assert condition["status"] == "True"
+    return when(condition["lastTransitionTime"])
+
+
+def granted(plane: ControlPlane) -> Counter[str]:
+    """How often the API server was asked for an eviction so far, by what it answered."""
+    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
+    answers = Counter[str]()
+    for line in text.splitlines():
+        if line.startswith("apiserver_request_total{") and 'subresource="eviction"' in line:
+            labels, _, count = line.rpartition(" ")
+            answers[labels.partition('code="')[2].partition('"')[0]] += int(float(count))
+    return answers
