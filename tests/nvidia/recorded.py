@@ -1,14 +1,20 @@
-"""Answers of NVIDIA's device plugin v0.19.3, kept: python -m tests.nvidia.recorded"""
+"""Answers of NVIDIA's device plugin, kept with its version: python -m tests.nvidia.recorded"""
 
+import random
+import re
 from pathlib import Path
 
 import msgspec
 
-from tests.nvidia.states import Gpu, State, answered, states
+from tests.nvidia.states import Gpu, State, answered, states, walked
 from tests.nvidia.stock import StockPlugin
 
-RECORDED = Path(__file__).parents[1] / "recorded/device-plugin/preferred.json"
-ASKED = [(2, 16, 40), (3, 5, 60), (4, 4, 80), (8, 10, 60)]
+TESTS = Path(__file__).parents[1]
+RECORDED = TESTS / "recorded/device-plugin/preferred.json"
+#: GPUs, replicas of each, states.
+ASKED = [(1, 2, 10), (2, 16, 150), (3, 5, 250), (4, 4, 300), (5, 3, 200), (6, 8, 200), (8, 10, 150)]
+#: Of a state in which pods are on their way: how often they were admitted, or some of them were.
+WALKS = 40
 
 
 class Recording(msgspec.Struct, array_like=True):
@@ -17,31 +23,54 @@ class Recording(msgspec.Struct, array_like=True):
     gpus: list[tuple[list[int], int, int]]
     aligned: bool
     size: int
+    #: Pods on their way, of which any number was admitted before the question.
+    waiting: int
     #: Every device of which a replica was given, in hundreds of answers.
     given: list[int]
 
     def state(self) -> State:
         gpus = tuple(Gpu(tuple(free), sick, numa) for free, sick, numa in self.gpus)
-        return State(self.replicas, gpus, self.aligned, self.size)
+        return State(self.replicas, gpus, self.aligned, self.size, self.waiting)
+
+
+class Recordings(msgspec.Struct):
+    plugin: str
+    policy: str
+    answers: list[Recording]
+
+
+def pinned_version() -> str:
+    """Of the plugin that the tests build and run."""
+    required = (TESTS / "gobin/nvidia-device-plugin/go.mod").read_text()
+    match = re.search(r"github\.com/NVIDIA/k8s-device-plugin (v\S+)", required)
+    assert match is not None
+    return match[1]
+
+
+def recorded() -> Recordings:
+    return msgspec.json.decode(RECORDED.read_bytes(), type=Recordings)
 
 
 def record() -> list[Recording]:
     """Asks each question many times over, whatever we expect."""
     recordings: list[Recording] = []
+    draw = random.Random(1)
     for gpus, replicas, count in ASKED:
         plugin = StockPlugin(gpus, replicas)
         try:
             for state in states(replicas, gpus, seed=100 + gpus, count=count):
                 if state.waiting:
-                    continue
-                seen = answered(plugin, state, set(range(gpus)))
+                    given = {walked(plugin, state, draw) for _ in range(WALKS)}
+                else:
+                    given = set(answered(plugin, state, set(range(gpus))))
                 recordings.append(
                     Recording(
                         replicas,
                         [(list(gpu.free), gpu.unhealthy, gpu.numa) for gpu in state.gpus],
                         state.aligned,
                         state.size,
-                        sorted(seen),
+                        state.waiting,
+                        sorted(given),
                     )
                 )
         finally:
@@ -50,5 +79,6 @@ def record() -> list[Recording]:
 
 
 if __name__ == "__main__":
-    lines = (msgspec.json.encode(recording).decode() for recording in record())
-    RECORDED.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    rows = ",\n".join(msgspec.json.encode(recording).decode() for recording in record())
+    head = f'{{"plugin": "{pinned_version()}", "policy": "distributed", "answers": [\n'
+    RECORDED.write_text(f"{head}{rows}\n]}}\n")
