@@ -84,6 +84,20 @@ def b200(uuid: str) -> Gpu:
     return Gpu(uuid, 180 * GIB, GIB, "NVIDIA B200", architecture=10)
 
 
+def mig_minors(gpus: list[Gpu]) -> str:
+    """What the kernel shows of MIG devices in /proc/driver/nvidia-caps/mig-minors."""
+    paths = (
+        path
+        for index, gpu in enumerate(gpus)
+        for each in gpu.instances
+        for path in (
+            f"gpu{index}/gi{each.gpu_instance}/access",
+            f"gpu{index}/gi{each.gpu_instance}/ci{each.compute_instance}/access",
+        )
+    )
+    return "".join(f"{path} {number}\n" for number, path in enumerate(paths))
+
+
 class Driver:
     """Every change is in the table, whole, when the call returns."""
 

@@ -140,8 +140,7 @@ class Helm:
         began_s = time.monotonic()
         sample = self._soon(self._sample, "no fresh sample of the devices")
         if not any(
-            device.resource == resource and device.sharing != "none" and device.kind == "gpu"
-            for device in sample.devices
+            device.resource == resource and device.sharing != "none" for device in sample.devices
         ):
             return None  # elsewhere there is little to choose; the extender goes by the same rule
         node = self._soon(self._read_ledger, "the ledger cannot be read")

@@ -94,8 +94,8 @@ def chances(
 
 
 def _shared(devices: Iterable[Device]) -> bool:
-    """Whether the agent has an opinion on them, as on GPUs that pods share and on nothing else."""
-    return any(device.sharing != "none" and device.kind == "gpu" for device in devices)
+    """Whether the agent has an opinion on them, as on those that pods share and on no others."""
+    return any(device.sharing != "none" for device in devices)
 
 
 def may_have_free_replica(device: Device) -> bool:

@@ -20,6 +20,10 @@ _BY_ITSELF = {
     "placement": "the variable of the pod follows the placement, so it is not the plugin's choice",
     "pod": "the pod says itself which devices it sees, and this may be one of them",
 }
+_NOBODY_SHARES = (
+    "none of its {resource} devices is shared: each is one pod's, and whoever chose another than "
+    "its own would meet that pod there"
+)
 #: Reasons that come before any device is looked at.
 _CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
 #: Of a pod without its gate where only gated ones go.
@@ -57,7 +61,7 @@ class NodeExplanation:
     candidates: tuple[DeviceExplanation, ...]
     #: Where its capacity was learned, if no agent measured it; else empty.
     unmeasured: str = ""
-    #: The particulars of a reason that closes the node as a whole; mostly empty.
+    #: The particulars of a reason that is not one of single devices; mostly empty.
     detail: str = ""
     #: Whether the node takes nothing, whatever its devices are.
     closed: bool = False
@@ -114,7 +118,7 @@ def certainty(node: NodeTerms) -> str:
     """
     if any(terms.policy == "any" for terms in node.devices):
         return "any"
-    if node.pins:
+    if node.pins and any(terms.shared for terms in node.devices):
         return "pinned"
     if any(terms.policy == "steered" for terms in node.devices):
         return "steered"
@@ -167,16 +171,18 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
         short if by_memory else None,
         devices,
         node.unmeasured,
-        _detail(reason, node),
+        _detail(verdicts.request, node, reason),
         closed=reason is node.reason is not None or reason in _CLOSING,
         chosen_by=chosen_by,
         gated=node.gated,
     )
 
 
-def _detail(reason: Reason | None, node: NodeTerms) -> str:
+def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str:
     if reason is Reason.NO_GATE:
         return _NO_GATE
+    if reason is Reason.NOT_PINNED and node.pins:
+        return _NOBODY_SHARES.format(resource=request.asks[0].resource)
     return node.detail if reason is node.reason else ""
 
 

@@ -99,15 +99,12 @@ def test_nobody_is_given_a_device_by_guess(
         answer(helm(tmp_path, Ledger(failures=failures), sample, patience_s=0.0))
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param({"sharing": "none"}, id="nobody shares"),
-        pytest.param({"kind": "mig"}, id="are parts of a GPU"),
-    ],
-)
-def test_the_plugin_is_asked_about_devices_that(device: dict[str, Any], tmp_path: Path) -> None:
-    assert answer(helm(tmp_path, Ledger(), status(**device))) is None
+def test_the_plugin_is_asked_about_devices_that_nobody_shares(tmp_path: Path) -> None:
+    assert answer(helm(tmp_path, Ledger(), status(sharing="none"))) is None
+
+
+def test_parts_of_a_gpu_are_chosen_like_whole_ones(tmp_path: Path) -> None:
+    assert answer(helm(tmp_path, Ledger(), status(kind="mig"))) == ("B::0",)
 
 
 def test_it_may_leave_when_nobody_counts_on_a_choice_any_more(tmp_path: Path) -> None:

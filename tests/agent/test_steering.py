@@ -122,6 +122,16 @@ def test_another_device_is_taken_where(
     assert chosen(wish, {"p": promise(8, "GPU-1")}, entries, devices) == "GPU-0"
 
 
+def test_mig_devices_of_one_memory_are_full_together() -> None:
+    parts = tuple(
+        gpu(f"MIG-{i}", kind="mig", parent="GPU-0", gpu_instance=instance)
+        for i, instance in enumerate((1, 1, 2))
+    )
+    wish = free("MIG-0::1", "MIG-1::0", "MIG-2::0")
+    promises = {"there": promise(20, "MIG-0"), "p": promise(8, "MIG-1")}
+    assert chosen(wish, promises, (held("there", "MIG-0::0"),), parts) == "MIG-2"
+
+
 def test_it_is_refused_where_the_largest_on_its_way_has_room_nowhere() -> None:
     promises = {"small": promise(2, "GPU-1"), "large": promise(16, "GPU-1")}
     full = tuple(gpu(f"GPU-{i}", unowned_bytes=10 * GIB, used_bytes=10 * GIB) for i in (0, 1))

@@ -191,6 +191,13 @@ KINDS = (
         annotations=PINNED,
     ),
     Kind(
+        "To be pinned, and nobody shares its MIG devices",
+        "8 GiB, its variable follows the placement",
+        of(following(container())),
+        node(*(mig(f"MIG-{name}", number) for number, name in enumerate("ab")), plugin=OBEYS),
+        annotations=PINNED,
+    ),
+    Kind(
         "To be pinned, with the GPU Operator's defaults",
         "8 GiB",
         pod("8Gi"),

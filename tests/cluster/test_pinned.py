@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from contract.annotations import DEVICE_CHOICE, PLACEMENT
-from contract.gpunode import Charge, GPUNode, GPUNodeStatus, Plugin, PodUse, Reservation
+from contract.gpunode import Charge, GPUNode, GPUNodeStatus, Plugin, PodUse, Replicas, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.events import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
@@ -24,6 +24,7 @@ from tests.builders import (
     following,
     gpunode,
     kube_node,
+    mig,
     pod,
     promise,
     shared,
@@ -135,6 +136,38 @@ def test_as_many_as_have_room_are_bound_wherever_the_plugin_puts_their_replicas(
     charged = [device for p in promises.values() for device in p.charges[0].candidates]
     assert sorted(charged) == ["a", "a", "b", "b"]
     assert judged(state, follower("1Gi")) is Reason.MEMORY_ON_ANY
+
+
+SLICED = {"sharing": "time-slicing", "replicas": Replicas(free=4), "memory_bytes": 20 * GIB}
+
+
+def test_mig_devices_are_pinned_like_gpus_and_what_they_share_is_counted_once() -> None:
+    parts = mig("MIG-a", 1, **SLICED), mig("MIG-b", 1, **SLICED), mig("MIG-c", 2, **SLICED)
+    held = gpunode(
+        *parts,
+        plugin=OBEYS,
+        pods=[use("q", "MIG-a", replica="MIG-a::0")],
+        promises={"q": promise({"MIG-a": 14 * GIB})},
+    )
+    node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
+    state = state_of(node, GPUNodeSeen(held, NOW_S))
+    placement = judged(state, follower("8Gi"))
+    assert isinstance(placement, Placement), placement
+    (charge,) = placement.charges
+    assert (charge.candidates, charge.by_environment) == ({"MIG-c": 8 * GIB}, True)
+    assert placement.annotations["headroom.gpu/devices.0"] == "MIG-c"
+    assert certainty(state.snapshot().nodes[0]) == "pinned"
+
+
+def test_where_nobody_shares_a_device_the_variable_is_refused_and_all_others_are_placed() -> None:
+    node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
+    held = gpunode(mig("MIG-a", 1), mig("MIG-b", 2), plugin=OBEYS)
+    state = state_of(node, GPUNodeSeen(held, NOW_S))
+    reason, detail = filtered(state, follower("8Gi"))
+    assert reason is Reason.NOT_PINNED
+    assert detail.startswith(f"none of its {GPU} devices is shared: each is one pod's")
+    assert isinstance(judged(state, pod("8Gi")), Placement)
+    assert certainty(state.snapshot().nodes[0]) == "slot-safe"
 
 
 def test_it_stays_pinned_to_the_device_of_an_attempt_that_may_still_arrive() -> None:

@@ -16,7 +16,7 @@ StartNode = Callable[..., Node]
 
 @pytest.fixture
 def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[StartNode]:
-    """Start a node of so many GPUs, each with so many replicas; its name is its own.
+    """Start a node of so many GPUs, or of these, each with so many replicas; its name is its own.
 
     ``numa`` says for each device on which NUMA node it hangs.
     """
@@ -28,13 +28,16 @@ def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[
     with ExitStack() as stack:
 
         def start(
-            gpus: int, replicas: int, numa: Sequence[int | None] = (), **settings: Any
+            gpus: int | list[Gpu],
+            replicas: int,
+            numa: Sequence[int | None] = (),
+            **settings: Any,
         ) -> Node:
             name = f"kubelet-{os.urandom(4).hex()}"
-            devices = [
-                Gpu(f"GPU-{index}", numa=each)
-                for index, each in zip(range(gpus), numa or (None,) * gpus, strict=True)
-            ]
+            devices = gpus
+            if isinstance(devices, int):
+                places = zip(range(devices), numa or (None,) * devices, strict=True)
+                devices = [Gpu(f"GPU-{index}", numa=each) for index, each in places]
             return stack.enter_context(node(plane, name, devices, replicas, **settings))
 
         yield start

@@ -23,7 +23,7 @@ import grpc
 import yaml
 
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, built
-from tests.driver import Driver, Gpu, library_folder
+from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.door import Door
 from tests.kubelet.runtime import Runtime
 from tests.processes import Processes, free_ports
@@ -88,8 +88,9 @@ class Held:
 class Node(Processes):
     """``start`` returns when the kubelet has told the API server of every replica.
 
-    ``device_lists`` is the plugin's device-list-strategy; ``settings`` replace those of the
-    kubelet's configuration.
+    ``device_lists`` is the plugin's device-list-strategy, ``plugin`` the rest of its configuration
+    where it does more than to share ``RESOURCE``, and ``resource`` what it then offers, of
+    ``devices`` if that is not of all; ``settings`` replace those of the kubelet's configuration.
     """
 
     def __init__(
@@ -99,12 +100,16 @@ class Node(Processes):
         gpus: list[Gpu],
         replicas: int,
         device_lists: str = "envvar",
+        plugin: Mapping[str, Any] | None = None,
+        resource: str = RESOURCE,
+        devices: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__("headroom-node-")
         self.plane = plane
         self.name = name
-        self.replicas = len(gpus) * replicas
+        self.resource = resource
+        self.replicas = (len(gpus) if devices is None else devices) * replicas
         self._uid = 100_000 + int.from_bytes(os.urandom(2))
         self.driver = Driver(self.folder / "devices", gpus)
         self.device_lists = device_lists
@@ -120,12 +125,15 @@ class Node(Processes):
         if any(gpu.numa is not None for gpu in gpus):
             files |= numa_files(gpus)
             covered += [NUMA, PCI]
+        if minors := mig_minors(gpus):
+            files["/proc/driver/nvidia-caps/mig-minors"] = minors
+            covered.append("/proc/driver")
         for path, text in files.items():
             file = self.folder / f"over{path}"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         (self.folder / "covered").write_text("".join(f"{path}\n" for path in covered))
-        (self.folder / "plugin.yaml").write_text(yaml.safe_dump(plugin_configuration(replicas)))
+        self.configure_plugin(plugin or plugin_configuration(replicas))
         (self.folder / "kubeconfig").write_text(yaml.safe_dump(self._kubeconfig()))
         (self.folder / "kubelet.yaml").write_text(
             yaml.safe_dump(self._kubelet_configuration() | settings)
@@ -190,6 +198,11 @@ class Node(Processes):
 
     def until_ready(self) -> None:
         self.wait(self._is_ready, "a node that is ready")
+
+    def configure_plugin(self, configuration: Mapping[str, Any]) -> None:
+        """For when it starts the next time."""
+        file = self.folder / "plugin.yaml"
+        file.write_text(yaml.safe_dump({"version": "v1", **configuration}))
 
     def start_plugin(self) -> None:
         self._spawn_inside(
@@ -263,7 +276,7 @@ class Node(Processes):
         """Bind it and wait until it holds all that it asks for; quicker: no status yet."""
         self.bind(pod)
         name, containers = pod["metadata"]["name"], pod["spec"]["containers"]
-        count = sum(each["resources"]["limits"][RESOURCE] for each in containers)
+        count = sum(each["resources"]["limits"][self.resource] for each in containers)
         self.wait(lambda: len(self.held(name)) == count, f"a pod {name} that was admitted")
         return self.held(name)
 
@@ -302,7 +315,7 @@ class Node(Processes):
         return self.plane.call("GET", f"/api/v1/nodes/{self.name}")
 
     def allocatable(self) -> int:
-        return int(self.object()["status"]["allocatable"].get(RESOURCE, "0"))
+        return int(self.object()["status"]["allocatable"].get(self.resource, "0"))
 
     def checkpoint(self) -> dict[str, Any]:
         """The device manager's own record, as it is on the disk."""
@@ -410,7 +423,7 @@ class Node(Processes):
         }
 
 
-def gpu_pod(name: str, **spec: Any) -> dict[str, Any]:
+def gpu_pod(name: str, resource: str = RESOURCE, **spec: Any) -> dict[str, Any]:
     """A pod of one container, ``main``; ``spec`` adds to the pod's or replaces."""
     return {
         "apiVersion": "v1",
@@ -419,19 +432,21 @@ def gpu_pod(name: str, **spec: Any) -> dict[str, Any]:
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-            "containers": [gpu_container("main")],
+            "containers": [gpu_container("main", resource=resource)],
         }
         | spec,
     }
 
 
-def gpu_container(name: str, *command: str, gpus: int = 1, takes_bytes: int = 0) -> dict[str, Any]:
+def gpu_container(
+    name: str, *command: str, gpus: int = 1, takes_bytes: int = 0, resource: str = RESOURCE
+) -> dict[str, Any]:
     return {
         "name": name,
         "image": "any",
         "command": list(command),
         "env": [{"name": "TAKES_VRAM", "value": str(takes_bytes)}],
-        "resources": {"limits": {RESOURCE: gpus}},
+        "resources": {"limits": {resource: gpus}},
     }
 
 
@@ -457,9 +472,9 @@ def numa_files(gpus: list[Gpu]) -> dict[str, str]:
 def plugin_configuration(replicas: int) -> dict[str, Any]:
     """Of NVIDIA's device plugin; a single replica is no sharing."""
     if replicas == 1:
-        return {"version": "v1"}
+        return {}
     shared = {"name": RESOURCE, "replicas": replicas}
-    return {"version": "v1", "sharing": {"timeSlicing": {"resources": [shared]}}}
+    return {"sharing": {"timeSlicing": {"resources": [shared]}}}
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from agent.steering.keeper import plugin_socket
-from contract.gpunode import GPUNode, decode_gpunode
+from contract.gpunode import GPUNode, GPUNodeStatus, decode_gpunode
 from tests.controlplane import ApiRefused
+from tests.driver import Gpu, Instance
 from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import PODS, RESOURCE, Node, gpu_pod
+from tests.kubelet.node import PODS, RESOURCE, Node, gpu_container, gpu_pod
 from tests.kubelet.relay import register
 
 GIB = 1 << 30
@@ -29,6 +30,7 @@ class SteeredNode:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.plane = node.plane
+        self.resource = node.resource
         spec = {"initialised": True, "reservations": {}}
         body = {
             "apiVersion": "headroom.gpu/v1alpha1",
@@ -43,27 +45,29 @@ class SteeredNode:
         self.start_agent()
 
     def start_agent(self, *flags: str) -> None:
-        steer = flags or (f"--steer={RESOURCE}",)
+        steer = flags or (f"--steer={self.resource}",)
         self.node.start_agent(self.plane.kubeconfig(), *steer)
         if not flags:
             self.until_steered()
 
     def until_steered(self) -> None:
-        self.node.wait(lambda: self.steered() == [RESOURCE], "a node that is steered")
+        self.node.wait(lambda: self.steered() == [self.resource], "a node that is steered")
 
     def gpunode(self) -> GPUNode:
         found = self.plane.call("GET", f"{GPUNODES}/{self.node.name}")
         return decode_gpunode(msgspec.json.encode(found))
 
+    def reported(self) -> GPUNodeStatus:
+        return self.gpunode().status or GPUNodeStatus()
+
     def steered(self) -> list[str]:
-        status = self.gpunode().status
-        return [] if status is None else status.plugin.steered
+        return self.reported().plugin.steered
 
     def promise(self, pod: dict[str, Any], device: str, gib: int) -> None:
         """Create the pod and write what it is promised, as the extender does before it binds."""
         self.plane.call("POST", PODS, pod)
         name = pod["metadata"]["name"]
-        charge = {"resource": RESOURCE, "count": 1, "candidates": {device: gib * GIB}}
+        charge = {"resource": self.resource, "count": 1, "candidates": {device: gib * GIB}}
         promise = {
             "namespace": "default",
             "name": name,
@@ -83,7 +87,7 @@ class SteeredNode:
 
     def place(self, name: str, device: str, gib: int = 4) -> str:
         """Promise, bind, and wait; the device that it got."""
-        self.promise(gpu_pod(name), device, gib)
+        self.promise(gpu_pod(name, self.resource), device, gib)
         self.bind(name)
         self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
         (held,) = self.node.held(name)
@@ -95,8 +99,7 @@ class SteeredNode:
         return held.device
 
     def observed(self, name: str) -> bool:
-        status = self.gpunode().status
-        return status is not None and any(row.name == name for row in status.pods)
+        return any(row.name == name for row in self.reported().pods)
 
     def stop(self) -> None:
         with contextlib.suppress(ApiRefused):
@@ -110,7 +113,7 @@ StartSteered = Callable[..., SteeredNode]
 def start_steered(start_node: StartNode) -> Iterator[StartSteered]:
     with contextlib.ExitStack() as stack:
 
-        def start(gpus: int = 2, replicas: int = 3, **settings: Any) -> SteeredNode:
+        def start(gpus: int | list[Gpu] = 2, replicas: int = 3, **settings: Any) -> SteeredNode:
             steered = SteeredNode(start_node(gpus, replicas, **settings))
             stack.callback(steered.stop)
             return steered
@@ -250,3 +253,52 @@ def test_the_kubelet_may_overrule_the_wish_where_it_aligns_numa_nodes(
     steered = start_steered(numa=(0, 1), topologyManagerPolicy="single-numa-node")
     given = {steered.place(f"p{i}", "GPU-1") for i in range(3)}
     assert "GPU-0" in given
+
+
+def pinned_pod(name: str, resource: str, uuid: str) -> dict[str, Any]:
+    """Its variable follows its placement, as the Binding would have written it."""
+    key = "headroom.gpu/devices.0"
+    main = gpu_container("main", takes_bytes=GIB, resource=resource)
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}
+    main["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": source})
+    pod = gpu_pod(name, containers=[main])
+    pod["metadata"]["annotations"] = {key: uuid}
+    return pod
+
+
+def test_mig_devices_that_are_shared_are_steered_and_can_be_pinned_by_their_uuid(
+    start_steered: StartSteered,
+) -> None:
+    """Strategy mixed: one profile of two, and its resource has a name that tells of sharing."""
+    profile = "nvidia.com/mig-1g.10gb"
+    resource = f"{profile}.shared"
+    small = (Instance(f"MIG-{number}", number) for number in (1, 2))
+    large = Instance("MIG-3", 3, memory_bytes=40 * GIB, model="NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+    shared = {"resources": [{"name": profile, "replicas": 3}], "renameByDefault": True}
+    steered = start_steered(
+        [Gpu("GPU-0", instances=(*small, large))],
+        plugin={"flags": {"migStrategy": "mixed"}, "sharing": {"timeSlicing": shared}},
+        resource=resource,
+        devices=2,
+    )
+    node = steered.node
+    assert [steered.place(f"p{i}", "MIG-2", 2) for i in range(2)] == ["MIG-2"] * 2
+    assert steered.place("q", "MIG-1", 2) == "MIG-1"
+
+    # A pod that is pinned: it gets a replica of one device, and its variable names the other.
+    toolkit = node.runtime.proc / "1/root/etc/nvidia-container-runtime/config.toml"
+    toolkit.parent.mkdir(parents=True)
+    toolkit.write_text("")
+    node.wait(lambda: steered.reported().plugin.pinning == "honoured", "that the toolkit obeys")
+    node.bind(pinned_pod("pinned", resource, "MIG-2"))
+    node.wait(lambda: node.runtime.running("pinned"), "a container")
+    assert [held.device for held in node.held("pinned")] == ["MIG-1"]
+    for pod, uuid in {"p0": "MIG-2", "q": "MIG-1", "pinned": "MIG-2"}.items():
+        # The plugin, too, says which device by its uuid.
+        environment = node.runtime.running(pod)["main"].environment
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == uuid
+
+    def uses() -> set[tuple[str, int | None]]:
+        return {(r.device, r.used_bytes) for r in steered.reported().pods if r.name == "pinned"}
+
+    node.wait(lambda: ("MIG-2", GIB) in uses(), "what its process uses, where it uses it")

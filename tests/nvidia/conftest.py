@@ -4,7 +4,6 @@ Both read the same configuration file, so one ``sharing`` serves both.
 """
 
 import contextlib
-import itertools
 import os
 import queue
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 import yaml
 
 from tests.controlplane import built
-from tests.driver import Driver, Gpu, library_folder
+from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.node import INSIDE
 from tests.kubelet.relay import api, api_services
 from tests.processes import Processes
@@ -85,15 +84,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         """What the plugin looks for besides the driver's library."""
         minors = self.folder / "over/proc/driver/nvidia-caps/mig-minors"
         minors.parent.mkdir(parents=True)
-        lines = itertools.chain.from_iterable(
-            (
-                f"gpu{index}/gi{each.gpu_instance}/access",
-                f"gpu{index}/gi{each.gpu_instance}/ci{each.compute_instance}/access",
-            )
-            for index, gpu in enumerate(gpus)
-            for each in gpu.instances
-        )
-        minors.write_text("".join(f"{line} {number}\n" for number, line in enumerate(lines)))
+        minors.write_text(mig_minors(gpus))
         (self.folder / "covered").write_text("/proc/driver\n")
         # The control daemon of MPS answers whatever it is asked.
         control = self.folder / "bin/nvidia-cuda-mps-control"

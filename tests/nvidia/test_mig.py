@@ -60,9 +60,14 @@ def readings(gpus: list[Gpu]) -> list[DeviceReading]:
 def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
     start_plugin: Callable[..., Kubelet], gpus: list[Gpu], uuids: list[str]
 ) -> None:
-    advertised = start_plugin(gpus, strategy("single")).advertised()
+    kubelet = start_plugin(gpus, strategy("single"))
+    registered = kubelet.registered()
+    advertised = kubelet.advertised(registered)
     assert advertised.resource == "nvidia.com/gpu"
     assert advertised.replicas == dict.fromkeys(uuids, "Healthy")
+    # The variable means it by the same uuid, so a pod can do so too.
+    answer = kubelet.allocate(registered, uuids[-1])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuids[-1]
     told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
     found, complaints = shares(readings(gpus), Told(registered=[told]), {})
     assert complaints == []
@@ -71,12 +76,14 @@ def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
 
 
 def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[..., Kubelet]) -> None:
-    config = strategy("single") | sharing("timeSlicing", 2)
-    advertised = start_plugin(ALIKE, config).advertised()
+    kubelet = start_plugin(ALIKE, strategy("single") | sharing("timeSlicing", 2))
+    registered = kubelet.registered()
+    advertised = kubelet.advertised(registered)
     told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
     found, _ = shares(readings(ALIKE), Told(registered=[told]), {})
     share = Share("time-slicing", "nvidia.com/gpu", Replicas(free=2))
     assert found == dict.fromkeys(["MIG-1", "MIG-2", "MIG-3"], share)
+    assert kubelet.allocate(registered, "MIG-2::1").envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
 
 
 def test_under_mixed_each_profile_is_a_resource(start_plugin: Callable[..., Kubelet]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import yaml
 
 from tests.kubelet.node import (
     PLUGIN_HEARD,
@@ -217,8 +216,7 @@ class Real:
         """Another process, to which every device is healthy: it was not there to hear of XIDs."""
         self.node.kill("nvidia-device-plugin")
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
-        text = yaml.safe_dump(configuration(settings))
-        (self.node.folder / "plugin.yaml").write_text(text)
+        self.node.configure_plugin(configuration(settings))
         heard = self._heard()
         self.node.start_plugin()
         self.node.wait(lambda: self._heard() > heard, "the plugin is back")
