@@ -126,10 +126,11 @@ class ControlPlane(Processes):
         users = "".join(f"{token},{user},{user}\n" for token, user in TOKENS.items())
         admin = f'{ADMIN_TOKEN},admin,admin,"system:masters"\n'
         (self.folder / "tokens.csv").write_text(admin + users)
-        self._start_etcd()
+        self.spawn_etcd()
         self.start_apiserver()
 
-    def _start_etcd(self) -> None:
+    def spawn_etcd(self) -> None:
+        """Start it, again with what it held after ``kill("etcd")``."""
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
         self.spawn(
@@ -148,6 +149,11 @@ class ControlPlane(Processes):
 
     def start_apiserver(self, patience_s: float = START_TIMEOUT_S) -> None:
         """Start it, again on the same port after ``kill("kube-apiserver")``."""
+        self.spawn_apiserver()
+        self._wait_ready(patience_s)
+
+    def spawn_apiserver(self) -> None:
+        """The same without waiting until it is ready."""
         key = self.folder / "service-account.key"
         self.spawn(
             "kube-apiserver",
@@ -165,7 +171,6 @@ class ControlPlane(Processes):
             "--service-cluster-ip-range=10.0.0.0/24",
             "--disable-admission-plugins=ServiceAccount",
         )
-        self._wait_ready(patience_s)
 
     def kubeconfig(self, token: str = ADMIN_TOKEN, namespace: str = "default") -> Path:
         """A kubeconfig file for the holder of the token."""

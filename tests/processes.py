@@ -74,6 +74,10 @@ class Processes:
     def resume(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
 
+    def runs(self, name: str) -> bool:
+        """Whether it was started, and not killed since."""
+        return name in self._processes
+
     def pid(self, name: str) -> int:
         return self._processes[name].pid
 

@@ -91,8 +91,11 @@ class Fleet:
                 return
 
     def _step(self, now_s: float) -> None:
-        listed = self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName!=")["items"]
-        here = {p["metadata"]["uid"]: p for p in listed if p["spec"]["nodeName"] in self.nodes}
+        here = {
+            pod["metadata"]["uid"]: pod
+            for pod in self._listed()
+            if pod["spec"]["nodeName"] in self.nodes
+        }
         for uid, manifest in here.items():
             if uid not in self._pods and manifest["status"]["phase"] not in ("Succeeded", "Failed"):
                 admit_at_s = now_s + self._random.uniform(0.0, self.admission_s)
@@ -107,6 +110,12 @@ class Fleet:
                 self._tell(pod, held)
         for name in self.nodes:
             self._tell_capacity(name)
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """The pods that are bound, as they are now."""
+        query = "fieldSelector=spec.nodeName!="
+        listed: list[dict[str, Any]] = self.plane.call("GET", f"/api/v1/pods?{query}")["items"]
+        return listed
 
     def _follow(
         self, node: StandIn, uid: str, pod: _Followed, seen: Mapping[str, Any] | None, now_s: float

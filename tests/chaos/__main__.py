@@ -1,0 +1,154 @@
+"""A seeded storm on a real API server, and what an auditor says of it.
+
+    make chaos ARGS="--seed 1 --minutes 10"
+
+The faults are printed before they happen; the same seed gives the same ones. The exit status is 1
+if the auditor found anything.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from tests.chaos.audit import Finding, Tally
+from tests.chaos.mutants import MUTANTS, mutated
+from tests.chaos.site import SCHEDULERS, Scale, Site
+from tests.chaos.storm import schedule
+from tests.chaos.weather import Weather
+from tests.controlplane import ROOT, built, control_plane
+
+#: How long it may take after the storm until nothing is wrong any more, as extenders and agents
+#: are set by default: silence makes a node stale for 90 s, an orphan is looked into after 60 s,
+#: a pod that was woken in vain waits for 10 s, kube-scheduler's own back-off ends after 10 s.
+SETTLE_S = 240.0
+STEP_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    storm_s: float
+    settled_s: float
+    faults: dict[str, int]
+    requests: dict[str, int]
+    deeds: dict[str, int]
+    tally: Tally
+    findings: list[Finding]
+
+    def __str__(self) -> str:
+        said = asdict(self) | {"findings": [str(finding) for finding in self.findings]}
+        return json.dumps(said, indent=2)
+
+
+def storm(
+    seed: int,
+    lasts_s: float,
+    scale: Scale,
+    say: Callable[[str], None],
+    *,
+    every_s: float = 4.0,
+    settle_s: float = SETTLE_S,
+    longest_s: float = 150.0,
+    code: Path = ROOT,
+    logs: Path | None = None,
+    stop_at_finding: bool = False,
+) -> Outcome:
+    """One storm from an empty cluster to the verdict."""
+    with control_plane() as plane:
+        site = Site(plane, scale, seed, code)
+        try:
+            site.start()
+            faults = schedule(seed, lasts_s, site.targets, every_s=every_s, longest_s=longest_s)
+            weather = Weather(site, faults, say)
+            site.clients.start()
+            began_s = time.monotonic()
+            coming = True
+            while coming or time.monotonic() < began_s + lasts_s:
+                coming = weather.step(time.monotonic() - began_s)
+                site.healthy()
+                if stop_at_finding and site.auditor.findings:
+                    break
+                time.sleep(STEP_S)
+            weather.step(float("inf"))
+            ended_s = time.monotonic()
+            site.clients.stop()
+            say("the storm is over; it may settle")
+            findings = _settle(site, settle_s, say)
+            return Outcome(
+                seed,
+                round(ended_s - began_s, 1),
+                round(time.monotonic() - ended_s, 1),
+                dict(sorted(weather.happened.items())),
+                dict(sorted(site.wire({}).items())),
+                dict(sorted(site.clients.did.items())),
+                site.auditor.tally,
+                findings,
+            )
+        finally:
+            site.stop()
+            if logs is not None:
+                site.keep_logs(logs)
+
+
+def _settle(site: Site, within_s: float, say: Callable[[str], None]) -> list[Finding]:
+    """What is still wrong when nothing is any more, or when time is up."""
+    until_s = time.monotonic() + within_s
+    calm = 0
+    before: set[str] = set()
+    while True:
+        site.healthy()
+        site.look_everywhere()
+        findings = [*site.auditor.findings, *site.auditor.settled()]
+        for text in sorted({*map(str, findings)} - before):
+            say(f"not settled: {text}")
+        before.update(map(str, findings))
+        # It must stay so: the two watches need not be at the same moment.
+        calm = 0 if findings else calm + 1
+        if calm == 5 or time.monotonic() > until_s or site.auditor.findings:
+            return findings
+        time.sleep(1.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--nodes", type=int, default=Scale().nodes)
+    parser.add_argument("--rate", type=float, default=Scale().rate, help="pods created each second")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults")
+    parser.add_argument("--logs", type=Path, help="keep the logs of all processes there")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the product this way")
+    given = parser.parse_args()
+    built("etcd", "kube-apiserver", *SCHEDULERS)
+    # The agents' log, of a storm: nothing but bad news.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+
+    def say(line: str) -> None:
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stdout.flush()
+
+    with mutated(given.mutant) as code:
+        outcome = storm(
+            given.seed,
+            given.minutes * 60.0,
+            Scale(nodes=given.nodes, rate=given.rate),
+            say,
+            every_s=given.every,
+            code=code,
+            logs=given.logs,
+            stop_at_finding=given.mutant is not None,
+        )
+    say(str(outcome))
+    say(f"verdict: {len(outcome.findings)} findings" if outcome.findings else "verdict: sound")
+    return bool(outcome.findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

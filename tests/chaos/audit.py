@@ -1,0 +1,419 @@
+"""Judges a storm by what nobody can talk away: pods and GPUNodes, the plugin's answers, the driver.
+
+It keeps its own books and imports nothing of ours, not even how an annotation is read. All of it is
+pure: pods and GPUNodes are handed in as the API server told them, in its order, and of each node,
+whenever anything changes on it, what its kubelet gave to whom and which processes hold how much.
+
+A device is *overcommitted by us* when the pods that we bound want more of it than it has. A pod
+wants of a device what it asked for, or what its processes hold there, whichever is more. Counted is
+who counts on that device because of us, so three kinds of pods are left out of the sums, and said:
+
+* an *outsider*: bound by somebody else, without a placement of ours;
+* a *misled* one: a reservation for it was written beside a report that told more memory than the
+  driver has, so that whoever believed the report had to think there was room. The same for the
+  process of a pod that is gone, if its node's agent has lied since;
+* a *missed* one: the kubelet gave it a device that its placement does not name. Between binding and
+  admission nobody outside the kubelet can exclude that; such pods are counted and reported.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PREFIX = "headroom.gpu/"
+RESOURCE = "nvidia.com/gpu"
+ENDED = ("Succeeded", "Failed")
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "M": 10**6, "G": 10**9, "": 1}
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a node really is."""
+
+    #: Device uuid -> bytes that may be given out.
+    memory_bytes: Mapping[str, int]
+    #: Of each device.
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The plugin's answer for one container: a device, once for each of its replicas there."""
+
+    uid: str
+    container: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the driver says that one process holds of a device."""
+
+    uid: str
+    device: str
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    rule: str
+    #: Of what: a node and a device, or a pod.
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.where}: {self.what}"
+
+
+@dataclass(slots=True)
+class _Pod:
+    uid: str
+    name: str
+    node: str
+    phase: str
+    deleting: bool
+    #: GPU container -> replicas.
+    gpus: dict[str, int]
+    vram: str | None
+    placement: Object | None
+    gone: bool = False
+
+    @property
+    def sits(self) -> bool:
+        """Whether it is there, bound, and has not ended."""
+        return bool(self.node) and not self.gone and self.phase not in ENDED
+
+    def asked_bytes(self, container: str, memory_bytes: int, replicas: int) -> int:
+        """Of each device that the container gets."""
+        text = self.vram
+        if text is not None and "=" in text:
+            text = dict(part.split("=") for part in text.split(",")).get(container)
+        if text is None:
+            return memory_bytes // replicas
+        if text.endswith("%"):
+            return memory_bytes * int(text[:-1]) // 100
+        digits = text.rstrip("KMGi")
+        return int(digits) * _UNITS[text[len(digits) :]]
+
+    def named(self, container: str) -> set[str]:
+        """The devices that its placement names for the container."""
+        told = (self.placement or {}).get("containers", {}).get(container, {})
+        return {*told.get("devices", ()), *told.get("candidates", ())}
+
+
+@dataclass
+class Tally:
+    """What was seen, so that a storm in which nothing happened cannot pass for a calm one."""
+
+    created: int = 0
+    bound: int = 0
+    outsiders: int = 0
+    gone: int = 0
+    rejected: int = 0
+    looks: int = 0
+    #: Left out of the sums, and why.
+    missed: int = 0
+    misled: int = 0
+
+
+@dataclass
+class Auditor:
+    """Tell it everything; ``findings`` are what was wrong at any moment, ``settled`` judges an end.
+
+    Pods and GPUNodes come by two watches, of which either may be behind the other. So what looks
+    wrong is kept as it looked, and who is left out of the sums is decided when it is asked for.
+    """
+
+    machines: Mapping[str, Machine]
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self._pods: dict[str, _Pod] = {}
+        self._sits_on: dict[str, set[str]] = {name: set() for name in self.machines}
+        self._gpunodes: dict[str, Object] = {}
+        #: uid -> attempt that it was last seen to be promised with.
+        self._attempt: dict[str, str] = {}
+        #: Pods with a reservation that was written beside a lie.
+        self._misled: set[str] = set()
+        self._lying: set[str] = set()
+        #: Gone pods on nodes whose agents have lied since they were gone.
+        self._hidden: set[str] = set()
+        #: uids that were seen on a device that their placement does not name.
+        self._missed: set[str] = set()
+        #: (rule, where, pods) -> what there is, and what each of the pods wants of it.
+        self._suspicions: dict[tuple[str, str, frozenset[str]], tuple[int, dict[str, int]]] = {}
+        #: (node, device) -> the driver was asked for more than there was.
+        self._overdrawn: set[tuple[str, str]] = set()
+        self._holdings: dict[str, list[Holding]] = {}
+        self._uses: dict[str, list[Use]] = {}
+        #: Devices on which somebody who is left out of the sums was ever seen.
+        self._excused: set[str] = set()
+
+    # What the API server told.
+
+    def pod(self, manifest: Object) -> None:
+        """It is as this says now."""
+        seen = _pod(manifest)
+        before = self._pods.get(seen.uid)
+        self._pods[seen.uid] = seen
+        if before is None and seen.gpus:
+            self.tally.created += 1
+        if seen.node in self.machines and (before is None or not before.node) and seen.gpus:
+            self._bound(seen)
+        if seen.phase == "Failed" and (before is None or before.phase != "Failed"):
+            self.tally.rejected += 1
+        self._sit(seen)
+
+    def pod_gone(self, uid: str) -> None:
+        if (pod := self._pods.get(uid)) is not None and not pod.gone:
+            pod.gone = True
+            self.tally.gone += 1
+            self._sit(pod)
+
+    def listed(self, manifests: Iterable[Object]) -> None:
+        """All pods that there are: what is not among them is gone."""
+        there = {manifest["metadata"]["uid"]: manifest for manifest in manifests}
+        for uid in self._pods.keys() - there.keys():
+            self.pod_gone(uid)
+        for manifest in there.values():
+            self.pod(manifest)
+
+    def gpunode(self, gpunode: Object) -> None:
+        name = gpunode["metadata"]["name"]
+        if name not in self.machines:
+            return
+        self._gpunodes[name] = gpunode
+        boasts = self._boasts(name, gpunode)
+        for uid, promise in reservations(gpunode).items():
+            attempt = promise.get("attempt", "")
+            if self._attempt.get(uid) != attempt:
+                self._attempt[uid] = attempt
+                if boasts:
+                    self._misled.add(uid)
+
+    def gpunode_gone(self, name: str) -> None:
+        self._gpunodes.pop(name, None)
+
+    # What goes on on the nodes.
+
+    def lying(self, node: str, lies: bool) -> None:
+        """The storm makes its agent lie from now on, or no longer; its lies may be believed until
+        the report of a truthful one has arrived, which ``gpunode`` is told of."""
+        (self._lying.add if lies else self._lying.discard)(node)
+
+    def look(self, node: str, holdings: Iterable[Holding], uses: Iterable[Use]) -> None:
+        """What the plugin gave to whom, and what the driver counts, at this moment."""
+        self.tally.looks += 1
+        self._holdings[node], self._uses[node] = list(holdings), list(uses)
+        if node in self._lying:
+            gone = {use.uid for use in self._uses[node] if not self._is_there(use.uid)}
+            self._hidden |= gone
+        for each in self._holdings[node]:
+            pod = self._pods.get(each.uid)
+            if pod is not None and pod.placement is not None and each.uid not in self._missed:
+                if each.device not in pod.named(each.container):
+                    self._missed.add(each.uid)
+                    self.tally.missed += 1
+        for device, wants in self._wants(node).items():
+            if not all(map(self._counts, wants)):
+                self._excused.add(device)
+            ours = {uid: wanted for uid, wanted in wants.items() if self._counts(uid)}
+            has_bytes = self.machines[node].memory_bytes[device]
+            if sum(ours.values()) > has_bytes:
+                self._suspect("overcommitted", f"{node} {device}", ours, has_bytes)
+
+    def overdrawn(self, node: str, device: str) -> None:
+        """The driver was asked for more than there was: at some moment, by somebody."""
+        self._overdrawn.add((node, device))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was wrong at any moment."""
+        found = []
+        for (rule, where, _), (has_bytes, wants) in self._suspicions.items():
+            ours = {uid: wanted for uid, wanted in wants.items() if self._counts(uid)}
+            if sum(ours.values()) > has_bytes:
+                pods = ", ".join(f"{self._pods[uid].name}={ours[uid]}" for uid in sorted(ours))
+                what = f"has {has_bytes} bytes, {sum(ours.values())} are wanted: {pods}"
+                found.append(Finding(rule, where, what))
+        for node, device in sorted(self._overdrawn):
+            if device not in self._excused:
+                what = "more memory was taken than there is, by pods of ours alone"
+                found.append(Finding("overdrawn", f"{node} {device}", what))
+        return found
+
+    # What must hold in the end.
+
+    def settled(self) -> list[Finding]:
+        """All that is still wrong, once nobody does anything any more."""
+        return [*self._orphans(), *self._charges(), *self._waiting()]
+
+    def _orphans(self) -> Iterable[Finding]:
+        for name, gpunode in self._gpunodes.items():
+            for uid, promise in reservations(gpunode).items():
+                pod = self._pods.get(uid)
+                if pod is None or not pod.sits or pod.node != name:
+                    what = f"promise to {promise.get('name')} ({uid}), which {_whereabouts(pod)}"
+                    yield Finding("orphan", name, what)
+
+    def _charges(self) -> Iterable[Finding]:
+        for pod in self._sitting():
+            charged = [
+                name for name, gpunode in self._gpunodes.items() if pod.uid in reservations(gpunode)
+            ]
+            if charged != [pod.node]:
+                what = f"sits on {pod.node} and is charged on: {', '.join(charged) or 'no node'}"
+                yield Finding("charged", f"pod {pod.name} ({pod.uid})", what)
+                continue
+            promise = reservations(self._gpunodes[pod.node])[pod.uid]
+            for device, wanted_bytes in self._wanted_by(pod).items():
+                most_bytes = sum(
+                    charge.get("candidates", {}).get(device, 0) for charge in promise["charges"]
+                )
+                if most_bytes < wanted_bytes and pod.uid not in self._missed:
+                    what = f"wants {wanted_bytes} of {device} and is charged {most_bytes} there"
+                    yield Finding("charged", f"pod {pod.name} ({pod.uid})", what)
+
+    def _waiting(self) -> Iterable[Finding]:
+        for pod in self._pods.values():
+            if pod.gone or pod.node or pod.deleting or pod.phase in ENDED or not pod.gpus:
+                continue
+            for name in self.machines:
+                if self._fits(pod, name):
+                    what = f"waits, and there is room for it on {name}"
+                    yield Finding("waits", f"pod {pod.name} ({pod.uid})", what)
+                    break
+
+    def _fits(self, pod: _Pod, node: str) -> bool:
+        """Whether it has room wherever on the node it may land, all containers on one device."""
+        machine, taken = self.machines[node], self._wants(node)
+        given = Counter(each.device for each in self._holdings.get(node, ()))
+        # Replicas that kube-scheduler counts, of pods that the kubelet has yet to see as well.
+        counted = sum(sum(each.gpus.values()) for each in self._sitting() if each.node == node)
+        if counted + sum(pod.gpus.values()) > len(machine.memory_bytes) * machine.replicas:
+            return False
+        return all(
+            given[device] + sum(pod.gpus.values()) <= machine.replicas
+            and sum(taken.get(device, {}).values()) + self._ask_on(pod, node, device) <= has_bytes
+            for device, has_bytes in machine.memory_bytes.items()
+        )
+
+    # Its books.
+
+    def _bound(self, pod: _Pod) -> None:
+        self.tally.bound += 1
+        if pod.placement is None:
+            self.tally.outsiders += 1
+        elif pod.uid in self._misled:
+            self.tally.misled += 1
+
+    def _sit(self, pod: _Pod) -> None:
+        """On its node, all that sits there must fit: whatever device each is given in the end."""
+        if pod.node not in self.machines or not pod.gpus:
+            return
+        sitting = self._sits_on[pod.node]
+        if not pod.sits:
+            sitting.discard(pod.uid)
+            return
+        sitting.add(pod.uid)
+        machine = self.machines[pod.node]
+        ours = {
+            uid: self._ask_on(self._pods[uid], pod.node, next(iter(machine.memory_bytes)))
+            for uid in sitting
+            if self._counts(uid)
+        }
+        has_bytes = sum(machine.memory_bytes.values())
+        if sum(ours.values()) > has_bytes:
+            self._suspect("promised twice", pod.node, ours, has_bytes)
+
+    def _counts(self, uid: str) -> bool:
+        """Whether it is where it is because of us, and of what we could know."""
+        pod = self._pods.get(uid)
+        return (
+            pod is not None
+            and pod.placement is not None
+            and uid not in self._misled
+            and uid not in self._missed
+            and uid not in self._hidden
+        )
+
+    def _wants(self, node: str) -> dict[str, dict[str, int]]:
+        """Device -> pod -> what it asked for there or holds there, whichever is more."""
+        wants: dict[str, dict[str, int]] = {}
+        for each in self._holdings.get(node, ()):
+            pod, of = self._pods.get(each.uid), wants.setdefault(each.device, {})
+            machine = self.machines[node]
+            asked_bytes = pod.asked_bytes(
+                each.container, machine.memory_bytes[each.device], machine.replicas
+            ) if pod is not None else 0
+            of[each.uid] = of.get(each.uid, 0) + asked_bytes
+        used: Counter[tuple[str, str]] = Counter()
+        for use in self._uses.get(node, ()):
+            used[use.device, use.uid] += use.used_bytes
+        for (device, uid), used_bytes in used.items():
+            of = wants.setdefault(device, {})
+            of[uid] = max(of.get(uid, 0), used_bytes)
+        return wants
+
+    def _wanted_by(self, pod: _Pod) -> dict[str, int]:
+        wants = self._wants(pod.node)
+        return {device: of[pod.uid] for device, of in wants.items() if pod.uid in of}
+
+    def _ask_on(self, pod: _Pod, node: str, device: str) -> int:
+        machine = self.machines[node]
+        has_bytes, replicas = machine.memory_bytes[device], machine.replicas
+        return sum(pod.asked_bytes(c, has_bytes, replicas) * n for c, n in pod.gpus.items())
+
+    def _sitting(self) -> list[_Pod]:
+        return [self._pods[uid] for uids in self._sits_on.values() for uid in uids]
+
+    def _is_there(self, uid: str) -> bool:
+        pod = self._pods.get(uid)
+        return pod is not None and not pod.gone
+
+    def _boasts(self, name: str, gpunode: Object) -> bool:
+        has = self.machines[name].memory_bytes
+        devices = (gpunode.get("status") or {}).get("devices") or ()
+        return any(each.get("memory", 0) > has.get(each["uuid"], 0) for each in devices)
+
+    def _suspect(self, rule: str, where: str, wants: dict[str, int], has_bytes: int) -> None:
+        self._suspicions.setdefault((rule, where, frozenset(wants)), (has_bytes, wants))
+
+
+def reservations(gpunode: Object) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (gpunode.get("spec") or {}).get("reservations") or {}
+    return found
+
+
+def _pod(manifest: Object) -> _Pod:
+    metadata, spec = manifest["metadata"], manifest["spec"]
+    annotations = metadata.get("annotations") or {}
+    placement = annotations.get(f"{PREFIX}placement")
+    limits = {
+        each["name"]: int((each.get("resources", {}).get("limits") or {}).get(RESOURCE, 0))
+        for each in spec["containers"]
+    }
+    return _Pod(
+        uid=metadata["uid"],
+        name=metadata["name"],
+        node=spec.get("nodeName", ""),
+        phase=manifest.get("status", {}).get("phase", ""),
+        deleting="deletionTimestamp" in metadata,
+        gpus={name: count for name, count in limits.items() if count},
+        vram=annotations.get(f"{PREFIX}vram"),
+        placement=None if placement is None else json.loads(placement),
+    )
+
+
+def _whereabouts(pod: _Pod | None) -> str:
+    if pod is None:
+        return "was never seen"
+    if pod.gone:
+        return f"is gone (was on {pod.node or 'no node'})"
+    if pod.phase in ENDED:
+        return f"has ended: {pod.phase}"
+    return f"is on {pod.node or 'no node'}"
