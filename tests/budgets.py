@@ -13,6 +13,7 @@ import pytest
 BUDGETS_S = {
     "agent": 100,
     "benchmarks": 20,
+    "chaos": 90,
     "cluster": 10,
     "convert": 10,
     "contract": 10,

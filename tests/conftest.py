@@ -43,6 +43,7 @@ SLOW_MODULES = (
     "tests/agent/test_survey",
     "tests/agent/test_table",
     "tests/agent/test_xids",
+    "tests/chaos/test_chaos",
     "tests/demo/test_demo",
     "tests/e2e/",
     "tests/helm/",

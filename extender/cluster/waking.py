@@ -136,6 +136,8 @@ class Waking:
                 continue
             retry = pod.annotation(RETRY)
             wait.look(retry, now_s)
+            # Not later than now, as when the clock was ahead: decisions after it would not count.
+            wait.woken_at_s = min(wait.woken_at_s, wall_s)
             if wait.claim:
                 continue
             node = yield from self._room_for(pod, wait, decision, look, claims)

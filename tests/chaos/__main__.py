@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ def storm(
     every_s: float = 4.0,
     settle_s: float = SETTLE_S,
     longest_s: float = 150.0,
+    quiet_s: float = 5.0,
     code: Path = ROOT,
     logs: Path | None = None,
     stop_at_finding: bool = False,
@@ -80,7 +82,7 @@ def storm(
             ended_s = time.monotonic()
             site.clients.stop()
             say("the storm is over; it may settle")
-            findings = _settle(site, settle_s, say)
+            findings = _settle(site, settle_s, quiet_s, say)
             return Outcome(
                 seed,
                 round(ended_s - began_s, 1),
@@ -97,23 +99,28 @@ def storm(
                 site.keep_logs(logs)
 
 
-def _settle(site: Site, within_s: float, say: Callable[[str], None]) -> list[Finding]:
-    """What is still wrong when nothing is any more, or when time is up."""
+def _settle(
+    site: Site, within_s: float, quiet_s: float, say: Callable[[str], None]
+) -> list[Finding]:
+    """What is still wrong when time is up; nothing when nothing was for ``quiet_s``, since the two
+    watches need not be at the same moment."""
     until_s = time.monotonic() + within_s
-    calm = 0
-    before: set[str] = set()
+    wrong_s = time.monotonic()
+    before: Counter[str] | None = None
     while True:
         site.healthy()
         site.look_everywhere()
         findings = [*site.auditor.findings, *site.auditor.settled()]
-        for text in sorted({*map(str, findings)} - before):
-            say(f"not settled: {text}")
-        before.update(map(str, findings))
-        # It must stay so: the two watches need not be at the same moment.
-        calm = 0 if findings else calm + 1
-        if calm == 5 or time.monotonic() > until_s or site.auditor.findings:
+        counts = Counter(finding.rule for finding in findings)
+        if counts != before:
+            say(f"not settled yet: {dict(counts)}" if counts else "all is as it should be")
+            before = counts
+        now_s = time.monotonic()
+        if findings:
+            wrong_s = now_s
+        if now_s - wrong_s > quiet_s or now_s > until_s or site.auditor.findings:
             return findings
-        time.sleep(1.0)
+        time.sleep(0.5)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from tests.standin.devices import RESOURCE
 
 NAMESPACE = "chaos"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-SIZES_GIB = (1, 2, 2, 3, 3, 4, 6, 8, 12, 20)
+SIZES_GIB = (1, 2, 3, 4, 6, 8, 8, 12, 16, 20)
 
 
 class Clients:

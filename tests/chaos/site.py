@@ -43,11 +43,11 @@ MERGE = "application/merge-patch+json"
 class Scale:
     """How large all is, and how fast; seconds as in the settings of extender and agent."""
 
-    nodes: int = 24
+    nodes: int = 20
     clients: int = 3
     #: Pods created each second, by all clients, and how many each keeps at most.
-    rate: float = 3.0
-    most_pods: int = 80
+    rate: float = 4.0
+    most_pods: int = 60
     admission_s: float = 1.5
     agent_interval_s: float = 2.0
     heartbeat_s: float = 30.0

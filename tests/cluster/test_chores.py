@@ -55,6 +55,8 @@ from tests.builders import (
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
+#: Of a replica whose clock is ahead: a little, and a lot.
+NEXT, AHEAD = "2026-11-21T00:00:30Z", "2026-11-21T00:40:00Z"
 
 
 def state_with(node: GPUNode, *pods: Pod) -> ClusterState:
@@ -71,6 +73,8 @@ def state_with(node: GPUNode, *pods: Pod) -> ClusterState:
         pytest.param([pod(node="m")], YOUNG, False, True, id="it went elsewhere"),
         pytest.param([pod()], YOUNG, False, False, id="it may be on its way"),
         pytest.param([pod()], OLD, False, True, id="it never came"),
+        pytest.param([pod()], NEXT, False, False, id="it is of a clock a little ahead"),
+        pytest.param([pod()], AHEAD, False, True, id="nobody knows when, by a clock that was wrong"),
         pytest.param([], YOUNG, False, False, id="unknown, but young"),
         pytest.param(
             [pod(node="n", phase="Failed")],
@@ -92,7 +96,12 @@ def test_promises_that_nobody_needs(
 
 
 @pytest.mark.parametrize(
-    "since", [pytest.param(OLD, id="old"), pytest.param("then", id="of no known age")]
+    "since",
+    [
+        pytest.param(OLD, id="old"),
+        pytest.param("then", id="of no known age"),
+        pytest.param(AHEAD, id="of a clock that was wrong"),
+    ],
 )
 def test_a_promise_to_a_pod_that_nobody_knows_is_looked_into(since: str) -> None:
     promise = Reservation(namespace="default", name="p", since=since)

@@ -46,6 +46,8 @@ class World:
         self.state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
         self.waking, self.journal = Waking(), Journal()
         self.now_s, self.version = NOW_S, 0
+        #: How wrong its wall clock is.
+        self.ahead_s = 0.0
         for name in nodes:
             metadata = ObjectMeta(name=name, labels=labels)
             self.state.apply(
@@ -81,7 +83,7 @@ class World:
 
     @property
     def wall_s(self) -> float:
-        return WALL_S + self.now_s - NOW_S
+        return WALL_S + self.now_s - NOW_S + self.ahead_s
 
     def woken(self, after_s: float = 0.01) -> list[str]:
         """Those named now."""
@@ -221,6 +223,20 @@ def test_who_was_refused_for_pods_that_never_came_is_tried_again() -> None:
     world.see(waiting)
     world.holds("n", 0)
     assert world.woken() == ["p"]
+    world.now_s += 0.1
+    world.decides(waiting, fits=0, sure=False)
+    assert world.woken(0.5) == ["p"]
+
+
+def test_a_clock_that_was_ahead_and_is_set_keeps_nobody_waiting() -> None:
+    world = World("n")
+    waiting = refused("p")
+    world.see(waiting)
+    world.holds("n", 0)
+    world.ahead_s = 3000.0
+    assert world.woken() == ["p"]
+    world.ahead_s = 0.0
+    assert world.woken() == []
     world.now_s += 0.1
     world.decides(waiting, fits=0, sure=False)
     assert world.woken(0.5) == ["p"]

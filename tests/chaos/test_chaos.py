@@ -1,0 +1,50 @@
+"""A short storm with a fixed seed, on the real API server; ``make chaos`` is the long one."""
+
+import pytest
+
+from tests.chaos.__main__ import storm
+from tests.chaos.mutants import MUTANTS, mutated
+from tests.chaos.site import SCHEDULERS, Scale
+from tests.chaos.storm import KINDS
+from tests.controlplane import built
+
+#: Few nodes, and everybody is quicker to give somebody up than by default.
+SMALL = Scale(
+    nodes=6,
+    clients=2,
+    rate=4.0,
+    most_pods=30,
+    admission_s=0.5,
+    agent_interval_s=1.0,
+    heartbeat_s=3.0,
+    settings={"orphan_after_s": 3.0, "stale_after_s": 9.0},
+)
+#: Of the clients, in the storm: an API server that is away answers nobody.
+LEAST_PODS = 10
+
+
+def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
+    request: pytest.FixtureRequest,
+) -> None:
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        built("etcd", "kube-apiserver", *SCHEDULERS)
+    said: list[str] = []
+    outcome = storm(
+        11, 30.0, SMALL, said.append, every_s=0.9, longest_s=6.0, settle_s=120.0, quiet_s=2.0
+    )
+    story = "\n".join([*said, str(outcome)])
+    assert not outcome.findings, story
+    assert outcome.faults.keys() == KINDS.keys(), story
+    assert outcome.tally.bound >= LEAST_PODS, story
+    # What the wires were to do they did.
+    assert outcome.requests["cut"], story
+    assert sum(n for what, n in outcome.requests.items() if "answered" in what) > 5, story
+    request.node.user_properties.append(("measured", f"{outcome.tally}, faults {outcome.faults}"))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_still_of_this_product(name: str) -> None:
+    with mutated(name) as code:
+        module = code / MUTANTS[name].module
+        compile(module.read_text(), str(module), "exec")
