@@ -58,11 +58,12 @@ def storm(
     settle_s: float = SETTLE_S,
     longest_s: float = 150.0,
     quiet_s: float = 5.0,
+    warm_pods: int = 20,
     code: Path = ROOT,
     logs: Path | None = None,
     stop_at_finding: bool = False,
 ) -> Outcome:
-    """One storm from an empty cluster to the verdict."""
+    """One storm, from an empty cluster to the verdict; it begins when ``warm_pods`` are bound."""
     with control_plane() as plane:
         site = Site(plane, scale, seed, code)
         try:
@@ -70,6 +71,7 @@ def storm(
             faults = schedule(seed, lasts_s, site.targets, every_s=every_s, longest_s=longest_s)
             weather = Weather(site, faults, say)
             site.clients.start()
+            site.until(lambda: site.auditor.tally.bound >= warm_pods, "pods are bound", 120.0)
             began_s = time.monotonic()
             coming = True
             while coming or time.monotonic() < began_s + lasts_s:

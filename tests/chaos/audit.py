@@ -214,10 +214,11 @@ class Auditor:
             self._hidden |= gone
         for each in self._holdings[node]:
             pod = self._pods.get(each.uid)
-            if pod is not None and pod.placement is not None and each.uid not in self._missed:
-                if each.device not in pod.named(each.container):
-                    self._missed.add(each.uid)
-                    self.tally.missed += 1
+            if pod is None or pod.placement is None or each.uid in self._missed:
+                continue
+            if each.device not in pod.named(each.container):
+                self._missed.add(each.uid)
+                self.tally.missed += 1
         for device, wants in self._wants(node).items():
             if not all(map(self._counts, wants)):
                 self._excused.add(device)
@@ -347,9 +348,11 @@ class Auditor:
         for each in self._holdings.get(node, ()):
             pod, of = self._pods.get(each.uid), wants.setdefault(each.device, {})
             machine = self.machines[node]
-            asked_bytes = pod.asked_bytes(
-                each.container, machine.memory_bytes[each.device], machine.replicas
-            ) if pod is not None else 0
+            asked_bytes = (
+                pod.asked_bytes(each.container, machine.memory_bytes[each.device], machine.replicas)
+                if pod is not None
+                else 0
+            )
             of[each.uid] = of.get(each.uid, 0) + asked_bytes
         used: Counter[tuple[str, str]] = Counter()
         for use in self._uses.get(node, ()):

@@ -1,9 +1,11 @@
 """The wall clock of one process, moved while it runs."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -21,6 +23,19 @@ class Clock:
         """It shows so much more than it is from now on."""
         with self._file.open("r+b") as file:
             file.write(int(offset_s * 1e9).to_bytes(8, "little", signed=True))
+
+
+@contextlib.contextmanager
+def moved(clock: Clock) -> Iterator[None]:
+    """Processes that are started meanwhile, and say nothing of their environment, go by it."""
+    before = dict(os.environ)
+    os.environ |= clock.environment
+    try:
+        yield
+    finally:
+        for name in clock.environment:
+            os.environ.pop(name)
+        os.environ |= before
 
 
 def _library() -> Path:

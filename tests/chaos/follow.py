@@ -78,7 +78,9 @@ class Follower:
 
     def _watch(self, version: str) -> str:
         """Returns where the next watch goes on."""
-        query = f"?watch=1&allowWatchBookmarks=1&timeoutSeconds={_WATCH_S}&resourceVersion={version}"
+        query = (
+            f"?watch=1&allowWatchBookmarks=1&timeoutSeconds={_WATCH_S}&resourceVersion={version}"
+        )
         answer = self._get(query, read_timeout_s=5.0)
         try:
             if answer.status != 200:
@@ -97,8 +99,7 @@ class Follower:
                     if event["type"] == "ERROR":
                         raise _Anew
                     version = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
-                        self._tell(event["type"], [event["object"]])
+                    self._tell(event["type"], [event["object"]])
         except (urllib3.exceptions.HTTPError, OSError):
             # What was told is told: go on after it.
             self._stopping.wait(_RETRY_S)

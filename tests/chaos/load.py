@@ -26,7 +26,13 @@ class Clients:
     ``most`` pods."""
 
     def __init__(
-        self, plane: ControlPlane, nodes: Sequence[str], count: int, rate: float, most: int, seed: int
+        self,
+        plane: ControlPlane,
+        nodes: Sequence[str],
+        count: int,
+        rate: float,
+        most: int,
+        seed: int,
     ) -> None:
         self._stopping = threading.Event()
         self.did: Counter[str] = Counter()
@@ -131,9 +137,9 @@ def manifest(name: str, lots: random.Random, **spec: Any) -> dict[str, Any]:
         sizes, text = [6], "25%"  # of 24 GiB
     elif kind < 0.18:
         sizes, text = [0], None  # what its replica is worth
-    command = lots.choices(
-        (["serve"], ["run", str(lots.randint(5, 60))], ["stubborn"]), (5, 3, 2)
-    )[0]
+    command = lots.choices((["serve"], ["run", str(lots.randint(5, 60))], ["stubborn"]), (5, 3, 2))[
+        0
+    ]
     containers = [
         {
             "name": f"c{index}",

@@ -41,12 +41,18 @@ MUTANTS = {
         "                gpunode = self._store.read_gpunode(node)\n"
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
     ),
-    # A promise is taken back although its pod runs.
-    "removal does not look": Mutant(
+    # Pods are bound, and promised nothing.
+    "no promise": Mutant(
         "extender/ledger/protocol.py",
-        "                    if pod.node == node and not pod.ended:\n"
-        "                        return False\n",
-        "",
+        "                if placement.charges:\n",
+        "                if False:\n",
+    ),
+    # A promise is taken back while a Binding may be on its way.
+    "no fence": Mutant(
+        "extender/ledger/protocol.py",
+        "                        self._store.touch_pod(pod, self._new_id())\n"
+        "                elif not left",
+        "                        pass\n                elif not left",
     ),
     # Who was bound by somebody else is not written down.
     "no adoption": Mutant(
