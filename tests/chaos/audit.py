@@ -12,19 +12,26 @@ who counts on that device because of us, so three kinds of pods are left out of 
 * a *misled* one: a reservation for it was written beside a report that told more memory than the
   driver has, so that whoever believed the report had to think there was room. The same for the
   process of a pod that is gone, if its node's agent has lied since;
-* a *missed* one: the kubelet gave it a device that its placement does not name. Between binding and
-  admission nobody outside the kubelet can exclude that; such pods are counted and reported.
+* a *missed* one: the kubelet gave it a device that its placement does not name;
+* a *surprised* one, only where the device is predicted: on its node, after its Binding or less than
+  ``HINDSIGHT_S`` before it, a replica was released, a pod that was bound went before it was
+  admitted, somebody else's was admitted, the agent lied, or the GPUNode was lost.
+
+What misses and surprises nobody outside the kubelet can exclude, ``docs/device-truth.md`` tells.
+Who is left out is counted, and what came before a finding is told with it.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 PREFIX = "headroom.gpu/"
 RESOURCE = "nvidia.com/gpu"
 ENDED = ("Succeeded", "Failed")
+#: How old what an extender knows of a node may be when it binds: agents sample every few seconds.
+HINDSIGHT_S = 30.0
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "M": 10**6, "G": 10**9, "": 1}
 
 Object = Mapping[str, Any]
@@ -38,6 +45,8 @@ class Machine:
     memory_bytes: Mapping[str, int]
     #: Of each device.
     replicas: int
+    #: Whether the ledger counts on what kubelet and plugin will choose.
+    predicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,11 @@ class Finding:
     #: Of what: a node and a device, or a pod.
     where: str
     what: str
+    #: What went on before it on that node, oldest first.
+    story: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.where}: {self.what}"
+        return "\n    ".join([f"{self.rule}: {self.where}: {self.what}", *self.story])
 
 
 @dataclass(slots=True)
@@ -81,6 +92,7 @@ class _Pod:
     vram: str | None
     placement: Object | None
     gone: bool = False
+    bound_at_s: float = 0.0
 
     @property
     def sits(self) -> bool:
@@ -118,6 +130,7 @@ class Tally:
     #: Left out of the sums, and why.
     missed: int = 0
     misled: int = 0
+    surprised: int = 0
 
 
 @dataclass
@@ -129,6 +142,7 @@ class Auditor:
     """
 
     machines: Mapping[str, Machine]
+    now_s: Callable[[], float] = lambda: 0.0
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
@@ -144,8 +158,14 @@ class Auditor:
         self._hidden: set[str] = set()
         #: uids that were seen on a device that their placement does not name.
         self._missed: set[str] = set()
-        #: (rule, where, pods) -> what there is, and what each of the pods wants of it.
-        self._suspicions: dict[tuple[str, str, frozenset[str]], tuple[int, dict[str, int]]] = {}
+        self._surprised: set[str] = set()
+        #: Node -> when something last went on there that a prediction cannot know of.
+        self._unforeseen_s: dict[str, float] = {}
+        self._story: dict[str, deque[str]] = {name: deque(maxlen=60) for name in self.machines}
+        #: (rule, where, pods) -> what there is, what each of the pods wants of it, and how it came.
+        self._suspicions: dict[
+            tuple[str, str, frozenset[str]], tuple[int, dict[str, int], tuple[str, ...]]
+        ] = {}
         #: (node, device) -> the driver was asked for more than there was.
         self._overdrawn: set[tuple[str, str]] = set()
         self._holdings: dict[str, list[Holding]] = {}
@@ -159,6 +179,7 @@ class Auditor:
         """It is as this says now."""
         seen = _pod(manifest)
         before = self._pods.get(seen.uid)
+        seen.bound_at_s = before.bound_at_s if before and before.node else self.now_s()
         self._pods[seen.uid] = seen
         if before is None and seen.gpus:
             self.tally.created += 1
@@ -173,6 +194,10 @@ class Auditor:
             pod.gone = True
             self.tally.gone += 1
             self._sit(pod)
+            if pod.node in self.machines:
+                self._note(pod.node, f"{pod.name} is gone")
+                if all(each.uid != uid for each in self._holdings.get(pod.node, ())):
+                    self._unforeseen(pod.node)
 
     def listed(self, manifests: Iterable[Object]) -> None:
         """All pods that there are: what is not among them is gone."""
@@ -186,39 +211,43 @@ class Auditor:
         name = gpunode["metadata"]["name"]
         if name not in self.machines:
             return
+        before = reservations(self._gpunodes.get(name, {}))
+        for uid in before.keys() - reservations(gpunode).keys():
+            self._note(name, f"promises {before[uid].get('name')} nothing any more")
         self._gpunodes[name] = gpunode
         boasts = self._boasts(name, gpunode)
         for uid, promise in reservations(gpunode).items():
             attempt = promise.get("attempt", "")
             if self._attempt.get(uid) != attempt:
                 self._attempt[uid] = attempt
+                self._note(name, f"promises {promise.get('name')} ({attempt})")
                 if boasts:
                     self._misled.add(uid)
 
     def gpunode_gone(self, name: str) -> None:
-        self._gpunodes.pop(name, None)
+        if self._gpunodes.pop(name, None) is not None:
+            self._note(name, "its GPUNode is gone")
+            self._unforeseen(name)
 
     # What goes on on the nodes.
 
     def lying(self, node: str, lies: bool) -> None:
         """The storm makes its agent lie from now on, or no longer; its lies may be believed until
         the report of a truthful one has arrived, which ``gpunode`` is told of."""
+        if lies != (node in self._lying):
+            self._note(node, "its agent lies" if lies else "its agent lies no longer")
+        self._unforeseen(node)
         (self._lying.add if lies else self._lying.discard)(node)
 
     def look(self, node: str, holdings: Iterable[Holding], uses: Iterable[Use]) -> None:
         """What the plugin gave to whom, and what the driver counts, at this moment."""
         self.tally.looks += 1
+        before = set(self._holdings.get(node, ()))
         self._holdings[node], self._uses[node] = list(holdings), list(uses)
+        self._changed(node, before, set(self._holdings[node]))
         if node in self._lying:
             gone = {use.uid for use in self._uses[node] if not self._is_there(use.uid)}
             self._hidden |= gone
-        for each in self._holdings[node]:
-            pod = self._pods.get(each.uid)
-            if pod is None or pod.placement is None or each.uid in self._missed:
-                continue
-            if each.device not in pod.named(each.container):
-                self._missed.add(each.uid)
-                self.tally.missed += 1
         for device, wants in self._wants(node).items():
             if not all(map(self._counts, wants)):
                 self._excused.add(device)
@@ -235,12 +264,12 @@ class Auditor:
     def findings(self) -> list[Finding]:
         """What was wrong at any moment."""
         found = []
-        for (rule, where, _), (has_bytes, wants) in self._suspicions.items():
+        for (rule, where, _), (has_bytes, wants, story) in self._suspicions.items():
             ours = {uid: wanted for uid, wanted in wants.items() if self._counts(uid)}
             if sum(ours.values()) > has_bytes:
                 pods = ", ".join(f"{self._pods[uid].name}={ours[uid]}" for uid in sorted(ours))
                 what = f"has {has_bytes} bytes, {sum(ours.values())} are wanted: {pods}"
-                found.append(Finding(rule, where, what))
+                found.append(Finding(rule, where, what, story))
         for node, device in sorted(self._overdrawn):
             if device not in self._excused:
                 what = "more memory was taken than there is, by pods of ours alone"
@@ -305,8 +334,39 @@ class Auditor:
 
     # Its books.
 
+    def _changed(self, node: str, before: set[Holding], after: set[Holding]) -> None:
+        """Who was admitted, who let go; what nobody could foresee for whom."""
+        for each in sorted(before - after, key=str):
+            self._note(node, f"{self._name(each.uid)} releases {each.device}")
+            self._unforeseen(node)
+        for each in sorted(after - before, key=str):
+            self._note(node, f"{self._name(each.uid)} is given {each.device}")
+            pod = self._pods.get(each.uid)
+            if pod is None or pod.placement is None:
+                self._unforeseen(node)
+            elif each.device not in pod.named(each.container):
+                if each.uid not in self._missed:
+                    self._missed.add(each.uid)
+                    self.tally.missed += 1
+            elif self.machines[node].predicted and each.uid not in self._surprised:
+                last_s = self._unforeseen_s.get(node, float("-inf"))
+                if node in self._lying or last_s > pod.bound_at_s - HINDSIGHT_S:
+                    self._surprised.add(each.uid)
+                    self.tally.surprised += 1
+
+    def _unforeseen(self, node: str) -> None:
+        self._unforeseen_s[node] = self.now_s()
+
+    def _note(self, node: str, what: str) -> None:
+        self._story[node].append(f"{self.now_s():8.1f} s  {what}")
+
+    def _name(self, uid: str) -> str:
+        return self._pods[uid].name if uid in self._pods else uid
+
     def _bound(self, pod: _Pod) -> None:
         self.tally.bound += 1
+        by = "us" if pod.placement else "somebody else"
+        self._note(pod.node, f"{pod.name} ({pod.vram}) is bound by {by}")
         if pod.placement is None:
             self.tally.outsiders += 1
         elif pod.uid in self._misled:
@@ -339,6 +399,7 @@ class Auditor:
             and pod.placement is not None
             and uid not in self._misled
             and uid not in self._missed
+            and uid not in self._surprised
             and uid not in self._hidden
         )
 
@@ -384,7 +445,8 @@ class Auditor:
         return any(each.get("memory", 0) > has.get(each["uuid"], 0) for each in devices)
 
     def _suspect(self, rule: str, where: str, wants: dict[str, int], has_bytes: int) -> None:
-        self._suspicions.setdefault((rule, where, frozenset(wants)), (has_bytes, wants))
+        story = tuple(self._story[where.partition(" ")[0]])
+        self._suspicions.setdefault((rule, where, frozenset(wants)), (has_bytes, wants, story))
 
 
 def reservations(gpunode: Object) -> Mapping[str, Any]:

@@ -71,13 +71,17 @@ class Site:
         self.folder = plane.folder / "chaos"
         self.folder.mkdir()
         self.nodes = {name: self._stand_in(name) for name in names}
+        began_s = time.monotonic()
         self.auditor = Auditor(
             {
-                name: Machine({gpu.uuid: gpu.memory_bytes for gpu in node.gpus}, replicas)
-                for (name, node), (_, replicas, _) in zip(
-                    self.nodes.items(), self._shapes.values(), strict=True
+                name: Machine(
+                    {gpu.uuid: gpu.memory_bytes for gpu in self.nodes[name].gpus},
+                    replicas,
+                    predicted=gpus > 1 and not choice,
                 )
-            }
+                for name, (gpus, replicas, choice) in self._shapes.items()
+            },
+            now_s=lambda: time.monotonic() - began_s,
         )
         self.kubelets = Kubelets(plane, self.nodes, self.look, seed, scale.admission_s)
         self.agents = Agents(

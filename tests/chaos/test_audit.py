@@ -5,9 +5,12 @@ Of each rule there is a history that breaks it, and next to it what is left out 
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from tests.chaos.audit import RESOURCE, Auditor, Holding, Machine, Use
+import pytest
+
+from tests.chaos.audit import HINDSIGHT_S, RESOURCE, Auditor, Holding, Machine, Use
 
 GIB = 1 << 30
 #: One GPU that is shared, two of which the kubelet takes one.
@@ -168,6 +171,43 @@ def test_a_device_that_its_placement_does_not_name_is_a_miss_and_said() -> None:
     auditor.look(TWO, holds("a", "b", device="GPU-two-0"), [])
     assert rules(auditor) == []
     assert auditor.tally.missed == 1
+
+
+@pytest.mark.parametrize(
+    "happens", ["released", "gone before it was admitted", "bypassed", "lied", "lost", "long ago"]
+)
+def test_what_nobody_can_foresee_is_left_out_where_the_device_is_predicted(happens: str) -> None:
+    candidates = tuple(MACHINES[TWO].memory_bytes)
+    now_s = 1000.0
+    auditor = Auditor({TWO: replace(MACHINES[TWO], predicted=True)}, lambda: now_s)
+    auditor.gpunode(gpunode(TWO))
+    auditor.pod(pod("other", "1Gi", TWO, ("GPU-two-1",)))
+    pods = [pod(name, "14Gi", TWO, candidates) for name in ("a", "b")]
+    auditor.pod(pods[0])
+    auditor.look(TWO, holds("a", device="GPU-two-0") + holds("other", device="GPU-two-1"), [])
+    if happens == "released":
+        auditor.look(TWO, holds("a", device="GPU-two-0"), [])
+    elif happens == "gone before it was admitted":
+        auditor.pod(pod("c", "1Gi", TWO, candidates))
+        auditor.pod_gone("uid-c")
+    elif happens == "bypassed":
+        auditor.pod(pod("theirs", "1Gi", TWO, devices=None))
+        auditor.look(TWO, holds("a", "theirs", device="GPU-two-0"), [])
+    elif happens == "lied":
+        auditor.lying(TWO, True)
+    elif happens == "lost":
+        auditor.gpunode_gone(TWO)
+    else:
+        auditor.look(TWO, holds("a", device="GPU-two-0"), [])
+        now_s += HINDSIGHT_S
+    auditor.pod(pods[1])
+    auditor.look(TWO, holds("a", "b", device="GPU-two-0"), [])
+    if happens == "long ago":
+        assert rules(auditor) == ["overcommitted"]
+        assert any("b is given GPU-two-0" in line for line in auditor.findings[0].story)
+    else:
+        assert rules(auditor) == []
+        assert auditor.tally.surprised == 1
 
 
 def test_what_processes_hold_counts_when_their_pod_is_gone() -> None:
