@@ -99,7 +99,8 @@ class Follower:
                     if event["type"] == "ERROR":
                         raise _Anew
                     version = event["object"]["metadata"]["resourceVersion"]
-                    self._tell(event["type"], [event["object"]])
+                    if event["type"] != "BOOKMARK":
+                        self._tell(event["type"], [event["object"]])
         except (urllib3.exceptions.HTTPError, OSError):
             # What was told is told: go on after it.
             self._stopping.wait(_RETRY_S)

@@ -29,12 +29,12 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
         built("etcd", "kube-apiserver", *SCHEDULERS)
     said: list[str] = []
     outcome = storm(
-        11,
-        30.0,
+        89,
+        22.0,
         SMALL,
         said.append,
-        every_s=0.9,
-        longest_s=6.0,
+        every_s=0.75,
+        longest_s=5.0,
         settle_s=120.0,
         quiet_s=2.0,
         warm_pods=15,
