@@ -24,7 +24,6 @@ import structlog
 
 from agent.dcgm import TIMEOUT_S, Exporter
 from agent.devices import NvmlProbe
-from agent.heap import keep_small
 from agent.kubelet.probe import KubeletProbe
 from agent.kubelet.watch import watched
 from agent.limits import LimitsProbe
@@ -44,6 +43,7 @@ from agent.survey import Survey, incarnation, own_cgroup
 from agent.table import table, well
 from agent.xids import XidWatch
 from contract.gpunode import GPUNodeStatus
+from contract.heap import keep_small
 
 if TYPE_CHECKING:
     from agent.cluster import KubernetesPublisher
@@ -56,6 +56,8 @@ _log = structlog.get_logger()
 UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
 
+#: From here on memory that is freed goes back to the system.
+_LARGE_BYTES = 64 << 10
 #: However often the checkpoint changes.
 SAMPLES_APART_S = 0.5
 #: When the agent ends: how long pods on their way may take to arrive where the ledger chose.
@@ -63,7 +65,7 @@ LEAVE_WITHIN_S = 6.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    keep_small()
+    keep_small(_LARGE_BYTES, 2 * _LARGE_BYTES)
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
     structlog.configure(
         processors=[

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 import msgspec
 
 
-class KubeStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """Base of everything decoded from Kubernetes."""
+class KubeStruct(
+    msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True, gc=False
+):
+    """Base of everything decoded from Kubernetes: trees, in which no collector finds a cycle."""
 
 
 class OwnerReference(KubeStruct, frozen=True):

@@ -11,7 +11,8 @@ this layer: whether a lost write may be repeated is the caller's to decide (DESI
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any, Generic, TypeVar
@@ -185,10 +186,11 @@ class KubeApi:
     ) -> Listing[T]:
         """Everything under ``path`` at one moment, fetched in pages.
 
-        What ``take`` makes of an object is listed, unless that is None; nothing else of a page is
-        kept in memory when the next one comes. A continue token can expire (etcd keeps minutes of
-        history): then the list starts anew, in one page, so that it ends however long the pages
-        take.
+        What ``take`` makes of an object is listed, unless that is None; it is called in the order
+        of the list, from a thread of its own while the server makes the next page. Nothing else of
+        a page is kept in memory when the one after the next comes. A continue token can expire
+        (etcd keeps minutes of history): then the list starts anew, in one page, so that it ends
+        however long the pages take.
         """
         try:
             return self._list(path, take, query, page_size)
@@ -206,17 +208,21 @@ class KubeApi:
     ) -> Listing[T]:
         items: list[T] = []
         page_query = dict(query or {}) | ({"limit": str(page_size)} if page_size else {})
-        while True:
-            body = self.call("GET", path, query=page_query)
-            try:
-                page = _page_decoder.decode(body)
-            except (ValueError, RecursionError) as err:
-                raise Unreadable(f"GET {path}: not a list: {err}") from err
-            taken = map(take, page.items or ())
-            items += (item for item in taken if item is not None)
-            if not page.metadata.continue_:
-                return Listing(items, page.metadata.resource_version)
-            page_query["continue"] = page.metadata.continue_
+        with ThreadPoolExecutor(1, thread_name_prefix="list") as hands:
+            taking: Future[list[T]] | None = None
+            while True:
+                body = self.call("GET", path, query=page_query)
+                try:
+                    page = _page_decoder.decode(body)
+                except (ValueError, RecursionError) as err:
+                    raise Unreadable(f"GET {path}: not a list: {err}") from err
+                if taking is not None:
+                    items += taking.result()
+                if not page.metadata.continue_:
+                    items += _taken(take, page.items or ())
+                    return Listing(items, page.metadata.resource_version)
+                taking = hands.submit(_taken, take, page.items or ())
+                page_query["continue"] = page.metadata.continue_
 
     def _send(
         self,
@@ -261,6 +267,10 @@ class KubeApi:
         retry_after = response.headers.get("Retry-After", "")
         retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
         raise ApiStatus(call, response.status, message, retry_after_s)
+
+
+def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw]) -> list[T]:
+    return [item for raw in raws if (item := take(raw)) is not None]
 
 
 def status_message(body: bytes) -> str:

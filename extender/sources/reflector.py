@@ -43,7 +43,7 @@ Deliver = Callable[[Sequence[Event]], None]
 class Pace:
     """How often and how much; every figure is in seconds except the page size."""
 
-    page_size: int = 500
+    page_size: int = 1000
     #: A watch is asked to end after this; bookmarks come about once a minute.
     watch_s: int = 60
     #: What a server may be late with that end.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kubernetes.config import ConfigException
 
+from contract.heap import keep_small
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
 from extender.kubeevents import KubeEvents
@@ -16,11 +17,16 @@ from extender.sources.kubernetes import KubernetesSources
 from extender.wiring.readiness import unready
 from extender.wiring.replica import Extender, serve
 
+#: More than kube-scheduler sends and is answered, which is to cost no call to the system, and less
+#: than a page of a list.
+_LARGE_BYTES = 1 << 20
+_SPARE_BYTES = 8 << 20
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
 async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
+    keep_small(_LARGE_BYTES, _SPARE_BYTES)
     try:
         api = KubeApi(load_configuration())
     except ConfigException as err:

@@ -157,7 +157,7 @@ def serving(
 
 
 def arenas(pid: int) -> int:
-    """How many threads have a heap of their own, for which glibc reserves 64 MiB (agent.heap)."""
+    """How many threads have a heap of their own, for each of which glibc reserves 64 MiB."""
     reserved = 0
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         place, permissions, *_ = line.split()

@@ -8,13 +8,13 @@ import pytest
 #: Prints how many arenas threads made, and how many large blocks are mapped by themselves.
 PROGRAM = """
 import ctypes, os, tempfile, threading
-from agent.heap import keep_small
+from contract.heap import keep_small
 
 libc = ctypes.CDLL(None)
 if not hasattr(libc, "malloc_info"):
     raise SystemExit("not glibc")
 if {bounded}:
-    keep_small()
+    keep_small(64 << 10, 128 << 10)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 together = threading.Barrier(8)
 

@@ -1,0 +1,84 @@
+"""A list in pages: what is asked for while the last page is taken, and what a failure leaves."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from extender.kubeapi import KubeApi, NoAnswer
+from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
+
+
+@contextmanager
+def serving(*script: Answer) -> Iterator[tuple[KubeApi, ScriptedServer]]:
+    with scripted_server(*script) as server:
+        api = KubeApi(server.configuration(), read_timeout_s=30.0)
+        try:
+            yield api, server
+        finally:
+            api.close()
+
+
+def page(*names: str, token: str = "") -> Answer:
+    body = {"metadata": {"resourceVersion": "9", "continue": token}, "items": [*names]}
+    return lambda exchange: exchange.reply(200, body)
+
+
+def breaks_off(exchange: Exchange) -> None:
+    exchange.raw(b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"metadata": {}, "items": [')
+
+
+def read(raw: msgspec.Raw) -> str:
+    return msgspec.json.decode(raw, type=str)
+
+
+def test_the_next_page_is_made_while_the_last_is_taken() -> None:
+    asked_for: list[int] = []
+
+    def take(raw: msgspec.Raw) -> str:
+        """In a list that is taken before more is asked for, there is never a second request."""
+        deadline_s = time.monotonic() + 10.0
+        while read(raw) == "a" and len(server.requests) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        asked_for.append(len(server.requests))
+        return read(raw)
+
+    with serving(page("a", "b", token="more"), page("c", token="most"), page("d")) as (api, server):
+        listing = api.list("/names", take, page_size=2)
+    assert listing.items == ["a", "b", "c", "d"]
+    assert listing.resource_version == "9"
+    assert asked_for[0] == 2
+
+
+def test_what_is_not_taken_is_not_listed() -> None:
+    with serving(page("a", "b", token="more"), page("b", "c")) as (api, _):
+        listing = api.list("/names", lambda raw: None if read(raw) == "b" else raw, page_size=2)
+    assert [read(raw) for raw in listing.items] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param([page("a", token="more"), breaks_off], id="the second"),
+        pytest.param([page("a", token="more"), page("b", token="most"), breaks_off], id="the last"),
+    ],
+)
+def test_a_page_that_breaks_off_is_no_list(script: list[Answer]) -> None:
+    with serving(*script) as (api, _), pytest.raises(NoAnswer, match="GET /names: 200, then"):
+        api.list("/names", read, page_size=1)
+
+
+@pytest.mark.parametrize("bad", ["a", "b"])
+def test_whoever_cannot_take_an_object_is_told_so(bad: str) -> None:
+    """In a page that another follows, and in the last."""
+
+    def take(raw: msgspec.Raw) -> str:
+        if read(raw) == bad:
+            raise LookupError(f"no {bad} today")
+        return read(raw)
+
+    script = page("a", token="more"), page("b")
+    with serving(*script) as (api, _), pytest.raises(LookupError, match=f"no {bad} today"):
+        api.list("/names", take, page_size=1)
