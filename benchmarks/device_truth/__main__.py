@@ -5,7 +5,7 @@ device.
 
 Every row gets the same arrivals. The nodes are the kubelet's and the plugin's models of
 ``tests/standin``, the judge keeps books of its own, and what Headroom decides is decided by its
-own code; rows marked * go by a rule that is written down here (see docs/device-truth.md).
+own code, extender and agent alike (see docs/device-truth.md).
 """
 
 import multiprocessing
@@ -23,32 +23,25 @@ import typer
 from benchmarks.device_truth.arrivals import GIB, MIXES, arrivals, openb
 from benchmarks.device_truth.judge import Judge
 from benchmarks.device_truth.play import Delays, Play, Played
-from benchmarks.device_truth.product import Product
-from benchmarks.device_truth.rules import BestFit, Counting, Scheduler
+from benchmarks.device_truth.product import AnyDevice, Gated, Pinned, Product, Steered
+from benchmarks.device_truth.rules import Counting, Scheduler, SomeDevice
 from benchmarks.device_truth.world import Shape, World
-from contract.annotations import DeviceChoice
 
 OPENB = Path("../shared/data/openb")
 
 
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    make: Callable[[Shape, int], Scheduler]
-    gated: bool = False
-    pinned: bool = False
-
-
-ROWS = {
-    "replica counting": Contestant(Counting),
-    "fits on some device": Contestant(lambda shape, seed: BestFit(shape, obeyed=False)),
-    "predicted": Contestant(lambda shape, seed: Product(shape)),
-    "any": Contestant(lambda shape, seed: Product(shape, DeviceChoice.ANY)),
-    "gated*": Contestant(lambda shape, seed: Product(shape), gated=True),
-    "steered*": Contestant(lambda shape, seed: BestFit(shape, obeyed=True)),
-    "pinned*": Contestant(
-        lambda shape, seed: BestFit(shape, obeyed=True, pinned=True), pinned=True
-    ),
+#: Who places pods on the nodes of a world, by the seed of what is left to chance.
+ROWS: dict[str, Callable[[World, int], Scheduler]] = {
+    "replica counting": lambda world, seed: Counting(world.shape, seed),
+    "fits on some device": lambda world, seed: SomeDevice(world.shape),
+    "predicted": lambda world, seed: Product(world),
+    "any": lambda world, seed: AnyDevice(world),
+    "gated": lambda world, seed: Gated(world),
+    "steered": lambda world, seed: Steered(world),
+    "pinned": lambda world, seed: Pinned(world),
 }
+#: Rows where a pod can use a device of which all replicas are taken.
+UNCOUNTED = {"pinned"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +60,16 @@ class Run:
 
 
 def play(run: Run) -> Played:
-    shape, contestant = run.shape, ROWS[run.row]
+    shape = run.shape
     draw = openb(run.openb) if run.mix == "openb" else MIXES[run.mix]
     jobs, since_s = arrivals(
         draw, run.arrivals, shape.capacity_bytes, run.load_ratio, run.life_s, run.seed
     )
-    judge = Judge(shape.nodes, shape.gpus, shape.allocatable_bytes, shape.replicas, since_s)
-    if contestant.pinned:  # the plugin's replica and the device part ways
-        judge = Judge(shape.nodes, shape.gpus, shape.allocatable_bytes, sys.maxsize, since_s)
-    scheduler = contestant.make(shape, run.seed)
+    replicas = sys.maxsize if run.row in UNCOUNTED else shape.replicas
+    judge = Judge(shape.nodes, shape.gpus, shape.allocatable_bytes, replicas, since_s)
     world = World(shape, run.seed)
-    modes = {"gated": contestant.gated, "pinned": contestant.pinned}
-    return Play(world, scheduler, judge, run.delays, run.seed, **modes).run(jobs, since_s)
+    scheduler = ROWS[run.row](world, run.seed)
+    return Play(world, scheduler, judge, run.delays, run.seed).run(jobs, since_s)
 
 
 #: Column -> what it says of a run.

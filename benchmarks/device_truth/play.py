@@ -6,23 +6,24 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchmarks.device_truth.arrivals import Job
 from benchmarks.device_truth.judge import Judge, Verdict
-from benchmarks.device_truth.rules import Choice, Scheduler
+from benchmarks.device_truth.rules import Scheduler
 from benchmarks.device_truth.world import World
 
 #: What the shortest delay is of the longest.
 LEAST = 0.1
-#: After how long a pod that was evicted is tried again, without the nodes it was evicted from.
-BACK_OFF_S = 3.0
+#: Between two questions of a gate, and between two looks of an extender at what it has to do.
+KNOCK_EVERY_S, CHORES_EVERY_S = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
     """The longest that each takes; they are drawn between a tenth of that and all of it."""
 
-    #: From the Binding to the kubelet's admission.
+    #: From a decision at the API server to what its kubelet makes of it.
     admission_s: float = 2.0
     #: From what happens on a node to the extender's knowing it, by the agent and the API server.
     observation_s: float = 2.0
@@ -31,28 +32,19 @@ class Delays:
 @dataclass(frozen=True, slots=True)
 class Played:
     verdict: Verdict
+    #: Pods that were evicted before they started, or refused by the kubelet; their controllers
+    #: made others in their stead.
     evictions: int
     #: How many pods had been bound when the verdict's time began, and in all.
     bound: int
 
 
 class Play:
-    """``gated``: a pod starts only on a device with room, else it is evicted. ``pinned``: it uses
-    the device that was chosen, whatever replica the plugin gives it."""
-
     def __init__(
-        self,
-        world: World,
-        scheduler: Scheduler,
-        judge: Judge,
-        delays: Delays,
-        seed: int,
-        *,
-        gated: bool = False,
-        pinned: bool = False,
+        self, world: World, scheduler: Scheduler, judge: Judge, delays: Delays, seed: int
     ) -> None:
         self._world, self._scheduler, self._judge = world, scheduler, judge
-        self._delays, self._gated, self._pinned = delays, gated, pinned
+        self._delays = delays
         self._lots = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._turns = itertools.count()
@@ -60,13 +52,17 @@ class Play:
         self._taken = [0] * world.shape.nodes
         #: When the sample was taken that the scheduler knows of each node.
         self._known_s = [0.0] * world.shape.nodes
+        #: Pods that sit on a node, by name, and those of them that have started.
+        self._there: dict[str, tuple[Job, int]] = {}
+        self._started: set[str] = set()
         self._evictions = self._bound = 0
         self._counts = False
 
     def run(self, jobs: Sequence[Job], since_s: float) -> Played:
         for job in jobs:
-            self._at(job.at_s, lambda now_s, job=job: self._arrive(job, now_s))  # type: ignore[misc]
+            self._at(job.at_s, partial(self._arrive, job))
         self._at(since_s, self._begin)
+        self._at(0.0, self._do_chores)
         until_s = jobs[-1].at_s
         while self._events and self._events[0][0] <= until_s:
             now_s, _, event = heapq.heappop(self._events)
@@ -84,56 +80,71 @@ class Play:
 
     def _arrive(self, job: Job, now_s: float) -> None:
         self._judge.offered(now_s)
-        self._try(job, frozenset(), now_s)
+        self._try(job, now_s)
 
-    def _try(self, job: Job, besides: frozenset[int], now_s: float) -> None:
+    def _try(self, job: Job, now_s: float) -> None:
         shape = self._world.shape
         full = shape.gpus * shape.replicas
-        free = [n for n, taken in enumerate(self._taken) if taken < full and n not in besides]
-        choice = self._scheduler.choose(job, free, now_s)
-        if choice is None:
+        free = [node for node, taken in enumerate(self._taken) if taken < full]
+        node = self._scheduler.choose(job, free, now_s)
+        if node is None:
             self._judge.refused(job.request_bytes, now_s)
             return
         self._bound += self._counts
-        self._taken[choice.node] += 1
-        self._after(
-            now_s,
-            self._delays.admission_s,
-            lambda now_s: self._admit(job, choice, besides, now_s),
-        )
+        self._taken[node] += 1
+        self._after(now_s, self._delays.admission_s, partial(self._admit, job, node))
 
-    def _admit(self, job: Job, choice: Choice, besides: frozenset[int], now_s: float) -> None:
-        node = choice.node
-        device = self._world.admit(job, node, None if self._pinned else choice.device)
-        if self._gated:
-            # The ledger is told of the device before the pod may start.
-            self._scheduler.report(node, self._world.sample(node), now_s)
-            self._known_s[node] = now_s
-            if self._world.asked_bytes(node, device) > self._world.shape.allocatable_bytes:
-                self._evict(job, node, besides, now_s)
-                return
-        else:
-            self._observe(node, now_s)
-        if self._pinned:
-            assert choice.device is not None
-            device = choice.device
-        self._judge.came(job.name, node, device, job.request_bytes, now_s)
-        self._at(now_s + job.life_s, lambda now_s: self._end(job, node, now_s))
-
-    def _evict(self, job: Job, node: int, besides: frozenset[int], now_s: float) -> None:
-        self._evictions += self._counts
-        self._leave(job, node, now_s)
-        again = replace(job, name=f"{job.name}+")
-        self._at(now_s + BACK_OFF_S, lambda now_s: self._try(again, besides | {node}, now_s))
-
-    def _end(self, job: Job, node: int, now_s: float) -> None:
-        self._judge.went(job.name, now_s)
-        self._leave(job, node, now_s)
-
-    def _leave(self, job: Job, node: int, now_s: float) -> None:
-        self._world.end(job.name, node)
+    def _admit(self, job: Job, node: int, now_s: float) -> None:
+        device = self._world.admit(job, node, partial(self._scheduler.lots, node))
+        self._there[job.name] = job, node
+        if device is None:
+            self._send_away(job.name, now_s)
+            return
         self._observe(node, now_s)
-        self._after(now_s, self._delays.observation_s, lambda now_s: self._told(job, node, now_s))
+        self._knock(job, node, self._scheduler.device(job, device), now_s)
+
+    def _knock(self, job: Job, node: int, device: int, now_s: float) -> None:
+        if job.name not in self._there:
+            return
+        if not self._scheduler.may_start(job, node, now_s):
+            self._at(now_s + KNOCK_EVERY_S, partial(self._knock, job, node, device))
+            return
+        self._world.start(job, node, device)
+        self._started.add(job.name)
+        self._judge.came(job.name, node, device, job.request_bytes, now_s)
+        self._at(now_s + job.life_s, partial(self._end, job))
+        self._at(now_s + self._delays.observation_s, partial(self._scheduler.started, job))
+
+    def _do_chores(self, now_s: float) -> None:
+        self._tend(now_s)
+        self._at(now_s + CHORES_EVERY_S, self._do_chores)
+
+    def _tend(self, now_s: float) -> None:
+        for name in self._scheduler.tend(now_s):
+            self._after(now_s, self._delays.admission_s, partial(self._send_away, name))
+
+    def _send_away(self, name: str, now_s: float) -> None:
+        """The pod leaves its node before its time, and its controller makes another one."""
+        if name not in self._there:
+            return  # it has ended meanwhile
+        job, _ = self._there[name]
+        self._evictions += self._counts
+        self._leave(name, now_s)
+        again = replace(job, name=f"{name}+")
+        self._after(now_s, self._delays.observation_s, partial(self._try, again))
+
+    def _end(self, job: Job, now_s: float) -> None:
+        if job.name in self._there:
+            self._leave(job.name, now_s)
+
+    def _leave(self, name: str, now_s: float) -> None:
+        job, node = self._there.pop(name)
+        if name in self._started:
+            self._started.remove(name)
+            self._judge.went(name, now_s)
+        self._world.end(name, node)
+        self._observe(node, now_s)
+        self._after(now_s, self._delays.observation_s, partial(self._told, job, node))
 
     def _told(self, job: Job, node: int, now_s: float) -> None:
         self._taken[node] -= 1
@@ -142,14 +153,15 @@ class Play:
     def _observe(self, node: int, now_s: float) -> None:
         """Half of the delay goes by before the agent looks, and half until its report is known."""
         half_s = self._lots.uniform(LEAST, 1) * self._delays.observation_s / 2
-        self._at(now_s + half_s, lambda now_s: self._look(node, half_s, now_s))
+        self._at(now_s + half_s, partial(self._look, node, half_s))
 
     def _look(self, node: int, half_s: float, now_s: float) -> None:
-        sample = self._world.sample(node)
+        arrives = self._scheduler.look(node, self._world.sample(node), now_s)
 
         def tell(then_s: float) -> None:
             if now_s > self._known_s[node]:  # a later look may have been told already
                 self._known_s[node] = now_s
-                self._scheduler.report(node, sample, then_s)
+                arrives(then_s)
+                self._tend(then_s)
 
         self._at(now_s + half_s, tell)

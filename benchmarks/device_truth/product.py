@@ -1,56 +1,64 @@
 """Headroom's own code: its state, its scoring and its ledger over the store in memory.
 
-Everything between a pod and its Binding is what an extender replica runs; left out are HTTP, the
-watch and the API server, and what the agent would measure is made up from the sample.
+Everything between a pod and its Binding is what an extender replica runs, and what is asked of a
+node's agent the agent's own functions answer; left out are HTTP, the watch, the API server and the
+drivers.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import msgspec
+
+from benchmarks.device_truth.agents import GPU, Agent
 from benchmarks.device_truth.arrivals import Job
-from benchmarks.device_truth.rules import Choice
-from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of
-from contract.annotations import DEVICE_CHOICE, VRAM, DeviceChoice
-from contract.gpunode import (
-    Device,
-    GPUNode,
-    GPUNodeSpec,
-    GPUNodeStatus,
-    Plugin,
-    PodUse,
-    Replicas,
-)
+from benchmarks.device_truth.rules import Report, Scheduler
+from benchmarks.device_truth.world import MAIN, Sample, Shape, World, index_of
+from contract.annotations import DEVICE_CHOICE, DEVICES, VRAM, DeviceChoice
+from contract.gate import GATE
+from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Plugin
 from contract.kube import (
     Container,
+    ContainerState,
+    ContainerStatus,
+    EnvVar,
+    EnvVarSource,
+    FieldRef,
     Node,
     NodeStatus,
     ObjectMeta,
+    OwnerReference,
     Pod,
     PodSpec,
     PodStatus,
     ResourceRequirements,
+    Terminated,
 )
 from extender.cluster.chores import Leftover, leftovers
-from extender.cluster.events import Event, NodeSeen
+from extender.cluster.events import BackOffEnded, Event, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.eviction import Evictions
 from extender.ledger.protocol import BindAsk, Bound, Ledger
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
+from extender.placement.visible import VISIBLE_DEVICES
 from extender.placement.weighing import Weighings
+from tests.standin.devices import Lots
 
-GPU = "nvidia.com/gpu"
 NEVER_S = 1e12
 EPOCH_S = 1_800_000_000.0
+NAMESPACE = "default"
 
 
-class Product:
-    """``choice`` is what the nodes are annotated with."""
+class Product(Scheduler):
+    """On nodes that the plugin alone decides for; ``choice`` is what they are annotated with."""
 
-    def __init__(self, shape: Shape, choice: DeviceChoice = DeviceChoice.PREDICTED) -> None:
-        self._shape = shape
+    choice = DeviceChoice.PREDICTED
+
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._now_s = 0.0
         self._cluster = ClusterState(Rules(), NEVER_S, EPOCH_S)
         self._weighings = Weighings()
@@ -58,7 +66,7 @@ class Product:
         self._inbox: list[Event] = []
         #: Nodes that may hold a promise that is left over.
         self._unsettled: set[str] = set()
-        self._store = EmbeddedStore(self._inbox.extend, lambda: self._now_s)
+        self._store = _Store(self._inbox.extend, lambda: self._now_s)
         numbers = itertools.count()
         self._ledger = Ledger(
             self._store,
@@ -69,14 +77,12 @@ class Product:
             wall_s=lambda: EPOCH_S + self._now_s,
             new_id=lambda: str(next(numbers)),
         )
-        self._requests: dict[str, int] = {}
-        for node in range(shape.nodes):
-            self._join(node, {DEVICE_CHOICE: choice.value})
+        self._agents = [self._join(node, world.shape) for node in range(world.shape.nodes)]
 
-    def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> Choice | None:
+    def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> int | None:
         self._now_s = now_s
         self._catch_up()
-        pod = self._store.admit(_pod(job))
+        pod = self._store.admit(self._pod(job))
         request = self._cluster.understand(pod)
         assert isinstance(request, VramRequest)
         snap = self._cluster.snapshot()
@@ -85,38 +91,73 @@ class Product:
             request.policy, snap, rows, now_s
         )
         if ranking.winner is None:
-            self._store.delete_pod(pod.metadata.namespace, job.name)
+            self._store.delete_pod(NAMESPACE, job.name)
             return None
         node = nodes[ranking.winner]
         held = self._cluster.gpunode(name_of(node))
         outcome = self._ledger.bind(
-            BindAsk(pod.metadata.namespace, job.name, job.name, name_of(node), pod, held)
+            BindAsk(NAMESPACE, job.name, job.name, name_of(node), pod, held)
         )
         if not isinstance(outcome, Bound):
             raise AssertionError(f"nobody else binds, but {job} was refused: {outcome}")
-        self._requests[job.name] = job.request_bytes
-        return Choice(node)
+        return node
 
-    def report(self, node: int, sample: Sample, now_s: float) -> None:
-        self._now_s = now_s
-        self._store.report([(name_of(node), self._status(sample))])
-        self._unsettled.add(name_of(node))
+    def look(self, node: int, sample: Sample, now_s: float) -> Report:
+        status = self._agents[node].look(sample, EPOCH_S + now_s)
+
+        def arrives(then_s: float) -> None:
+            self._now_s = then_s
+            self._store.report([(name_of(node), status)])
+            self._unsettled.add(name_of(node))
+
+        return arrives
 
     def ended(self, job: Job, node: int, now_s: float) -> None:
         self._now_s = now_s
-        self._store.delete_pod("default", job.name)
+        self._store.delete_pod(NAMESPACE, job.name)
         self._unsettled.add(name_of(node))
 
-    def _join(self, node: int, annotations: dict[str, str]) -> None:
+    def _plugin(self) -> Plugin:
+        """What the agents say of the device plugin and its stand-ins."""
+        return Plugin(
+            allocation_policy=self._world.shape.policy,
+            device_list_strategy="envvar",
+            topology_manager_policy="none",
+        )
+
+    def _pod(self, job: Job) -> Pod:
+        return Pod(
+            metadata=ObjectMeta(
+                name=job.name,
+                namespace=NAMESPACE,
+                uid=job.name,
+                annotations={VRAM: str(job.request_bytes)},
+                owner_references=[OwnerReference(kind="ReplicaSet", name="r", controller=True)],
+            ),
+            spec=PodSpec(
+                containers=[Container(name=MAIN, resources=ResourceRequirements(limits={GPU: "1"}))]
+            ),
+            status=PodStatus(phase="Pending"),
+        )
+
+    def _join(self, node: int, shape: Shape) -> Agent:
         name = name_of(node)
-        amounts = {GPU: str(self._shape.gpus * self._shape.replicas)}
-        metadata = ObjectMeta(name=name, uid=name, annotations=annotations)
-        status = NodeStatus(allocatable=amounts)
-        self._inbox.append(NodeSeen(Node(metadata=metadata, status=status)))
+        amounts = {GPU: str(shape.gpus * shape.replicas)}
+        metadata = ObjectMeta(name=name, uid=name, annotations={DEVICE_CHOICE: self.choice.value})
+        self._inbox.append(
+            NodeSeen(Node(metadata=metadata, status=NodeStatus(allocatable=amounts)))
+        )
         self._store.create_gpunode(
             GPUNode(ObjectMeta(name=name, uid=name), spec=GPUNodeSpec(initialised=True))
         )
-        self._store.report([(name, self._status(Sample(())))])
+        agent = Agent(shape, self._plugin(), lambda: self._read(name))
+        self._store.report([(name, agent.newest)])
+        return agent
+
+    def _read(self, name: str) -> GPUNode:
+        gpunode = self._store.read_gpunode(name)
+        assert gpunode is not None
+        return gpunode
 
     def _catch_up(self) -> None:
         """What a replica does by itself between two calls: it takes the news, and promises that
@@ -133,63 +174,122 @@ class Product:
         news, self._inbox[:] = list(self._inbox), []
         self._cluster.apply(news)
 
-    def _status(self, sample: Sample) -> GPUNodeStatus:
-        """Every pod uses just what it asked for, or what is left where that is less."""
-        held = Counter(device for _, device, _ in sample.pods)
-        used: Counter[int] = Counter()
-        pods = []
-        for name, device, replica in sample.pods:
-            left_bytes = self._shape.allocatable_bytes - used[device]
-            own_bytes = self._requests[name] if self._requests[name] <= left_bytes else 0
-            used[device] += own_bytes
-            pods.append(
-                PodUse(
-                    uid=name,
-                    device=uuid_of(device),
-                    namespace="default",
-                    name=name,
-                    container=MAIN,
-                    replica=replica,
-                    used_bytes=own_bytes,
-                )
-            )
-        devices = [
-            Device(
-                uuid=uuid_of(device),
-                index=device,
-                memory_bytes=self._shape.memory_bytes,
-                reserved_bytes=RESERVED_BYTES,
-                used_bytes=used[device],
-                unowned_bytes=0,
-                sharing="time-slicing",
-                resource=GPU,
-                replicas=Replicas(free=self._shape.replicas - held[device], allocated=held[device]),
-            )
-            for device in range(self._shape.gpus)
-        ]
-        plugin = Plugin(
-            allocation_policy=self._shape.policy,
-            device_list_strategy="envvar",
-            topology_manager_policy="none",
+
+class AnyDevice(Product):
+    choice = DeviceChoice.ANY
+
+
+class Gated(Product):
+    """The agent keeps a pod at its gate, and the extender evicts it, where it drew a device
+    without room for it."""
+
+    choice = DeviceChoice.GATED
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._evicted: list[str] = []
+        self._evictions = Evictions(
+            self._store,
+            self._ledger,
+            self,
+            lambda gpunode: self._cluster.misplaced(gpunode, self._now_s),
         )
-        stamp = datetime.fromtimestamp(EPOCH_S + self._now_s, UTC).isoformat()
-        return GPUNodeStatus(observed_at=stamp, devices=devices, pods=pods, plugin=plugin)
+
+    def may_start(self, job: Job, node: int, now_s: float) -> bool:
+        return self._agents[node].lets(job.name)
+
+    def started(self, job: Job, now_s: float) -> None:
+        self._store.let_through(job.name)
+
+    def tend(self, now_s: float) -> Sequence[str]:
+        """As ``extender.wiring.evicting`` does it."""
+        self._now_s = now_s
+        self._catch_up()
+        over = self._cluster.back_offs.over(now_s)
+        self._cluster.apply([BackOffEnded(name) for name in over])
+        for name in self._cluster.crowded:
+            gpunode = self._read(name)
+            marked = any(EVICTED in each.flags for each in gpunode.spec.reservations.values())
+            if marked or self._cluster.misplaced(gpunode, now_s).leave:
+                self._evictions.send_away(name)
+                self._take_news()
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def evict(self, pod: Pod) -> None:
+        if self._store.begin_deletion(pod, EPOCH_S + self._now_s):
+            self._evicted.append(pod.metadata.name)
+
+    def tell(self, pod: Pod, reason: str, message: str) -> None:
+        """Nobody reads it here."""
+
+    def _pod(self, job: Job) -> Pod:
+        pod = super()._pod(job)
+        spec = msgspec.structs.replace(pod.spec, init_containers=[Container(name=GATE)])
+        return msgspec.structs.replace(pod, spec=spec)
+
+
+class Steered(Product):
+    """The agent answers for the plugin."""
+
+    choice = DeviceChoice.STEERED
+
+    def lots(self, node: int, plugin: Lots) -> Lots:
+        return self._agents[node].steers(plugin, lambda: self._world.checkpoint(node))
+
+    def _plugin(self) -> Plugin:
+        return msgspec.structs.replace(super()._plugin(), steered=[GPU])
+
+
+class Pinned(Product):
+    """The pod's own variable follows the placement, and the node obeys it."""
+
+    choice = DeviceChoice.PINNED
+
+    def device(self, job: Job, given: int) -> int:
+        pod = self._store.read_pod(NAMESPACE, job.name)
+        assert pod is not None
+        return index_of((pod.metadata.annotations or {})[f"{DEVICES}0"])
+
+    def _plugin(self) -> Plugin:
+        return msgspec.structs.replace(super()._plugin(), pinning="honoured")
+
+    def _pod(self, job: Job) -> Pod:
+        pod = super()._pod(job)
+        source = EnvVarSource(field_ref=FieldRef(f"metadata.annotations['{DEVICES}0']"))
+        follows = EnvVar(VISIBLE_DEVICES, value_from=source)
+        containers = [
+            msgspec.structs.replace(each, env=[follows]) for each in pod.spec.containers or ()
+        ]
+        spec = msgspec.structs.replace(pod.spec, containers=containers)
+        return msgspec.structs.replace(pod, spec=spec)
+
+
+class _Store(EmbeddedStore):
+    """What kubelets and the API server tell of pods besides."""
+
+    def let_through(self, name: str) -> None:
+        """The kubelet tells that the pod's gate has ended well."""
+        ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
+        status = PodStatus(phase="Running", init_container_statuses=[ended])
+        with self._lock:
+            held = self._pods.get((NAMESPACE, name))
+            if held is not None:
+                told = msgspec.structs.replace(held, status=status)
+                self._put_pod(told, held.metadata.annotations, held.spec)
+
+    def begin_deletion(self, pod: Pod, unix_s: float) -> bool:
+        """Evict a pod: its kubelet will hear of it. False where it is ending already."""
+        with self._lock:
+            held = self._held_pod(NAMESPACE, pod.metadata.name)
+            if held.metadata.deletion_timestamp:
+                return False
+            stamp = datetime.fromtimestamp(unix_s, UTC).isoformat()
+            metadata = msgspec.structs.replace(held.metadata, deletion_timestamp=stamp)
+            ending = msgspec.structs.replace(held, metadata=metadata)
+            self._put_pod(ending, metadata.annotations, held.spec)
+            return True
 
 
 def name_of(node: int) -> str:
     return f"node-{node:04d}"
-
-
-def _pod(job: Job) -> Pod:
-    return Pod(
-        metadata=ObjectMeta(
-            name=job.name,
-            namespace="default",
-            uid=job.name,
-            annotations={VRAM: str(job.request_bytes)},
-        ),
-        spec=PodSpec(
-            containers=[Container(name=MAIN, resources=ResourceRequirements(limits={GPU: "1"}))]
-        ),
-        status=PodStatus(phase="Pending"),
-    )

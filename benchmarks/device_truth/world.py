@@ -5,14 +5,15 @@ Those models are held against the real kubelet and the real plugin by ``tests/st
 """
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.device_truth.arrivals import GIB, Job
 from tests.driver import Gpu
-from tests.standin.devices import Container, Ids, Lots, Pod, Preferred
+from tests.standin.devices import Container, Ids, Lots, Pod
 from tests.standin.lots import Drawn
 from tests.standin.node import StandIn
-from tests.standin.plugin import Plugin, Policy, Settings, device_of
+from tests.standin.plugin import Policy, Settings, device_of
 
 MAIN = "main"
 RESERVED_BYTES = GIB
@@ -38,72 +39,80 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What an agent sees at one moment: (pod, device, replica) of each pod there."""
+class Held:
+    """A pod's replica, as the kubelet's checkpoint has it."""
 
-    pods: tuple[tuple[str, int, str], ...]
+    name: str
+    device: int
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What an agent sees at one moment."""
+
+    pods: tuple[Held, ...]
+    #: Pod -> the device that it uses, and the bytes.
+    used: Mapping[str, tuple[int, int]]
 
 
 class World:
-    """``taken`` of a node are the replicas of its bound pods, as kube-scheduler counts them."""
-
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape = shape
         # "packed" came with v0.20; of the other both releases draw single replicas alike.
         settings = Settings(shape.replicas, shape.policy, 20 if shape.policy == "packed" else 19)
-        self._lots = random.Random(seed)
+        self._plugin = Drawn(random.Random(seed))
         self._nodes = [
             StandIn([Gpu(uuid_of(device)) for device in range(shape.gpus)], settings)
             for _ in range(shape.nodes)
         ]
-        self._jobs: dict[str, Job] = {}
+        #: By node, pod -> the device that it uses, and the bytes.
+        self._used: list[dict[str, tuple[int, int]]] = [{} for _ in range(shape.nodes)]
 
-    def admit(self, job: Job, node: int, wanted: int | None) -> int:
-        """The kubelet admits the pod; returns the device of its replica. ``wanted`` is what the
-        plugin is made to prefer, None where it prefers what it likes."""
-        self._jobs[job.name] = job
-        lots: Lots = Drawn(self._lots) if wanted is None else _Steered(uuid_of(wanted))
+    def admit(self, job: Job, node: int, who: Callable[[Lots], Lots]) -> int | None:
+        """The kubelet admits the pod; returns the device of its replica, None where it does not.
+
+        ``who`` answers it when it asks what to prefer, the plugin or somebody in its place.
+        """
         pod = Pod(job.name, (Container(MAIN, 1),))
-        verdict = self._nodes[node].admit(pod, lots)
-        if not verdict.admitted:
-            raise AssertionError(f"kube-scheduler saw to it that there is a replica: {verdict}")
-        return self._place(node, job.name)[0]
+        if not self._nodes[node].admit(pod, who(self._plugin)).admitted:
+            return None
+        return self._held(node, job.name).device
+
+    def start(self, job: Job, node: int, device: int) -> None:
+        """Its process takes what it asked for, or nothing where that is not there."""
+        free_bytes = self.shape.allocatable_bytes - sum(
+            size for there, size in self._used[node].values() if there == device
+        )
+        if job.request_bytes <= free_bytes:
+            self._used[node][job.name] = device, job.request_bytes
 
     def end(self, job: str, node: int) -> None:
+        self._used[node].pop(job, None)
         self._nodes[node].end(job)
         self._nodes[node].delete(job)
 
+    def checkpoint(self, node: int) -> list[tuple[str, Ids]]:
+        """(pod, replicas) as of the kubelet's last write."""
+        written = self._nodes[node].devices.written
+        return [(entry.uid, entry.replicas) for entry in written.entries] if written else []
+
     def sample(self, node: int) -> Sample:
-        pods = [(pod.uid, *self._place(node, pod.uid)) for pod in self._pods(node)]
-        return Sample(tuple(pods))
+        pods = [
+            self._held(node, uid) for uid, held in self._nodes[node].pods.items() if held.counts
+        ]
+        return Sample(tuple(pods), dict(self._used[node]))
 
-    def asked_bytes(self, node: int, device: int) -> int:
-        """Of all pods on the device, as the agent there knows them."""
-        here = [pod.uid for pod in self._pods(node) if self._place(node, pod.uid)[0] == device]
-        return sum(self._jobs[uid].request_bytes for uid in here)
-
-    def _pods(self, node: int) -> list[Pod]:
-        return [held.pod for held in self._nodes[node].pods.values()]
-
-    def _place(self, node: int, uid: str) -> tuple[int, str]:
+    def _held(self, node: int, uid: str) -> Held:
         entry = self._nodes[node].devices.given(uid, MAIN)
         assert entry is not None
         (replica,) = entry.replicas
-        return int(device_of(replica).removeprefix("GPU-")), replica
-
-
-@dataclass(frozen=True, slots=True)
-class _Steered:
-    """The agent in the plugin's place: it prefers a replica of the device that was chosen."""
-
-    device: str
-
-    def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
-        return frozenset(sorted(r for r in call.available if device_of(r) == self.device)[:1])
-
-    def some(self, replicas: Ids, count: int) -> Ids:
-        raise AssertionError(f"{self.device} has no free replica")
+        return Held(uid, index_of(device_of(replica)), replica)
 
 
 def uuid_of(device: int) -> str:
     return f"GPU-{device}"
+
+
+def index_of(uuid: str) -> int:
+    return int(uuid.removeprefix("GPU-"))

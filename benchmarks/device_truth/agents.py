@@ -1,0 +1,115 @@
+"""The agents of the nodes: what they report, how they answer gates, and what they steer.
+
+What they would measure is made up from samples; what they decide is decided by the agent's own
+code.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from agent.gate import TOLERANCE_BYTES, judge
+from agent.kubelet.checkpoint import Entry
+from agent.steering.choice import Limits, NoRoom, choose
+from agent.steering.messages import Wish
+from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of
+from contract.gpunode import Device, GPUNode, GPUNodeStatus, Plugin, PodUse, Replicas, Source
+from tests.standin.devices import Ids, Lots, Preferred
+from tests.standin.plugin import Plugin as StandInPlugin
+from tests.standin.plugin import PluginRefused
+
+GPU = "nvidia.com/gpu"
+#: What an agent reads of the ledger: its own node's object, not from a cache.
+Read = Callable[[], GPUNode]
+
+
+class Agent:
+    def __init__(self, shape: Shape, plugin: Plugin, read: Read) -> None:
+        self._shape, self._plugin, self._read = shape, plugin, read
+        self.newest = self.look(Sample((), {}), 0.0)
+
+    def look(self, sample: Sample, unix_s: float) -> GPUNodeStatus:
+        """Take a sample; returns the report of it."""
+        held = Counter(each.device for each in sample.pods)
+        used: Counter[int] = Counter()
+        for device, size in sample.used.values():
+            used[device] += size
+        devices = [
+            Device(
+                uuid=uuid_of(device),
+                index=device,
+                memory_bytes=self._shape.memory_bytes,
+                reserved_bytes=RESERVED_BYTES,
+                used_bytes=used[device],
+                unowned_bytes=0,
+                sharing="time-slicing",
+                resource=GPU,
+                replicas=Replicas(free=self._shape.replicas - held[device], allocated=held[device]),
+            )
+            for device in range(self._shape.gpus)
+        ]
+        self.newest = GPUNodeStatus(
+            observed_at=datetime.fromtimestamp(unix_s, UTC).isoformat(),
+            devices=devices,
+            pods=_rows(sample),
+            plugin=self._plugin,
+            sources=[Source(name="checkpoint"), Source(name="proc")],
+        )
+        return self.newest
+
+    def lets(self, pod: str) -> bool:
+        """What it answers a pod's gate."""
+        return judge(self._read(), self.newest, pod, 0, TOLERANCE_BYTES).answer == "yes"
+
+    def steers(self, plugin: Lots, checkpoint: Callable[[], Sequence[tuple[str, Ids]]]) -> Lots:
+        return _Steered(self, plugin, checkpoint)
+
+    def choice(
+        self, call: Preferred, checkpoint: Sequence[tuple[str, Ids]]
+    ) -> tuple[str, ...] | NoRoom:
+        wish = Wish(tuple(sorted(call.available)), tuple(sorted(call.must_include)), call.size)
+        entries = [Entry(uid, MAIN, GPU, tuple(sorted(ids))) for uid, ids in checkpoint]
+        limits = Limits(0, TOLERANCE_BYTES)
+        found = choose(wish, GPU, self._read().spec, self.newest, entries, limits)
+        return found if isinstance(found, NoRoom) else found.replicas
+
+
+class _Steered:
+    """The agent in the plugin's place."""
+
+    def __init__(
+        self, agent: Agent, plugin: Lots, checkpoint: Callable[[], Sequence[tuple[str, Ids]]]
+    ) -> None:
+        self._agent, self._plugin, self._checkpoint = agent, plugin, checkpoint
+
+    def preferred(self, plugin: StandInPlugin, call: Preferred) -> Ids:
+        found = self._agent.choice(call, self._checkpoint())
+        if isinstance(found, NoRoom):
+            raise PluginRefused("no GPU of this node has room for a pod on its way to it")
+        return frozenset(found) or self._plugin.preferred(plugin, call)
+
+    def some(self, replicas: Ids, count: int) -> Ids:
+        return self._plugin.some(replicas, count)
+
+
+def _rows(sample: Sample) -> list[PodUse]:
+    """Who uses a device of which it holds no replica has a row without one."""
+    rows: list[PodUse] = []
+    for held in sample.pods:
+        there, size = sample.used.get(held.name, (held.device, 0))
+        places = [(held.device, held.replica, size if there == held.device else 0)]
+        if there != held.device:
+            places.append((there, "", size))
+        rows += [
+            PodUse(
+                uid=held.name,
+                device=uuid_of(device),
+                namespace="default",
+                name=held.name,
+                container=MAIN,
+                replica=replica,
+                used_bytes=used_bytes,
+            )
+            for device, replica, used_bytes in places
+        ]
+    return rows
