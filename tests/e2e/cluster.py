@@ -41,7 +41,7 @@ class Cluster:
         self.port, *_ = free_ports(1)
         self._debug_ports: dict[str, int] = {}
         self._started: list[str] = []
-        self._http = urllib3.PoolManager(retries=False, timeout=5.0)
+        self._http = urllib3.PoolManager(retries=False, timeout=30.0)
 
     def create(self) -> None:
         """Namespaces and roles; a second cluster finds them there already, and nothing else."""

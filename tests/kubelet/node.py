@@ -214,6 +214,13 @@ class Node(Processes):
             *(self._driver_files() if "cdi" in self.device_lists else ()),
         )
 
+    def configure_plugin(self, replicas: int) -> None:
+        """Have it end, and another one start that shares each device by so many."""
+        (self.folder / "plugin.yaml").write_text(yaml.safe_dump(plugin_configuration(replicas)))
+        self.kill("nvidia-device-plugin")
+        self.start_plugin()
+        self._show("nvidia-device-plugin")
+
     def _driver_files(self) -> Iterator[str]:
         """Where the plugin finds what it names in a CDI spec: one library, and device nodes."""
         root = self.folder / "driver"
