@@ -71,6 +71,7 @@ from extender.placement.table import Table, build, reach
 
 #: Less than any device has.
 NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
+_SILENT = Pulse()
 
 
 class ClusterState:
@@ -600,10 +601,10 @@ class ClusterState:
         return self.back_offs.holds(name) or self.back_offs.is_news(name, _marked(gpunode))
 
     def _fresh_until_s(self, name: str) -> float:
-        moved_at_s = self._reports[name].moved_at_s if name in self._reports else NEVER_S
-        if self.confirmation(name) is not None:
-            moved_at_s = max(moved_at_s, self._leases[name].moved_at_s)
-        return moved_at_s + self._stale_after_s
+        report, lease = self._reports.get(name, _SILENT), self._leases.get(name, _SILENT)
+        if self.confirmation(name) is None:
+            lease = _SILENT
+        return max(report.moved_at_s, lease.moved_at_s) + self._stale_after_s
 
     def _leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
         """Pods that the report still shows and that are ending, have ended or are gone: before the
