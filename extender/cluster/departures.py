@@ -20,6 +20,8 @@ from contract.kube import Pod
 
 #: Of the pods that went last; forgetting one only means that its promise waits for a sample.
 REMEMBERED = 10_000
+#: Digits of 2**64 - 1.
+_LONGEST_VERSION = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +76,7 @@ class Departures:
 
 
 def _number(version: str) -> int | None:
-    """resourceVersions of one object are ordered as numbers; what is no number is not compared."""
-    return int(version) if version.isascii() and version.isdigit() else None
+    """resourceVersions of one object are ordered as numbers; what is no number is not compared, nor
+    what an agent made up that is longer than any."""
+    short = len(version) <= _LONGEST_VERSION
+    return int(version) if short and version.isascii() and version.isdigit() else None

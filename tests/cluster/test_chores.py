@@ -169,6 +169,7 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
         pytest.param(SOUND, shared("a"), heartbeat("100"), False, id="maybe an earlier one"),
         pytest.param(SOUND, shared("a"), heartbeat(""), False, id="of unknown order"),
         pytest.param(SOUND, shared("a"), heartbeat("1e9"), False, id="no version"),
+        pytest.param(SOUND, shared("a"), heartbeat("9" * 5000), False, id="a version of nobody's"),
         pytest.param(SOUND, shared("a"), heartbeat("101", gpunode="x"), False, id="another object"),
         pytest.param(
             SOUND,
