@@ -7,7 +7,6 @@ turns out smaller. The truth is charged, and told here until it is no more.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms, Holder
 
 
@@ -46,8 +45,9 @@ def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
 
 def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
     for term in terms:
-        # Of figures that contradict one another nothing follows, least of all an alarm.
-        if term.headroom_bytes < 0 and term.fence is not Reason.CONTRADICTORY_REPORT:
+        # Of figures that contradict one another, or are missing, nothing follows, least of all an
+        # alarm.
+        if term.headroom_bytes < 0 and term.believed:
             yield Overcommit(
                 node,
                 term.device.uuid,

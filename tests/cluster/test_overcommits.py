@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from contract.annotations import PLACEMENT
-from contract.gpunode import GPUNode
+from contract.gpunode import Device, GPUNode
 from contract.kube import Pod
 from extender.cluster.events import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
 from extender.cluster.notices import Notice, notices
@@ -49,6 +49,22 @@ def test_a_pod_around_us_overcommits_until_it_goes() -> None:
 
 
 VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            shared("a", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="lost"),
+            id="its driver does not tell",
+        ),
+        pytest.param(shared("a", used_bytes=90 * GIB), id="they contradict each other"),
+    ],
+)
+def test_a_device_whose_figures_are_not_known_raises_no_alarm(device: Device) -> None:
+    lost = gpunode(device, promises={"uid-q": promise({"a": 8 * GIB})}, pods=[use("uid-q", "a")])
+    state = state_of(*seen(kube_node(), lost, pod(uid="uid-q", name="q", node="n")))
+    assert figures(state) == []
 
 
 def test_a_node_that_goes_takes_its_alarm_with_it() -> None:
