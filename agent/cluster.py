@@ -206,7 +206,7 @@ def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
 def _held(body: bytes) -> tuple[Held, str]:
     try:
         partial = _partial.decode(body)
-    except msgspec.MsgspecError as err:
+    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise NotDelivered(f"API server's answer cannot be read: {err}") from err
     held = Held(partial.metadata.uid, partial.metadata.resource_version)
     return held, partial.status.observed_at if partial.status else ""
@@ -224,6 +224,6 @@ _refusal = msgspec.json.Decoder(_Refusal)
 def _reason(body: bytes, limit: int = 600) -> str:
     try:
         text = _refusal.decode(body).message
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         text = body.decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -160,7 +160,7 @@ class NodeApi:
             raise _Refused(f"API server answers {answer.status}")
         try:
             return msgspec.json.decode(answer.data, type=kind)
-        except msgspec.MsgspecError as err:
+        except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
             raise _Refused("API server's answer cannot be read") from err
 
 

@@ -20,7 +20,7 @@ class ApiServer:
     gpunode: dict[str, Any] | None = None
     lease: dict[str, Any] | None = None
     node: dict[str, Any] | None = None
-    #: What else may be read, by its path.
+    #: What else may be read, by its path; bytes are sent as they are.
     objects: dict[str, Any] = field(default_factory=dict)
     #: So many status patches are taken and not answered as such.
     lost: int = 0
@@ -86,7 +86,7 @@ class ApiServer:
                 body = json.loads(self.rfile.read(length)) if length else None
                 state.requests.append((self.command, self.path, dict(self.headers), body))
                 status, headers, answer = state.answer(self.command, self.path, body)
-                data = json.dumps(answer).encode()
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 for key, value in headers.items():
                     self.send_header(key, value)

@@ -107,6 +107,22 @@ def test_a_server_that_is_not_reached_is_waited_for_once(server: ApiServer) -> N
         nobody.close()
 
 
+NO_ANSWER = [
+    pytest.param(b"<html>", id="no JSON"),
+    pytest.param(b'{"metadata": {"uid": "\xff"}}', id="no UTF-8"),
+    pytest.param(b'{"kind": ' + 10_000 * b"[" + 10_000 * b"]" + b"}", id="nested too deeply"),
+]
+
+
+@pytest.mark.parametrize("body", NO_ANSWER)
+def test_an_answer_that_cannot_be_read_is_an_absence(
+    server: ApiServer, asking: Asking, body: bytes
+) -> None:
+    server.objects[NODE] = body
+    why = "API server's answer cannot be read"
+    assert sources(list(asking.api.read()))["labels"] == ("absent", why)
+
+
 @pytest.mark.parametrize("reserve", ["much", "-1Gi"])
 def test_a_reserve_that_cannot_be_read_is_not_known(
     server: ApiServer, asking: Asking, reserve: str

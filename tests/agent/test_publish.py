@@ -27,6 +27,7 @@ from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
+from tests.agent.test_nodeapi import NO_ANSWER
 
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
 VOUCH = Vouch(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
@@ -47,6 +48,15 @@ def publisher(api: ApiServer) -> Iterator[KubernetesPublisher]:
     with client.ApiClient(configuration) as kube:
         yield KubernetesPublisher(kube, "n1", "headroom-system", heartbeat_s=30)
         kube.rest_client.pool_manager.clear()
+
+
+@pytest.mark.parametrize("body", NO_ANSWER)
+def test_an_answer_that_cannot_be_read_is_none(
+    api: ApiServer, publisher: KubernetesPublisher, body: bytes
+) -> None:
+    api.objects[f"{GPUNODE}?resourceVersion=0"] = body
+    with pytest.raises(NotDelivered, match="cannot be read"):
+        publisher.held()
 
 
 @dataclass
