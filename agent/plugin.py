@@ -165,14 +165,18 @@ def _configs(folder: Path, process: Path) -> Iterable[str]:
 def _decoded(text: str, toml: bool) -> Any:
     """Raises ``ValueError``."""
     if toml:
-        return tomllib.loads(text)
+        try:
+            return tomllib.loads(text)
+        except RecursionError as err:
+            raise ValueError("no TOML") from err
     try:
         import yaml
     except ImportError as err:
         raise ValueError("Python package pyyaml is missing") from err
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as err:
+    except (yaml.YAMLError, RecursionError, LookupError, AttributeError) as err:
+        # The last two where a value is not what its tag says, as in "!!bool maybe".
         raise ValueError("no YAML") from err
 
 

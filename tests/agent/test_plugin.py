@@ -214,6 +214,14 @@ def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
             "UnicodeDecodeError",
             id="no text",
         ),
+        *(
+            pytest.param(
+                lambda f, text=text: (f / "root/config/config.yaml").write_text(text),
+                "ValueError",
+                id=f"a tag that lies: {text}",
+            )
+            for text in ("version: !!bool maybe", "version: !!timestamp then", "version: !!int ''")
+        ),
     ],
 )
 def test_a_plugin_whose_configuration_cannot_be_read_is_said_and_nothing_is_assumed(
@@ -248,6 +256,8 @@ def test_the_toolkit_is_read_where_the_operator_put_it_and_else_where_packages_d
     own.parent.mkdir(parents=True)
     own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
     assert plugin(tree).toolkit_obeys_environment is False
+    own.write_text("a = " + 20_000 * "[")  # more than its parser can follow
+    assert plugin(tree).toolkit_obeys_environment is True
 
 
 @pytest.mark.parametrize(
