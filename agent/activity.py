@@ -192,7 +192,10 @@ class Meter:
     ) -> list[ActivityReading | Degraded]:
         if instances is not None:
             return []  # the driver does not measure processes of MIG devices
-        since_us = self._seen_us.get(uuid, self._wall_us() - _FIRST_WINDOW_US)
+        now_us = self._wall_us()
+        since_us = self._seen_us.get(uuid, now_us)
+        if since_us >= now_us:  # the first question, or the wall clock was set back
+            since_us = now_us - _FIRST_WINDOW_US
         samples = self._gate.process_samples(handle, since_us)
         if samples is None:
             return []
