@@ -128,7 +128,7 @@ class EmbeddedStore:
                 raise StoreConflict(
                     f"pod {ours.namespace}/{ours.name} was changed by somebody else"
                 )
-            if held.annotation(TOUCHED) == value:
+            if held.annotation(key) == value:
                 return held
             return self._put_pod(held, {**(theirs.annotations or {}), key: value}, held.spec)
 

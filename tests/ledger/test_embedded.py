@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from contract.annotations import TOUCHED
+from contract.annotations import RETRY, TOUCHED
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import ObjectMeta, Pod, PodSpec
 from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
@@ -175,9 +175,12 @@ class TestWatch:
     ) -> None:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
         touched = store.touch_pod(store.admit(pod()), "1")
+        touched = store.touch_pod(touched, "1", RETRY)
+        assert touched.annotation(RETRY) == "1"
         del told[:]
         store.write_spec(before, GPUNodeSpec())
         store.touch_pod(touched, "1")
+        store.touch_pod(touched, "1", RETRY)
         store.admit(pod())
         with pytest.raises(StoreConflict):
             store.bind(binding(pod()))
