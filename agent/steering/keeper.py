@@ -192,7 +192,10 @@ class Keeper:
     def _run(self) -> None:
         steered = False
         while not self._end.wait(LOOK_EVERY_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - a thread that ended would leave it to itself, unseen
+                _log.exception("steering_broken", resource=self.resource)
             if self.steers != steered:
                 steered = not steered
                 self._changed()
