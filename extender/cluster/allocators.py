@@ -167,6 +167,8 @@ class Allocators:
             return set()
         if before is not None:
             self._speakers[before[0]].discard(key)
+            if not self._speakers[before[0]]:
+                del self._speakers[before[0]]
         if now[1]:
             self._signs[key] = now
             self._speakers.setdefault(node, set()).add(key)

@@ -379,7 +379,10 @@ class ClusterState:
             case BindBegun(pod, name):
                 self._assume(pod, name)
             case BindEnded(uid, name):
-                self._assumed.get(name, {}).pop(uid, None)
+                assumed = self._assumed.get(name, {})
+                assumed.pop(uid, None)
+                if not assumed:
+                    self._assumed.pop(name, None)
                 self._dirty[name] = None
             case Relisted():
                 self._relist(event)
@@ -454,6 +457,8 @@ class ClusterState:
             del self._uid_of[key]
         if pod.node:
             self._uids_on[pod.node].discard(uid)
+            if not self._uids_on[pod.node]:
+                del self._uids_on[pod.node]
             self._dirty[pod.node] = None
 
     def _pod_went(self, uid: str, ended: bool = False, last: bool = True) -> None:
