@@ -40,6 +40,13 @@ def _configure() -> None:
     )
 
 
+class LogLevel(Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 @app.command()
 def serve(
     embedded: Annotated[
@@ -57,12 +64,12 @@ def serve(
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="CAs in PEM: only clients with a certificate of theirs.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = LogLevel.INFO,
 ) -> None:
     """Serve the scheduler's verbs and the debug API."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping().get(log_level.upper(), logging.INFO)
+            logging.getLevelNamesMapping()[log_level.name]
         )
     )
     try:

@@ -81,3 +81,9 @@ def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
         (line,) = told.stderr.splitlines()
         assert line.startswith("headroom: ")
     assert "cannot be read: No such file" in line
+
+
+def test_a_level_of_logs_that_there_is_none_of_is_refused_with_those_there_are() -> None:
+    refused = headroom("serve", "--log-level", "loud")
+    assert refused.returncode == 2
+    assert all(level in refused.stderr for level in ("loud", "debug", "info", "warning", "error"))
