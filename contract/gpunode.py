@@ -25,6 +25,8 @@ MAX_REPLICAS = 1024
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: The one that tells which process belongs to which pod.
 PROCESSES_SOURCE = "proc"
+#: Flag of a promise: its pod was bound by somebody else, and may be of any size.
+ADOPTED = "adopted"
 #: Flag of a promise: its pod drew a device without room, and is to leave the node before it starts.
 EVICTED = "evicted"
 #: More strangers than this on one node are counted, not named.
@@ -249,7 +251,7 @@ class Reservation(KubeStruct, frozen=True):
     attempt: str = ""
     #: RFC 3339, when that attempt began.
     since: str = ""
-    #: "adopted" for a pod bound by somebody else; "evicted", see there.
+    #: ``ADOPTED``, ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
     #: Of an adopted pod: its own annotation as it was charged, cut short, empty for none. One that
     #: we bound has it in its placement.
@@ -290,9 +292,7 @@ def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
 
 
 def encode_gpunode(node: GPUNode) -> bytes:
-    # Said outright: as defaults both would be left out, and the API server refuses that.
-    kind = {"apiVersion": API_VERSION, "kind": KIND}
-    return _encoder.encode(msgspec.to_builtins(node) | kind)
+    return _encoder.encode(node)
 
 
 class _Promises(KubeStruct, frozen=True):

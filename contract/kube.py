@@ -141,7 +141,6 @@ class ContainerStatus(KubeStruct, frozen=True):
 
 class PodStatus(KubeStruct, frozen=True):
     phase: str | None = None
-    nominated_node_name: str | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     conditions: list[PodCondition] | None = None
@@ -219,11 +218,5 @@ class ResourceSlice(KubeStruct, frozen=True):
     spec: ResourceSliceSpec = ResourceSliceSpec()
 
 
-class LeaseSpec(KubeStruct, frozen=True):
-    holder_identity: str | None = None
-    renew_time: str | None = None
-
-
 class Lease(KubeStruct, frozen=True):
     metadata: ObjectMeta
-    spec: LeaseSpec = LeaseSpec()

@@ -49,10 +49,6 @@ class Journal:
             if self._uid_of.get(key) == uid:
                 del self._uid_of[key]
 
-    def refused(self) -> list[Pod]:
-        """Pods that no node offered last could take, as they were then."""
-        return [decision.pod for decision in self._by_uid.values() if not decision.fits]
-
     def of_uid(self, uid: str) -> Decision | None:
         return self._by_uid.get(uid)
 

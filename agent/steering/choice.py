@@ -26,10 +26,15 @@ from agent.cgroup import is_static
 from agent.gate import asked, certain, missing, promised_to, rows_in, taken_bytes
 from agent.kubelet.checkpoint import Entry
 from agent.steering.messages import Wish
-from contract.gpunode import Charge, Device, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
-
-#: The flag of a promise to a pod that somebody else bound: it may be of any size.
-ADOPTED = "adopted"
+from contract.gpunode import (
+    ADOPTED,
+    Charge,
+    Device,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Reservation,
+)
 
 
 @dataclass(frozen=True, slots=True)

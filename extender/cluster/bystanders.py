@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from contract.annotations import DEVICES
-from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, GPUNodeStatus, Reservation
+from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, GPUNodeStatus, Reservation
 from contract.kube import Pod
 from extender.cluster.edits import asked
 from extender.placement.amounts import needed, places_of
@@ -20,8 +20,6 @@ from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.request import Unreadable, VramRequest, understand
 from extender.placement.rules import Rules
 from extender.placement.visible import Visible, followed
-
-ADOPTED = "adopted"
 
 
 def adopt(

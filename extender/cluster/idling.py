@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from contract.gate import is_gated, waits
-from contract.gpunode import EVICTED, GPUNode, GPUNodeStatus, Reservation
+from contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
 from contract.kube import Pod
-from extender.cluster.bystanders import ADOPTED
 from extender.cluster.freshness import age
 from extender.placement.misplaced import Idle
 from extender.placement.rules import Rules

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from contract.annotations import DeviceChoice
-from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
-from extender.cluster.bystanders import ADOPTED
+from contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, Reservation
 from extender.placement.equation import DeviceTerms
 from extender.placement.observed import (
     Basis,

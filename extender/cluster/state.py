@@ -152,13 +152,10 @@ class ClusterState:
         """The pods that no node has and that have not ended."""
         return list(self._unbound.values())
 
-    def room_in(self, name: str) -> int:
-        """The generation of the snapshot in which something had got room on the node, last."""
-        return self.rooms.of(name)
-
     @property
     def latest_room(self) -> int:
-        """The same for all nodes; SMs that grow idler count while a pod waits for that."""
+        """The generation of the snapshot in which something had got room anywhere, last; SMs that
+        grow idler count while a pod waits for that."""
         calm = self.calms.latest if self._want_calm else 0
         return max(self.rooms.latest, calm)
 

@@ -5,7 +5,6 @@ watchers are told in the order of writes. What a network does to a store can be 
 """
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -28,16 +27,6 @@ Fault = Callable[[str, str], None]
 
 def no_fault(operation: str, when: str) -> None:
     """The network on a good day."""
-
-
-class Latency:
-    """A fault that only takes time, half of it on the way there."""
-
-    def __init__(self, latency_s: float) -> None:
-        self._half_s = latency_s / 2
-
-    def __call__(self, operation: str, when: str) -> None:
-        time.sleep(self._half_s)
 
 
 class EmbeddedStore:

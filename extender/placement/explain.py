@@ -163,7 +163,7 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
     )
     reason = verdicts.reason(i)
-    by_memory = reason in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)
+    by_memory = verdicts.codes[i] in _MEMORY_CODES
     short = max((device.short_bytes for device in devices), default=0)
     return NodeExplanation(
         node.name,

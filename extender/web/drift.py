@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import ADOPTED, GPUNode, Reservation
 from extender.cluster.observations import Observations, Outcome
 from extender.cluster.state import ClusterState
 from extender.placement.observed import Result, chosen, observed, predicted
@@ -88,7 +88,7 @@ def _pods(gpunode: GPUNode, watched: Observations) -> Iterator[DriftView]:
     for uid, promise in gpunode.spec.reservations.items():
         outcome = watched.of_pod(gpunode.name, uid)
         surprise = outcome.surprise if outcome else None
-        adopted = "adopted" in promise.flags
+        adopted = ADOPTED in promise.flags
         yield DriftView(
             namespace=promise.namespace,
             name=promise.name,

@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel
 
-from contract.annotations import PREFIX, Bytes, Share
+from contract.annotations import PREFIX, ReplicaShare, render_amount
 from contract.kube import Pod
-from contract.quantity import format_bytes
 from contract.reasons import Reason
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
@@ -75,7 +74,8 @@ class DeviceView(BaseModel):
     replicas_leaving: int
     #: What is left for a pod that asks for one replica, if it is given this device.
     room_bytes: int
-    #: How the plugin is taken to choose: distributed, packed, unknown or any.
+    #: How the plugin is taken to choose: distributed, packed, unknown, any; or
+    #: steered, where the agent chooses in its stead.
     policy: str
     #: Whether the next pod for one replica could be given this device, and why.
     candidate: bool
@@ -260,18 +260,11 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def ask_view(ask: ContainerAsk) -> AskView:
-    match ask.amount:
-        case Bytes(count_bytes):
-            amount = format_bytes(count_bytes)
-        case Share(ppm):
-            amount = f"{ppm // 10_000}.{ppm % 10_000:04d}".rstrip("0").rstrip(".") + "%"
-        case _:
-            amount = "1 replica"
     return AskView(
         container=ask.name,
         resource=ask.resource,
         count=ask.count,
-        amount=amount,
+        amount="1 replica" if isinstance(ask.amount, ReplicaShare) else render_amount(ask.amount),
         source=ask.source,
     )
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from contract.gpunode import MAX_DEVICE_BYTES, Charge, Device, Replicas
+from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Replicas
 from contract.kube import Pod
-from extender.cluster.bystanders import ADOPTED, adopt
+from extender.cluster.bystanders import adopt
 from extender.placement.rules import Rules
 from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
 

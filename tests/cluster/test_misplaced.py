@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from contract.gate import GATE
-from contract.gpunode import EVICTED, GPUNode, Reservation
+from contract.gpunode import ADOPTED, EVICTED, GPUNode, Reservation
 from contract.kube import (
     Container,
     ContainerState,
@@ -19,7 +19,6 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.cluster.backoffs import FIRST_S
-from extender.cluster.bystanders import ADOPTED
 from extender.cluster.events import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.idling import NEW_FOR_S
 from extender.cluster.state import ClusterState
@@ -154,10 +153,10 @@ def test_after_an_eviction_the_node_takes_nobody_for_a_while() -> None:
     apply(state, GPUNodeSeen(marked, NOW_S))
     assert refusal(state) is Reason.EVICTED_LATELY
     assert state.back_offs.over(NOW_S + FIRST_S) == ["n"]
-    before = state.room_in("n")
+    before = state.rooms.of("n")
     apply(state, BackOffEnded("n"))
     assert refusal(state) is None
-    assert state.room_in("n") > before  # whoever waits is woken
+    assert state.rooms.of("n") > before  # whoever waits is woken
 
 
 def others(count: int) -> Iterable[Pod]:

@@ -44,4 +44,4 @@ def test_that_those_on_their_way_have_arrived_wakes_whoever_waited() -> None:
     arrived = gpunode(*devices, promises=promise, pods=rows, version="3", plugin=STEERED)
     state.apply([GPUNodeSeen(arrived, NOW_S)])
     assert reason(state, "20Gi") is None
-    assert state.room_in("n") > before_it
+    assert state.rooms.of("n") > before_it

@@ -11,7 +11,8 @@ from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import ObjectMeta, Pod, PodSpec
 from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
-from extender.ledger.embedded import EmbeddedStore, Latency
+from extender.ledger.embedded import EmbeddedStore
+from tests.ledger.latency import Latency
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, promising, run_together
 
 

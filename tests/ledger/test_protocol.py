@@ -14,10 +14,11 @@ from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
-from extender.ledger.embedded import EmbeddedStore, Fault, Latency, no_fault
+from extender.ledger.embedded import EmbeddedStore, Fault, no_fault
 from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
 from extender.ledger.store import Binding
 from extender.placement.placed import Placement
+from tests.ledger.latency import Latency
 from tests.ledger.store_behaviour import run_together
 
 RESOURCE = "nvidia.com/gpu"

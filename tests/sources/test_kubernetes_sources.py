@@ -146,7 +146,7 @@ def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
     reports = [each.gpunode.status for each in events if isinstance(each, GPUNodeSeen)]
     assert [report and report.agent_version for report in reports] == [None, "1"]
     beats = [each for each in events if isinstance(each, HeartbeatSeen)]
-    assert [each.lease.spec.holder_identity for each in beats] == ["n"]
+    assert [each.lease.metadata.name for each in beats] == ["n"]
     nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
     assert nodes == ["", "n", "n"]  # the last one says that it is being deleted
     assert known(seen.events) == listed(plane)
