@@ -99,12 +99,8 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         answers = granted(cluster.plane)
         answers.subtract(before)
         assert answers["201"] == len(victims), answers
-        told = Counter(
-            event["involvedObject"]["name"]
-            for event in events(cluster)
-            if event["reason"] == "NoRoomOnGPU"
-        )
-        assert told == {pod["metadata"]["name"]: 1 for pod in victims}
+        told = Counter(uid for uid in told_of(cluster, "NoRoomOnGPU") if uid in gone | innocent)
+        assert told == dict.fromkeys(gone, 1)
         assert innocent <= {uid_of(pod) for pod in cluster.pods()} - deleted(cluster)
         counted = [cluster.metric(EVICTED, replica) for replica in REPLICAS]
         assert sum(counted) == len(victims)
@@ -154,10 +150,8 @@ def test_a_pod_without_a_gate_is_evicted_only_if_that_is_set_and_costs_nobody_an
         cluster.until(lambda: deleted(cluster) >= {uids[held]}, "then the budget lets it go")
     # Whoever is to be told of what is wrong is told after a look at all who are to leave.
     cluster.create_pod("theirs", "30Gi", nodeName=bare)  # more than any device has
-    cluster.until(
-        lambda: any(each["reason"] == "Overcommitted" for each in events(cluster)),
-        "a whole round of chores has gone by",
-    )
+    theirs = uid_of(cluster.pod("theirs"))
+    cluster.until(lambda: theirs in told_of(cluster, "Overcommitted"), "a round of chores is over")
     leave = {uids[new], uids[held]} if on_miss == "evict" else set()
     assert deleted(cluster) == leave
     assert innocent <= {uid_of(pod) for pod in cluster.pods()}
@@ -276,9 +270,11 @@ def deleted(cluster: PlayedCluster) -> set[str]:
     return {uid_of(pod) for pod in cluster.pods() if "deletionTimestamp" in pod["metadata"]}
 
 
-def events(cluster: PlayedCluster) -> list[dict[str, Any]]:
+def told_of(cluster: PlayedCluster, reason: str) -> list[str]:
+    """The uids of the pods on which an extender wrote an Event for this reason, each Event once."""
     listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
-    return [event for event in listed if event["source"].get("component") == "headroom"]
+    found = (each for each in listed if each["source"].get("component") == "headroom")
+    return [each["involvedObject"]["uid"] for each in found if each["reason"] == reason]
 
 
 def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:

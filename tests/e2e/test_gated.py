@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from contract.gate import GATE
+from contract.reasons import Reason
 from tests.controlplane import SCHEDULER_NAME, ApiRefused, ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import JOBS, NAMESPACE, PODS, REPLICA_SETS
@@ -151,6 +152,12 @@ def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_roo
     cluster.plane.call("DELETE", f"{PODS}/{beside}")
     cluster.until(lambda: "alone" in running(machine), "it starts when its neighbour has gone")
     assert_nobody_took_what_was_not_there(cluster)
+
+
+def test_a_pod_without_a_gate_is_told_why_no_gated_node_takes_it(cluster: RealCluster) -> None:
+    cluster.ask("plain", 1)
+    cluster.until(lambda: bool(cluster.refusal("plain")), "it is refused")
+    assert f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}." in cluster.refusal("plain")
 
 
 def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: Tell) -> None:
