@@ -245,7 +245,7 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
             job(cluster, name, gib, bypasses)
         cluster.until(lambda: churn() >= count // 3, "a third is done", patience_s=300.0)
         for machine in cluster.machines.values():
-            machine.configure_plugin(REPLICAS - 2)
+            machine.replace_plugin(REPLICAS - 2)
         cluster.until(lambda: churn() >= 2 * count // 3, "the next third", patience_s=300.0)
         for machine in cluster.machines.values():
             machine.driver.fail(machine.driver.gpus[1].uuid, 79)

@@ -214,9 +214,9 @@ class Node(Processes):
             *(self._driver_files() if "cdi" in self.device_lists else ()),
         )
 
-    def configure_plugin(self, replicas: int) -> None:
+    def replace_plugin(self, replicas: int) -> None:
         """Have it end, and another one start that shares each device by so many."""
-        (self.folder / "plugin.yaml").write_text(yaml.safe_dump(plugin_configuration(replicas)))
+        self.configure_plugin(plugin_configuration(replicas))
         self.kill("nvidia-device-plugin")
         self.start_plugin()
         self._show("nvidia-device-plugin")
