@@ -74,7 +74,7 @@ def state_with(node: GPUNode, *pods: Pod) -> ClusterState:
         pytest.param([pod()], YOUNG, False, False, id="it may be on its way"),
         pytest.param([pod()], OLD, False, True, id="it never came"),
         pytest.param([pod()], NEXT, False, False, id="it is of a clock a little ahead"),
-        pytest.param([pod()], AHEAD, False, True, id="nobody knows when, by a clock that was wrong"),
+        pytest.param([pod()], AHEAD, False, True, id="it is of a clock that was wrong"),
         pytest.param([], YOUNG, False, False, id="unknown, but young"),
         pytest.param(
             [pod(node="n", phase="Failed")],
