@@ -80,7 +80,7 @@ def storm(
                 if stop_at_finding and site.auditor.findings:
                     break
                 time.sleep(STEP_S)
-            weather.step(float("inf"))
+            weather.end()
             ended_s = time.monotonic()
             site.clients.stop()
             say("the storm is over; it may settle")

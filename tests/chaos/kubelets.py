@@ -39,6 +39,14 @@ class Kubelets(Fleet):
         #: Pods that are jobs, and when they end.
         self._job_ends_s: dict[str, float] = {}
 
+    def stop(self) -> None:
+        """The nodes' objects go with their API server, which may be away."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
     def told(self, what: str, pods: Sequence[Object]) -> None:
         """By the watch."""
         with self._lock:

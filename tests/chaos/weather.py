@@ -61,6 +61,12 @@ class Weather:
                 self._end(fault)
         return bool(self._due)
 
+    def end(self) -> None:
+        """It is over at once: nothing begins any more, and all that goes on ends."""
+        self._due.clear()
+        while self._on:
+            self._end(self._on.pop())
+
     def _others(self, fault: Fault, *kinds: str) -> list[Fault]:
         """Of these kinds, those that go on for the same target."""
         return [on for on in self._on if on.target == fault.target and on.kind in kinds]
