@@ -54,7 +54,7 @@ from extender.cluster.events import (
 )
 from extender.cluster.freshness import NEVER_S, Pulse
 from extender.cluster.idling import idle_on
-from extender.cluster.labels import believed
+from extender.cluster.labels import believed, why_not_believed
 from extender.cluster.mig import mig_obstacle
 from extender.cluster.observations import Circumstances, Observations
 from extender.cluster.overcommits import Overcommits, any_overcommitted
@@ -565,6 +565,7 @@ class ClusterState:
         elif status is None:
             required = self.rules.require_report
             reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE
+            detail = why_not_believed(node, self.rules)
         elif gpunode is None or not gpunode.spec.initialised:
             reason = Reason.NOT_INITIALISED
         elif device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":

@@ -248,6 +248,14 @@ KINDS = (
         labels=LABELS,
     ),
     Kind(
+        "Labels that do not say enough, `require_report: false`",
+        "8 GiB",
+        pod("8Gi"),
+        gpunode(),
+        labels={"kubernetes.azure.com/accelerator": "nvidia"},
+        rules=Rules(require_report=False),
+    ),
+    Kind(
         "Another allocator gives its GPUs out",
         "8 GiB",
         pod("8Gi"),

@@ -10,7 +10,7 @@ from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
 from extender.cluster.chores import knows_devices, uninitialised
 from extender.cluster.events import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.labels import ASSUMED_RESERVED_BYTES, GB, believed
+from extender.cluster.labels import ASSUMED_RESERVED_BYTES, GB, believed, why_not_believed
 from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
 from extender.placement.fit import Verdicts, fit
@@ -45,9 +45,36 @@ def gke(**labels: str) -> dict[str, str]:
     return {f"cloud.google.com/gke-{k.replace('_', '-')}": v for k, v in labels.items()}
 
 
-def karpenter(count: str, memory: str) -> dict[str, str]:
-    prefix = "karpenter.k8s.aws/instance-gpu-"
-    return {f"{prefix}count": count, f"{prefix}memory": memory, f"{prefix}name": "t4"}
+def karpenter(count: str, memory: str, prefix: str = "karpenter.k8s.aws") -> dict[str, str]:
+    written = {"count": count, "memory": memory, "name": "t4", "manufacturer": "nvidia"}
+    return {f"{prefix}/instance-gpu-{key}": value for key, value in written.items()}
+
+
+def aks(instance_type: str) -> dict[str, str]:
+    """A pool of AKS; its GPUs' label names nobody but the vendor."""
+    return {
+        "accelerator": "nvidia",
+        "kubernetes.azure.com/accelerator": "nvidia",
+        "kubernetes.azure.com/agentpool": "gpu",
+        "node.kubernetes.io/instance-type": instance_type,
+    }
+
+
+def aks_by_itself(instance_type: str) -> dict[str, str]:
+    """A node that AKS has chosen by node auto provisioning."""
+    named = {"name": "A100", "manufacturer": "nvidia", "count": "2"}
+    written = {f"karpenter.azure.com/sku-gpu-{key}": value for key, value in named.items()}
+    return written | {"node.kubernetes.io/instance-type": instance_type}
+
+
+def eks(instance_type: str) -> dict[str, str]:
+    """A managed node group of EKS, and what its administrator wrote for the autoscaler."""
+    return {
+        "eks.amazonaws.com/nodegroup": "gpu",
+        "eks.amazonaws.com/capacityType": "ON_DEMAND",
+        "k8s.amazonaws.com/accelerator": "nvidia-tesla-t4",
+        "node.kubernetes.io/instance-type": instance_type,
+    }
 
 
 SLICED = gfd(replicas="4", sharing_strategy="time-slicing")
@@ -98,6 +125,25 @@ def by_mps(replicas: str, **other: str) -> dict[str, str]:
             id="GKE, partitions",
         ),
         pytest.param(node(karpenter("1", "16384"), gpu="1"), 1, 16 * GB, 1, "none", id="Karpenter"),
+        pytest.param(
+            node(karpenter("4", "22888")), 4, 22888 * MIB, 1, "none", id="Karpenter, exact MiB"
+        ),
+        pytest.param(
+            node(karpenter("8", "40960", "eks.amazonaws.com"), gpu="8"),
+            *(8, 40 * GB, 1, "none"),
+            id="EKS Auto Mode",
+        ),
+        pytest.param(node(eks("g5.12xlarge")), 4, 24 * GB, 1, "none", id="EKS, by its type"),
+        pytest.param(
+            node(aks("Standard_NC24ads_A100_v4"), gpu="1"),
+            *(1, 80 * GB, 1, "none"),
+            id="AKS, by its type",
+        ),
+        pytest.param(
+            node(aks_by_itself("Standard_NC48ads_A100_v4"), gpu="2"),
+            *(2, 80 * GB, 1, "none"),
+            id="AKS, node auto provisioning",
+        ),
     ],
 )
 def test_labels_that_are_enough(
@@ -116,44 +162,106 @@ def test_labels_that_are_enough(
     assert (believed(given, Rules()) is None) == (sharing != "none")
 
 
+NOTHING_TOLD = "no label tells of its GPUs; right are, for example, nvidia.com/gpu.count: 4,"
+OF_GFD = "labels of GPU feature discovery say "
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("given", "why"),
     [
-        pytest.param(node({}), id="none"),
-        pytest.param(node(gfd(count="2")), id="GPUs of two models: only one of them is told of"),
-        pytest.param(node(gfd(), gpu="3"), id="an unhealthy GPU"),
-        pytest.param(node(SLICED, gpu="15"), id="an unhealthy replica"),
-        pytest.param(node(gfd(), gpu="0"), id="a plugin that is down"),
-        pytest.param(node(gfd(replicas="0")), id="an invalid layout"),
-        pytest.param(node(gfd(sharing_strategy="")), id="a strategy that is not told"),
-        pytest.param(node(gfd(replicas="4"), gpu="16"), id="replicas that nobody shares"),
-        pytest.param(node(gfd(memory="0")), id="no memory"),
-        pytest.param(node(gfd(memory="lots")), id="no figure"),
-        pytest.param(node(gfd(memory="512")), id="less than the driver may keep"),
-        pytest.param(node(gfd(memory="9" * 15)), id="more than any device has"),
+        pytest.param(node({}), NOTHING_TOLD, id="none"),
         pytest.param(
-            node(gfd(product="NVIDIA-A100-MIG-1c.3g.20gb")), id="instances that share memory"
+            node(gfd(count="2")),
+            f"{OF_GFD}2 GPUs of 1 replicas, and the node offers 4 of nvidia.com/gpu",
+            id="GPUs of two models: only one of them is told of",
+        ),
+        pytest.param(node(gfd(), gpu="3"), "the node offers 3 of nvidia.com/gpu", id="a sick GPU"),
+        pytest.param(node(SLICED, gpu="15"), "the node offers 15", id="an unhealthy replica"),
+        pytest.param(
+            node(gfd(), gpu="0"), "the node offers none that is managed", id="a plugin that is down"
+        ),
+        pytest.param(node(gfd(replicas="0")), "name a model; right", id="an invalid layout"),
+        pytest.param(node(gfd(sharing_strategy="")), "name a model; right", id="no strategy"),
+        pytest.param(
+            node(gfd(replicas="4"), gpu="16"),
+            f"{OF_GFD}4 replicas and sharing none",
+            id="replicas that nobody shares",
+        ),
+        pytest.param(node(gfd(memory="0")), "name a model; right", id="no memory"),
+        pytest.param(node(gfd(memory="lots")), "name a model; right", id="no figure"),
+        pytest.param(
+            node(gfd(memory="512")), f"{OF_GFD}that a GPU has 536870912 bytes", id="too little"
+        ),
+        pytest.param(node(gfd(memory="9" * 15)), "that a GPU has 999999999999999 bytes", id="more"),
+        pytest.param(
+            node(gfd(product="NVIDIA-A100-MIG-1c.3g.20gb")),
+            "name a model; right",
+            id="instances that share memory",
         ),
         pytest.param(
-            node(gfd() | {"nvidia.com/mig.config.state": "pending"}), id="being reconfigured"
+            node(gfd() | {"nvidia.com/mig.config.state": "pending"}), "'pending'", id="reconfigured"
         ),
-        pytest.param(node(gfd(), **{"gpu": "4", "mig-1g.5gb": "7"}), id="two resources"),
-        pytest.param(node(gke(accelerator="nvidia-of-tomorrow")), id="a model not known"),
         pytest.param(
-            node(gke(accelerator="nvidia-l4", gpu_sharing_strategy="mps")), id="clients not told"
+            node(gfd(), **{"gpu": "4", "mig-1g.5gb": "7"}),
+            "the node offers nvidia.com/gpu and nvidia.com/mig-1g.5gb",
+            id="two resources",
+        ),
+        pytest.param(
+            node(gke(accelerator="nvidia-of-tomorrow")),
+            "labels of GKE name a model or a way of sharing that is not known; right are",
+            id="a model not known",
+        ),
+        pytest.param(
+            node(gke(accelerator="nvidia-l4", gpu_sharing_strategy="mps")),
+            "labels of GKE name",
+            id="clients not told",
         ),
         pytest.param(
             node(gke(accelerator="nvidia-l4", accelerator_count="2")),
+            "labels of GKE say 2 GPUs of 1 replicas, and the node offers 4",
             id="GKE's count does not agree",
         ),
-        pytest.param(node(karpenter("1", "16384"), gpu="4"), id="shared, and nobody says how"),
-        pytest.param(node({"kubernetes.azure.com/accelerator": "nvidia"}), id="AKS"),
-        pytest.param(node({"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}), id="EKS"),
+        pytest.param(
+            node(karpenter("1", "16384"), gpu="4"),
+            "labels of Karpenter say 1 GPUs and nothing of sharing, and the node offers 4",
+            id="shared, and nobody says how",
+        ),
+        pytest.param(
+            node(karpenter("1", "16384"), **{"gpu": "0", "gpu.shared": "1"}),
+            "labels of Karpenter say nothing of nvidia.com/gpu.shared, only of whole GPUs",
+            id="shared by its name",
+        ),
+        pytest.param(
+            node(karpenter("1", "81920"), **{"gpu": "0", "mig-3g.40gb": "1"}),
+            "labels of Karpenter say nothing of nvidia.com/mig-3g.40gb",
+            id="a part of each GPU",
+        ),
+        pytest.param(
+            node(aks("Standard_NV6ads_A10_v5"), gpu="1"),
+            "labels of AKS name a vendor; right are, for example, nvidia.com/gpu.count: 4",
+            id="AKS, a type with a part of a GPU",
+        ),
+        pytest.param(
+            node(aks_by_itself("Standard_NC_of_tomorrow"), gpu="2"),
+            "labels of AKS name a model and a count; right are",
+            id="AKS, a type not known",
+        ),
+        pytest.param(
+            node(aks("Standard_ND96asr_v4"), gpu="56"),
+            "labels of the instance type say 8 GPUs and nothing of sharing, and the node offers 56",
+            id="AKS, GPUs cut by MIG",
+        ),
+        pytest.param(
+            node({"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}),
+            "labels of EKS name a model; right are",
+            id="EKS",
+        ),
     ],
 )
-def test_labels_that_are_not(given: Node) -> None:
+def test_labels_that_are_not_say_what_is_missing(given: Node, why: str) -> None:
     assert believed(given, LABELS_DO) is None
     assert believed(given, Rules()) is None
+    assert why in why_not_believed(given, LABELS_DO)
 
 
 SILENT = GPUNode(metadata=ObjectMeta(name="n", uid="gn", resource_version="1"))
@@ -216,6 +324,12 @@ def test_placing_by_label(
     assert nearest.unmeasured == (
         "not measured: as labels of GPU feature discovery say" if told else ""
     )
+    missing = {
+        Reason.NO_REPORT: f"{OF_GFD}that its GPUs are shared: without a report that takes "
+        "require_report: false",
+        Reason.LABELS_SAY_TOO_LITTLE: NOTHING_TOLD,
+    }
+    assert nearest.detail.startswith(missing.get(reason, "")) if reason else not nearest.detail
 
 
 def test_promises_add_up_and_never_exceed_what_one_gpu_has() -> None:
@@ -267,3 +381,25 @@ def test_a_pod_that_was_there_before_is_charged() -> None:
     given.apply([PodSeen(pod("70Gi", uid="old", node="n"))])
     assert verdict(given, "20Gi").reason(0) is Reason.MEMORY_ON_ANY
     assert GPU in {each.device.resource for each in given.snapshot().nodes[0].devices}
+
+
+@pytest.mark.parametrize(
+    ("labels", "whose"),
+    [
+        pytest.param(karpenter("1", "16384"), "Karpenter", id="Karpenter"),
+        pytest.param(
+            karpenter("1", "16384", "eks.amazonaws.com"), "EKS Auto Mode", id="EKS Auto Mode"
+        ),
+        pytest.param(eks("g4dn.xlarge"), "the instance type", id="a node group of EKS"),
+        pytest.param(aks("Standard_NC4as_T4_v3"), "the instance type", id="a pool of AKS"),
+    ],
+)
+def test_whole_gpus_of_a_cloud_are_given_out_and_said_not_to_be_measured(
+    labels: dict[str, str], whose: str
+) -> None:
+    given = state(labels, "1", Rules())
+    request: Any = given.understand(pod("12Gi"))
+    (nearest,) = explain(request, given.snapshot(), verdict(given, "12Gi")).nearest
+    assert nearest.reason is None
+    assert nearest.unmeasured == f"not measured: as labels of {whose} say"
+    assert verdict(given, "15Gi").reason(0) is Reason.MEMORY_ON_ANY
