@@ -3,13 +3,13 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.controlplane import ROOT, ControlPlane
 from tests.processes import alive
+from tests.waiting import until
 
 #: Starts one, tells its folder and its processes, then waits to be ended.
 SESSION = """
@@ -47,10 +47,7 @@ def test_nothing_is_left(
         assert len(pids) == 2
         assert all(alive(int(pid)) for pid in pids)
         session.send_signal(ending)
-    deadline_s = time.monotonic() + 5.0
-    while any(alive(int(pid)) for pid in pids):
-        assert time.monotonic() < deadline_s, "processes outlive the session that started them"
-        time.sleep(0.02)
+    until(lambda: not any(alive(int(pid)) for pid in pids), "no process outlives its session")
     if not tidy:
         ControlPlane().stop()
     assert Path(folder).parent == tmp_path

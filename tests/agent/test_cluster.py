@@ -5,8 +5,7 @@ import logging
 import math
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,6 +36,7 @@ from extender.errors import StoreConflict
 from extender.kubeapi import KubeApi
 from extender.ledger.kubernetes import KubernetesStore
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
+from tests.waiting import until
 
 #: The figures are told with ``--log-cli-level=info``.
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 ACCOUNTS = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts"
 AT_ONCE = {"gracePeriodSeconds": 0}
 HOUR_S = 3600.0
-PATIENCE_S = 60.0
 
 
 def unless(status: int, plane: ControlPlane, method: str, path: str, body: Any) -> None:
@@ -110,13 +109,6 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
         create(f"{ADMISSION}/validatingadmissionpolicybindings", binding)
         until(lambda: not may_write(plane, "agent-a", "agent-b"), "the policy is in force")
         yield plane
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.1)
 
 
 def token(plane: ControlPlane, node: str | None) -> str:

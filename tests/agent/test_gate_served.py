@@ -4,8 +4,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ import yaml
 from tests.agent.scripted import GPUNODE, ApiServer
 from tests.agent.whole import Whole
 from tests.driver import GIB, Gpu
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 UID = "00000001-1111-4222-8333-000000000001"
@@ -56,13 +56,6 @@ def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
                 yield client
         finally:
             process.kill()
-
-
-def until(right: Callable[[], object], what: str, within_s: float = 60.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not right():
-        assert time.monotonic() < end_s, f"never came: {what}"
-        time.sleep(0.05)
 
 
 def promise(api: ApiServer, uid: str, gib: int) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from agent.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
 from agent.kubelet.protobuf import BadMessage, fields
 from agent.kubelet.watch import watched
 from agent.probes import AnswerReading, HoldingReading, RegisteredReading, SourceReading
+from tests.waiting import until
 
 GPU = "nvidia.com/gpu"
 
@@ -303,13 +303,6 @@ def test_a_socket_that_nobody_serves_is_said_in_time(tmp_path: Path) -> None:
     assert rows["checkpoint"].state == "absent"
 
 
-def eventually(check: Callable[[], object], within_s: float = 20.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < end_s, f"not within {within_s} s"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("refused", [False, True], ids=["inotify", "inotify refused"])
 def test_a_record_that_is_replaced_wakes_the_agent(
     tmp_path: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -326,14 +319,14 @@ def test_a_record_that_is_replaced_wakes_the_agent(
             other = tmp_path / "new"
             other.write_text(content)
             other.rename(file)
-            eventually(changed.is_set)
+            until(changed.is_set, "a change")
             changed.clear()
         folder.rename(tmp_path / "old")
         folder.mkdir()
-        eventually(changed.is_set)  # the record is gone
+        until(changed.is_set, "that the record is gone")
         changed.clear()
         file.write_text("three")
-        eventually(changed.is_set)
+        until(changed.is_set, "a change")
 
 
 def test_with_inotify_the_agent_does_not_wait_for_the_next_look(
@@ -344,5 +337,5 @@ def test_with_inotify_the_agent_does_not_wait_for_the_next_look(
     file = tmp_path / "checkpoint"
     with watched(file, changed.set):
         # The watch may not be there yet when the first file comes.
-        eventually(lambda: (file.write_text(str(time.monotonic_ns())), changed.wait(0.1))[1])
+        until(lambda: (file.write_text(str(time.monotonic_ns())), changed.wait(0.1))[1], "a change")
     assert changed.is_set()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.driver import Driver, h100
+from tests.waiting import until
 
 Report = Callable[..., dict[str, Any]]
 
@@ -171,13 +171,6 @@ def metric(http: httpx.Client, name: str) -> list[tuple[dict[str, str], float]]:
     return [(s.labels, s.value) for f in families for s in f.samples if s.name == name]
 
 
-def eventually(check: Callable[[], bool], within_s: float = 15.0) -> None:
-    end = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < end, f"not within {within_s} s"
-        time.sleep(0.05)
-
-
 def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -187,7 +180,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
         serving(environment) as (url, process),
         httpx.Client(base_url=url, trust_env=False) as http,
     ):
-        eventually(lambda: http.get("/v1/report").status_code == 200)
+        until(lambda: http.get("/v1/report").status_code == 200, "a report")
         assert http.get("/healthz").status_code == 200
         labels = {
             "gpu": "0",
@@ -207,7 +200,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
             first = http.get("/v1/report").json()["devices"][0]
             return first["uuid"] == "GPU-a" and "lost" in first.get("healthReason", "")
 
-        eventually(lost)
+        until(lost, "the loss is told")
         assert [value for _, value in metric(http, "headroom_device_healthy")] == [0, 1]
         assert [labels["UUID"] for labels, _ in metric(http, "headroom_device_used_bytes")] == [
             "GPU-b"
@@ -302,7 +295,7 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
     driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo")
     with serving(environment, "--driver-timeout", "0.5") as (url, process):
         with httpx.Client(base_url=url, trust_env=False) as http:
-            eventually(lambda: http.get("/v1/report").status_code == 200, within_s=60)
+            until(lambda: http.get("/v1/report").status_code == 200, "a report")
             first = http.get("/v1/report").json()
             assert [d["uuid"] for d in first["devices"]] == ["GPU-b"]
             what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo hangs"
@@ -311,7 +304,7 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
             def later() -> bool:
                 return bool(http.get("/v1/report").json()["observedAt"] > first["observedAt"])
 
-            eventually(later, within_s=60)
+            until(later, "a later report")
             assert http.get("/healthz").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0

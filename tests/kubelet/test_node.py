@@ -17,6 +17,7 @@ from tests.controlplane import ROOT
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import RESOURCE, Held, Node, gpu_container, gpu_pod
 from tests.processes import alive
+from tests.waiting import until
 
 GIB = 1 << 30
 
@@ -282,7 +283,4 @@ def test_a_killed_session_leaves_no_process(start_node: StartNode) -> None:
         pids = session.stdout.readline().split()
         assert len(pids) == 4
         session.kill()
-        deadline_s = time.monotonic() + 5.0
-        while any(alive(int(pid)) for pid in pids):
-            assert time.monotonic() < deadline_s, "processes outlive the session that started them"
-            time.sleep(0.02)
+        until(lambda: not any(alive(int(pid)) for pid in pids), "no process outlives its session")

@@ -1,7 +1,6 @@
 """The verbs as kube-scheduler uses them, over HTTP, from annotation to bound pod."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.serving import Server, binding, offer, pod, serving
+from tests.waiting import until
 
 GI = 1 << 30
 FLEET = """
@@ -37,10 +37,7 @@ def bind(server: Server, shown: dict[str, Any], node: str) -> str:
 
 def eventually(holds: Callable[[], bool], within_s: float = 2.5) -> None:
     """By default well within the interval at which chores are done anyway."""
-    deadline_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not come true"
-        time.sleep(0.02)
+    until(holds, "the server knows", within_s)
 
 
 def devices(server: Server, node: str) -> list[dict[str, Any]]:
