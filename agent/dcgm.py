@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import http.client
 import math
+import re
 import socket
 import time
 import urllib.parse
@@ -104,6 +105,7 @@ _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
 #: Under these names exporters and relabelling rules tell the same.
 _UUIDS = ("UUID", "uuid", "gpu_uuid", "GPU_UUID")
 _INSTANCES = ("GPU_I_ID", "gpu_i_id")
+_INSTANCE = re.compile("[0-9]{1,4}")
 _PODS = ("pod", "pod_name", "exported_pod")
 
 
@@ -114,7 +116,12 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
     #: device -> field -> (whether it is without a pod, value) of each series
     found: dict[tuple[str, int | None], dict[str, list[tuple[bool, float]]]] = {}
     for sample in samples:
-        if float(sample.value) in _BLANKS:
+        try:
+            blank = float(sample.value) in _BLANKS
+        except OverflowError:  # the parser makes whole numbers of any length
+            bad += 1
+            continue
+        if blank:
             continue
         key = _key(sample.labels)
         field, convert = _METRICS[sample.name]
@@ -155,7 +162,7 @@ def _parsed(lines: Iterable[str]) -> list[Sample]:
 
 def _key(labels: Mapping[str, str]) -> tuple[str, int | None] | None:
     uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
-    if not uuid or (instance and not instance.isascii()) or (instance and not instance.isdigit()):
+    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
         return None
     return uuid, int(instance) if instance else None
 

@@ -6,6 +6,7 @@ kubelet's configuration needs ``nodes/proxy``, a right to do much more), and one
 missing makes its part absent, no more. Asked seldom: nothing here moves.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -180,7 +181,7 @@ def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
     if sharing is None:
         return None
     replicas: dict[str, int] = {}
-    if sharing != "none" and count.isdecimal() and 1 < int(count) <= MAX_REPLICAS:
+    if sharing != "none" and re.fullmatch(r"[0-9]{1,9}", count) and 1 < int(count) <= MAX_REPLICAS:
         replicas["nvidia.com/gpu.shared" if renamed else "nvidia.com/gpu"] = int(count)
     return PluginReading(
         LABELS,

@@ -25,6 +25,7 @@ _KUBELET_COMMAND = "kubelet"
 #: Cycles between two looks at all processes of the node.
 _LOOK_EVERY = 12
 _MOST_BYTES = 1 << 20
+_MOST_DEPTH = 64
 _POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 #: Of the toolkit: as the GPU Operator installs it, and as its packages do.
 _TOOLKIT = (
@@ -173,8 +174,15 @@ def _decoded(text: str, toml: bool) -> Any:
         import yaml
     except ImportError as err:
         raise ValueError("Python package pyyaml is missing") from err
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where there is one in C
+    depth = 0
     try:
-        return yaml.safe_load(text)
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_DEPTH:  # each level is one of the stack, which ends the process
+                raise ValueError("nested too deeply")
+        return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError, LookupError, AttributeError) as err:
         # The last two where a value is not what its tag says, as in "!!bool maybe".
         raise ValueError("no YAML") from err
@@ -193,6 +201,9 @@ def _plugin_reading(
     strategies = setting("device-list-strategy", "DEVICE_LIST_STRATEGY", "deviceListStrategy")
     if isinstance(strategies, str) or strategies is None:
         strategies = (strategies or "envvar").split(",")
+    # Nothing else is printed: aliases within aliases have no end.
+    if not all(isinstance(each, str) for each in strategies):
+        raise ValueError("a strategy is no word")
     policy = setting(
         "shared-devices-allocation-policy",
         "SHARED_DEVICES_ALLOCATION_POLICY",
@@ -204,7 +215,7 @@ def _plugin_reading(
         sharing,
         replicas,
         "packed" if policy == "packed" else "distributed",  # the only one before v0.20
-        tuple(sorted({str(each).strip() for each in strategies})),
+        tuple(sorted({each.strip() for each in strategies})),
         refuses,
         passes_device_specs=_switched_on(
             setting("pass-device-specs", "PASS_DEVICE_SPECS", "passDeviceSpecs"),
@@ -215,7 +226,9 @@ def _plugin_reading(
 
 def _switched_on(value: Any, named: bool) -> bool:
     """Of a setting that is a switch: a flag that is named without a value counts as on."""
-    return named if value in (None, "") else str(value).lower() in ("1", "t", "true")
+    if value is None or value == "":
+        return named
+    return isinstance(value, bool | int | str) and str(value).lower() in ("1", "t", "true")
 
 
 def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool | None]:

@@ -34,7 +34,7 @@ class StateFile:
             return _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return Memory()
-        except (OSError, ValueError) as err:  # msgspec's errors are ValueErrors
+        except (OSError, ValueError, RecursionError) as err:  # of msgspec, too
             self._not_read = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
             return Memory()
 

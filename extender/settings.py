@@ -166,7 +166,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise BadSettings(f"{path}: cannot be read: {err.strerror}") from err
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
+    except (yaml.YAMLError, ValueError, RecursionError) as err:
         raise BadSettings(f"{path}: is not YAML: {' '.join(str(err).split())}") from err
     if content is None:
         return {}

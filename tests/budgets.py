@@ -19,6 +19,7 @@ BUDGETS_S = {
     "contract": 10,
     "demo": 30,
     "e2e": 550,
+    "fuzz": 25,
     "gobin": 10,
     "helm": 5,
     "kubelet": 300,

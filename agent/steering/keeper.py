@@ -23,6 +23,7 @@ from pathlib import Path
 import grpc
 import structlog
 
+from agent.kubelet.protobuf import BadMessage
 from agent.steering.messages import asks_for_preference
 from agent.steering.relay import (
     PREFIX,
@@ -184,6 +185,8 @@ class Keeper:
             trouble = "the plugin does not let the kubelet ask which device to take"
         except grpc.RpcError as err:
             trouble = _said(err)
+        except BadMessage:
+            trouble = "what the plugin says of itself cannot be read"
         if trouble != self._trouble:
             _log.warning("steering_not_registered", resource=self.resource, reason=trouble)
             self._trouble = trouble

@@ -395,6 +395,8 @@ def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
         return Failed(f"{which} does not exist")
     if pod.metadata.uid != ask.uid:
         return Failed(f"{which} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
+    if (pod.metadata.namespace, pod.metadata.name) != (ask.namespace, ask.name):
+        return Failed(f"{which} is not the pod of uid {ask.uid}")
     if pod.node == ask.node:
         return Bound()
     if pod.node:

@@ -1,0 +1,18 @@
+"""A few inputs for every target; ``make fuzz`` feeds as many as one likes."""
+
+from functools import partial
+
+import pytest
+
+from tests.fuzz.targets import SHARES, made
+from tests.fuzz.watchdog import attacked
+
+SEED = 7
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_hostile_input_is_taken_or_refused_and_nothing_else(name: str) -> None:
+    tally = attacked(partial(made, name), range(30 + SHARES[name]), SEED)
+    assert not tally.failures, "\n".join(map(str, tally.failures))
+    # Not all of them are so wrong that nobody looks inside.
+    assert tally.taken, "nothing was taken"

@@ -1,0 +1,153 @@
+"""What judges hostile inputs sees each way in which one can do harm."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import structlog
+
+from contract.gpunode import GPUNodeSpec, decode_gpunode
+from extender.cluster.events import Event, GPUNodeSeen, NodeSeen
+from tests.builders import GIB, kube_node, promise
+from tests.fuzz.hostile import encode
+from tests.fuzz.verbs import VerbTarget
+from tests.fuzz.watch import BAD, WatchTarget, hostile_gpunodes
+from tests.fuzz.watchdog import Tally, attacked
+from tests.fuzz.world import NODES, World
+
+
+class Planted:
+    """A target that does what it is told, once."""
+
+    name = "planted"
+
+    def __init__(self, does: Callable[[], object]) -> None:
+        self._does = does
+
+    def make(self, random: Random) -> bytes:
+        return b"x"
+
+    def take(self, data: bytes) -> bool:
+        self._does()
+        return True
+
+
+def fed(does: Callable[[], object], inputs: int = 1) -> Tally:
+    return attacked(lambda: Planted(does), range(inputs), 1)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def swallow_all() -> None:
+    try:
+        spin()
+    except Exception:  # noqa: BLE001 - as a reader might
+        return
+
+
+def caught_by_a_reader() -> None:
+    try:
+        raise KeyError("x")
+    except KeyError:
+        structlog.get_logger().exception("source_broken")
+
+
+_kept: list[bytes] = []
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        pytest.param(lambda: {}["x"], "KeyError", id="an exception that nobody declared"),
+        pytest.param(swallow_all, "Hang", id="a loop inside an except"),
+        pytest.param(lambda: bytearray(200 << 20), "Memory", id="much memory for one input"),
+        pytest.param(caught_by_a_reader, "Complaint", id="an exception that was only logged"),
+    ],
+)
+def test_each_harm_is_told(does: Callable[[], object], said: str) -> None:
+    (failure,) = fed(does).failures
+    assert failure.what.startswith(said)
+    assert "--seed 1 --only 0" in str(failure)
+
+
+def test_memory_that_does_not_come_back_is_told() -> None:
+    try:
+        failures = fed(lambda: _kept.append(bytes(range(256)) * 4096), 300).failures
+    finally:
+        _kept.clear()
+    assert any("stay of 300 inputs" in failure.what for failure in failures)
+
+
+def test_nothing_is_told_of_what_does_no_harm() -> None:
+    tally = fed(lambda: None, 300)
+    assert (tally.inputs, tally.taken, tally.failures) == (300, 300, [])
+
+
+def report_of(name: str) -> Event:
+    tree = hostile_gpunodes()[0]
+    tree["metadata"]["name"] = name
+    return GPUNodeSeen(decode_gpunode(encode(tree)), 1000.0)
+
+
+def test_a_node_that_changes_another_ones_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: whatever is told of the hostile node is told of a sound one, too."""
+    deliver = World.deliver
+
+    def leak(world: World, events: Sequence[Event]) -> None:
+        deliver(world, events)
+        if any(isinstance(e, GPUNodeSeen) and e.gpunode.name == BAD for e in events):
+            deliver(world, [report_of(NODES[1])])
+
+    monkeypatch.setattr(World, "deliver", leak)
+    failures = attacked(lambda: WatchTarget("gpunodes", listed=False), range(60), 1).failures
+    assert any("a sound node is not what it was" in failure.what for failure in failures)
+
+
+def test_a_pod_that_fits_where_there_is_no_room_is_told() -> None:
+    target = WatchTarget("gpunodes", listed=False)
+    world = target._world
+    world.deliver([NodeSeen(kube_node(BAD)), report_of(BAD)])
+    target._offer_beside(world)
+    tree: dict[str, Any] = hostile_gpunodes()[0]
+    for device in tree["status"]["devices"]:
+        device["memory"] = 1 << 30
+    # Planted: what is judged is another object than the one that decided.
+    world.cluster._gpunodes[BAD] = decode_gpunode(encode(tree))
+    with pytest.raises(Exception, match="2Gi are said to fit"):
+        target._offer_beside(world)
+
+
+def test_a_verb_that_promises_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: every filter call binds a pod."""
+    call = World.call
+
+    def binds(world: World, verb: str, *chunks: bytes, **how: Any) -> Any:
+        if verb == "filter" and len(chunks[0]) % 3 == 0:
+            held = world.store.read_gpunode(NODES[0])
+            assert held is not None
+            pod = next(each for each in world.store.list_pods() if each.metadata.name == "small")
+            promises = {**held.spec.reservations, pod.metadata.uid: promise({"GPU-a": GIB})}
+            world.store.write_spec(held, GPUNodeSpec(initialised=True, reservations=promises))
+        return call(world, verb, *chunks, **how)
+
+    monkeypatch.setattr(World, "call", binds)
+    monkeypatch.setattr(World, "__init__", _first(World.__init__, monkeypatch, call, binds))
+    failures = attacked(lambda: VerbTarget("filter"), range(120), 1).failures
+    assert any("ledger has changed" in f.what or "otherwise" in f.what for f in failures)
+
+
+def _first(
+    init: Callable[[World], None], patch: pytest.MonkeyPatch, sound: Any, planted: Any
+) -> Callable[[World], None]:
+    """Begin soundly: the first answers are those that all others are compared with."""
+
+    def begin(world: World) -> None:
+        patch.setattr(World, "call", sound)
+        init(world)
+        patch.setattr(World, "call", planted)
+
+    return begin

@@ -1,0 +1,161 @@
+"""What people write: annotations, settings, flags, fleets and manifests of others.
+
+A text that cannot be used is refused by the one exception of its reader, whose message is short and
+says what is right.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from agent.settings import read_settings
+from contract import annotations
+from contract.errors import BadAnnotation, BadQuantity
+from contract.gpunode import MAX_DEVICE_BYTES
+from contract.quantity import MAX_INT64, parse_bytes
+from extender.convert.findings import BadManifest
+from extender.convert.manifests import Options, convert
+from extender.errors import BadSettings
+from extender.fleet import load_fleet
+from extender.settings import load_settings
+from tests.fuzz.hostile import RAW, TEXTS, garbled
+from tests.fuzz.node import Files, NodeTarget, of_bytes
+from tests.fuzz.watchdog import Harm
+
+_MOST_MESSAGE = 700
+
+
+def _annotation_texts(random: Random) -> bytes:
+    text = random.choice(TEXTS)
+    if random.random() < 0.3:
+        text = random.choice((",", "=", "")).join((text, random.choice(TEXTS)))
+    data = text.encode("utf-8", "surrogatepass")
+    return garbled(data, random) if random.random() < 0.7 else data
+
+
+_PARSERS: tuple[Callable[[str], Any], ...] = (
+    annotations.parse_vram,
+    annotations.parse_policy,
+    annotations.parse_max_sm,
+    annotations.parse_processes,
+    annotations.parse_device_choice,
+    annotations.parse_reserve,
+)
+
+
+def _annotations(data: bytes) -> bool:
+    text = data.decode("utf-8", "replace")
+    taken = False
+    for parse in _PARSERS:
+        try:
+            found = parse(text)
+        except BadAnnotation as err:
+            if "right is, for example, " not in str(err) or len(str(err)) > _MOST_MESSAGE:
+                raise Harm(f"{parse.__name__}: {err}") from err
+            continue
+        taken = True
+        if isinstance(found, annotations.VramAnnotation):
+            for amount in (found.everywhere, *found.by_container.values()):
+                if isinstance(amount, annotations.Bytes):
+                    _within(amount.count_bytes, MAX_DEVICE_BYTES)
+                elif amount is not None:
+                    _within(amount.ppm, annotations.PPM)
+            if annotations.parse_vram(annotations.render_vram(found)) != found:
+                raise Harm(f"{text!r:.200} is not what it is rendered as")
+    try:
+        if not -MAX_INT64 - 1 <= parse_bytes(text) <= MAX_INT64:
+            raise Harm(f"{text!r:.200} is beyond int64")
+    except BadQuantity:
+        pass
+    return taken
+
+
+def _within(figure: int, most: int) -> None:
+    if not 0 < figure <= most:
+        raise Harm(f"{figure} is not 1..{most}")
+
+
+_SETTINGS = (
+    b"policy: spread\nmax_body: 16Mi\nresources: [nvidia.com/gpu, 'nvidia.com/mig-*']\n",
+    b"stale_after_s: 90\nblind_after_s: 91.5\nunowned_tolerance: 64Mi\non_miss: evict\n",
+    b"host: 127.0.0.1\nverbs_port: 8888\nrefuse_unannotated: true\nvisible_devices: charge\n",
+    b"nodes: [{name: gpu-a, count: 2, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}]\n"
+    b"namespaces: [{name: team, defaultVram: 6Gi}]\n",
+    b"stale_after_s: .nan\nblind_after_s: .inf\nmax_body: 1e400\n",
+    b"a: &a [x]\nb: &b [*a, *a]\nresources: *b\n",
+    b"max_body: " + b"9" * 5000 + b"\n",
+    b"resources: " + b"[" * 40 + b"]" * 40 + b"\n",
+)
+_MANIFESTS = (
+    b"apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {gpu-memory: '8000'}}\n"
+    b"spec:\n  schedulerName: kai-scheduler\n  containers:\n  - name: main\n"
+    b"    resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000}}\n---\n"
+    b"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec:\n  template:\n    spec:\n"
+    b"      containers:\n      - {name: a, resources: {limits: {aliyun.com/gpu-mem: 3}}}\n",
+)
+
+
+def _settings() -> Callable[[bytes], bool]:
+    files = Files()
+
+    def take(data: bytes) -> bool:
+        path = files.put("settings.yaml", data)
+        taken = False
+        for load in (load_settings, load_fleet):
+            try:
+                load(path)
+                taken = True
+            except BadSettings as err:
+                if str(path) not in str(err):
+                    raise Harm(f"does not say where: {err}") from err
+        return taken
+
+    return take
+
+
+def _manifest(data: bytes) -> bool:
+    try:
+        convert(data.decode(), Options(1 << 30, None))
+    except (BadManifest, UnicodeDecodeError):
+        return False
+    return True
+
+
+_FLAGS = (
+    "--node n --interval 5 --heartbeat 30 --listen :9410 --no-publish",
+    "--node n --resource nvidia.com/gpu --replicas 4 --sharing time-slicing",
+    "--node n --dcgm-url http://h:9400/metrics --dcgm-interval 10 --driver-timeout 10 --pause 1",
+    "--node n --steer nvidia.com/gpu,nvidia.com/gpu.shared --state /run/x --json",
+)
+
+
+def _flag_texts(random: Random) -> bytes:
+    words = random.choice(_FLAGS).split()
+    at = random.randrange(len(words))
+    words[at] = random.choice((random.choice(TEXTS), random.choice(RAW).decode("latin-1"), ""))
+    return "\0".join(words).encode("utf-8", "replace")
+
+
+def _flags(data: bytes) -> bool:
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            read_settings(data.decode("utf-8", "replace").split("\0"), {})
+    except SystemExit as err:
+        if err.code != 2:
+            raise Harm(f"ends with {err.code}") from err
+        return False
+    return True
+
+
+def targets() -> dict[str, tuple[int, Callable[[], NodeTarget]]]:
+    return {
+        "annotations": (
+            200,
+            lambda: NodeTarget("annotations", _annotation_texts, _annotations),
+        ),
+        "settings": (2, lambda: NodeTarget("settings", of_bytes(*_SETTINGS), _settings())),
+        "flags": (4, lambda: NodeTarget("flags", _flag_texts, _flags)),
+        "manifests": (1, lambda: NodeTarget("manifests", of_bytes(*_MANIFESTS), _manifest)),
+    }

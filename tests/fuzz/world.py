@@ -1,0 +1,235 @@
+"""A small sound cluster that hostile inputs are let loose on, and what it must go on answering.
+
+One replica in this process: the cluster state, a ledger over the store in memory, and the verbs'
+application, called without a network. Nobody judges it by its own code: ``answers`` are the bytes
+that a few sound calls got before anything hostile came.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from extender.cluster.events import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.settings import Settings
+from extender.telemetry import Telemetry
+from extender.web.serving import verbs_app
+from extender.web.verbs import Verbs
+from extender.web.wire import BindArgs
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    gpunode,
+    kube_node,
+    mig,
+    namespace,
+    pod,
+    promise,
+    shared,
+    use,
+)
+from tests.fuzz.watchdog import Harm
+from tests.serving import offer
+from tests.serving import pod as sent_pod
+
+RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
+#: As in the recorded calls.
+NODES = [f"gpu-a100-{index:04d}" for index in range(1, 6)]
+#: Pods that wait, by name: what they ask for.
+WAITING = {"small": "2Gi", "half": "12Gi", "large": "30Gi", "none": None}
+#: 2026-11-21T00:00:00Z, the moment of the reports.
+WALL_S = 1_795_219_200.0
+
+
+def recorded(verb: str) -> list[Any]:
+    """Bodies of real calls, of five nodes each."""
+    return [
+        json.loads(gzip.decompress(path.read_bytes()))["body"]
+        for path in sorted(RECORDED.glob(f"{verb}-5nodes-*.json.gz"))
+    ]
+
+
+def sound_nodes() -> list[GPUNode]:
+    """Two nodes of shared GPUs, one of whole ones, one cut up; each with something on it."""
+    a, b = shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB), shared("GPU-b")
+    sits = [use("uid-sits", "GPU-a", 6 * GIB, replica="GPU-a::0", name="sits")]
+    slices = [mig(f"MIG-{index}", index, resource="nvidia.com/mig-1g.10gb") for index in range(3)]
+    devices = ([a, b], [shared("GPU-c"), shared("GPU-d")], [shared("GPU-e", free=1)], slices)
+    return [
+        gpunode(
+            *some,
+            name=name,
+            uid=f"gn-{name}",
+            version="10",
+            promises={"uid-sits": promise({"GPU-a": 8 * GIB}, name="sits")} if not index else None,
+            pods=sits if not index else (),
+            plugin=DISTRIBUTED,
+        )
+        for index, (name, some) in enumerate(zip(NODES, devices, strict=False))
+    ]
+
+
+class Reply:
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        settings = Settings()
+        # Nobody here is silent for too long.
+        self.cluster = ClusterState(settings.rules, 1e9, WALL_S - self.now_s)
+        self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
+        self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
+        self.journal = Journal(capacity=64)
+        self.bound: list[BindArgs] = []
+        ids = iter(range(10**9))
+        self.ledger = Ledger(
+            self.store,
+            lambda pod, gpunode: self.cluster.judge(pod, gpunode, self.now_s),
+            self.cluster.adopt,
+            written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, self.now_s)]),
+            wall_s=lambda: WALL_S,
+            new_id=lambda: f"id-{next(ids)}",
+        )
+        self.verbs = Verbs(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            self._bind,
+            lambda: "",
+            lambda pod: None,
+            lambda: self.now_s,
+            lambda: WALL_S,
+        )
+        self.max_body_bytes = settings.max_body
+        app = verbs_app(self.verbs, self.telemetry, settings.max_body)
+        #: Without what FastAPI does before it, which costs more than the verbs do.
+        self._routes = {each.path: each.app for each in app.routes if isinstance(each, Route)}
+        self.deliver([NamespaceSeen(namespace("team", {"headroom.gpu/default-vram": "4Gi"}))])
+        for each in sound_nodes():
+            self.deliver([NodeSeen(kube_node(each.name))])
+            made = self.store.create_gpunode(each)
+            assert each.status is not None
+            self.store.write_spec(made, each.spec)
+            self.store.report([(each.name, each.status)])
+        self.store.admit(pod("8Gi", uid="uid-sits", name="sits", node=NODES[0], phase="Running"))
+        for name, vram in WAITING.items():
+            self.store.admit(pod(vram, uid=f"uid-{name}", name=name))
+        self.calls = [
+            (verb, json.dumps(body).encode())
+            for name, vram in WAITING.items()
+            for verb, body in (
+                ("filter", offer(sent_pod(name, vram), *NODES)),
+                ("prioritize", offer(sent_pod(name, vram), *NODES[:4])),
+            )
+        ]
+        self.answers = self._answers()
+        self.ledger_digest = self.digest()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.cluster.apply(events)
+
+    async def _bind(self, args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
+        ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
+        outcome = self.ledger.bind(ask)
+        if isinstance(outcome, Bound):
+            self.bound.append(args)
+            return ""
+        return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
+
+    def call(self, verb: str, *chunks: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> Reply:
+        """One call of the application, its body in these pieces."""
+        reply = Reply()
+        pieces = [
+            {"type": "http.request", "body": chunk, "more_body": at + 1 < len(chunks)}
+            for at, chunk in enumerate(chunks)
+        ]
+
+        async def receive() -> dict[str, Any]:
+            return pieces.pop(0) if pieces else {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            reply.status = message.get("status", reply.status)
+            reply.body += message.get("body", b"")
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": f"/{verb}",
+            "raw_path": f"/{verb}".encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": list(headers),
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8888),
+        }
+        _finished(self._routes[f"/{verb}"](scope, receive, send))
+        return reply
+
+    def restore(self) -> None:
+        """Take back what was bound, as if it had never been."""
+        for args in self.bound:
+            self.store.delete_pod(args.pod_namespace, args.pod_name)
+            self.ledger.remove(args.node, args.pod_uid, left=True)
+            self.store.admit(pod(WAITING[args.pod_name], uid=args.pod_uid, name=args.pod_name))
+        self.bound.clear()
+        self.unharmed()
+
+    def digest(self) -> str:
+        """Of all promises, and of where every pod is bound."""
+        held = [self.store.read_gpunode(name) for name in NODES[:4]]
+        specs = [msgspec.to_builtins(each.spec.reservations) for each in held if each is not None]
+        pods = sorted((each.metadata.uid, each.node) for each in self.store.list_pods())
+        return hashlib.sha256(json.dumps([specs, pods], sort_keys=True).encode()).hexdigest()
+
+    def unharmed(self) -> None:
+        """Raises ``Harm`` unless sound calls are answered as before and no promise has moved."""
+        if self.digest() != self.ledger_digest:
+            raise Harm("the ledger has changed")
+        for (verb, _), before, now in zip(self.calls, self.answers, self._answers(), strict=True):
+            if before != now:
+                raise Harm(
+                    f"a sound {verb} is answered otherwise: {before!r:.300}, now {now!r:.300}"
+                )
+
+    def _answers(self) -> list[bytes]:
+        # Later than anything that was shown expects its bind.
+        self.now_s += 0.5
+        answers = []
+        for verb, body in self.calls:
+            reply = self.call(verb, body)
+            if reply.status != 200:
+                raise Harm(f"a sound {verb} is answered {reply.status}: {reply.body!r:.300}")
+            answers.append(reply.body)
+            self.now_s += 0.5
+        return answers
+
+
+def _finished(running: Any) -> None:
+    """Run what never has to wait for anybody."""
+    try:
+        running.send(None)
+    except StopIteration:
+        return
+    running.close()
+    asyncio.run(asyncio.sleep(0))
+    raise Harm("the call waits for something")
