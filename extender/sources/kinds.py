@@ -8,7 +8,7 @@ import msgspec
 
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_gpunode, decode_promises
-from contract.kube import Lease, Namespace, Node, ObjectMeta, Pod, ResourceSlice
+from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod, ResourceSlice
 from extender.cluster.events import (
     Event,
     GPUNodeGone,
@@ -24,6 +24,7 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
+from extender.placement.visible import VISIBLE_DEVICES
 
 KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice
 
@@ -91,6 +92,41 @@ def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
         return GPUNode(metadata=metadata)
 
 
+_pod_decoder = msgspec.json.Decoder(Pod)
+
+
+def _decode_pod(raw: msgspec.Raw) -> Pod:
+    """A pod without what nobody asks of one that is held: half of what it would take.
+
+    These are variables by other names than ours and, once it is bound, the conditions, which say
+    why it was not, and how its containers do until it has ended. How its init containers do tells
+    whether a gate still holds it.
+    """
+    pod = _pod_decoder.decode(raw)
+    spec = msgspec.structs.replace(
+        pod.spec,
+        containers=_without_variables(pod.spec.containers),
+        init_containers=_without_variables(pod.spec.init_containers),
+    )
+    status = pod.status
+    if status is not None and pod.node:
+        status = msgspec.structs.replace(status, conditions=None)
+        if status.phase not in ("Succeeded", "Failed"):
+            status = msgspec.structs.replace(status, container_statuses=None)
+    return msgspec.structs.replace(pod, spec=spec, status=status)
+
+
+def _without_variables(containers: list[Container] | None) -> list[Container] | None:
+    return containers and [
+        msgspec.structs.replace(
+            each, env=[variable for variable in each.env if variable.name == VISIBLE_DEVICES]
+        )
+        if each.env
+        else each
+        for each in containers
+    ]
+
+
 def _slices(version: str) -> str:
     return f"/apis/resource.k8s.io/{version}/resourceslices"
 
@@ -147,7 +183,7 @@ def watched_kinds(
             "pods",
             "/api/v1/pods",
             Pod,
-            msgspec.json.Decoder(Pod).decode,
+            _decode_pod,
             lambda pod, at_s: PodSeen(pod),
             lambda metadata: PodGone(metadata.uid),
             concerns=concerns,
