@@ -88,8 +88,11 @@ class EmbeddedStore:
     def read_heartbeat_version(self, node: str) -> str:
         return ""  # pods end here before they are deleted, so that nobody has to wait for a sample
 
-    def list_pods(self) -> list[Pod]:
-        return self._do("list_pods", lambda: list(self._pods.values()))
+    def list_pods(self, node: str | None = None) -> list[Pod]:
+        def pods() -> list[Pod]:
+            return [pod for pod in self._pods.values() if node in (None, pod.node)]
+
+        return self._do("list_pods", pods)
 
     def bind(self, binding: Binding) -> None:
         def bind() -> None:

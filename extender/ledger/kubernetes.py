@@ -105,11 +105,14 @@ class KubernetesStore:
             return ""
         return _read(what, _decode_lease, body).metadata.resource_version
 
-    def list_pods(self) -> list[Pod]:
+    def list_pods(self, node: str | None = None) -> list[Pod]:
         what = "list pods"
         try:
             listing = self._api.list(
-                "/api/v1/pods", partial(_read, what, _decode_pod), page_size=self._page_size
+                "/api/v1/pods",
+                partial(_read, what, _decode_pod),
+                page_size=self._page_size,
+                query={} if node is None else {"fieldSelector": f"spec.nodeName={node}"},
             )
         except ApiError as err:
             raise store_error(what, err) from err

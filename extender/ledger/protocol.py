@@ -5,7 +5,7 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +25,8 @@ from extender.placement.placed import Placement
 
 #: How often a step is begun anew after losing a race; then the pod is left to be retried.
 ATTEMPTS = 8
+#: So many nodes are initialised with a list for each; for more, all pods are listed together.
+FEW_NODES = 16
 
 
 class Judge(Protocol):
@@ -290,13 +292,13 @@ class Ledger:
             return []
         # Bindings on their way were promised on an object that is gone: make them fail, so that
         # the list after this shows every pod that there is and will be without a promise here.
-        for pod in self._store.list_pods():
+        for pod in self._store.list_pods(node=""):
             if not pod.node and not pod.ended and self._adopt(pod, waiting[0]) is not None:
                 # Changed or gone since it was listed is just as good.
                 with suppress(StoreConflict, StoreNotFound):
                     self._store.touch_pod(pod, self._new_id())
         sitting: dict[str, list[Pod]] = {}
-        for pod in self._store.list_pods():
+        for pod in self._pods_on([gpunode.name for gpunode in waiting]):
             if pod.node and not pod.ended:
                 sitting.setdefault(pod.node, []).append(pod)
         return [
@@ -335,6 +337,11 @@ class Ledger:
         if gpunode is not None and gpunode.metadata.deletion_timestamp:
             with suppress(StoreConflict, StoreNotFound):  # the next round looks again
                 self._store.let_go(gpunode)
+
+    def _pods_on(self, nodes: Sequence[str]) -> Iterator[Pod]:
+        """At least all pods that are bound to these, as they are from now on."""
+        for node in nodes if len(nodes) <= FEW_NODES else (None,):
+            yield from self._store.list_pods(node)
 
     def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
         promises = dict(gpunode.spec.reservations)

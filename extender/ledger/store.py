@@ -53,8 +53,9 @@ class Store(Protocol):
     def read_heartbeat_version(self, node: str) -> str:
         """The resourceVersion of the Lease of the node's agent; empty where there is none."""
 
-    def list_pods(self) -> list[Pod]:
-        """Every pod there is, consistently."""
+    def list_pods(self, node: str | None = None) -> list[Pod]:
+        """Every pod there is, consistently; of a node those that are bound to it, and of the empty
+        name those that no node has."""
 
     def bind(self, binding: Binding) -> None:
         """Bind, atomically with the annotations; ``StoreConflict`` when a precondition fails."""

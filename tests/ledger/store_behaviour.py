@@ -158,9 +158,16 @@ class StoreBehaviour:
     def test_a_pod_is_read_and_listed_as_it_is(self, stage: Stage) -> None:
         pod = self.new_pod(stage, **{"headroom.gpu/vram": "8Gi"})
         assert self.again(stage, pod).annotation("headroom.gpu/vram") == "8Gi"
+        waits = self.new_pod(stage)
         stage.store.bind(binding(pod))
         listed = {pod.metadata.uid: pod.node for pod in stage.store.list_pods()}
         assert listed[pod.metadata.uid] == "node-a"
+        there = {each.metadata.uid for each in stage.store.list_pods("node-a")}
+        unbound = {each.metadata.uid for each in stage.store.list_pods("")}
+        assert pod.metadata.uid in there
+        assert waits.metadata.uid in unbound
+        assert there == {uid for uid, node in listed.items() if node == "node-a"}
+        assert unbound == {uid for uid, node in listed.items() if not node}
         stage.delete_pod(pod)
         assert stage.store.read_pod(pod.metadata.namespace, pod.metadata.name) is None
         assert pod.metadata.uid not in {pod.metadata.uid for pod in stage.store.list_pods()}

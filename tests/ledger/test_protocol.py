@@ -15,7 +15,15 @@ from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
 from extender.ledger.embedded import EmbeddedStore, Fault, no_fault
-from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
+from extender.ledger.protocol import (
+    FEW_NODES,
+    BindAsk,
+    Bound,
+    Declined,
+    Failed,
+    Ledger,
+    Outcome,
+)
 from extender.ledger.store import Binding
 from extender.placement.placed import Placement
 from tests.ledger.latency import Latency
@@ -689,6 +697,26 @@ class TestInitialise:
         assert stage.node().spec.initialised
         assert stage.node("m").spec.initialised
         assert stage.promised == {"uid-q"}
+
+    @pytest.mark.parametrize(
+        ("more", "lists"),
+        [
+            pytest.param(FEW_NODES - 1, FEW_NODES + 1, id="few: the unbound, and each node's"),
+            pytest.param(FEW_NODES, 2, id="more: the unbound, and all"),
+        ],
+    )
+    def test_pods_are_listed_by_node_or_all_together(
+        self, stage: Stage, more: int, lists: int
+    ) -> None:
+        names = ["n", *(f"m{number}" for number in range(more))]
+        for name in names:
+            stage.new_node(name)
+            stage.store.admit(pod(f"on-{name}", node=name))
+        assert stage.initialise(*names) == names
+        assert stage.calls.count("list_pods") == lists
+        assert [set(stage.node(name).spec.reservations) for name in names] == [
+            {f"uid-on-{name}"} for name in names
+        ]
 
     def test_what_is_ready_is_left_alone(self, stage: Stage) -> None:
         stage.new_node("n", initialised=True)

@@ -141,8 +141,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                    pass\n        sitting:",
     ),
     "initialising lists the bound pods before it touches the unbound": (
-        "        for pod in self._store.list_pods():\n            if pod.node and not pod.ended:",
-        "        for pod in pods:\n            if pod.node and not pod.ended:",
+        "        for pod in self._pods_on([gpunode.name for gpunode in waiting]):\n",
+        "        for pod in pods:\n",
     ),
     "initialising charges nobody": (
         "promises[pod.metadata.uid] = self._stamped(promise)",
@@ -162,7 +162,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {
     "        # Bindings on their way were promised": (
-        "        pods = list(self._store.list_pods())\n"
+        "        pods = list(self._pods_on([gpunode.name for gpunode in waiting]))\n"
         "        # Bindings on their way were promised"
     )
 }

@@ -125,8 +125,8 @@ class World:
     def _read_pod(self, namespace: str, name: str) -> "tuple[World, Pod | None]":
         return self, self.pods.get(name)
 
-    def _list_pods(self) -> "tuple[World, list[Pod]]":
-        return self, list(self.pods.values())
+    def _list_pods(self, node: str | None) -> "tuple[World, list[Pod]]":
+        return self, [pod for pod in self.pods.values() if node in (None, pod.node)]
 
     def _bind(self, binding: Binding) -> "tuple[World, None]":
         pod = self._guarded(binding.name, binding.uid, binding.resource_version)
@@ -182,8 +182,8 @@ class Seam:
         found: Pod | None = self._call(Call("read_pod", (namespace, name)))
         return found
 
-    def list_pods(self) -> list[Pod]:
-        found: list[Pod] = self._call(Call("list_pods", ()))
+    def list_pods(self, node: str | None = None) -> list[Pod]:
+        found: list[Pod] = self._call(Call("list_pods", (node,)))
         return found
 
     def bind(self, binding: Binding) -> None:
