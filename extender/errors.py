@@ -7,7 +7,8 @@ HeadroomError
     ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds: read again
     ├── StoreNotFound    the object is not there
     ├── StoreRefused     it will never accept this; nothing was written
-    └── OutcomeUnknown   no answer: it may or may not have been done
+    └── OutcomeUnknown   no answer, or none to go by: it may or may not have been done
+        └── StoreSilent  no answer at all: whatever else is asked has to wait as well
 """
 
 
@@ -40,4 +41,8 @@ class StoreRefused(StoreError):
 
 
 class OutcomeUnknown(StoreError):
+    pass
+
+
+class StoreSilent(OutcomeUnknown):
     pass

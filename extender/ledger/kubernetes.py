@@ -31,8 +31,9 @@ from extender.errors import (
     StoreError,
     StoreNotFound,
     StoreRefused,
+    StoreSilent,
 )
-from extender.kubeapi import ApiError, ApiStatus, KubeApi
+from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.ledger.store import Binding
 
 _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
@@ -211,7 +212,7 @@ def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T
 
 def store_error(what: str, err: ApiError) -> StoreError:
     """What an answer, or its absence, means to the protocol."""
-    kind: type[StoreError] = OutcomeUnknown
+    kind: type[StoreError] = StoreSilent if isinstance(err, NoAnswer) else OutcomeUnknown
     if isinstance(err, ApiStatus):
         match err.status:
             case 409:

@@ -7,7 +7,7 @@ order of the steps is what makes it safe (DESIGN section 6); each says below why
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Protocol
@@ -19,7 +19,14 @@ from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreNotFound, StoreRefused
+from extender.errors import (
+    OutcomeUnknown,
+    StoreConflict,
+    StoreError,
+    StoreNotFound,
+    StoreRefused,
+    StoreSilent,
+)
 from extender.ledger.store import Binding, Store
 from extender.placement.placed import Placement
 
@@ -77,6 +84,35 @@ class Failed:
 Outcome = Bound | Declined | Failed
 
 
+@dataclass(slots=True)
+class _Turn:
+    lock: Lock = field(default_factory=Lock)
+    #: Who has it, and who waits for it.
+    takers: int = 0
+
+
+class Apart:
+    """Holds back what the store refuses of one node until the others are done. Each ``with`` is
+    about one; a store that does not answer at all is waited for by nobody."""
+
+    def __init__(self) -> None:
+        self._troubles: list[StoreError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, err: BaseException | None, _where: object) -> bool:
+        if not isinstance(err, StoreError) or isinstance(err, StoreSilent):
+            return False
+        self._troubles.append(err)
+        return True
+
+    def complain(self) -> None:
+        """Raise what was held back first."""
+        if self._troubles:
+            raise self._troubles[0]
+
+
 class Ledger:
     """``written`` is told every GPUNode that we wrote, so that the next decision already knows."""
 
@@ -100,7 +136,9 @@ class Ledger:
         self._new_id = new_id
         #: Whether it is known what the node's pods sit on.
         self._known = known
-        self._turns: dict[str, Lock] = {}
+        #: Of nodes on which somebody is making a promise now.
+        self._turns: dict[str, _Turn] = {}
+        self._taking_turns = Lock()
 
     def bind(self, ask: BindAsk) -> Outcome:
         """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
@@ -168,14 +206,18 @@ class Ledger:
     def _turn(self, node: str) -> Iterator[bool]:
         """One bind of this process after the other makes its promise on a node; yields whether it
         had to wait. Compare-and-swap decides between replicas; racing ourselves would only cost."""
-        turn = self._turns.setdefault(node, Lock())
-        waited = not turn.acquire(blocking=False)
-        if waited:
-            turn.acquire()
+        with self._taking_turns:
+            turn = self._turns.setdefault(node, _Turn())
+            turn.takers += 1
+            waited = turn.takers > 1
         try:
-            yield waited
+            with turn.lock:
+                yield waited
         finally:
-            turn.release()
+            with self._taking_turns:
+                turn.takers -= 1
+                if not turn.takers:
+                    del self._turns[node]
 
     def remove(self, node: str, uid: str, left: bool = False) -> bool:
         """Take a promise back unless its pod may run there; the only way, for anyone, any time.
@@ -278,18 +320,20 @@ class Ledger:
         """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.
 
         A node whose devices are not known gets its object, and is initialised when they are: only
-        then is it known what its pods sit on. Store errors are raised; calling
-        again is harmless.
+        then is it known what its pods sit on. Store errors are raised, one that is about a single
+        node when all the others are done; calling again is harmless.
         """
-        waiting = [
-            gpunode
-            for node in nodes
-            if (gpunode := self._read_or_create(node))
-            and not gpunode.spec.initialised
-            and self._known(gpunode)
-        ]
-        if not waiting:
-            return []
+        apart, waiting = Apart(), list[GPUNode]()
+        for node in nodes:
+            with apart:
+                gpunode = self._read_or_create(node)
+                if gpunode and not gpunode.spec.initialised and self._known(gpunode):
+                    waiting.append(gpunode)
+        made = self._initialise(waiting, apart) if waiting else []
+        apart.complain()
+        return made
+
+    def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
         # Bindings on their way were promised on an object that is gone: make them fail, so that
         # the list after this shows every pod that there is and will be without a promise here.
         for pod in self._store.list_pods(node=""):
@@ -301,11 +345,12 @@ class Ledger:
         for pod in self._pods_on([gpunode.name for gpunode in waiting]):
             if pod.node and not pod.ended:
                 sitting.setdefault(pod.node, []).append(pod)
-        return [
-            gpunode.name
-            for gpunode in waiting
-            if self._charge_all(gpunode, sitting.get(gpunode.name, ()))
-        ]
+        made: list[str] = []
+        for gpunode in waiting:
+            with apart:
+                if self._charge_all(gpunode, sitting.get(gpunode.name, ())):
+                    made.append(gpunode.name)
+        return made
 
     def wake(self, pod: Pod) -> str | None:
         """Make kube-scheduler try the pod again, as it does when its annotations change.
@@ -327,16 +372,21 @@ class Ledger:
             current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
         return None
 
-    def let_go(self, name: str) -> None:
-        """End a GPUNode that somebody deletes: with its Node, or by hand.
+    def let_go(self, names: Iterable[str]) -> None:
+        """End these GPUNodes, where somebody deletes them: with their Nodes, or by hand.
 
-        Its promises are lost with it, which is safe: nothing is placed on a node without one, and
-        what sits there is charged before the next takes anything. Store errors are raised.
+        Their promises are lost with them, which is safe: nothing is placed on a node without one,
+        and what sits there is charged before the next takes anything. Store errors are raised, one
+        that is about a single node when all the others are done.
         """
-        gpunode = self._store.read_gpunode(name)
-        if gpunode is not None and gpunode.metadata.deletion_timestamp:
-            with suppress(StoreConflict, StoreNotFound):  # the next round looks again
-                self._store.let_go(gpunode)
+        apart = Apart()
+        for name in names:
+            with apart:
+                gpunode = self._store.read_gpunode(name)
+                if gpunode is not None and gpunode.metadata.deletion_timestamp:
+                    with suppress(StoreConflict, StoreNotFound):  # the next round looks again
+                        self._store.let_go(gpunode)
+        apart.complain()
 
     def _pods_on(self, nodes: Sequence[str]) -> Iterator[Pod]:
         """At least all pods that are bound to these, as they are from now on."""

@@ -275,14 +275,13 @@ class Extender:
         await self.settle(ledger, everywhere=True)
         if self.unready():
             return
-        try:
-            for node in dying(self.cluster):
-                await self.loop.run_in_executor(self._pool, ledger.let_go, node)
-            if waiting := uninitialised(self.cluster):
+        if gone := dying(self.cluster):
+            with _told():
+                await self.loop.run_in_executor(self._pool, ledger.let_go, gone)
+        if waiting := uninitialised(self.cluster):
+            with _told():
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
                 log.info("nodes_initialised", nodes=ready)
-        except StoreError as err:
-            log.warning("chores_failed", message=str(err))
         await self._announcing.tell(notices(self.cluster))
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
@@ -377,6 +376,15 @@ async def serve(
         await asyncio.gather(*running)
     finally:
         chores.cancel()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """A chore that the store refuses keeps nobody from the next one."""
+    try:
+        yield
+    except StoreError as err:
+        log.warning("chores_failed", message=str(err))
 
 
 def _was_refused(event: Event) -> bool:

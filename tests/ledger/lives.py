@@ -219,7 +219,7 @@ class Cluster:
                     if version := ledger.departed_by(node, uid, promise):
                         self.replicas[i].hear([DepartureMarked(node, uid, version)])
                 case str(name):
-                    ledger.let_go(name)
+                    ledger.let_go([name])
                 case node:
                     ledger.initialise([node])
 

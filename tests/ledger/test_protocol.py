@@ -13,7 +13,7 @@ from contract.annotations import FINALIZER, PLACEMENT, RETRY, TOUCHED, VRAM
 from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
 from extender.ledger.embedded import EmbeddedStore, Fault, no_fault
 from extender.ledger.protocol import (
     FEW_NODES,
@@ -159,6 +159,9 @@ class Stage:
     def initialise(self, *names: str) -> list[str]:
         nodes = [Node(metadata=ObjectMeta(name=name, uid=f"node-{name}")) for name in names]
         return self._watched(lambda: self.ledger.initialise(nodes))
+
+    def let_go(self, *names: str) -> None:
+        self._watched(lambda: self.ledger.let_go(names))
 
     def _watched(self, work: Callable[[], T]) -> T:
         self.calls.clear()
@@ -670,6 +673,25 @@ class TestInitialise:
         stage.fault = once("write_spec", "before", lambda: deed(stage))
         assert stage.initialise("n", "m") == ["m"]
 
+    @pytest.mark.parametrize("answer", [StoreRefused, OutcomeUnknown])
+    @pytest.mark.parametrize("operation", ["read_gpunode", "create_gpunode", "write_spec"])
+    def test_what_the_store_refuses_of_one_node_leaves_the_others_alone(
+        self, stage: Stage, operation: str, answer: type[StoreError]
+    ) -> None:
+        if operation != "create_gpunode":
+            stage.new_node("n")
+        stage.new_node("m")
+        stage.fault = once(operation, "before", raises(answer))
+        with pytest.raises(answer):
+            stage.initialise("n", "m")
+        assert stage.node("m").spec.initialised
+
+    def test_a_store_that_does_not_answer_is_not_asked_about_every_node(self, stage: Stage) -> None:
+        stage.fault = once("read_gpunode", "before", raises(StoreSilent))
+        with pytest.raises(StoreSilent):
+            stage.initialise("n", "m")
+        assert stage.calls == ["read_gpunode"]
+
     def test_an_object_created_by_another_replica_meanwhile_is_its_affair(
         self, stage: Stage
     ) -> None:
@@ -726,6 +748,21 @@ class TestInitialise:
         assert stage.node() == before
 
 
+class TestLetGo:
+    @pytest.mark.parametrize("operation", ["read_gpunode", "let_go"])
+    def test_what_the_store_refuses_of_one_node_leaves_the_others_alone(
+        self, stage: Stage, operation: str
+    ) -> None:
+        for name in ("l", "m"):
+            held = ObjectMeta(name=name, finalizers=[FINALIZER], deletion_timestamp="now")
+            stage.store.create_gpunode(GPUNode(metadata=held))
+        stage.fault = once(operation, "before", raises(StoreRefused))
+        with pytest.raises(StoreRefused):
+            stage.let_go("l", "m")
+        assert stage.store.read_gpunode("l") is not None
+        assert stage.store.read_gpunode("m") is None
+
+
 class TestPromisedFigure:
     def test_it_adds_up_what_is_promised(self, stage: Stage) -> None:
         stage.store.admit(pod("q", asked=4))
@@ -767,3 +804,12 @@ def test_many_threads_bind_one_node_and_none_gives_up() -> None:
     run_together(binders, bind)
     assert outcomes.count(Bound()) == 10
     assert outcomes.count(Declined(Reason.MEMORY_ON_ANY)) == binders - 10
+
+
+def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:
+    kept: list[set[str]] = []
+    stage.fault = lambda operation, when: kept.append(set(stage.ledger._turns))
+    assert stage.bind() == Bound()
+    assert {"n"} in kept
+    assert stage.bind(stage.ask(pod(), node="gone", held=False)) == Declined(Reason.NO_REPORT)
+    assert not stage.ledger._turns

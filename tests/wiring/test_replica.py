@@ -3,12 +3,15 @@
 import asyncio
 import threading
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import cast
 
+from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
-from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.errors import StoreRefused
 from extender.ledger.protocol import Ledger
 from extender.settings import Settings
 from extender.wiring.replica import Extender
@@ -42,6 +45,28 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
 
     assert asyncio.run(play("pods were not listed yet")) == []
     assert asyncio.run(play("")) == ["u"]
+
+
+def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() -> None:
+    async def play() -> list[str]:
+        extender = Extender(Settings(), unready=lambda: "")
+        initialised: list[str] = []
+
+        class Hands:
+            def let_go(self, names: Iterable[str]) -> None:
+                raise StoreRefused(f"let go of {list(names)}")
+
+            def initialise(self, nodes: Iterable[Node]) -> list[str]:
+                initialised.extend(node.metadata.name for node in nodes)
+                return initialised
+
+        held = ObjectMeta(name="old", finalizers=[FINALIZER], deletion_timestamp="now")
+        old = GPUNode(metadata=held, spec=GPUNodeSpec())
+        extender.deliver([NodeSeen(kube_node("n")), GPUNodeSeen(old, 0.0)])
+        await extender.tidy_once(cast(Ledger, Hands()))
+        return initialised
+
+    assert asyncio.run(play()) == ["n"]
 
 
 def test_what_another_thread_heard_first_is_applied_first() -> None:
