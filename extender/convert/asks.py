@@ -16,6 +16,10 @@ from contract.quantity import parse_bytes
 
 MIB = 1 << 20
 MAX_DEVICES_ASKED = 1024
+#: No device has so much: a figure in another unit, or one that has a unit of its own.
+TOO_MANY_BYTES = 1 << 40
+#: Bytes -> name, and how many of it are 8 GiB.
+_UNITS = {1 << 30: ("GiB", 8), MIB: ("MiB", 8192)}
 _DECIMAL = re.compile(r"[0-9]{0,4}(?:\.[0-9]{0,18})?", re.ASCII)
 
 
@@ -46,7 +50,14 @@ def in_units(value: object, unit_bytes: int) -> Bytes | None:
         units = parse_bytes(text)
     except BadQuantity as err:
         raise Unclear(str(err)) from err
-    return _amount(units * unit_bytes, text)
+    count_bytes = units * unit_bytes
+    if unit_bytes > 1 and count_bytes >= TOO_MANY_BYTES:
+        name, eight = _UNITS[unit_bytes]
+        raise Unclear(
+            f"{shortened(text)} {name} is more than any device has; the figure counts {name}, "
+            f"right is, for example, {eight}"
+        )
+    return _amount(count_bytes, text)
 
 
 def quantity(value: object) -> Bytes | None:

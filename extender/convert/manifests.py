@@ -6,7 +6,7 @@ allocator comes out byte for byte.
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 
 from extender.convert.findings import BadManifest, Finding, Weight
-from extender.convert.template import Template, is_theirs
+from extender.convert.template import Template, is_theirs, unconverted
 
 #: Kind -> where its pod template is.
 TEMPLATES = {
@@ -76,7 +76,7 @@ def convert(text: str, options: Options) -> Converted:
             )
         if odd := _odd_key(document):
             raise BadManifest(f"line {odd}: a key is no word; {_RENDER_FIRST}")
-        if index in aliased and any(True for _ in _theirs(document)):
+        if index in aliased and any(True for _ in _keys(document, is_theirs)):
             message = "left as it was: it uses a YAML alias (*name); write out what it stands for"
             where = _name(document)
             findings.append(Finding(Weight.NOT_UNDERSTOOD, aliased[index], where, message))
@@ -97,7 +97,16 @@ def convert(text: str, options: Options) -> Converted:
                 _name(document),
                 f"{key}: not in a pod template of {', '.join(TEMPLATES)}; left as it was",
             )
-            for key, line in _theirs(document)
+            for key, line in _keys(document, is_theirs)
+        ] + [
+            Finding(
+                Weight.NOT_UNDERSTOOD,
+                line,
+                _name(document),
+                f"{key}: {unconverted(key)} is not converted, only KAI, HAMi and gpushare; "
+                "left as it was",
+            )
+            for key, line in _keys(document, unconverted)
         ]
     if not changed:
         return Converted(text, tuple(findings))
@@ -181,19 +190,19 @@ def _misshapen(pod: Any) -> str:
     return ""
 
 
-def _theirs(node: Any) -> Iterator[tuple[str, int | None]]:
-    """Keys that speak to another allocator, wherever they are, each with its line."""
+def _keys(node: Any, wanted: Callable[[object], object]) -> Iterator[tuple[str, int | None]]:
+    """Those that are wanted, wherever they are, each with its line."""
     if isinstance(node, dict):
         for key, value in node.items():
-            if is_theirs(key):
+            if wanted(key):
                 try:
                     yield str(key), node.lc.key(key)[0] + 1  # type: ignore[attr-defined]
                 except (AttributeError, KeyError, TypeError):
                     yield str(key), None
-            yield from _theirs(value)
+            yield from _keys(value, wanted)
     elif isinstance(node, list):
         for value in node:
-            yield from _theirs(value)
+            yield from _keys(value, wanted)
 
 
 def _odd_key(node: Any, line: int = 1) -> int | None:

@@ -31,6 +31,7 @@ SCHEDULERS = {"kai-scheduler": "KAI", "hami-scheduler": "HAMi"}
 KAI_ASKS = ("gpu-fraction", "gpu-memory", "gpu-fraction-num-devices", "gpu-fraction-container-name")
 _NV_FRACTION = re.compile(r"nvidia\.com/container\.(.+)\.(gpu-memory\.(?:request|limit))")
 HAMI_MEMORY, HAMI_PERCENT = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
+HAMI_RESOURCES = (HAMI_MEMORY, HAMI_PERCENT, "nvidia.com/gpucores", "nvidia.com/priority")
 GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
 
 #: Resource or annotation -> why it is lost. They are taken out.
@@ -38,6 +39,8 @@ LOST_RESOURCES = {
     "nvidia.com/gpucores": "compute is not divided here; annotation headroom.gpu/max-sm keeps a "
     "pod off busy devices",
     "nvidia.com/priority": "there is no priority between pods on one device",
+    "aliyun.com/gpu-core.percentage": "compute is not divided here; annotation "
+    "headroom.gpu/max-sm keeps a pod off busy devices",
 }
 LOST_ANNOTATIONS = {
     "gpu-fraction-limit": "a pod may not use more than it asks for",
@@ -59,6 +62,16 @@ _STAMPS = re.compile(
     r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
     r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"
 )
+
+
+#: What others call a part of a GPU -> whose word it is. Nobody here knows what they mean by it.
+_UNKNOWN_TONGUES = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
+
+
+def unconverted(key: object) -> str:
+    """Who else shares GPUs under this name and is not converted; empty for nobody."""
+    tongues = _UNKNOWN_TONGUES.items()
+    return next((who for word, who in tongues if str(key).startswith(word)), "")
 
 
 def is_theirs(key: object) -> bool:
@@ -162,7 +175,7 @@ class Template:
     def _read_resources(self, container: Yaml) -> None:
         asked = {**_part(container, "requests"), **_part(container, "limits")}
         name = str(container["name"])
-        hami = [k for k in (HAMI_MEMORY, HAMI_PERCENT, *LOST_RESOURCES) if k in asked]
+        hami = [k for k in HAMI_RESOURCES if k in asked]
         if hami:
             devices = self._value(asked, GPU, count) if GPU in asked else 1
             amount: Bytes | Share | None = None
@@ -174,16 +187,28 @@ class Template:
             self._add("HAMi", name, TheirAsk(amount or Share(PPM), devices))
         if GPUSHARE_MEMORY in asked:
             unit_bytes = self.memory_unit_bytes
-            units = self._value(asked, GPUSHARE_MEMORY, lambda v: in_units(v, unit_bytes))
+            try:
+                units = self._value(asked, GPUSHARE_MEMORY, lambda v: in_units(v, unit_bytes))
+            except Unclear as err:
+                raise Unclear(f"{err}; what it counts is given by --memory-unit") from err
             if units is not None:
                 self._add("gpushare", name, TheirAsk(units))
+                taken, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
+                self._find(
+                    Weight.CHANGED,
+                    _line(asked, GPUSHARE_MEMORY),
+                    f"{GPUSHARE_MEMORY}: {asked[GPUSHARE_MEMORY]} is taken for {taken}; "
+                    f"if gpushare's plugin counts {other}: --memory-unit {other}",
+                )
 
     def _add(self, speaker: str, name: str, ask: TheirAsk) -> None:
         if name in self._asks:
             raise Unclear(f"container {name!r:.80} asks twice")
         own = next(c for c in self._containers() if c["name"] == name)
         if speaker != "HAMi" and (GPU in _part(own, "limits") or GPU in _part(own, "requests")):
-            raise Unclear(f"container {name!r:.80} asks for {GPU} and for a part of one")
+            raise Unclear(
+                f"container {name!r:.80} asks for {GPU} and for a part of one; take one of them out"
+            )
         self._speakers.add(speaker)
         self._asks[name] = ask
 
@@ -207,7 +232,9 @@ class Template:
                 self._find(Weight.LOST, line, f"{name}: written when a pod was placed")
             elif part is labels or not (name in KAI_ASKS or _NV_FRACTION.fullmatch(name)):
                 if part is labels and name in QUEUES:
-                    self._find(Weight.LOST, line, f"{name}: there are no queues here")
+                    self._find(
+                        Weight.LOST, line, f"{name}: there are no queues here; the label is kept"
+                    )
                 continue
             del part[key]
             changed = True
@@ -256,12 +283,7 @@ class Template:
                         "shared, two replicas can be of one device",
                     )
         amounts = {name: ask.amount for name, ask in self._asks.items()}
-        holders = {
-            str(c["name"])
-            for c in self._containers()
-            if GPU in _part(c, "limits") or GPU in _part(c, "requests")
-        }
-        alike = len(set(amounts.values())) == 1 and holders == amounts.keys()
+        alike = len(set(amounts.values())) == 1 and self._holders() == amounts.keys()
         vram = (
             VramAnnotation(everywhere=next(iter(amounts.values())))
             if alike
@@ -272,7 +294,8 @@ class Template:
             self._find(
                 Weight.CHANGED,
                 None,
-                f"{text}: a share of what pods can be given of the device; it was one of all of it",
+                f"{VRAM}: {text}: of the memory that pods can be given; it was of all that the "
+                "device has, the driver's part included",
             )
         _mapping(_mapping(self.pod, "metadata"), "annotations")[VRAM] = text
 
@@ -280,13 +303,20 @@ class Template:
         spec = self.pod["spec"]
         theirs = SCHEDULERS.get(str(spec.get("schedulerName", "")))
         line = _line(spec, "schedulerName")
-        if theirs is not None:
+        if theirs is not None and not self._asks and not self._holders():
             self._find(
                 Weight.CHANGED,
                 line,
-                f"schedulerName: was {theirs}'s, is now "
-                f"{self.scheduler_name or 'left out: give one with --scheduler-name'}",
+                f"schedulerName: is {theirs}'s and was kept, since the pod asks for no {GPU}",
             )
+            return False
+        if theirs is not None:
+            now = f"is now {self.scheduler_name}"
+            if not self.scheduler_name:
+                now = (
+                    "is left out now, for the cluster's default; --scheduler-name NAME sets another"
+                )
+            self._find(Weight.CHANGED, line, f"schedulerName: was {theirs}'s, {now}")
         elif not self._asks:
             return False
         if self.scheduler_name:
@@ -307,6 +337,14 @@ class Template:
         spec = self.pod["spec"]
         for part in ("initContainers", "containers") if init else ("containers",):
             yield from spec.get(part) or ()
+
+    def _holders(self) -> set[str]:
+        """Containers that ask for a GPU by now."""
+        return {
+            str(c["name"])
+            for c in self._containers()
+            if GPU in _part(c, "limits") or GPU in _part(c, "requests")
+        }
 
     def _find(self, weight: Weight, line: int | None, message: str) -> None:
         self.findings.append(Finding(weight, line or _line(self.pod, "spec"), self.where, message))

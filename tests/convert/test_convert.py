@@ -92,7 +92,7 @@ def test_what_came_out_has_nothing_left_to_convert(name: str) -> None:
 @SLOW_YAML
 @given(units=st.integers(1, 1 << 18), unit=st.sampled_from([1 << 20, 1 << 30]))
 def test_gpushare_units_are_the_plugins(units: int, unit: int) -> None:
-    if units * unit > 1 << 44:
+    if units * unit >= 1 << 40:
         units = 1
     pod = converted(limits({"aliyun.com/gpu-mem": units}), memory_unit_bytes=unit)
     assert asked(pod) == {"c0": (Bytes(units * unit), 1)}
@@ -100,7 +100,7 @@ def test_gpushare_units_are_the_plugins(units: int, unit: int) -> None:
 
 
 @SLOW_YAML
-@given(mib=st.integers(1, 1 << 24), devices=st.integers(1, 16), as_text=st.booleans())
+@given(mib=st.integers(1, (1 << 20) - 1), devices=st.integers(1, 16), as_text=st.booleans())
 def test_hami_and_kai_count_mebibytes_on_each_device(mib: int, devices: int, as_text: bool) -> None:
     value = str(mib) if as_text else mib
     pod = converted(limits({"nvidia.com/gpumem": value, "nvidia.com/gpu": devices}))
@@ -170,6 +170,14 @@ def test_a_scheduler_of_ones_own_is_kept_and_another_can_be_given() -> None:
     whole = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     theirs = pod_of({}, whole, schedulerName="kai-scheduler")
     assert "schedulerName" not in converted(theirs)["spec"]
+    mlu = {"name": "main", "resources": {"limits": {"cambricon.com/vmlu": 1}}}
+    other = pod_of({}, mlu, schedulerName="hami-scheduler")
+    assert converted(other, scheduler_name="headroom")["spec"]["schedulerName"] == "hami-scheduler"
+
+
+def test_what_gpushare_says_of_compute_is_not_left_for_a_plugin_that_is_gone() -> None:
+    pod = converted(limits({"aliyun.com/gpu-mem": 3, "aliyun.com/gpu-core.percentage": 30}))
+    assert pod["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,23 @@ def test_a_scheduler_of_ones_own_is_kept_and_another_can_be_given() -> None:
         pytest.param(kai(gpu_fraction="0"), "gpu-fraction: '0' is not a fraction", id="zero"),
         pytest.param(kai(gpu_fraction="half"), "gpu-fraction: 'half' is not", id="a word"),
         pytest.param(kai(gpu_fraction="."), "gpu-fraction: '.' is not", id="a point"),
-        pytest.param(kai(gpu_memory="8Gi"), "is not what any device has", id="a unit on a unit"),
+        pytest.param(
+            kai(gpu_memory="8Gi"),
+            "gpu-memory: '8Gi' MiB is more than any device has; the figure counts MiB, right is, "
+            "for example, 8192",
+            id="a unit on a unit",
+        ),
+        pytest.param(
+            limits({"aliyun.com/gpu-mem": 8138}),
+            "aliyun.com/gpu-mem: '8138' GiB is more than any device has; the figure counts GiB, "
+            "right is, for example, 8; what it counts is given by --memory-unit",
+            id="MiB taken for GiB",
+        ),
+        pytest.param(
+            limits({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}),
+            "volcano.sh/vgpu-memory: Volcano is not converted, only KAI, HAMi and gpushare",
+            id="somebody else's",
+        ),
         pytest.param(kai(gpu_memory="0"), "gpu-memory asks for nothing", id="no memory"),
         pytest.param(kai(gpu_memory="-5"), "gpu-memory: '-5'", id="less than none"),
         pytest.param(
