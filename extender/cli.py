@@ -178,6 +178,8 @@ def doctor(
         raise typer.Exit(2) from err
     for finding in found:
         typer.echo(line(finding))
+    if not found:
+        typer.echo("headroom: nothing to do, as far as can be seen", err=True)
     if any(finding.weight is Weight.WARNING for finding in found):
         raise typer.Exit(1)
 

@@ -72,6 +72,7 @@ def test_the_doctor_looks_at_a_fleet_file(tmp_path: Path) -> None:
     path.write_text(FLEET)
     told = headroom("doctor", "--fleet", str(path))
     assert (told.stdout, told.returncode) == ("", 0)
+    assert told.stderr == "headroom: nothing to do, as far as can be seen\n"
 
 
 def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:

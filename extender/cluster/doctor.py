@@ -181,7 +181,7 @@ _CURES = {
     Reason.NOT_INITIALISED: "see whether an extender runs: it sets the ledger up within seconds",
     Reason.BAD_NODE_ANNOTATION: f"right are, for example, {RESERVE}: 512Mi and "
     f"{DEVICE_CHOICE}: predicted",
-    Reason.CANNOT_PIN: "start the plugin with DEVICE_LIST_STRATEGY=envvar, or take the annotation "
+    Reason.CANNOT_PIN: "see to what the brackets name, or take the annotation "
     f"{DEVICE_CHOICE}: pinned away",
     Reason.MIG_CHANGING: "wait for the MIG manager; its pod says what it waits for",
     Reason.MIG_FAILED: "see the log of the MIG manager's pod there: often a GPU was still in use",
