@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from contract import gpunode
 from contract.annotations import VRAM
-from contract.gpunode import Plugin, PodUse, Replicas, Reservation
+from contract.gpunode import PodUse, Replicas, Reservation
 from extender.placement.snapshot import NodeTerms
+from tests import driver
 from tests.builders import FRESH_S, container, device, judged, pod, promise, shared, terms
 from tests.nvidia.stock import StockPlugin
+from tests.standin.plugin import Plugin, Settings
 
 #: Answers to the same question after which a device that never came is taken never to come.
 ENOUGH = 600
@@ -70,7 +73,7 @@ class State:
             f"u{number}": promise({}) for number in range(self.waiting)
         }
         policy = "restricted" if self.aligned else "none"
-        plugin = Plugin(allocation_policy="distributed", topology_manager_policy=policy)
+        plugin = gpunode.Plugin(allocation_policy="distributed", topology_manager_policy=policy)
         weighed = terms(*devices, pods=rows, promises=promises, plugin=plugin)
         asked = pod(None, container(gpus=self.size), annotations={VRAM: "1M"})
         _, verdicts = judged(asked, NodeTerms("n", None, FRESH_S, weighed))
@@ -127,6 +130,23 @@ def _asked(plugin: StockPlugin, state: State, offer: Sequence[str]) -> list[list
     # The kubelet takes all that is aligned without asking, then asks for the rest of all.
     every = state.ids([gpu.numa for gpu in state.gpus])
     return plugin.prefer(every, offer[: state.size], state.size)
+
+
+def modelled(state: State, release: int) -> set[int]:
+    """The devices of which a plugin of this release, 19 or 20, may give some to the next container,
+    by the model of ``tests/standin``."""
+    gpus = [driver.Gpu(f"GPU-{index}") for index in range(len(state.gpus))]
+    plugin = Plugin(gpus, Settings(state.replicas, release=release))
+    every = state.ids([gpu.numa for gpu in state.gpus])
+    found: set[int] = set()
+    for offer in state.offers():
+        # As in ``_asked``.
+        rest = state.size < len(offer)
+        available, must = (offer, []) if rest else (every, offer[: state.size])
+        found.update(devices_of(must))
+        for picked in plugin.options(available, must, state.size):
+            found.update(devices_of([device for device, _ in picked]))
+    return found
 
 
 def walked(plugin: StockPlugin, state: State, draw: random.Random) -> int:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.nvidia.recorded import Recording, pinned_version, recorded
+from tests.nvidia.states import modelled
 from tests.placement import brute
 
 RECORDED = recorded()
@@ -31,6 +32,18 @@ def test_recorded_answers_to_a_container_that_asks_for_several_are_among_our_can
     """At once the plugin, of this version, gives less than its rule allows."""
     for recording in SEVERAL:
         assert set(recording.given) <= could_get(who, recording), recording
+
+
+def test_of_several_replicas_each_release_gives_its_part_of_our_candidates() -> None:
+    """v0.19.3 goes on with the device that it took last, v0.20.0 with one that it has not taken
+    yet. No report tells which of them runs, and together they give all candidates."""
+    narrower = 0
+    for recording in SEVERAL:
+        state, given = recording.state(), set(recording.given)
+        assert given == modelled(state, release=19), recording
+        assert given | modelled(state, release=20) == state.predicted(), recording
+        narrower += given < state.predicted()
+    assert narrower > 50
 
 
 def test_recorded_answers_after_pods_on_their_way_are_among_our_candidates() -> None:

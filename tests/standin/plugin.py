@@ -194,12 +194,15 @@ class _Line:
     """The plugin's list of candidates while it picks: sorted again for each pick, first one taken.
 
     Its order is random at first (a Go map's). Go's ``sort.Slice`` keeps the order of equals while
-    there are twelve at most, so that a device which has caught up with others stays before them;
-    of more than twelve any may come first.
+    there are twelve at most, and of more where they are in order already: so a device which has
+    caught up with others stays before them. Where it has something to sort of more than twelve, any
+    of equals may come first.
     """
 
     settings: Settings
     blocks: tuple[_Block, ...]
+    #: Whether it needs no sorting.
+    in_order: bool = False
 
     def first(self) -> list[str]:
         """The devices that the next pick may be of."""
@@ -210,17 +213,21 @@ class _Line:
         block, *rest = self._sorted()
         left = dict(block.free)
         remaining = left.pop(device) - 1
+        # Else what is left of the device is mixed with its neighbours.
+        in_order = not (left and remaining)
         if left:
             rest.insert(0, _Block(block.rank, counts(left)))
         if remaining:
             sign = -1 if self.settings.policy == "packed" else 1
             rank = block.rank[0] + sign, block.rank[1] + (self.settings.release >= 20)
             place = sum(each.rank < rank for each in rest)
+            in_order = in_order and place == 0
             rest.insert(place, _Block(rank, ((device, remaining),)))
-        return _Line(self.settings, tuple(rest))
+        return _Line(self.settings, tuple(rest), in_order)
 
     def _sorted(self) -> list[_Block]:
-        if sum(count for block in self.blocks for _, count in block.free) <= STABLE:
+        free = sum(count for block in self.blocks for _, count in block.free)
+        if self.in_order or free <= STABLE:
             return list(self.blocks)
         ranks = sorted({block.rank for block in self.blocks})
         return [
