@@ -7,7 +7,8 @@ nothing; one large pod among small ones closes its node for every large pod. The
 best where it makes its device look like those that have as many pods already.
 
 Only a preference: what is reckoned wrongly here costs density, never safety. Where a device is
-not chosen by its level, or a pod asks for several replicas, nothing is said.
+not chosen by its level, because it is ours to choose, or a pod asks for several replicas, nothing
+is said.
 """
 
 import numpy as np
@@ -39,6 +40,6 @@ def more_wasted(verdict: AskVerdict, snap: Snapshot) -> Rows:
     # Absurd figures would overflow when they are multiplied.
     apart = np.maximum(np.minimum(own - least, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES)
     left, joined = np.where(apart >= 0, apart, -apart * others.sum(axis=2))
-    known = could[given] & (columns.replicas[given] > 1)
+    known = could[given] & (columns.replicas[given] > 1) & ~verdict.all_ours
     change: Rows = (joined - left) * known
     return change

@@ -9,7 +9,7 @@ from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.amounts import Places, needed
 from extender.placement.candidates import Mask, candidates, slots_of
-from extender.placement.environment import by_environment, overruled
+from extender.placement.environment import Nodes, by_environment, overruled
 from extender.placement.mps import above_cap
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import (
@@ -50,6 +50,8 @@ class AskVerdict:
     all_candidates: Mask
     all_need_bytes: Bytes2D
     all_room_bytes: Bytes2D
+    #: (nodes,) where the device is ours to choose, not the plugin's.
+    all_ours: Nodes
 
     @property
     def candidates(self) -> Mask:
@@ -184,7 +186,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if stuck is not None:
         # Enough memory where replicas are too few.
         codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
-    return AskVerdict(ask, rows, codes, could, need, room)
+    ours = steered if by_itself is None else by_itself.pinned
+    return AskVerdict(ask, rows, codes, could, need, room, ours)
 
 
 def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, spreads: bool) -> Mask:

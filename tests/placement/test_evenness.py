@@ -1,20 +1,25 @@
 """What a pod makes unreachable on a node, against the definition; and whom that makes win."""
 
 import random
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from contract.annotations import VRAM
 from contract.gpunode import Replicas
+from contract.kube import Pod
 from extender.placement.evenness import more_wasted
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms
 from tests.builders import (
     DISTRIBUTED,
     GIB,
+    GPU,
     container,
     device,
+    following,
     judged,
     pod,
     promise,
@@ -27,19 +32,18 @@ from tests.builders import (
 REPLICAS = 4
 
 
-def node(name: str, *sizes: tuple[int, ...], **how: int) -> NodeTerms:
+def node(name: str, *sizes: tuple[int, ...], **how: Any) -> NodeTerms:
     """GPUs of 24 GiB that hold pods of so many GiB each."""
+    how = {"plugin": DISTRIBUTED, **how}
     devices, uses, promises = [], [], {}
     for index, held in enumerate(sizes):
         uuid = f"{name}-{index}"
-        devices.append(
-            shared(uuid, REPLICAS - len(held), len(held), used_bytes=sum(held) * GIB, **how)
-        )
+        devices.append(shared(uuid, REPLICAS - len(held), len(held), used_bytes=sum(held) * GIB))
         for number, size in enumerate(held):
             uid = f"{uuid}-{number}"
             uses.append(use(uid, uuid, size * GIB, replica=uid))
             promises[uid] = promise({uuid: size * GIB})
-    return weighed(*devices, name=name, pods=uses, promises=promises, plugin=DISTRIBUTED)
+    return weighed(*devices, name=name, pods=uses, promises=promises, **how)
 
 
 def wasted(what: str, *nodes: NodeTerms) -> list[int]:
@@ -103,6 +107,30 @@ def test_nothing_is_said_where_levels_do_not_decide() -> None:
     assert wasted("4Gi", weighed(device("a"), device("b"))) == [0]
     snap, verdicts = judged(pod("4Gi", container(gpus=2)), node("n", (4,), ()))
     assert more_wasted(verdicts.asks[0], snap).tolist() == [0]
+
+
+STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
+
+
+@pytest.mark.parametrize(
+    ("asked", "how"),
+    [
+        pytest.param(pod("16Gi"), {"plugin": STEERED}, id="steered"),
+        pytest.param(pod("16Gi", following(container(), 0)), {"pins": True}, id="pinned"),
+    ],
+)
+def test_where_the_device_is_ours_to_choose_the_least_left_wins(
+    asked: Pod, how: dict[str, Any]
+) -> None:
+    """The plugin would be pleased with the other one: there all levels stay alike."""
+    tight = node("tight", (7,), (1, 1), **how)
+    alike = node("alike", (16,), (16,), (), **how)
+    snap, verdicts = judged(asked, tight, alike)
+    assert more_wasted(verdicts.asks[0], snap).tolist() == [0, 0]
+    place = rank(request(asked), snap, verdicts).winner
+    assert place == 0
+    by_plugin = node("tight", (7,), (1, 1)), node("alike", (16,), (16,), ())
+    assert winner("16Gi", *by_plugin) == "alike"
 
 
 def test_a_node_without_devices_disturbs_nobody() -> None:
