@@ -59,6 +59,9 @@ DEFAULT_PACE = Pace()
 #: A watch that ends sooner, with nothing said, is a failure: without a pause it would be asked for
 #: again hundreds of times a second.
 _SHORT_S = 1.0
+#: A watch that went on for so long has worked, also of a kind of which there was nothing to say:
+#: what breaks it is no further failure in a row. Else quiet kinds wait longest, and make us blind.
+_LONG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,8 @@ class Reflector:
                 raise NoAnswer(f"WATCH {self._path}: ended at once, with nothing said")
             self._backoff.reset()
         finally:
+            if self._clock() - begun_s > _LONG_S:
+                self._backoff.reset()
             with self._lock:
                 self._stream = None
             stream.close()

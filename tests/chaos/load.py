@@ -84,7 +84,7 @@ class _Client:
     def _choose(self) -> str:
         """Half of the time a pod is created, else one goes."""
         if len(self._mine) < self._most and (not self._mine or self._lots.random() < 0.5):
-            return "bypass" if self._lots.random() < 0.03 else "create"
+            return "bypass" if self._lots.random() < 0.08 else "create"
         return self._lots.choices(("delete", "force", "replace"), (6, 2, 2))[0]
 
     def _create(self, name: str = "", **spec: Any) -> None:

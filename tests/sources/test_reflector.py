@@ -105,6 +105,7 @@ def following(
     kind: str = "nodes",
     pace: Pace = QUICK,
     deliver: Callable[[Sequence[Event]], None] | None = None,
+    clock: Callable[[], float] = lambda: 100.0,
 ) -> Iterator[Followed]:
     seen = Recorder()
     waits: list[float] = []
@@ -115,9 +116,9 @@ def following(
             api,
             deliver or seen,
             pace=pace,
-            clock=lambda: 100.0,
             jitter=lambda: 1.0,
             wait=waits.append,
+            clock=clock,
         )
         thread = threading.Thread(target=reflector.run)
         thread.start()
@@ -307,6 +308,21 @@ def test_failures_in_a_row_wait_longer_until_something_is_heard() -> None:
     with following(down, nonsense, Exchange.hang, page(5), heard, down, page(6), HANG) as followed:
         followed.seen.until(lambda _: len(followed.server.requests) == 8)
     assert followed.waits[:5] == [1.0, 2.0, 4.0, 1.0, 2.0]
+
+
+def test_a_watch_that_went_on_for_long_and_said_nothing_has_worked() -> None:
+    """Of a quiet kind: what broke it has nothing to do with what failed an hour ago."""
+    now_s = 0.0
+
+    def goes_on(exchange: Exchange) -> None:
+        nonlocal now_s
+        now_s += 30.0
+        breaks_off(exchange)
+
+    script = [page(5), watch(then=breaks_off), watch(then=breaks_off), watch(then=goes_on)]
+    with following(*script, watch(then=breaks_off), clock=lambda: now_s) as followed:
+        followed.seen.until(lambda _: len(followed.waits) >= 4)
+    assert followed.waits[:4] == [1.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
