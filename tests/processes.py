@@ -78,6 +78,10 @@ class Processes:
         """Whether it was started, and not killed since."""
         return name in self._processes
 
+    def ended(self, name: str) -> bool:
+        """Whether it was started and has ended by itself."""
+        return name in self._processes and self._processes[name].poll() is not None
+
     def pid(self, name: str) -> int:
         return self._processes[name].pid
 

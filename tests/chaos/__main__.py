@@ -41,10 +41,14 @@ class Outcome:
     requests: dict[str, int]
     deeds: dict[str, int]
     tally: Tally
+    #: Too much on a device, and not our doing.
+    excused: list[Finding]
     findings: list[Finding]
 
     def __str__(self) -> str:
-        said = asdict(self) | {"findings": [str(finding) for finding in self.findings]}
+        said = asdict(self)
+        for key in ("excused", "findings"):
+            said[key] = [str(finding).split("\n") for finding in getattr(self, key)]
         return json.dumps(said, indent=2)
 
 
@@ -77,6 +81,7 @@ def storm(
             while coming or time.monotonic() < began_s + lasts_s:
                 coming = weather.step(time.monotonic() - began_s)
                 site.healthy()
+                site.keep_up()
                 if stop_at_finding and site.auditor.findings:
                     break
                 time.sleep(STEP_S)
@@ -93,6 +98,7 @@ def storm(
                 dict(sorted(site.wire({}).items())),
                 dict(sorted(site.clients.did.items())),
                 site.auditor.tally,
+                site.auditor.excused,
                 findings,
             )
         finally:
@@ -111,6 +117,7 @@ def _settle(
     before: Counter[str] | None = None
     while True:
         site.healthy()
+        site.keep_up()
         site.look_everywhere()
         findings = [*site.auditor.findings, *site.auditor.settled()]
         counts = Counter(finding.rule for finding in findings)

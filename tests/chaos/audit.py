@@ -23,7 +23,7 @@ Who is left out is counted, and what came before a finding is told with it.
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,7 +251,7 @@ class Auditor:
         for device, wants in self._wants(node).items():
             if not all(map(self._counts, wants)):
                 self._excused.add(device)
-            ours = {uid: wanted for uid, wanted in wants.items() if self._counts(uid)}
+            ours = {uid: wanted for uid, wanted in wants.items() if self._is_ours(uid)}
             has_bytes = self.machines[node].memory_bytes[device]
             if sum(ours.values()) > has_bytes:
                 self._suspect("overcommitted", f"{node} {device}", ours, has_bytes)
@@ -263,18 +263,28 @@ class Auditor:
     @property
     def findings(self) -> list[Finding]:
         """What was wrong at any moment."""
-        found = []
-        for (rule, where, _), (has_bytes, wants, story) in self._suspicions.items():
-            ours = {uid: wanted for uid, wanted in wants.items() if self._counts(uid)}
-            if sum(ours.values()) > has_bytes:
-                pods = ", ".join(f"{self._pods[uid].name}={ours[uid]}" for uid in sorted(ours))
-                what = f"has {has_bytes} bytes, {sum(ours.values())} are wanted: {pods}"
-                found.append(Finding(rule, where, what, story))
+        found = [
+            finding
+            for finding, has_bytes, wants in self._suspected()
+            if sum(wanted for uid, wanted in wants.items() if self._counts(uid)) > has_bytes
+        ]
         for node, device in sorted(self._overdrawn):
             if device not in self._excused:
                 what = "more memory was taken than there is, by pods of ours alone"
                 found.append(Finding("overdrawn", f"{node} {device}", what))
         return found
+
+    @property
+    def excused(self) -> list[Finding]:
+        """What was too much by pods of ours that misses, surprises and lies brought there."""
+        findings = self.findings
+        return [finding for finding, _, _ in self._suspected() if finding not in findings]
+
+    def _suspected(self) -> Iterator[tuple[Finding, int, dict[str, int]]]:
+        for (rule, where, _), (has_bytes, wants, story) in list(self._suspicions.items()):
+            pods = ", ".join(f"{self._pods[uid].name}={wants[uid]}" for uid in sorted(wants))
+            what = f"has {has_bytes} bytes, {sum(wants.values())} are wanted: {pods}"
+            yield Finding(rule, where, what, story), has_bytes, wants
 
     # What must hold in the end.
 
@@ -385,23 +395,21 @@ class Auditor:
         ours = {
             uid: self._ask_on(self._pods[uid], pod.node, next(iter(machine.memory_bytes)))
             for uid in sitting
-            if self._counts(uid)
+            if self._is_ours(uid)
         }
         has_bytes = sum(machine.memory_bytes.values())
         if sum(ours.values()) > has_bytes:
             self._suspect("promised twice", pod.node, ours, has_bytes)
 
-    def _counts(self, uid: str) -> bool:
-        """Whether it is where it is because of us, and of what we could know."""
+    def _is_ours(self, uid: str) -> bool:
+        """Whether it is there because of us."""
         pod = self._pods.get(uid)
-        return (
-            pod is not None
-            and pod.placement is not None
-            and uid not in self._misled
-            and uid not in self._missed
-            and uid not in self._surprised
-            and uid not in self._hidden
-        )
+        return pod is not None and pod.placement is not None
+
+    def _counts(self, uid: str) -> bool:
+        """The same, and of what we could know."""
+        left_out = self._misled, self._missed, self._surprised, self._hidden
+        return self._is_ours(uid) and not any(uid in each for each in left_out)
 
     def _wants(self, node: str) -> dict[str, dict[str, int]]:
         """Device -> pod -> what it asked for there or holds there, whichever is more."""

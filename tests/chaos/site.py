@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,21 @@ class Site:
                 self.auditor.gpunode_gone(gpunode["metadata"]["name"])
             else:
                 self.auditor.gpunode(gpunode)
+
+    def keep_up(self) -> None:
+        """Start again what a machine would: an API server, say, that has waited for etcd for too
+        long. Raises ``AssertionError`` of an extender, which has no reason to end by itself."""
+        again: dict[str, Callable[[], None]] = {
+            "etcd": self.plane.spawn_etcd,
+            "kube-apiserver": self.plane.spawn_apiserver,
+            **{name: partial(self.start_scheduler, name) for name in SCHEDULERS},
+        }
+        for name, start in again.items():
+            if self.plane.ended(name):
+                self.plane.kill(name)
+                start()
+        for name in (*EXTENDERS, "wires"):
+            assert not self.plane.ended(name), f"{name} ended by itself:\n{self.plane.log(name)}"
 
     def healthy(self) -> None:
         """Raises what went wrong in the test's own threads."""

@@ -208,6 +208,8 @@ def test_what_nobody_can_foresee_is_left_out_where_the_device_is_predicted(happe
     else:
         assert rules(auditor) == []
         assert auditor.tally.surprised == 1
+        (excused,) = auditor.excused
+        assert excused.where == "two GPU-two-0"
 
 
 def test_what_processes_hold_counts_when_their_pod_is_gone() -> None:
