@@ -220,7 +220,7 @@ async def main(config: dict[str, Any]) -> None:
     wires = {each["name"]: Wire(each["name"]) for each in config["wires"]}
 
     async def control(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told = json.loads(await reader.readline())
+        told = json.loads(await reader.readline() or "{}")  # who only knocks says nothing
         for name, settings in told.get("set", {}).items():
             wires[name].set(settings)
         for name in told.get("cut", ()):
