@@ -311,9 +311,7 @@ class Auditor:
                 continue
             promise = reservations(self._gpunodes[pod.node])[pod.uid]
             for device, wanted_bytes in self._wanted_by(pod).items():
-                most_bytes = sum(
-                    charge.get("candidates", {}).get(device, 0) for charge in promise["charges"]
-                )
+                most_bytes = _charged_bytes(promise, device)
                 if most_bytes < wanted_bytes and pod.uid not in self._missed:
                     what = f"wants {wanted_bytes} of {device} and is charged {most_bytes} there"
                     yield Finding("charged", f"pod {pod.name} ({pod.uid})", what)
@@ -338,8 +336,21 @@ class Auditor:
             return False
         return all(
             given[device] + sum(pod.gpus.values()) <= machine.replicas
-            and sum(taken.get(device, {}).values()) + self._ask_on(pod, node, device) <= has_bytes
+            and sum(taken.get(device, {}).values())
+            + self._promised_beyond(node, device, taken.get(device, {}))
+            + self._ask_on(pod, node, device)
+            <= has_bytes
             for device, has_bytes in machine.memory_bytes.items()
+        )
+
+    def _promised_beyond(self, node: str, device: str, taken: Mapping[str, int]) -> int:
+        """What misled pods were promised there beyond what they ask for: a share of what there is
+        was worth more when there seemed to be more, and a promise stands."""
+        promises = reservations(self._gpunodes.get(node, {}))
+        return sum(
+            max(0, _charged_bytes(promises[uid], device) - wanted)
+            for uid, wanted in taken.items()
+            if uid in self._misled and uid in promises
         )
 
     # Its books.
@@ -480,6 +491,10 @@ def _pod(manifest: Object) -> _Pod:
         vram=annotations.get(f"{PREFIX}vram"),
         placement=None if placement is None else json.loads(placement),
     )
+
+
+def _charged_bytes(promise: Object, device: str) -> int:
+    return sum(charge.get("candidates", {}).get(device, 0) for charge in promise["charges"])
 
 
 def _whereabouts(pod: _Pod | None) -> str:

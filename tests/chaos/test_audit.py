@@ -320,6 +320,22 @@ def test_who_waits_although_there_is_room() -> None:
     assert "waits" not in in_the_end(auditor)
 
 
+def test_a_promise_that_was_made_beside_a_boast_stands() -> None:
+    def after(memory_gib: int) -> Auditor:
+        auditor = told(pod("other", "20Gi", TWO, tuple(MACHINES[TWO].memory_bytes)))
+        auditor.gpunode(gpunode(TWO, other=20))
+        auditor.look(TWO, holds("other", device="GPU-two-0"), [])
+        auditor.gpunode(gpunode(ONE, memory_gib, a=12))
+        auditor.pod(pod("a", "25%", ONE))
+        auditor.gpunode(gpunode(ONE, a=12))
+        auditor.look(ONE, holds("a"), [])
+        auditor.pod(pod("b", "16Gi", phase="Pending"))
+        return auditor
+
+    assert in_the_end(after(48)) == []
+    assert in_the_end(after(24)) == ["waits"]
+
+
 def test_what_was_seen_is_counted() -> None:
     auditor = told(pod("a", "1Gi"), pod("b", "1Gi"), pod("t", "1Gi", ONE, devices=None))
     auditor.pod(pod("a", "1Gi", ONE))
