@@ -28,6 +28,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
 REPEAT_S = 60.0
 #: Larger than any answer of an agent.
 _MOST_BYTES = 1 << 16
+_MOST_REASON = 500
 
 USAGE_STATUS = 2
 ENDED_STATUS = 128 + signal.SIGTERM
@@ -91,7 +92,7 @@ def _read(status: int, body: bytes, question: Question) -> Answer:
     """Whoever listens there in the agent's stead does not say yes by chance."""
     try:
         told = json.loads(body)
-        answer, reason = told.get("answer"), told.get("reason") or told.get("error")
+        answer, reason = told.get("answer"), _line(told.get("reason") or told.get("error"))
     except (ValueError, AttributeError, RecursionError):
         answer, reason = None, None
     if status == 200 and answer == "yes":
@@ -103,6 +104,12 @@ def _read(status: int, body: bytes, question: Question) -> Answer:
     if reason:
         return Answer(False, f"waiting: the agent at {question.url} answers {status}: {reason}")
     return Answer(False, f"waiting: what answers at {question.url} is no agent: status {status}")
+
+
+def _line(reason: object) -> str:
+    """A reason that can be printed on one line; empty where there is none."""
+    text = reason if isinstance(reason, str) else ""
+    return " ".join(text.encode("utf-8", "replace").decode().split())[:_MOST_REASON]
 
 
 def wait(

@@ -4,12 +4,16 @@ Nothing here measures: a scrape costs no driver call, and an agent without any e
 still serves. Only /v1/gate asks anybody, the API server, and seldom.
 """
 
+import contextlib
 import re
+import socket
 import socketserver
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -26,6 +30,12 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
+
+
+#: Served at once; each costs a thread.
+MOST_CLIENTS = 64
+#: Seconds that one may take from its first byte to its answer.
+CLIENT_S = 30.0
 
 
 class Board:
@@ -131,6 +141,29 @@ class Server:
                 """Say nothing: a line for each scrape would bury the others."""
 
         class Quiet(ThreadingHTTPServer):
+            def __init__(self) -> None:
+                #: Connections that are being served, and since when.
+                self.open: dict[socket.socket, float] = {}
+                super().__init__((host, port), Handler)
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if len(self.open) >= MOST_CLIENTS:
+                    self.shutdown_request(request)  # who is refused asks again
+                    return
+                self.open[request] = time.monotonic()
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                self.open.pop(request, None)
+                super().shutdown_request(request)
+
+            def service_actions(self) -> None:
+                """Called twice a second: a client that sends drop by drop is never silent."""
+                for request, since_s in list(self.open.items()):
+                    if time.monotonic() - since_s > CLIENT_S:
+                        with contextlib.suppress(OSError):
+                            request.shutdown(socket.SHUT_RDWR)
+
             def server_bind(self) -> None:
                 """Bind without asking DNS for our own name, as the base class would."""
                 socketserver.TCPServer.server_bind(self)
@@ -138,7 +171,7 @@ class Server:
             def handle_error(self, request: object, client_address: object) -> None:
                 """Say nothing of clients that hang up: they are no event of ours."""
 
-        self._server = Quiet((host, port), Handler)
+        self._server = Quiet()
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property

@@ -210,7 +210,7 @@ def _gfd(labels: Mapping[str, str]) -> _Told | None:
 def _gke(labels: Mapping[str, str]) -> _Told | None:
     model = labels.get(f"{_GKE}accelerator", "")
     partition = labels.get(f"{_GKE}gpu-partition-size")
-    size = re.search(r"(\d+)gb$", model if partition is None else partition)
+    size = re.search(r"([0-9]{1,6})gb$", model if partition is None else partition)
     size_gb = int(size[1]) if size else _GKE_GB.get(model) if partition is None else None
     strategy = labels.get(f"{_GKE}gpu-sharing-strategy", "none")
     clients = labels.get(f"{_GKE}max-shared-clients-per-gpu", "1" if strategy == "none" else None)

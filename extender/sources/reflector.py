@@ -56,6 +56,8 @@ class Pace:
 
 DEFAULT_PACE = Pace()
 
+#: Of one change. An API server keeps no object of more than 1.5 MiB, and writes it as JSON.
+MOST_LINE_BYTES = 8 << 20
 #: A watch that ends sooner, with nothing said, is a failure: without a pause it would be asked for
 #: again hundreds of times a second.
 _SHORT_S = 1.0
@@ -212,6 +214,10 @@ class Reflector:
             while not self._stopping.is_set() and (chunk := stream.read()):
                 *lines, rest = (rest + chunk).split(b"\n")
                 self._contact_s = self._clock()
+                if len(rest) > MOST_LINE_BYTES:
+                    raise Unreadable(
+                        f"WATCH {self._path}: a line is longer than {MOST_LINE_BYTES} bytes"
+                    )
                 if lines:
                     self._take(lines, self._contact_s)
                     self._backoff.reset()

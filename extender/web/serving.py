@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import structlog
 from fastapi import FastAPI
@@ -19,6 +20,12 @@ PREFIXES = ("", "/scheduler")
 JSON = "application/json"
 
 Answer = Callable[[bytes], Awaitable[Response]]
+
+
+class Refuse(Protocol):
+    """Says why; ``status`` is for verbs whose answer has no room for that."""
+
+    def __call__(self, message: str, status: int = 400) -> Response: ...
 
 
 class BodyTooLarge(Exception):
@@ -44,16 +51,16 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
     # What cannot be decided is told in the form that each verb's answer has room for: filter and
     # bind have an Error, which kube-scheduler shows on the pod and only reads in a 200. The other
     # two have none; it ignores them when they fail.
-    def refuse_filter(message: str) -> Response:
+    def refuse_filter(message: str, _: int = 200) -> Response:
         return _json(verbs.filter_error(message))
 
-    def refuse_bind(message: str) -> Response:
+    def refuse_bind(message: str, _: int = 200) -> Response:
         return _json(verbs.bind_error(message))
 
-    routes: dict[str, tuple[Answer, Callable[[str], Response]]] = {
+    routes: dict[str, tuple[Answer, Refuse]] = {
         "filter": (answer_filter, refuse_filter),
-        "prioritize": (answer_prioritize, _bad_request),
-        "preempt": (answer_preempt, _bad_request),
+        "prioritize": (answer_prioritize, _refused),
+        "preempt": (answer_preempt, _refused),
         "bind": (answer_bind, refuse_bind),
     }
     for verb, (answer, refuse) in routes.items():
@@ -66,7 +73,7 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
 def _endpoint(
     verb: str,
     answer: Answer,
-    refuse: Callable[[str], Response],
+    refuse: Refuse,
     telemetry: Telemetry,
     max_body_bytes: int,
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -78,7 +85,8 @@ def _endpoint(
         except BodyTooLarge:
             return refuse(
                 f"body is larger than {max_body_bytes} bytes: set nodeCacheCapable: true in "
-                "kube-scheduler's configuration, or a larger max_body in Headroom's"
+                "kube-scheduler's configuration, or a larger max_body in Headroom's",
+                413,
             )
         except ClientDisconnect:
             return Response(status_code=400)
@@ -118,5 +126,5 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type=JSON)
 
 
-def _bad_request(message: str) -> Response:
-    return PlainTextResponse(message + "\n", status_code=400)
+def _refused(message: str, status: int = 400) -> Response:
+    return PlainTextResponse(message + "\n", status_code=status)

@@ -60,6 +60,7 @@ from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
 from extender.wiring.announcing import Announcing, Post
 from extender.wiring.evicting import Evicting
+from extender.wiring.patience import Patient
 
 log = structlog.get_logger()
 
@@ -413,6 +414,7 @@ def _server(app: FastAPI, tls: ServerTls | None = None) -> _Server:
         access_log=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE_S,
+        http=Patient,
         ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
     return _Server(config)

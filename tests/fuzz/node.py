@@ -8,7 +8,8 @@ import atexit
 import io
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -236,8 +237,7 @@ y = [1, 2.5, 1979-05-27T07:32:00Z, {a = "b"}]
 """
 
 
-def _configuration() -> Callable[[bytes], bool]:
-    files = Files()
+def _put_processes(files: Files) -> None:
     stat = b"7 (x) S " + b" ".join(b"%d" % number for number in range(30))
     for pid, command in ((7, b"nvidia-device-plugin"[:15]), (8, b"kubelet")):
         files.put(f"{pid}/comm", command + b"\n")
@@ -247,14 +247,32 @@ def _configuration() -> Callable[[bytes], bool]:
     files.put("8/cmdline", b"kubelet\0--config=/config.yaml\0")
     files.put("8/environ", b"")
 
+
+def _put_configuration(files: Files, data: bytes) -> None:
+    """TOML begins with a zero byte here."""
+    if data.startswith(b"\x00"):
+        path = "1/root/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+        files.put(path, data[1:])
+    else:
+        files.put("7/root/config.yaml", data)
+        files.put("8/root/config.yaml", data)
+
+
+@contextmanager
+def configured(data: bytes) -> Iterator[Path]:
+    """A /proc in which plugin and kubelet are configured so."""
+    files = Files()
+    _put_processes(files)
+    _put_configuration(files, data)
+    yield files.root
+
+
+def _configuration() -> Callable[[bytes], bool]:
+    files = Files()
+    _put_processes(files)
+
     def take(data: bytes) -> bool:
-        toml = data.startswith(b"\x00")
-        if toml:
-            path = "1/root/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
-            files.put(path, data[1:])
-        else:
-            files.put("7/root/config.yaml", data)
-            files.put("8/root/config.yaml", data)
+        _put_configuration(files, data)
         readings = list(ConfigurationProbe(files.root).read())
         _reports.make(*readings)
         parse_flags(data.decode("utf-8", "replace").split("\0"))
@@ -267,13 +285,17 @@ def _configuration() -> Callable[[bytes], bool]:
 _BOMB = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
     b"%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n" % (n, n, *([n - 1] * 8)) for n in range(98, 107)
 )
+CONFIGURATION_BOMBS = (
+    _BOMB + b"flags: {plugin: {deviceListStrategy: *j, passDeviceSpecs: *j}}\n",
+    b"flags: " + b"[" * 3000,
+    b"flags: " + b"[" * 200_000,
+)
 _CONFIGURATIONS = (
     _PLUGIN_YAML,
     b"kind: KubeletConfiguration\ntopologyManagerPolicy: best-effort\n",
     b"\x00" + _TOOLKIT_TOML,
-    _BOMB + b"flags: {plugin: {deviceListStrategy: *j, passDeviceSpecs: *j}}\n",
+    *CONFIGURATION_BOMBS[:2],
     b"\x00x = " + b"[" * 3000,
-    b"flags: " + b"[" * 3000,
     b"\x00" + b"a." * 3000 + b"b = 1\n",
 )
 

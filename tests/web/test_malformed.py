@@ -65,7 +65,7 @@ def error_of(reply: Reply) -> str:
     text = reply.body.decode()
     assert "Traceback" not in text
     assert "%" not in text
-    if reply.status == 400:
+    if reply.status in (400, 413):
         return text
     assert reply.status == 200
     return str(json.loads(text)["Error"])
@@ -77,7 +77,11 @@ def test_body_that_offers_nothing_is_refused_with_what_is_wrong(
     server: Server, verb: str, body: bytes, says: str
 ) -> None:
     reply = server.post(f"/{verb}", body)
-    assert reply.status == (200 if verb == "filter" else 400)
+    too_large = len(body) > 16 << 20
+    assert reply.status == (200 if verb == "filter" else 413 if too_large else 400)
+    if too_large:  # the limit, and where it is set
+        assert "16777216 bytes" in error_of(reply)
+        assert "max_body" in error_of(reply)
     error = error_of(reply)
     assert any(part in error for part in says.split("|")), error
 
@@ -120,7 +124,7 @@ def test_bind_of_a_replaced_pod_says_so(server: Server) -> None:
 )
 def test_preempt_of_nothing_is_refused(server: Server, body: bytes) -> None:
     reply = server.post("/preempt", body)
-    assert reply.status == 400
+    assert reply.status == (413 if len(body) > 16 << 20 else 400)
     assert error_of(reply)
 
 

@@ -1,0 +1,60 @@
+"""How long a client may take to send a request: one that stops in the middle keeps its connection,
+and what it has sent so far, only so long.
+
+uvicorn bounds the time between two requests and not the time within one.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
+REQUEST_S = 30.0
+#: Seconds without any request: longer than kube-scheduler keeps a connection that it does not use.
+SILENT_S = 120.0
+
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"connection: close\r\n\r\nthe request was not sent whole within %d seconds\n"
+)
+
+
+class Patient(HttpToolsProtocol):
+    """One connection; looks at itself now and then, so that a call costs nothing more."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        #: Since when a request is being read; None while none is.
+        self._reading_since_s: float | None = None
+        self._silent_since_s: float | None = self.loop.time()
+        self._look = self.loop.call_later(REQUEST_S, self._look_at_the_clock)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._reading_since_s, self._silent_since_s = self.loop.time(), None
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._reading_since_s = None
+        super().on_message_complete()
+
+    def _look_at_the_clock(self) -> None:
+        now_s = self.loop.time()
+        if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
+            self._end(_TOO_SLOW % REQUEST_S)
+        elif self._silent_since_s is not None and now_s - self._silent_since_s >= SILENT_S:
+            self._end(b"")
+        else:
+            self._look = self.loop.call_later(REQUEST_S, self._look_at_the_clock)
+
+    def _end(self, answer: bytes) -> None:
+        transport: Any = self.transport
+        # An answer that has begun cannot be another one any more.
+        begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+        if answer and not begun:
+            transport.write(answer)
+        transport.close()

@@ -1,0 +1,98 @@
+"""What hostile inputs have found, each as small as it can be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent import dcgm, knock
+from agent.nodeapi import of_labels
+from agent.plugin import ConfigurationProbe
+from agent.probes import SourceReading
+from agent.statefile import StateFile
+from contract.kube import Node, NodeStatus, ObjectMeta
+from extender.cluster.labels import believed
+from extender.errors import BadSettings
+from extender.placement.rules import Rules
+from extender.settings import load_settings
+from tests.fuzz.node import CONFIGURATION_BOMBS, configured
+from tests.fuzz.verbs import ForgedTarget
+from tests.fuzz.world import NODES, World
+from tests.serving import binding, offer
+from tests.serving import pod as sent_pod
+
+DEEP = b"[" * 3000
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(sent_pod("half", "1Mi"), id="less"),
+        pytest.param(sent_pod("half", None, gpus=0), id="no GPU at all"),
+        pytest.param(sent_pod("half", "1Mi", version="2"), id="another version"),
+    ],
+)
+def test_a_pod_is_promised_what_the_cluster_says_it_asks(shown: object) -> None:
+    assert ForgedTarget().take(json.dumps({**offer(None, *NODES[:4]), "Pod": shown}).encode())
+
+
+def test_a_pod_is_bound_by_its_own_names_only() -> None:
+    world = World()
+    asked = binding(sent_pod("half"), NODES[1]) | {"PodName": "small"}
+    reply = world.call("bind", json.dumps(asked).encode())
+    assert "pod default/small is not the pod of uid uid-half" in json.loads(reply.body)["Error"]
+    world.unharmed()
+
+
+@pytest.mark.parametrize(
+    "line", [f'{{UUID="GPU-x"}} {"9" * 400}', f'{{UUID="x",GPU_I_ID="{LONG}"}} 1']
+)
+def test_a_figure_of_the_exporter_that_has_no_end_hides_no_other(line: str) -> None:
+    name = "DCGM_FI_DEV_FB_USED"
+    readings, bad = dcgm.parse(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n')
+    assert ([reading.uuid for reading in readings], bad) == (["GPU-y"], 1)
+
+
+@pytest.mark.parametrize("count", [LONG, "٣"])
+def test_a_label_is_no_number_of_any_length(count: str) -> None:
+    labels = {"nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/gpu.replicas": count}
+    reading = of_labels(labels)
+    assert reading is not None
+    assert reading.replicas == {}
+    gke = {"cloud.google.com/gke-accelerator": f"tesla-{LONG}gb"}
+    node = Node(
+        metadata=ObjectMeta(name="n", labels=gke),
+        status=NodeStatus(allocatable={"nvidia.com/gpu": "1"}),
+    )
+    assert believed(node, Rules()) is None
+
+
+@pytest.mark.parametrize("bomb", CONFIGURATION_BOMBS)
+def test_a_configuration_that_nests_without_end_is_not_read(bomb: bytes) -> None:
+    with configured(bomb) as root:
+        readings = list(ConfigurationProbe(root).read())
+    sources = [reading for reading in readings if isinstance(reading, SourceReading)]
+    assert any("cannot be read" in source.message for source in sources)
+
+
+def test_a_state_that_nests_without_end_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b'{"x":' + DEEP)
+    state = StateFile(path)
+    state.read()
+    assert "cannot be read" in state.trouble
+
+
+def test_settings_that_nest_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(b"resources: " + b"[" * 900 + b"]" * 900)
+    with pytest.raises(BadSettings, match=r"settings.yaml: is not YAML"):
+        load_settings(path)
+
+
+def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
+    question = knock.Question("u", "127.0.0.1", 9410)
+    answer = knock._read(503, b'{"answer":"not yet","reason":"\\ud800 a\\r\\nb"}', question)
+    assert answer.text == "waiting: ? a b"
+    assert answer.text.isascii()

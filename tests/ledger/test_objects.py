@@ -1,0 +1,242 @@
+"""What a GPUNode is at the API server: how large, whose fields, and in whose turn it is written."""
+
+import contextlib
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import urllib3
+import yaml
+from kubernetes.client import ApiClient
+
+from agent.cluster import KubernetesPublisher
+from contract.gpunode import (
+    Charge,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PodUse,
+    Reservation,
+    encode_gpunode,
+)
+from contract.kube import ObjectMeta
+from extender.errors import OutcomeUnknown, StoreRefused
+from extender.kubeapi import KubeApi
+from extender.ledger.kubernetes import KubernetesStore
+from tests.builders import GIB, GPU, shared
+from tests.controlplane import ROOT, ControlPlane, crd_manifest
+
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
+FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
+#: etcd takes no larger request by default.
+ETCD_BYTES = 1_572_864
+
+
+def full(devices: int, pods_each: int, candidates: int) -> GPUNode:
+    """A node that is as full as it gets, with names as long as those of real clusters."""
+    uuids = [f"GPU-{index:08x}-0f3a-4b2c-8d4e-7d8e9f0a1b2c" for index in range(devices)]
+    pods = [f"{number:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c" for number in range(devices * pods_each)]
+    promises = {
+        uid: Reservation(
+            namespace="machine-learning-research",
+            name=f"training-job-with-a-long-name-7d8f9c6b5-{number:05d}",
+            charges=[
+                Charge(
+                    resource=GPU,
+                    count=1,
+                    candidates={
+                        uuids[(number + at) % devices]: GIB + number for at in range(candidates)
+                    },
+                )
+            ],
+            attempt=f"0123456789ab-{number:032x}",
+            since="2026-11-21T00:00:00.000+00:00",
+        )
+        for number, uid in enumerate(pods)
+    }
+    uses = [
+        PodUse(
+            uid=uid,
+            device=uuids[number % devices],
+            namespace=promises[uid].namespace,
+            name=promises[uid].name,
+            container="main",
+            replica=f"{uuids[number % devices]}::{number // devices}",
+            used_bytes=GIB + number,
+            source="checkpoint,podresources,nvml",
+        )
+        for number, uid in enumerate(pods)
+    ]
+    return GPUNode(
+        metadata=ObjectMeta(name="full", uid="u", resource_version="1"),
+        spec=GPUNodeSpec(initialised=True, reservations=promises, promised="1024Gi"),
+        status=GPUNodeStatus(
+            observed_at="2026-11-21T00:00:00.000000Z",
+            devices=[
+                shared(uuid, free=0, allocated=pods_each, model="NVIDIA A100-SXM4-80GB")
+                for uuid in uuids
+            ],
+            pods=uses,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "pods_each", "candidates", "most_kib"),
+    [
+        pytest.param(8, 4, 1, 24, id="8 GPUs of 4 pods, each seen where it is"),
+        pytest.param(16, 64, 1, 768, id="16 GPUs of 64 pods, each seen where it is"),
+        pytest.param(16, 64, 16, 1520, id="16 GPUs of 64 pods, each of which could be anywhere"),
+    ],
+)
+def test_a_full_node_stays_below_what_etcd_takes(
+    devices: int, pods_each: int, candidates: int, most_kib: int
+) -> None:
+    size = len(encode_gpunode(full(devices, pods_each, candidates)))
+    assert size <= most_kib << 10 < ETCD_BYTES
+    assert size > (most_kib << 10) // 2  # the bound says something
+
+
+@pytest.fixture
+def api(plane: ControlPlane) -> Iterator[KubeApi]:
+    api = KubeApi(plane.configuration())
+    yield api
+    api.close()
+
+
+@contextlib.contextmanager
+def existing(plane: ControlPlane, name: str) -> Iterator[None]:
+    plane.call("POST", GPUNODES, {
+        "apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode", "metadata": {"name": name},
+        "spec": {"initialised": True},
+    })  # fmt: skip
+    try:
+        yield
+    finally:
+        plane.call("DELETE", f"{GPUNODES}/{name}")
+
+
+def newer_crd() -> dict[str, Any]:
+    """The CRD of a version to come, in which every part has fields that we do not know."""
+    crd = copy.deepcopy(crd_manifest())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    promise = schema["spec"]["properties"]["reservations"]["additionalProperties"]
+    plugin = schema["status"]["properties"]["plugin"]
+    for part in (schema["spec"], promise, schema["status"], plugin):
+        part["x-kubernetes-preserve-unknown-fields"] = True
+    return crd
+
+
+@pytest.fixture
+def newer(plane: ControlPlane) -> Iterator[None]:
+    def put(spec: Any) -> None:
+        plane.call("PATCH", CRDS, {"spec": spec}, "application/merge-patch+json")
+
+    put(newer_crd()["spec"])
+    yield
+    put(crd_manifest()["spec"])
+
+
+def test_fields_of_a_newer_version_live_through_every_write_of_ours(
+    plane: ControlPlane, api: KubeApi, newer: None
+) -> None:
+    theirs = {"to": "come"}
+    merge = "application/merge-patch+json"
+    promise = {"namespace": "a", "name": "p", "later": theirs}
+    with existing(plane, "newer"):
+        path = f"{GPUNODES}/newer"
+
+        def told() -> dict[str, Any]:
+            spec = {"later": theirs, "reservations": {"uid-old": promise}}
+            plane.call("PATCH", path, {"spec": spec}, merge)
+            status = {"later": theirs, "plugin": {"later": theirs, "source": "x"}}
+            return plane.call("PATCH", f"{path}/status", {"status": status}, merge)
+
+        deadline_s = time.monotonic() + 120
+        while "later" not in told()["spec"]:  # until the new schema is in use
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        store = KubernetesStore(api)
+        held = store.read_gpunode("newer")
+        assert held is not None
+        ours = Reservation(namespace="a", name="q", attempt="1")
+        promises = {**held.spec.reservations, "uid-new": ours}
+        spec = msgspec.structs.replace(held.spec, reservations=promises, promised="1Gi")
+        after = store.write_spec(held, spec)
+        flagged = msgspec.structs.replace(promises["uid-old"], flags=["evicted"], attempt="2")
+        promises = {"uid-old": flagged}
+        store.write_spec(after, msgspec.structs.replace(after.spec, reservations=promises))
+        with ApiClient(plane.configuration()) as client:
+            publisher = KubernetesPublisher(client, "newer", "default", 30.0)
+            for count in (1, 0):
+                publisher.report(GPUNodeStatus(observed_at="x", devices=[shared()] * count))
+            client.rest_client.pool_manager.clear()
+        found = plane.call("GET", path)
+    assert found["spec"]["later"] == theirs
+    assert found["spec"]["reservations"] == {
+        "uid-old": {**promise, "attempt": "2", "flags": ["evicted"]}
+    }
+    assert found["status"]["later"] == theirs
+    assert found["status"]["plugin"] == {"later": theirs}
+    assert found["status"]["devices"] == []
+
+
+def test_a_node_that_etcd_does_not_take_keeps_what_it_had(
+    plane: ControlPlane, api: KubeApi
+) -> None:
+    store = KubernetesStore(api)
+    with existing(plane, "full"):
+        held = store.read_gpunode("full")
+        assert held is not None
+        few = full(2, 2, 2).spec
+        held = store.write_spec(held, full(16, 64, 1).spec)
+        held = store.write_spec(held, few)
+        with pytest.raises((StoreRefused, OutcomeUnknown), match="too large"):
+            store.write_spec(held, full(16, 128, 16).spec)
+        kept = store.read_gpunode("full")
+        assert kept is not None
+        assert kept.spec == few
+
+
+@pytest.fixture(scope="module")
+def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
+    """What is deployed, applied; names of flow schemas and levels by their uid."""
+    manifests = list(yaml.safe_load_all((ROOT / "deploy/base/flowcontrol.yaml").read_text()))
+    names: dict[str, str] = {}
+    for manifest in manifests:
+        made = plane.call("POST", f"{FLOWCONTROL}/{manifest['kind'].lower()}s", manifest)
+        names[made["metadata"]["uid"]] = manifest["metadata"]["name"]
+    yield names
+    for manifest in reversed(manifests):
+        name = manifest["metadata"]["name"]
+        plane.call("DELETE", f"{FLOWCONTROL}/{manifest['kind'].lower()}s/{name}")
+
+
+@pytest.mark.parametrize(
+    ("token", "schema", "level"),
+    [
+        ("extender-of-the-tests", "headroom-extender", "headroom-binds"),
+        ("agent-of-the-tests", "headroom-agent", "headroom-reports"),
+    ],
+)
+def test_reports_and_binds_wait_in_lines_of_their_own(
+    plane: ControlPlane, flows: dict[str, str], token: str, schema: str, level: str
+) -> None:
+    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=30.0)
+    deadline_s = time.monotonic() + 120
+    while True:  # until the API server goes by what it was told
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = http.request("PATCH", f"{plane.url}{GPUNODES}/x/status", headers=headers)
+        served = (
+            flows.get(answer.headers["X-Kubernetes-PF-FlowSchema-UID"]),
+            flows.get(answer.headers["X-Kubernetes-PF-PriorityLevel-UID"]),
+        )
+        if served == (schema, level):
+            break
+        assert time.monotonic() < deadline_s, served
+        time.sleep(0.1)
+    http.clear()

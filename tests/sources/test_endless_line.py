@@ -1,0 +1,52 @@
+"""A line of a watch that never ends is not kept for ever."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from extender.cluster.events import Event
+from extender.kubeapi import KubeApi
+from extender.sources import reflector
+from extender.sources.kinds import watched_kinds
+from extender.sources.reflector import Reflector
+
+CHUNK = b"x" * (1 << 20)
+
+
+class Endless(KubeApi):
+    """A list of nothing, and then a line without an end."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+
+    def call(self, method: str, path: str, **_: Any) -> bytes:
+        return b'{"metadata":{"resourceVersion":"1"},"items":[]}'
+
+    def stream(self, path: str, **_: Any) -> Any:
+        return self
+
+    def read(self) -> bytes:
+        self.chunks += 1
+        return CHUNK if self.chunks < 100 else b""
+
+    def interrupt(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def test_a_line_that_is_too_long_is_an_error_and_listed_again() -> None:
+    api, events = Endless(), list[Event]()
+
+    def deliver(some: Sequence[Event]) -> None:
+        events.extend(some)
+
+    def wait(_: float) -> None:
+        follower.stop()
+
+    (kind,) = (each for each in watched_kinds("ns") if each.name == "nodes")
+    follower = Reflector(kind, api, deliver, wait=wait)
+    follower.run()
+    assert api.chunks <= reflector.MOST_LINE_BYTES // len(CHUNK) + 1
+    assert follower.health.reconnects == 1
+    assert len(events) == 1  # the list

@@ -1,0 +1,30 @@
+"""The debug API answers whatever its own description allows, and much that it does not."""
+
+import hypothesis
+import schemathesis
+from hypothesis import HealthCheck
+from schemathesis import checks
+
+from extender.web.debug import debug_app
+from tests.fuzz.world import WALL_S, World
+
+_world = World()
+_app = debug_app(
+    _world.cluster,
+    _world.journal,
+    _world.telemetry,
+    lambda: "",
+    lambda: _world.now_s,
+    lambda: WALL_S,
+)
+schema = schemathesis.openapi.from_asgi("/openapi.json", _app)
+
+
+@schema.parametrize()
+@hypothesis.settings(
+    max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+def test_every_endpoint_answers_as_it_is_described(case: schemathesis.Case) -> None:
+    described = (checks.not_a_server_error,)
+    case.call_and_validate(checks=described)
+    _world.unharmed()

@@ -1,0 +1,70 @@
+"""A client that stops in the middle of a request, or never begins one, is let go of."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from extender.wiring import patience, replica
+
+HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Served as in a replica, with less patience."""
+    monkeypatch.setattr(patience, "REQUEST_S", 0.3)
+    monkeypatch.setattr(patience, "SILENT_S", 0.6)
+    app = FastAPI()
+
+    @app.post("/p")
+    async def post(request: Request) -> str:
+        return str(len(await request.body()))
+
+    server = replica._server(app)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(30)
+
+
+def everything(port: int, sent: bytes) -> bytes:
+    """All that the server says, until it ends the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(sent)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(1 << 16):
+                answer += data
+        return answer
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(HALF, id="half a body"),
+        pytest.param(b"POST /p HTTP/1.1\r\nHost: x\r\nX-A", id="half the headers"),
+        pytest.param(
+            b"POST /p HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", id="half a chunk"
+        ),
+    ],
+)
+def test_a_request_that_is_not_sent_whole_is_ended(port: int, sent: bytes) -> None:
+    assert everything(port, sent).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_never_asks_is_let_go_of(port: int) -> None:
+    assert everything(port, b"") == b""
+
+
+def test_the_others_are_answered_meanwhile(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
+        slow.sendall(HALF)
+        whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+        assert everything(port, whole).endswith(b'"2"')
