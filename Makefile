@@ -1,4 +1,4 @@
-# make demo | check | test | e2e | real | chaos | cluster | bench | bench-agent | bench-devices | lock: nothing else to remember.
+# make demo | check | test | e2e | real | chaos | fuzz | cluster | bench | bench-agent | bench-devices | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test e2e real chaos cluster bench bench-agent bench-devices lock
+.PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -35,6 +35,9 @@ real: $(VENV)/test.stamp  ## the whole stack on twenty real nodes: what a burst 
 
 chaos: $(VENV)/test.stamp  ## ten minutes of seeded faults, then a verdict: ARGS="--seed 1 --minutes 10"
 	@$(RUN) -m tests.chaos $(ARGS)
+
+fuzz: $(VENV)/test.stamp  ## hostile input for all that reads what others write: ARGS="--inputs 1000000 --seed 1"
+	@PYTHONPATH=. $(RUN) -X faulthandler -m tests.fuzz $(ARGS)
 
 cluster: $(VENV)/test.stamp  ## a small real cluster to try with kubectl, until Ctrl-C
 	@$(RUN) -m tests.e2e

@@ -147,7 +147,7 @@ class ControlPlane(Processes):
             "--log-level=warn",
         )
 
-    def start_apiserver(self, patience_s: float = START_TIMEOUT_S) -> None:
+    def start_apiserver(self, patience_s: float = START_TIMEOUT_S, *flags: str) -> None:
         """Start it, again on the same port after ``kill("kube-apiserver")``."""
         self.spawn_apiserver()
         self._wait_ready(patience_s)
@@ -170,6 +170,7 @@ class ControlPlane(Processes):
             f"--service-account-signing-key-file={key}",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--disable-admission-plugins=ServiceAccount",
+            *flags,
         )
 
     def kubeconfig(self, token: str = ADMIN_TOKEN, namespace: str = "default") -> Path:

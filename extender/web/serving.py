@@ -51,10 +51,10 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
     # What cannot be decided is told in the form that each verb's answer has room for: filter and
     # bind have an Error, which kube-scheduler shows on the pod and only reads in a 200. The other
     # two have none; it ignores them when they fail.
-    def refuse_filter(message: str, _: int = 200) -> Response:
+    def refuse_filter(message: str, status: int = 200) -> Response:
         return _json(verbs.filter_error(message))
 
-    def refuse_bind(message: str, _: int = 200) -> Response:
+    def refuse_bind(message: str, status: int = 200) -> Response:
         return _json(verbs.bind_error(message))
 
     routes: dict[str, tuple[Answer, Refuse]] = {

@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from contract.annotations import FINALIZER
+from tests.accounting import written
 from tests.controlplane import SCHEDULER_NAME
 from tests.e2e.cluster import Cluster, placement
-from tests.e2e.conftest import NewCluster
+from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB
 
 
@@ -194,3 +195,30 @@ def described_events(cluster: Cluster, pod: str) -> list[str]:
     """What ``kubectl describe pod`` says under Events, without the heading."""
     text = cluster.plane.kubectl("describe", "pod", "--namespace=e2e", pod)
     return text.partition("\nEvents:\n")[2].splitlines()[2:]
+
+
+def test_a_pod_costs_few_writes_from_its_creation_to_its_end(
+    new_cluster: NewCluster, tell: Tell
+) -> None:
+    """Counted by the API server, of all that anybody wrote."""
+    cluster = new_cluster(1)
+    cluster.bring_up()
+    before = written(cluster.plane)
+    lives = 5
+    for number in range(lives):
+        name = f"p{number}"
+        cluster.create_pod(name, "20Gi")
+        cluster.until(lambda name=name: bool(cluster.node_of(name)), "the pod is bound")
+        cluster.nodes.observe(cluster.pods())
+        cluster.delete_pod(name)
+        cluster.nodes.observe(cluster.pods())
+        cluster.until(lambda: not cluster.gpunode("gpu-1").spec.reservations, "it is forgotten")
+    count = written(cluster.plane) - before
+    ours = ("PATCH gpunodes", "POST pods/binding", "PATCH pods", "PATCH gpunodes/status")
+    tell(", ".join(f"{count[what] / lives:.1f} {what}" for what in ours) + " for each pod")
+    assert count["POST pods/binding"] == lives
+    # Its promise, and the end of it. One more each where a race was lost.
+    assert 2 * lives <= count["PATCH gpunodes"] <= 3 * lives
+    # Seen, and gone.
+    assert count["PATCH gpunodes/status"] <= 2 * lives
+    assert count["PATCH pods"] == 0  # of ours only a pod that waits is touched

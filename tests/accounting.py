@@ -1,0 +1,25 @@
+"""What the API server says was written to it: its own count, whoever wrote."""
+
+import re
+from collections import Counter
+
+import urllib3
+
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
+
+_WRITES = re.compile(
+    r'apiserver_request_total\{(?=[^}]*code="2)(?=[^}]*verb="(POST|PATCH|PUT|DELETE)")'
+    r'(?=[^}]*,resource="([a-z]*)")(?=[^}]*subresource="([a-z]*)")[^}]*\} ([0-9.e+]+)'
+)
+
+
+def written(plane: ControlPlane) -> Counter[str]:
+    """As in "PATCH gpunodes/status" -> how many were taken since the API server started."""
+    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=60.0)
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
+    http.clear()
+    counts: Counter[str] = Counter()
+    for verb, resource, subresource, amount in _WRITES.findall(text):
+        counts[f"{verb} {resource}/{subresource}".rstrip("/")] += int(float(amount))
+    return counts
