@@ -195,7 +195,7 @@ def test_a_node_that_etcd_does_not_take_keeps_what_it_had(
         assert held is not None
         few = full(2, 2, 2).spec
         held = store.write_spec(held, few)
-        with pytest.raises((StoreRefused, OutcomeUnknown), match="too large|larger than max"):
+        with pytest.raises((StoreRefused, OutcomeUnknown), match=r"too large|larger than max"):
             store.write_spec(held, full(16, 128, 16).spec)
         kept = store.read_gpunode("full")
         assert kept is not None
