@@ -149,10 +149,10 @@ class ControlPlane(Processes):
 
     def start_apiserver(self, patience_s: float = START_TIMEOUT_S, *flags: str) -> None:
         """Start it, again on the same port after ``kill("kube-apiserver")``."""
-        self.spawn_apiserver()
+        self.spawn_apiserver(*flags)
         self._wait_ready(patience_s)
 
-    def spawn_apiserver(self) -> None:
+    def spawn_apiserver(self, *flags: str) -> None:
         """The same without waiting until it is ready."""
         key = self.folder / "service-account.key"
         self.spawn(
