@@ -104,7 +104,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {DEVICE_CHOICE: "pinned"}},
             Weight.WARNING,
             "is to be pinned",
-            "DEVICE_LIST_STRATEGY=envvar",
+            "see to what the brackets name",
             id="pinned where it cannot be",
         ),
         pytest.param(
