@@ -137,15 +137,16 @@ class NvmlProbe:
         gone: DriverGone | None = None
         hanging = False
         for index in [index for index in self._workers if index >= system.count]:
-            self._workers.pop(index).close()
-            self._meters.pop(index).keep(())
+            self._part(index)
         for index in range(system.count):
             if index not in self._workers:
                 self._workers[index] = Worker(f"nvml-{index}")
+            if index not in self._meters:
                 self._meters[index] = Meter(self._gate)
-        given = {i: w.give(_bound(self._at, i)) for i, w in self._workers.items()}
+        workers = {index: self._workers[index] for index in range(system.count)}
+        given = {i: w.give(_bound(self._at, i)) for i, w in workers.items()}
         until_s = time.monotonic() + self._deadline_s
-        for index, worker in self._workers.items():
+        for index, worker in workers.items():
             try:
                 gpu = self._result(worker, given[index], until_s)
             except DriverGone as err:
@@ -182,6 +183,17 @@ class NvmlProbe:
             Degraded(SOURCE, f"no permission for {name}") for name in sorted(self._gate.forbidden)
         )
         return replace(found, hanging=hanging)
+
+    def _part(self, index: int) -> None:
+        """Give back what the driver keeps for the GPU that was at ``index``, and then its thread.
+
+        In that thread, since the call may hang like any other; where one hangs there already, what
+        is kept is lost with it. Should the GPU come back, it has to wait for the thread.
+        """
+        if (meter := self._meters.pop(index, None)) is not None:
+            self._workers[index].give(lambda: _given_back(meter))
+        elif not self._workers[index].busy:
+            self._workers.pop(index).close()
 
     def _gone(self, err: DriverGone) -> Found:
         why_not = f"driver was unloaded or replaced: {err}; the agent starts itself anew"
@@ -383,6 +395,11 @@ def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
         by_uuid.setdefault(device.uuid, []).append(device)
     for first, *others in by_uuid.values():
         yield replace(first, fault="driver gives its UUID to two devices") if others else first
+
+
+def _given_back(meter: Meter) -> _Gpu:
+    meter.keep(())
+    return _Gpu()
 
 
 def _bound(work: Callable[[int], _Gpu], index: int) -> Callable[[], _Gpu]:

@@ -1,6 +1,7 @@
 """The gate and its probe on a library of our own, where the C fake is too coarse."""
 
 import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -383,6 +384,61 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
     while (found := probe.look()).hanging:
         assert time.monotonic() < end_s
     assert [d.fault for d in found.devices] == ["", "", ""]
+
+
+def _wait(stuck: threading.Event) -> None:
+    stuck.wait()
+
+
+def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
+    """A driver that keeps samples for every GPU, to be given back with ``free``."""
+    samples = itertools.count()
+    return gate(
+        nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=1),
+        nvmlGpmSampleAlloc=lambda: next(samples),
+        nvmlGpmSampleGet=lambda handle, sample: sample,
+        nvmlGpmSampleFree=free,
+        **functions,
+    )
+
+
+def test_what_is_kept_for_a_gpu_that_goes_is_given_back_with_its_thread() -> None:
+    freed: list[int] = []
+    count = 2
+    others = set(threading.enumerate())
+    probe = probing(gpm(freed.append, nvmlDeviceGetCount=lambda: count))
+    assert [d.uuid for d in devices(probe)] == ["GPU-0", "GPU-1"]
+    count = 1
+    end_s = time.monotonic() + 30
+    while len(freed) < 2 or len(set(threading.enumerate()) - others) > 2:
+        assert [d.uuid for d in devices(probe)] == ["GPU-0"]
+        assert time.monotonic() < end_s
+    count = 2
+    assert [d.fault for d in devices(probe)] == ["", ""]
+
+
+def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
+    stuck = threading.Event()
+    count = 2
+    others = set(threading.enumerate())
+    probe = probing(gpm(lambda sample: _wait(stuck), nvmlDeviceGetCount=lambda: count))
+    assert len(devices(probe)) == 2
+    count = 1
+    try:
+        looking = threading.Thread(target=lambda: [probe.look() for _ in range(5)], daemon=True)
+        looking.start()
+        looking.join(30.0)
+        assert not looking.is_alive()
+        assert [d.fault for d in devices(probe)] == [""]
+        count, probe._deadline_s = 2, 0.2
+        assert [d.fault for d in devices(probe)] == [""]  # the other one did not tell its UUID
+        assert len(set(threading.enumerate()) - others) == 3  # two devices and the driver
+    finally:
+        stuck.set()
+    probe._deadline_s = 30.0
+    end_s = time.monotonic() + 30
+    while [d.fault for d in devices(probe)] != ["", ""]:
+        assert time.monotonic() < end_s
 
 
 def test_driver_that_counts_without_end_is_not_believed() -> None:
