@@ -67,14 +67,7 @@ LEAVE_WITHIN_S = 6.0
 def main(argv: Sequence[str] | None = None) -> int:
     keep_small(_LARGE_BYTES, 2 * _LARGE_BYTES)
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    log_to_stderr()
     stop = threading.Event()
     #: Set where a sample is due before its time.
     wake = threading.Event()
@@ -93,6 +86,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(settings, camera, stop, wake)
     finally:
         survey.close()
+
+
+def log_to_stderr() -> None:
+    """One JSON object a line."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 class Camera:

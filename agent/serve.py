@@ -8,6 +8,7 @@ import contextlib
 import re
 import socket
 import socketserver
+import sys
 import threading
 import time
 import urllib.parse
@@ -16,11 +17,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.gate import Verdict
 from agent.metrics import AgentCollector, Shown
 from contract.gpunode import GPUNodeStatus
+
+_log = structlog.get_logger()
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
@@ -169,7 +173,9 @@ class Server:
                 socketserver.TCPServer.server_bind(self)
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """Say nothing of clients that hang up: they are no event of ours."""
+                """Say nothing of clients that hang up or stop: they are no event of ours."""
+                if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+                    _log.exception("answer_failed")
 
         self._server = Quiet()
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

@@ -1,13 +1,21 @@
 """When the agent says that a restart would help it, and how old a sample may be to go by."""
 
+import json
+import socket
+import struct
 from collections.abc import Iterator
 from http import HTTPStatus
 
 import httpx
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
+from agent.__main__ import log_to_stderr
+from agent.gate import Verdict
 from agent.serve import Board, Server
 from contract.gpunode import GPUNodeStatus
+from tests.waiting import until
 
 STALE_AFTER_S = 35.0
 
@@ -85,3 +93,41 @@ def test_a_question_that_names_no_pod_is_refused_with_a_right_example(
     answer = http.get(f"/v1/gate{query}")
     assert answer.status_code == 400
     assert "/v1/gate?pod_uid=" in answer.json()["error"]
+
+
+def test_a_mistake_of_ours_is_logged_and_a_client_that_hangs_up_is_not(world: World) -> None:
+    def mistaken(uid: str) -> Verdict:
+        raise LookupError("a mistake for the tests")
+
+    server = Server(world.board, "127.0.0.1", 0, mistaken, {})
+    server.start()
+    try:
+        with capture_logs() as logs:
+            with socket.create_connection(("127.0.0.1", server.port)) as rude:
+                reset = struct.pack("ii", 1, 0)
+                rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+                rude.sendall(b"GET /metr")
+            with pytest.raises(httpx.RemoteProtocolError):
+                httpx.get(f"http://127.0.0.1:{server.port}/v1/gate?pod_uid=u", trust_env=False)
+            until(lambda: bool(logs), "something is logged")
+    finally:
+        server.stop()
+    (entry,) = logs
+    assert (entry["event"], entry["log_level"]) == ("answer_failed", "error")
+    assert entry["exc_info"]
+
+
+def test_a_log_line_tells_where_a_mistake_was_made(capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    try:
+        log_to_stderr()
+        try:
+            {}["missing"]
+        except KeyError:
+            structlog.get_logger().exception("broken")
+    finally:
+        structlog.configure(**before)
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert told["exception"].startswith("Traceback")
+    assert told["exception"].endswith("KeyError: 'missing'")
