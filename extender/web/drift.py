@@ -1,6 +1,7 @@
 """The drift of every pod: promised, measured, predicted and actual, side by side."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 
 from pydantic import BaseModel
 
@@ -117,11 +118,9 @@ def _devices(gpunode: GPUNode, uid: str, promise: Reservation) -> Iterator[PodOn
     status = gpunode.status
     if status is None:
         return
-    promised: Mapping[str, int] = {
-        uuid: count_bytes
-        for charge in promise.charges
-        for uuid, count_bytes in charge.candidates.items()
-    }
+    promised = Counter[str]()  # containers that ask for themselves are charged one by one
+    for charge in promise.charges:
+        promised.update(charge.candidates)
     for uuid in observed(status, uid):
         figures = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
         known = [figure for figure in figures if figure is not None]

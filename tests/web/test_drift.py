@@ -4,7 +4,22 @@ import json
 
 import msgspec
 
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    Reservation,
+)
+from contract.kube import ObjectMeta
+from extender.cluster.events import GPUNodeSeen
+from extender.cluster.state import ClusterState
+from extender.placement.rules import Rules
+from extender.web.drift import drift_body
 from tests.builders import DISTRIBUTED
 from tests.serving import Server, binding, offer, pod, serving
 
@@ -112,3 +127,14 @@ def test_drift_tells_what_was_chosen_beside_what_came_of_it() -> None:
         place(server, "b", "4Gi")
         (b,) = (each for each in server.get("/v1/drift").json()["pods"] if each["name"] == "b")
         assert b["choice"] == []
+
+
+def test_drift_adds_up_what_the_containers_of_a_pod_are_promised_on_one_device() -> None:
+    gpu = "nvidia.com/gpu"
+    charges = [Charge(gpu, 1, {"A": 8 * GI, "B": 8 * GI}), Charge(gpu, 1, {"A": 2 * GI})]
+    spec = GPUNodeSpec(True, {"u": Reservation("default", "p", charges)})
+    status = GPUNodeStatus(pods=[PodUse("u", "A", "A::0"), PodUse("u", "B", "B::0")])
+    cluster = ClusterState(Rules(), 90.0, 0.0)
+    cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
+    (told,) = drift_body(cluster, 0, True, 0.0, 0.0).pods
+    assert {on.uuid: on.promised_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
