@@ -57,4 +57,8 @@ def _read(kind: Kind, raw: msgspec.Raw) -> KubeObject | None:
     try:
         return kind.decode(raw)
     except (ValueError, RecursionError):
-        return kind.salvage(raw, decode_identity(raw))
+        try:
+            identity = decode_identity(raw)
+        except (ValueError, RecursionError):
+            return None
+        return kind.salvage(raw, identity)
