@@ -82,7 +82,7 @@ def storm(
                 coming = weather.step(time.monotonic() - began_s)
                 site.healthy()
                 site.keep_up()
-                if stop_at_finding and site.auditor.findings:
+                if stop_at_finding and site.wrong():
                     break
                 time.sleep(STEP_S)
             weather.end()
@@ -119,7 +119,7 @@ def _settle(
         site.healthy()
         site.keep_up()
         site.look_everywhere()
-        findings = [*site.auditor.findings, *site.auditor.settled()]
+        findings = site.wrong(in_the_end=True)
         now_s = time.monotonic()
         if findings:
             wrong_s = now_s
@@ -129,7 +129,7 @@ def _settle(
             say(f"not as it should be: {dict(Counter(finding.rule for finding in findings))}")
             said_s = now_s
         over = now_s > better_s + within_s or now_s > began_s + 3 * within_s
-        if now_s > wrong_s + quiet_s or over or site.auditor.findings:
+        if now_s > wrong_s + quiet_s or over or site.wrong():
             return findings
         time.sleep(0.5)
 

@@ -9,6 +9,7 @@ import json
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ import yaml
 
 from tests.certificates import Authority
 from tests.chaos.agents import Agents, Mood
-from tests.chaos.audit import Auditor, Holding, Machine, Use
+from tests.chaos.audit import Auditor, Finding, Holding, Machine, Use
 from tests.chaos.clock import Clock, moved
 from tests.chaos.follow import Follower
 from tests.chaos.kubelets import AWAY, Kubelets
@@ -73,6 +74,8 @@ class Site:
         self.folder.mkdir()
         self.nodes = {name: self._stand_in(name) for name in names}
         began_s = time.monotonic()
+        #: Held by whoever speaks with the auditor; where a node is held as well, that comes first.
+        self.books = threading.RLock()
         self.auditor = Auditor(
             {
                 name: Machine(
@@ -243,7 +246,8 @@ class Site:
             for process in list(stand_in.processes.values())
             for device, used_bytes in process.used_bytes.items()
         ]
-        self.auditor.look(node, holdings, uses)
+        with self.books:
+            self.auditor.look(node, holdings, uses)
 
     def look_everywhere(self) -> None:
         for name, node in self.nodes.items():
@@ -252,22 +256,30 @@ class Site:
             assert node.driver is not None
             for device, least_bytes in node.driver.least_free_bytes.items():
                 if least_bytes < 0:
-                    self.auditor.overdrawn(name, device)
+                    with self.books:
+                        self.auditor.overdrawn(name, device)
 
     def _pods_told(self, what: str, pods: Any) -> None:
-        if what == "LISTED":
-            self.auditor.listed(pods)
-        elif what == "DELETED":
-            self.auditor.pod_gone(pods[0]["metadata"]["uid"])
-        else:
-            self.auditor.pod(pods[0])
+        with self.books:
+            if what == "LISTED":
+                self.auditor.listed(pods)
+            elif what == "DELETED":
+                self.auditor.pod_gone(pods[0]["metadata"]["uid"])
+            else:
+                self.auditor.pod(pods[0])
 
     def _gpunodes_told(self, what: str, gpunodes: Any) -> None:
-        for gpunode in gpunodes:
-            if what == "DELETED":
-                self.auditor.gpunode_gone(gpunode["metadata"]["name"])
-            else:
-                self.auditor.gpunode(gpunode)
+        with self.books:
+            for gpunode in gpunodes:
+                if what == "DELETED":
+                    self.auditor.gpunode_gone(gpunode["metadata"]["name"])
+                else:
+                    self.auditor.gpunode(gpunode)
+
+    def wrong(self, in_the_end: bool = False) -> list[Finding]:
+        """What was at any moment; in the end, what still is as well."""
+        with self.books:
+            return [*self.auditor.findings, *(self.auditor.settled() if in_the_end else ())]
 
     def keep_up(self) -> None:
         """Start again what a machine would: an API server, say, that has waited for etcd for too

@@ -139,7 +139,8 @@ class Weather:
         moved = [on for on in here if on.kind == "agent's clock moved"]
         mood.clock_s = _offset_s(moved[-1].force) if moved else 0.0
         with site.nodes[target].lock:
-            site.auditor.lying(target, mood.lie is not None)
+            with site.books:
+                site.auditor.lying(target, mood.lie is not None)
             site.look(target)
 
 
