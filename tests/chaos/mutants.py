@@ -47,24 +47,11 @@ MUTANTS = {
         "                if placement.charges:\n",
         "                if False:\n",
     ),
-    # A promise is taken back while a Binding may be on its way.
-    "no fence": Mutant(
-        "extender/ledger/protocol.py",
-        "                        self._store.touch_pod(pod, self._new_id())\n"
-        "                elif not left",
-        "                        pass\n                elif not left",
-    ),
     # Who was bound by somebody else is not written down.
     "no adoption": Mutant(
         "extender/ledger/protocol.py",
         "if (promise := self._adopt(pod, gpunode)) is None:\n                    return True",
         "return True\n                promise = None",
-    ),
-    # Pods that were refused are not told of room.
-    "no waking": Mutant(
-        "extender/wiring/replica.py",
-        "    async def wake_once(self, ledger: Ledger) -> None:\n        if self.unready():",
-        "    async def wake_once(self, ledger: Ledger) -> None:\n        if True:",
     ),
 }
 
