@@ -123,11 +123,6 @@ class Driver:
                 self._used[pid] = used
             self._write()
 
-    def free_bytes(self) -> dict[str, int]:
-        """Of each GPU, now."""
-        with self._lock:
-            return {gpu.uuid: self._free_bytes(gpu) for gpu in self.gpus}
-
     def fail(self, uuid: str, xid: int) -> None:
         """The device raises an XID event."""
         with self._lock:
