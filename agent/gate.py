@@ -28,6 +28,7 @@ from agent.cgroup import is_static
 from contract.gpunode import (
     EVICTED,
     HOLDINGS_SOURCES,
+    UNOWNED_TOLERANCE_BYTES,
     Charge,
     Device,
     GPUNode,
@@ -37,8 +38,26 @@ from contract.gpunode import (
     Reservation,
 )
 
-#: Unowned use that is not charged, as the extender has it by default.
-TOLERANCE_BYTES = 64 << 20
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is left out of the equation of each device, as the extender does it."""
+
+    reserve_bytes: int
+    tolerance_bytes: int
+
+
+#: Why nobody is answered for where ``limits`` are None.
+LIMITS_UNKNOWN = "the annotations of the node are not known"
+
+
+def limits(reserve_bytes: int | None) -> Limits | None:
+    """What holds on this node, for gate and steering alike.
+
+    None where it is not known what the node's annotation keeps free: taken for nothing, that
+    could be given to a pod.
+    """
+    return None if reserve_bytes is None else Limits(reserve_bytes, UNOWNED_TOLERANCE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +67,10 @@ class Verdict:
     reason: str = ""
 
 
-def judge(
-    node: GPUNode, sample: GPUNodeStatus, uid: str, reserve_bytes: int, tolerance_bytes: int
-) -> Verdict:
+def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Verdict:
     """Whether the pod may start.
 
-    ``node`` must have been read consistently; ``sample`` is our own, newest and fresh. What each
-    device is to keep free is ``reserve_bytes``.
+    ``node`` must have been read consistently; ``sample`` is our own, newest and fresh.
     """
     reservation = node.spec.reservations.get(uid)
     if reservation is None or not node.spec.initialised:
@@ -71,7 +87,7 @@ def judge(
     if not {uuid for uuid, _ in held} <= {device.uuid for device in sample.devices}:
         return Verdict("not yet", "a device of this pod is not known")
     verdicts = [
-        _room(memory, node.spec, sample, uid, reserve_bytes, tolerance_bytes)
+        _room(memory, node.spec, sample, uid, limits)
         for memory in memories(sample.devices)
         if any(device.uuid == uuid for device in memory for uuid, _ in held)
     ]
@@ -84,8 +100,7 @@ def _room(
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
     uid: str,
-    reserve_bytes: int,
-    tolerance_bytes: int,
+    limits: Limits,
 ) -> Verdict:
     """Whether all that sits in one memory, or may come, fits."""
     first = memory[0]
@@ -93,12 +108,12 @@ def _room(
         return Verdict("no", "the device that this pod got is unhealthy")
     if min(first.memory_bytes, first.reserved_bytes, first.used_bytes) < 0:
         return Verdict("not yet", "the memory of the device that this pod got is not known")
-    allocatable_bytes = first.memory_bytes - first.reserved_bytes - reserve_bytes
+    allocatable_bytes = first.memory_bytes - first.reserved_bytes - limits.reserve_bytes
     rows = rows_in(memory, sample)
     if any(row.replica and promised_to(row, spec) not in spec.reservations for row in rows):
         return Verdict("not yet", "a pod on its device is not in the ledger yet")
     seen = {promised_to(row, spec) for row in rows}
-    sitting_bytes = taken_bytes(memory, spec, rows, tolerance_bytes)
+    sitting_bytes = taken_bytes(memory, spec, rows, limits.tolerance_bytes)
     if sitting_bytes > allocatable_bytes:
         return Verdict("no", "the device that this pod got has no room for it")
     # Of an unshared device nobody gets a replica while this pod has it.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from agent.gate import TOLERANCE_BYTES, Verdict, judge
+from agent.gate import LIMITS_UNKNOWN, Verdict, judge, limits
 from agent.publish import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
@@ -55,14 +55,14 @@ class Porter:
                 self._read_at_s = self._monotonic()
             node, why_not = self._read, self._why_not
         # Only now: a sample that is newer than what was read shows no less of who holds what.
-        sample, reserve_bytes = self._sample(), self._reserve_bytes()
+        sample, known = self._sample(), limits(self._reserve_bytes())
         if node is None:
             return Verdict("not yet", why_not)
         if sample is None:
             return Verdict("not yet", "there is no fresh sample of the devices")
-        if reserve_bytes is None:
-            return Verdict("not yet", "the annotations of the node are not known")
-        return judge(node, sample, uid, reserve_bytes, TOLERANCE_BYTES)
+        if known is None:
+            return Verdict("not yet", LIMITS_UNKNOWN)
+        return judge(node, sample, uid, known)
 
     def _read_ledger(self) -> None:
         try:

@@ -29,6 +29,9 @@ PROCESSES_SOURCE = "proc"
 ADOPTED = "adopted"
 #: Flag of a promise: its pod drew a device without room, and is to leave the node before it starts.
 EVICTED = "evicted"
+#: Use of a device below this that belongs to no pod we know is charged to nobody. No setting, since
+#: extender and agent must say the same of one device.
+UNOWNED_TOLERANCE_BYTES = 64 << 20
 #: More strangers than this on one node are counted, not named.
 MAX_UNOWNED_PROCESSES = 64
 

@@ -71,9 +71,6 @@ class Settings(BaseModel):
     refuse_unannotated: bool = Field(
         False, description="Refuse pods that ask for a GPU and do not say how much of its memory."
     )
-    unowned_tolerance: QuantityBytes = Field(
-        64 * MIB, description="Use by unknown processes below this is never charged, as in 64Mi."
-    )
     require_report: bool = Field(
         True,
         description="Where no agent reports, labels may stand in for it: for GPUs that nobody "
@@ -141,7 +138,6 @@ class Settings(BaseModel):
         return Rules(
             resources=self.resources,
             refuse_unannotated=self.refuse_unannotated,
-            unowned_tolerance_bytes=self.unowned_tolerance,
             require_report=self.require_report,
             evict_misses=self.on_miss is OnMiss.EVICT,
             policy=self.policy,

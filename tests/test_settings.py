@@ -11,7 +11,6 @@ from extender.settings import Settings, load_settings
 def test_defaults_are_those_of_the_design() -> None:
     settings = load_settings(None)
     assert (settings.verbs_port, settings.debug_port) == (8888, 8889)
-    assert settings.rules.unowned_tolerance_bytes == 64 << 20
     assert settings.rules.manages("nvidia.com/mig-1g.10gb")
     assert not settings.rules.manages("nvidia.com/gpu.count")
     assert not settings.rules.manages("cpu")

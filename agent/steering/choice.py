@@ -23,7 +23,7 @@ import msgspec
 
 from agent.attribution import memories
 from agent.cgroup import is_static
-from agent.gate import asked, certain, missing, promised_to, rows_in, taken_bytes
+from agent.gate import Limits, asked, certain, missing, promised_to, rows_in, taken_bytes
 from agent.kubelet.checkpoint import Entry
 from agent.steering.messages import Wish
 from contract.gpunode import (
@@ -53,14 +53,6 @@ class NoRoom:
     """The largest that is on its way asks for this much, and no device has it."""
 
     asked_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What is left out of the equation of each device, as the extender does it."""
-
-    reserve_bytes: int
-    tolerance_bytes: int
 
 
 def choose(

@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from agent.gate import TOLERANCE_BYTES
+from agent.gate import LIMITS_UNKNOWN, limits
 from agent.kubelet.checkpoint import BadCheckpoint, Entry, read_checkpoint
 from agent.kubelet.podresources import PodResources, Unanswered
 from agent.probes import HoldingReading, Reading, SteeredReading
 from agent.publish import NotDelivered
-from agent.steering.choice import Limits, NoRoom, choose
+from agent.steering.choice import NoRoom, choose
 from agent.steering.keeper import Keeper, Seat, clean_up
 from agent.steering.messages import Wish
 from agent.steering.relay import Refused
@@ -146,8 +146,8 @@ class Helm:
         node = self._soon(self._read_ledger, "the ledger cannot be read")
         steered = node.status is not None and resource in node.status.plugin.steered
         entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
-        limits = Limits(self._reserve_bytes() or 0, TOLERANCE_BYTES)
-        found = choose(wish, resource, node.spec, sample, entries, limits, steered)
+        known = self._soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
+        found = choose(wish, resource, node.spec, sample, entries, known, steered)
         took_ms = round((time.monotonic() - began_s) * 1000)
         if isinstance(found, NoRoom):
             self.answers[resource, "refused"] += 1

@@ -23,7 +23,13 @@ from contract.annotations import (
     parse_reserve,
 )
 from contract.errors import BadAnnotation
-from contract.gpunode import EVICTED, GPUNode, GPUNodeStatus, Reservation
+from contract.gpunode import (
+    EVICTED,
+    UNOWNED_TOLERANCE_BYTES,
+    GPUNode,
+    GPUNodeStatus,
+    Reservation,
+)
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from contract.reasons import Reason
@@ -579,7 +585,7 @@ class ClusterState:
             status,
             promises,
             reserve_bytes,
-            self.rules.unowned_tolerance_bytes,
+            UNOWNED_TOLERANCE_BYTES,
             self._leaving(status, name) - coming.keys(),
             device_choice,
         )

@@ -22,8 +22,6 @@ class Rules:
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
     #: Whether pods that annotate nothing, in namespaces without a default, are refused.
     refuse_unannotated: bool = False
-    #: Unowned use of a device below this many bytes is never charged.
-    unowned_tolerance_bytes: int = 64 * MIB
     #: Whether GPUs that several pods share are given out only where an agent reports them.
     require_report: bool = True
     #: Whether a pod that is no gated one is evicted, too, where it ended on a device without room.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gate import Verdict, judge
+from agent.gate import Limits, Verdict, judge
 from agent.porter import READ_EVERY_S, Porter
 from agent.publish import NotDelivered
 from contract.errors import BadReport
@@ -85,7 +85,7 @@ def ask(
     **more: Any,
 ) -> Verdict:
     held = node(promises, sample if written is None else written, **more)
-    return judge(held, sample, uid, reserve, tolerance)
+    return judge(held, sample, uid, Limits(reserve, tolerance))
 
 
 def test_a_pod_that_is_charged_where_it_is_may_start() -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.gate import Limits
 from agent.kubelet.checkpoint import Entry
-from agent.steering.choice import Choice, Limits, NoRoom, choose
+from agent.steering.choice import Choice, NoRoom, choose
 from agent.steering.messages import Wish, allocated, preferred, registration, wishes
 from contract.gpunode import (
     Charge,

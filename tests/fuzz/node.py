@@ -22,7 +22,7 @@ import msgspec
 from agent import dcgm, knock
 from agent.cgroup import owner
 from agent.cluster import KubernetesPublisher
-from agent.gate import judge
+from agent.gate import Limits, judge
 from agent.kubelet.checkpoint import BadCheckpoint, parse_checkpoint
 from agent.kubelet.holdings import join
 from agent.kubelet.podresources import ListedContainer, PodResources, Unanswered
@@ -34,7 +34,7 @@ from agent.probes import DeviceReading, DriverReading, Reading, RegisteredReadin
 from agent.publish import NotDelivered
 from agent.serve import Board, Server
 from agent.statefile import StateFile
-from agent.steering.choice import Limits, choose
+from agent.steering.choice import choose
 from agent.steering.messages import Wish, allocated, asks_for_preference, wishes
 from agent.summary import summarise
 from contract.errors import BadReport
@@ -395,8 +395,11 @@ def _gate(data: bytes) -> None:
     assert sample is not None
     assert _SAMPLE is not None
     for uid in ("u1", "u2", "u3"):
-        judge(node, sample, uid, 0, 64 << 20)
-        if judge(node, _SAMPLE, uid, 0, 64 << 20).answer == "yes" and not node.spec.initialised:
+        judge(node, sample, uid, Limits(0, 64 << 20))
+        if (
+            judge(node, _SAMPLE, uid, Limits(0, 64 << 20)).answer == "yes"
+            and not node.spec.initialised
+        ):
             raise Harm("let through without a ledger")
 
 

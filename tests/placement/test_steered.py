@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
+from agent.gate import Limits
 from agent.kubelet.checkpoint import Entry
-from agent.steering.choice import Limits, NoRoom, choose
+from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
 from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation
 from contract.kube import Pod

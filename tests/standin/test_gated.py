@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.strategies import DataObject
 
-from agent.gate import Verdict, judge
+from agent.gate import Limits, Verdict, judge
 from contract.gate import GATE
 from contract.gpunode import (
     Device,
@@ -96,7 +96,7 @@ class Gated(RuleBasedStateMachine):
         super().__init__()
         self.numbers = itertools.count(1)
         self.ids = itertools.count(1)
-        self.state = ClusterState(Rules(unowned_tolerance_bytes=0), 90.0, WALL_S - NOW_S)
+        self.state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
         self.store = Store(self.state.apply, lambda: NOW_S)
         self.ledger = Ledger(
             self.store,
@@ -276,7 +276,7 @@ class Gated(RuleBasedStateMachine):
         return {uid for uid, held in self.node.pods.items() if held.pod.gated} - self.begun
 
     def verdict(self, uid: str) -> Verdict:
-        return judge(self.read, self.sample(), uid, 0, 0)
+        return judge(self.read, self.sample(), uid, Limits(0, 0))
 
     def ask(self, uid: str) -> None:
         if self.verdict(uid).answer != "yes":

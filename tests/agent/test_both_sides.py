@@ -1,0 +1,108 @@
+"""Extender and agent leave the same out of the equation of a device: what the one promises, the
+other lets start, to the byte."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.porter import Porter
+from agent.steering.helm import Helm
+from agent.steering.messages import Wish
+from agent.steering.relay import Refused
+from contract.annotations import RESERVE
+from contract.gpunode import Device, GPUNode, Plugin, Source
+from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.placement.placed import Placement
+from extender.placement.rules import Rules
+from tests.builders import (
+    GIB,
+    GPU,
+    MIB,
+    NOW_S,
+    STAMP,
+    gpunode,
+    kube_node,
+    pod,
+    promise,
+    shared,
+    use,
+)
+
+#: The device has 24 GiB and the pod asks for 20: unowned use, reserve, whether there is room.
+CASES = [
+    pytest.param(0, 4 * GIB, True, id="all but the reserve"),
+    pytest.param(0, 4 * GIB + 1, False, id="a byte more of reserve"),
+    pytest.param(64 * MIB, 4 * GIB, True, id="all that is tolerated"),
+    pytest.param(64 * MIB + 1, 4 * GIB, False, id="a byte more than is tolerated"),
+    pytest.param(4 * GIB + 64 * MIB, 0, True, id="much and what is tolerated"),
+    pytest.param(4 * GIB + 64 * MIB + 1, 0, False, id="a byte more than much"),
+]
+
+
+def device(unowned_bytes: int, taken: int = 0) -> Device:
+    use_bytes = {"used_bytes": unowned_bytes, "unowned_bytes": unowned_bytes}
+    return shared("D", free=2 - taken, allocated=taken, **use_bytes)
+
+
+def of_node(unowned_bytes: int, arrived: bool) -> GPUNode:
+    """The node, with the promise to the pod, before the pod comes or after."""
+    node = gpunode(
+        device(unowned_bytes, taken=int(arrived)),
+        promises={"p": promise({"D": 20 * GIB}, choice="D")},
+        pods=[use("p", "D", replica="D::0")] if arrived else (),
+        plugin=Plugin(steered=[GPU]),
+    )
+    assert node.status is not None
+    node.status.sources.append(Source("checkpoint"))
+    return node
+
+
+def extender_promises(unowned_bytes: int, reserve_bytes: int, folder: Path) -> bool:
+    state = ClusterState(Rules(), 90.0, datetime.fromisoformat(STAMP).timestamp() - NOW_S)
+    node = gpunode(device(unowned_bytes))
+    asked = kube_node(annotations={RESERVE: str(reserve_bytes)})
+    state.apply([NodeSeen(asked), GPUNodeSeen(node, NOW_S)])
+    return isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
+
+
+class Ledger:
+    def __init__(self, node: GPUNode) -> None:
+        self._node = node
+
+    def gpunode(self) -> GPUNode:
+        return self._node
+
+
+def gate_opens(unowned_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
+    node = of_node(unowned_bytes, arrived=True)
+    porter = Porter(Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: 0.0)
+    return porter.ask("p").answer == "yes"
+
+
+def steering_gives(unowned_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
+    node = of_node(unowned_bytes, arrived=False)
+    nowhere = folder / "checkpoint", folder / "no.sock"
+    told: Any = (Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: None)
+    helm = Helm([GPU], *nowhere, *told, patience_s=0.0)
+    try:
+        return helm._choose(GPU, Wish(("D::0", "D::1"), (), 1)) == ("D::0",)
+    except Refused:
+        return False
+
+
+@pytest.mark.parametrize("side", [extender_promises, gate_opens, steering_gives])
+@pytest.mark.parametrize(("unowned_bytes", "reserve_bytes", "room"), CASES)
+def test_every_side_sees_room_to_the_byte(
+    side: Callable[..., bool], unowned_bytes: int, reserve_bytes: int, room: bool, tmp_path: Path
+) -> None:
+    assert side(unowned_bytes, reserve_bytes, tmp_path) is room
+
+
+@pytest.mark.parametrize("side", [gate_opens, steering_gives])
+def test_what_the_node_keeps_free_is_not_guessed(side: Callable[..., bool], tmp_path: Path) -> None:
+    assert side(0, 0, tmp_path)
+    assert not side(0, None, tmp_path)
