@@ -39,7 +39,8 @@ def idle_on(
 def _is_new(pod: Pod, promise: Reservation, status: GPUNodeStatus | None, wall_s: float) -> bool:
     """Whether the pod, that we placed, has only just come and is known to use no memory."""
     since_s = age(promise.since, wall_s)
-    if is_gated(pod) or ADOPTED in promise.flags or since_s is None or since_s > NEW_FOR_S:
+    # From the future: of a replica whose clock was ahead, so that nobody knows.
+    if is_gated(pod) or ADOPTED in promise.flags or since_s is None or abs(since_s) > NEW_FOR_S:
         return False
     used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
     return bool(used) and all(figure == 0 for figure in used)

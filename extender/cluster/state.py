@@ -81,12 +81,13 @@ _SILENT = Pulse()
 
 
 class ClusterState:
-    """``epoch_s`` is the wall time, in Unix seconds, at which the monotonic clock was 0."""
+    """``epoch_s`` is the wall time, in Unix seconds, at which the monotonic clock was 0: as the
+    wall clock says now, which may have been set since."""
 
     def __init__(self, rules: Rules, stale_after_s: float, epoch_s: float) -> None:
         self.rules = rules
         self._stale_after_s = stale_after_s
-        self._epoch_s = epoch_s
+        self.epoch_s = epoch_s
         self._table = Table()
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
@@ -247,7 +248,7 @@ class ClusterState:
         name = gpunode.name
         if gpunode.status is None or self._fresh_until_s(name) < now_s:
             return Misplaced()
-        idle = idle_on(gpunode, self._sitting_on.get(name, ()), self._epoch_s + now_s, self.rules)
+        idle = idle_on(gpunode, self._sitting_on.get(name, ()), self.epoch_s + now_s, self.rules)
         if not idle:
             return Misplaced()
         devices = self._weigh(name, gpunode).devices
@@ -537,7 +538,7 @@ class ClusterState:
         pulse = pulses.setdefault(name, Pulse())
         if self._fresh_until_s(name) < at_s:
             self._woke_up.add(name)
-        pulse.beat(stamp, at_s, self._epoch_s, self._stale_after_s)
+        pulse.beat(stamp, at_s, self.epoch_s, self._stale_after_s)
         self._dirty[name] = None
 
     # Weighing.

@@ -85,8 +85,7 @@ class Extender:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
-        epoch_s = time.time() - time.monotonic()
-        self.cluster = ClusterState(settings.rules, settings.stale_after_s, epoch_s)
+        self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s())
         self.journal = Journal()
         self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
         self.unready = unready
@@ -115,6 +114,7 @@ class Extender:
 
     def _take(self) -> None:
         """Apply all that has come so far: what another thread handed in first goes first."""
+        self.cluster.epoch_s = _epoch_s()
         while self._inbox:
             events = self._inbox.popleft()
             self.cluster.apply(events)
@@ -377,6 +377,10 @@ async def serve(
         await asyncio.gather(*running)
     finally:
         chores.cancel()
+
+
+def _epoch_s() -> float:
+    return time.time() - time.monotonic()
 
 
 @contextlib.contextmanager

@@ -110,6 +110,9 @@ def test_a_pod_that_its_gate_let_through_stays() -> None:
             crowded(since="2026-11-20T23:57:30Z"), pod(gate=False), EVICT, False, id="it is old"
         ),
         pytest.param(
+            crowded(since="2026-11-21T01:00:00Z"), pod(gate=False), EVICT, False, id="nobody knows"
+        ),
+        pytest.param(
             crowded(), pod(gate=False, controlled=False), EVICT, False, id="it would be lost"
         ),
         pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it has room"),

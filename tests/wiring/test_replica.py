@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import cast
 
+import pytest
+
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
@@ -67,6 +69,24 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         return initialised
 
     assert asyncio.run(play()) == ["n"]
+
+
+def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play() -> float:
+        extender = Extender(Settings(), unready=lambda: "")
+        right_s = time.time() + 3600.0
+        monkeypatch.setattr(time, "time", lambda: right_s)
+        stamp = datetime.fromtimestamp(right_s, UTC).isoformat()
+        now_s = time.monotonic()
+        extender.deliver(
+            [NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(shared(), observed_at=stamp), now_s)]
+        )
+        (node,) = extender.cluster.snapshot().nodes
+        return node.fresh_until_s - now_s
+
+    assert asyncio.run(play()) > 0
 
 
 def test_what_another_thread_heard_first_is_applied_first() -> None:
