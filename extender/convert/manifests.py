@@ -32,6 +32,10 @@ TEMPLATES = {
 _RENDER_FIRST = "a template is rendered first: helm template . | headroom convert -f -"
 
 
+#: Of brackets in a manifest; those of Kubernetes' own objects are below twenty.
+MOST_NESTED = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     #: What one unit of aliyun.com/gpu-mem is: the --memory-unit of gpushare's plugin.
@@ -52,6 +56,8 @@ class Converted:
 
 def convert(text: str, options: Options) -> Converted:
     """Convert every pod template in a YAML or JSON file; raises ``BadManifest``."""
+    if _nested(text) > MOST_NESTED:
+        raise BadManifest(f"is nested more than {MOST_NESTED} levels deep")
     yaml = _yaml(text)
     try:
         aliased = _aliased(text)
@@ -113,6 +119,16 @@ def convert(text: str, options: Options) -> Converted:
     out = io.StringIO()
     yaml.dump_all([document for document in documents if document is not None], out)
     return Converted(out.getvalue(), tuple(findings))
+
+
+def _nested(text: str) -> int:
+    """How many brackets are open at once, at most: each level takes the parser longer than the one
+    before."""
+    depth = most = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        most = max(most, depth)
+    return most
 
 
 def _yaml(text: str) -> YAML:

@@ -12,6 +12,8 @@ from agent.probes import SourceReading
 from agent.statefile import StateFile
 from contract.kube import Node, NodeStatus, ObjectMeta
 from extender.cluster.labels import believed
+from extender.convert.findings import BadManifest
+from extender.convert.manifests import Options, convert
 from extender.errors import BadSettings
 from extender.placement.rules import Rules
 from extender.settings import load_settings
@@ -89,6 +91,11 @@ def test_settings_that_nest_without_end_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"resources: " + b"[" * 900 + b"]" * 900)
     with pytest.raises(BadSettings, match=r"settings.yaml: is not YAML"):
         load_settings(path)
+
+
+def test_a_manifest_that_nests_without_end_is_refused() -> None:
+    with pytest.raises(BadManifest, match="nested more than 200"):
+        convert('{"a":' * 3000, Options(1 << 30, None))
 
 
 def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:

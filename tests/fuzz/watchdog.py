@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import structlog
 
 #: CPU seconds for one input of any size here; the largest are a few MiB.
-CPU_S = 2.0
+CPU_S = 4.0
 #: Memory that one input may need besides so many times its own bytes.
 PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
 #: What may stay of all of them: caches that fill, fragments of the heap.
