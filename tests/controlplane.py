@@ -173,11 +173,15 @@ class ControlPlane(Processes):
             *flags,
         )
 
-    def kubeconfig(self, token: str = ADMIN_TOKEN, namespace: str = "default") -> Path:
-        """A kubeconfig file for the holder of the token."""
-        path = self.folder / f"{token}.{namespace}.kubeconfig"
+    def kubeconfig(
+        self, token: str = ADMIN_TOKEN, namespace: str = "default", port: int | None = None
+    ) -> Path:
+        """A kubeconfig file for the holder of the token; ``port`` is that of who stands before the
+        API server."""
+        path = self.folder / f"{token}.{namespace}.{port or self.port}.kubeconfig"
+        server = f"https://127.0.0.1:{port or self.port}"
         context = {"cluster": "tests", "user": "tests", "namespace": namespace}
-        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        cluster = {"server": server, "certificate-authority": str(self.ca_file)}
         content = {
             "apiVersion": "v1",
             "kind": "Config",

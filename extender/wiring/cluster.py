@@ -14,6 +14,7 @@ from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
 from extender.sources.kubernetes import KubernetesSources
+from extender.sources.reflector import DEFAULT_PACE, Pace
 from extender.wiring.readiness import unready
 from extender.wiring.replica import Extender, serve
 
@@ -24,7 +25,9 @@ _SPARE_BYTES = 8 << 20
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
-async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> None:
+async def serve_cluster(
+    settings: Settings, announce: Callable[[str], None], pace: Pace = DEFAULT_PACE
+) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
     keep_small(_LARGE_BYTES, _SPARE_BYTES)
     try:
@@ -47,6 +50,7 @@ async def serve_cluster(settings: Settings, announce: Callable[[str], None]) -> 
         extender.deliver,
         lease_namespace=settings.agent_namespace,
         concerns=extender.cluster.concerns,
+        pace=pace,
     )
     store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)

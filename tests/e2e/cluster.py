@@ -79,21 +79,23 @@ class Cluster:
         port: int | None = None,
         tls: TlsFiles | None = None,
         settings: Mapping[str, Any] | None = None,
+        module: str = "extender",
+        api_port: int | None = None,
     ) -> str:
         """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address.
 
-        ``settings`` are those of its file.
+        ``settings`` are those of its file; ``api_port`` is where it reaches the API server.
         """
         port = port or self.port
         (debug_port,) = free_ports(1)
         self.plane.spawn(
             name,
-            *(sys.executable, "-m", "extender", "serve", "--host", "127.0.0.1"),
+            *(sys.executable, "-m", module, "serve", "--host", "127.0.0.1"),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
             *(_options(tls) if tls else ()),
             *self._config(name, settings),
             env={
-                "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests")),
+                "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests", port=api_port)),
                 "PYTHONPATH": str(ROOT),
             },
         )

@@ -6,11 +6,18 @@ rivals no agent reports at all, so that nothing but the ledger can save a device
 """
 
 import random
+from typing import Any
 
+import urllib3
+
+from tests.controlplane import free_ports
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, said
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
+from tests.e2e.wire import wire_to
+
+http = urllib3.PoolManager(retries=False, timeout=60.0).request
 
 #: More than memory for pods of 3 GiB: counting replicas would not save a device.
 MANY_REPLICAS = Shape(replicas=16)
@@ -100,6 +107,65 @@ def test_who_goes_around_two_replicas_is_charged_and_told_once(new_cluster: NewC
             cluster.until(lambda r=replica: not cluster.metric(over, r), "the alarm ends")  # type: ignore[misc]
     assert told("Overcommitted") == ["theirs"]
     assert told("RequestChangeIgnored") == ["ours"]
+
+
+def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: NewCluster) -> None:
+    """First nothing comes through, then every connection breaks; the other replica goes on."""
+    blind = "Headroom has not heard from the API server for too long to decide"
+    cluster = new_cluster(1, ONE_GPU)
+    (node,) = cluster.names
+    port, other_port = free_ports(2)
+    with wire_to(cluster.plane.port) as wire:
+        cut_off = cluster.start_extender(
+            "extender-a", port, module="tests.e2e.hasty", api_port=wire.port
+        )
+        cluster.start_scheduler(cluster.start_extender("extender-b", other_port))
+        cluster.settle()
+        for name in ("first", "second"):
+            cluster.create_pod(name, "2Gi", schedulerName="nobody")
+
+        def ready() -> tuple[int, str]:
+            answer = http("GET", f"{cluster.debug_url('extender-a')}/readyz")
+            return answer.status, answer.data.decode().strip()
+
+        def filtered(name: str) -> dict[str, Any]:
+            told = {"Pod": cluster.pod(name), "NodeNames": [node]}
+            found: dict[str, Any] = http("POST", f"{cut_off}/filter", json=told).json()
+            return found
+
+        def bind_error(name: str) -> str:
+            metadata = cluster.pod(name)["metadata"]
+            which = {"PodName": name, "PodNamespace": NAMESPACE, "PodUID": metadata["uid"]}
+            error: str = http("POST", f"{cut_off}/bind", json={**which, "Node": node}).json()[
+                "Error"
+            ]
+            return error
+
+        def works() -> bool:
+            try:
+                return ready()[0] == 200 and filtered("first").get("NodeNames") == [node]
+            except urllib3.exceptions.NewConnectionError:
+                return False  # it has not started yet
+
+        cluster.until(works, "it lets the node pass")
+        assert bind_error("first") == ""
+        wire.stall()
+        cluster.until(lambda: ready() == (503, blind), "it says that it is blind")
+        for cut in (lambda: None, wire.refuse):
+            cut()
+            assert ready() == (503, blind)
+            assert (filtered("second")["Error"], bind_error("second")) == (blind, blind)
+            assert not filtered("second").get("NodeNames")
+        assert not cluster.node_of("second")
+        cluster.create_pod("meanwhile", "2Gi")
+        cluster.until(lambda: cluster.node_of("meanwhile") == node, "the other replica binds")
+        assert ready() == (503, blind)
+        wire.heal()
+        cluster.until(works, "it lets the node pass again")
+        assert bind_error("second") == ""
+        assert cluster.node_of("second") == node
+    promised = cluster.gpunode(node).spec.reservations.values()
+    assert {promise.name for promise in promised} == {"first", "second", "meanwhile"}
 
 
 def watch(cluster: PlayedCluster) -> bool:

@@ -1,0 +1,23 @@
+"""``headroom serve`` that is blind after seconds where others take a minute and a half:
+python -m tests.e2e.hasty serve --host HOST --verbs-port PORT --debug-port PORT"""
+
+import asyncio
+import sys
+
+from extender.settings import Settings, load_settings
+from extender.sources.reflector import Pace
+from extender.wiring.cluster import serve_cluster
+
+BLIND_AFTER_S = 8.0
+PACE = Pace(watch_s=2, grace_s=1.0, backoff_cap_s=1.0)
+
+
+def settings_of(options: list[str]) -> Settings:
+    names = (name.removeprefix("--").replace("-", "_") for name in options[::2])
+    told = dict(zip(names, options[1::2], strict=True))
+    # Less than what is refused, because a quiet cluster is usually heard of only every minute.
+    return load_settings(None, **told).model_copy(update={"blind_after_s": BLIND_AFTER_S})
+
+
+if __name__ == "__main__":
+    asyncio.run(serve_cluster(settings_of(sys.argv[2:]), print, PACE))
