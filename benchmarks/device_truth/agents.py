@@ -8,17 +8,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from agent.gate import TOLERANCE_BYTES, judge
+from agent.gate import Limits, judge
 from agent.kubelet.checkpoint import Entry
-from agent.steering.choice import Limits, NoRoom, choose
+from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
 from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of
-from contract.gpunode import Device, GPUNode, GPUNodeStatus, Plugin, PodUse, Replicas, Source
+from contract.gpunode import (
+    UNOWNED_TOLERANCE_BYTES,
+    Device,
+    GPUNode,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    Source,
+)
 from tests.standin.devices import Ids, Lots, Preferred
 from tests.standin.plugin import Plugin as StandInPlugin
 from tests.standin.plugin import PluginRefused
 
 GPU = "nvidia.com/gpu"
+#: No node here keeps anything free.
+LIMITS = Limits(reserve_bytes=0, tolerance_bytes=UNOWNED_TOLERANCE_BYTES)
 #: What an agent reads of the ledger: its own node's object, not from a cache.
 Read = Callable[[], GPUNode]
 
@@ -59,7 +70,7 @@ class Agent:
 
     def lets(self, pod: str) -> bool:
         """What it answers a pod's gate."""
-        return judge(self._read(), self.newest, pod, 0, TOLERANCE_BYTES).answer == "yes"
+        return judge(self._read(), self.newest, pod, LIMITS).answer == "yes"
 
     def steers(self, plugin: Lots, checkpoint: Callable[[], Sequence[tuple[str, Ids]]]) -> Lots:
         return _Steered(self, plugin, checkpoint)
@@ -69,8 +80,7 @@ class Agent:
     ) -> tuple[str, ...] | NoRoom:
         wish = Wish(tuple(sorted(call.available)), tuple(sorted(call.must_include)), call.size)
         entries = [Entry(uid, MAIN, GPU, tuple(sorted(ids))) for uid, ids in checkpoint]
-        limits = Limits(0, TOLERANCE_BYTES)
-        found = choose(wish, GPU, self._read().spec, self.newest, entries, limits)
+        found = choose(wish, GPU, self._read().spec, self.newest, entries, LIMITS)
         return found if isinstance(found, NoRoom) else found.replicas
 
 

@@ -369,9 +369,9 @@ class TestOutcome:
     @pytest.mark.parametrize(
         ("answer", "error"),
         [
-            pytest.param(_lost_after_it_was_read, OutcomeUnknown, id="lost"),
-            pytest.param(_broken_off, OutcomeUnknown, id="broken off"),
-            pytest.param(Exchange.hang, OutcomeUnknown, id="hangs"),
+            pytest.param(_lost_after_it_was_read, StoreSilent, id="lost"),
+            pytest.param(_broken_off, StoreSilent, id="broken off"),
+            pytest.param(Exchange.hang, StoreSilent, id="hangs"),
             pytest.param(_status(500), OutcomeUnknown, id="500"),
             pytest.param(_status(504), OutcomeUnknown, id="504"),
             pytest.param(_status(429, Retry_After="1"), OutcomeUnknown, id="429"),
