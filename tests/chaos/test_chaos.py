@@ -46,7 +46,8 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
     # What the wires were to do they did.
     assert outcome.requests["cut"], story
     assert sum(n for what, n in outcome.requests.items() if "answered" in what) > 5, story
-    request.node.user_properties.append(("measured", f"{outcome.tally}, faults {outcome.faults}"))
+    told = f"settled after {outcome.settled_s} s; {outcome.tally}"
+    request.node.user_properties.append(("measured", told))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
