@@ -313,14 +313,24 @@ def test_failures_in_a_row_wait_longer_until_something_is_heard() -> None:
 def test_a_watch_that_went_on_for_long_and_said_nothing_has_worked() -> None:
     """Of a quiet kind: what broke it has nothing to do with what failed an hour ago."""
     now_s = 0.0
+    looked = threading.Event()
+
+    def clock() -> float:
+        looked.set()
+        return now_s
 
     def goes_on(exchange: Exchange) -> None:
         nonlocal now_s
+        looked.wait(5.0)  # until its beginning was dated
         now_s += 30.0
         breaks_off(exchange)
 
-    script = [page(5), watch(then=breaks_off), watch(then=breaks_off), watch(then=goes_on)]
-    with following(*script, watch(then=breaks_off), clock=lambda: now_s) as followed:
+    def begins(exchange: Exchange) -> None:
+        looked.clear()
+        watch(then=goes_on)(exchange)
+
+    script = [page(5), watch(then=breaks_off), watch(then=breaks_off), begins]
+    with following(*script, watch(then=breaks_off), clock=clock) as followed:
         followed.seen.until(lambda _: len(followed.waits) >= 4)
     assert followed.waits[:4] == [1.0, 2.0, 1.0, 2.0]
 
