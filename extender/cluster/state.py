@@ -84,8 +84,13 @@ class ClusterState:
     """``epoch_s`` is the wall time, in Unix seconds, at which the monotonic clock was 0: as the
     wall clock says now, which may have been set since."""
 
-    def __init__(self, rules: Rules, stale_after_s: float, epoch_s: float) -> None:
+    def __init__(
+        self, rules: Rules, stale_after_s: float, epoch_s: float, awaited: Iterable[type] = ()
+    ) -> None:
+        """``awaited``: kinds without a list of which nothing can be said of any node."""
         self.rules = rules
+        #: Those whose list has not come yet. To weigh all nodes after each list would be in vain.
+        self._awaited = set(awaited)
         self._stale_after_s = stale_after_s
         self.epoch_s = epoch_s
         self._table = Table()
@@ -287,6 +292,8 @@ class ClusterState:
         """Take events in the order in which they happened."""
         for event in events:
             self._apply(event)
+        if self._awaited:
+            return
         for name in self._dirty:
             if name in self._nodes or name in self._gpunodes:
                 pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
@@ -398,6 +405,7 @@ class ClusterState:
     def _relist(self, event: Relisted) -> None:
         """Forget what the list does not name, then take what it does."""
         kind, objects, at_s = event.kind, event.objects, event.at_s
+        self._awaited.discard(kind)
         names = {o.metadata.uid if isinstance(o, Pod) else o.metadata.name for o in objects}
         gone: list[Event] = []
         if kind is Pod:

@@ -13,6 +13,7 @@ from extender.kubeevents import KubeEvents
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
+from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import DEFAULT_PACE, Pace
 from extender.wiring.readiness import unready
@@ -44,7 +45,8 @@ async def serve_cluster(
         return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
 
     post = KubeEvents(api, time.time).post
-    extender = Extender(settings, missing, post)
+    awaited = [kind.type for kind in watched_kinds(settings.agent_namespace)]
+    extender = Extender(settings, missing, post, awaited)
     sources = KubernetesSources(
         api,
         extender.deliver,

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -80,12 +80,17 @@ class Extender:
     """One replica: state, ledger and both applications, around a store."""
 
     def __init__(
-        self, settings: Settings, unready: Callable[[], str], post: Post = lambda notice: True
+        self,
+        settings: Settings,
+        unready: Callable[[], str],
+        post: Post = lambda notice: True,
+        awaited: Iterable[type] = (),
     ) -> None:
+        """``awaited``: kinds of which a list will come."""
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
-        self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s())
+        self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.journal = Journal()
         self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
         self.unready = unready

@@ -613,3 +613,17 @@ def test_an_absurd_report_harms_nobody_but_its_device() -> None:
     assert reason(state) is Reason.CONTRADICTORY_REPORT
     assert headroom(state)[0] == 18
     assert datetime.fromtimestamp(EPOCH_S + NOW_S, UTC).isoformat() == STAMP
+
+
+def test_nodes_are_weighed_when_every_awaited_kind_was_listed() -> None:
+    """Not after each list: of a node whose pods are not known nothing can be said."""
+    state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S, awaited=(Node, GPUNode, Pod))
+    state.apply([Relisted(Node, (kube_node(),), NOW_S)])
+    state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S)])
+    assert state.snapshot().nodes == ()
+    state.apply([PodSeen(pod())])
+    assert state.snapshot().nodes == ()
+    state.apply([Relisted(Pod, (), NOW_S)])
+    assert [node.name for node in state.snapshot().nodes] == ["n"]
+    state.apply([Relisted(Node, (), NOW_S), Relisted(GPUNode, (), NOW_S)])
+    assert state.snapshot().nodes == ()
