@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +104,38 @@ def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
     answer = knock._read(503, b'{"answer":"not yet","reason":"\\ud800 a\\r\\nb"}', question)
     assert answer.text == "waiting: ? a b"
     assert answer.text.isascii()
+
+
+def _many(vram: str) -> dict[str, Any]:
+    """A pod of 10,000 containers."""
+    pod = sent_pod("many", vram)
+    limits = {"limits": {"nvidia.com/gpu": "1"}}
+    pod["spec"]["containers"] = [{"name": f"c{i}", "resources": limits} for i in range(10_000)]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        pytest.param(_many("1Gi"), "no free GPU replica", id="10,000 containers"),
+        pytest.param(
+            _many(",".join(f"c{i}=1Mi" for i in range(10_000))),
+            "no free GPU replica",
+            id="10,000 containers, each by its name",
+        ),
+        *(
+            pytest.param(sent_pod("long", text * ((256 << 10) // len(text))), "right is 8Gi", id=id)
+            for text, id in [("9", "256 KiB of digits"), (",", "of commas"), ("a=1Gi,", "of pairs")]
+        ),
+    ],
+)
+def test_what_is_large_is_told_off_in_a_few_words(shown: dict[str, Any], why: str) -> None:
+    world = World()
+    reply = world.call("filter", json.dumps(offer(shown, *NODES)).encode())
+    answer = json.loads(reply.body)
+    assert answer["NodeNames"] == []
+    assert why in answer["FailedAndUnresolvableNodes"][NODES[0]]
+    assert len(reply.body) < 1000
+    reply = world.call("prioritize", json.dumps(offer(shown, *NODES)).encode())
+    assert {each["Score"] for each in json.loads(reply.body)} == {0}
+    world.unharmed()
