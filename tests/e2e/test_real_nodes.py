@@ -21,6 +21,8 @@ from tests.e2e.watching import Object, Watch
 
 #: ``make real`` plays it on twenty, for the figures that it tells.
 NODES = int(os.environ.get("HEADROOM_REAL_NODES", "8"))
+#: How often each of them has a pod wait for its memory.
+ROUNDS = int(os.environ.get("HEADROOM_REAL_ROUNDS", "1"))
 MIXED_GIB = (2, 3, 4, 6, 8, 12)
 STRANGER_PID = 99_999
 
@@ -90,11 +92,9 @@ def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
     assert_nothing_is_taken_twice(outcome)
 
 
-def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
-    cluster: RealCluster, tell: Tell
-) -> None:
-    """Measured from the write of the report to the binding; a stranger held the memory, so that
-    nothing but the report tells that it is free."""
+def woken(cluster: RealCluster) -> tuple[list[float], list[float]]:
+    """Seconds from the report that memory is free to the binding, and from the end of the process
+    that held it; a stranger held it, so that nothing but the report tells. One of each node."""
     cluster.empty()
     for machine in cluster.machines.values():
         machine.driver.use(STRANGER_PID, {gpu.uuid: 23 * GIB for gpu in machine.driver.gpus})
@@ -119,21 +119,36 @@ def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
             return [to - since for since, to in zip(free, bound, strict=True) if since and to]
 
         cluster.until(lambda: len(waits_s()) == NODES, "all pods are bound")
-        found_s = waits_s()
         # The agent must first take a sample, which it does every second here.
         exits = [
             bound - freed_s[name]
             for name in cluster.names
             if (bound := pods.first(f"on-{name}", is_bound)) is not None
         ]
+        return waits_s(), exits
+
+
+def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    found_s: list[float] = []
+    exits: list[float] = []
+    for _ in range(ROUNDS):
+        for all_s, more_s in zip((found_s, exits), woken(cluster), strict=True):
+            all_s += more_s
+        assert_nothing_is_taken_twice(cluster.outcome())
     tell(
-        f"from the exit of the process to the binding: p50 {statistics.median(exits):.2f} s, "
-        f"most {max(exits):.2f} s of {NODES}, of which up to 1 s is the agent's interval"
+        f"from the exit of the process to the binding: {percentiles(exits)}, of which up to 1 s is "
+        "the agent's interval"
     )
-    p50_s, most_s = statistics.median(found_s), max(found_s)
-    tell(f"from the report to the binding: p50 {p50_s:.2f} s, most {most_s:.2f} s of {NODES}")
-    assert most_s < 10
-    assert_nothing_is_taken_twice(cluster.outcome())
+    tell(f"from the report to the binding: {percentiles(found_s)}")
+    assert max(found_s) < 10
+
+
+def percentiles(seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    p50_s, p99_s = statistics.median(ordered), ordered[-(-99 * len(ordered) // 100) - 1]
+    return f"p50 {p50_s:.2f} s, p99 {p99_s:.2f} s, most {ordered[-1]:.2f} s of {len(ordered)}"
 
 
 def of_wave(cluster: RealCluster, wave: list[str]) -> list[Object]:
