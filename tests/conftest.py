@@ -58,7 +58,7 @@ SLOW_MODULES = (
 )
 
 
-#: Begun first, in this order, so that two workers end at about the same time: nobody is left alone
+#: Begun first, in this order, so that all workers end at about the same time: nobody is left alone
 #: with a long one.
 LONGEST_FIRST = (
     "tests/kubelet/test_agent.py",

@@ -62,7 +62,7 @@ class VerbTarget:
         if status != 200:
             raise Harm(f"status {status}: {body!r:.200}")
         # Whole nodes go back as they came, with whatever is no UTF-8 in them.
-        answer = json.loads(body.decode(errors="replace"))
+        answer = json.loads(body.decode(errors="replace"), parse_int=_number)
         if error := isinstance(answer, dict) and answer.get("Error"):
             if "%" in error or len(error) > _MOST_ERROR_BYTES:
                 raise Harm(f"error that cannot be shown: {error!r:.200}")
@@ -96,7 +96,7 @@ class VerbTarget:
 def _read(data: bytes) -> Any:
     """What another decoder makes of it; None where it refuses."""
     try:
-        return json.loads(data.decode(errors="replace"))
+        return json.loads(data.decode(errors="replace"), parse_int=_number)
     except (ValueError, RecursionError):
         return None
 
@@ -192,3 +192,8 @@ class ForgedTarget:
             raise Harm(f"12Gi are promised as {charges}")
         world.restore()
         return True
+
+
+def _number(digits: str) -> int | str:
+    """Python makes no number of thousands of digits, which a node goes back with as it came."""
+    return int(digits) if len(digits) < 20 else digits
