@@ -352,7 +352,7 @@ def main(
     nodes: Annotated[int, typer.Option(help="Nodes of 8 GPUs.")] = 5_000,
     pods: Annotated[int, typer.Option(help="Pods in all.")] = 100_000,
     gpu_pods: Annotated[int, typer.Option(help="Those of them that hold a GPU.")] = 20_000,
-    restarts: Annotated[int, typer.Option(help="How often it is killed.")] = 3,
+    restarts: Annotated[int, typer.Option(min=1, help="How often it is killed.")] = 3,
     churned: Annotated[int, typer.Option(help="Pods that come and go.")] = 4_000,
 ) -> None:
     """Print seconds from kill to ready, and MiB resident."""
