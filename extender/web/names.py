@@ -25,6 +25,10 @@ _FIRST_BYTES = np.array([(1 << 8 * i) - 1 for i in range(_WORD_BYTES + 1)], "<u8
 #: Places in a table for each known name: few names meet, and the table stays in the processor's
 #: cache.
 _SPARSE = 4
+#: The longest name of a node that Kubernetes allows.
+_MOST_BYTES = 253
+#: Eight bytes that are in no text.
+_NO_NAME = np.uint64((1 << 64) - 1)
 #: Ways of hashing to choose from: numbered names lie apart under some, and meet under others.
 _SEEDS = range(8)
 #: Names that are sooner copied one by one than picked from all.
@@ -145,14 +149,18 @@ class NodeIndex:
     def __init__(self, snap: Snapshot) -> None:
         self._row_of = snap.row_of
         known = Names.of([node.name for node in snap.nodes])
-        longest = int(known.lengths.max(initial=0))
+        # Longer ones than Kubernetes allows would cost the square of their length: they are in the
+        # map alone.
+        short = np.flatnonzero(known.lengths <= _MOST_BYTES)
+        longest = int(known.lengths[short].max(initial=0))
         # One byte more than any has: where it is not zero, as no byte of JSON is, a name is longer.
         self._count = longest // _WORD_BYTES + 1
         words = known.words(self._count)
-        missed = np.arange(len(known))
+        words[:, known.lengths > _MOST_BYTES] = _NO_NAME
+        missed = short
         for seed in _SEEDS:
-            table = _Table(words, np.arange(len(known)), seed)
-            left = np.flatnonzero(table.rows(words) < 0)
+            table = _Table(words, short, seed)
+            left = short[table.rows(words[:, short]) < 0]
             if not seed or len(left) < len(missed):
                 first, missed = table, left
             if not len(missed):

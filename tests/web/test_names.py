@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -79,6 +80,23 @@ def test_rows_are_those_of_a_dict(known: list[str], asked: list[str]) -> None:
     snap = build(map(node, known))
     rows = NodeIndex(snap).rows(Names.of(asked))
     assert rows.tolist() == [snap.row_of.get(name, -1) for name in asked]
+
+
+@pytest.mark.parametrize("others", [[], ["a"], ["a", "b" * 300]])
+def test_names_longer_than_any_of_a_node_cost_no_memory(others: list[str]) -> None:
+    """A table of names of 50,000 bytes would take 2 GiB."""
+    long = ["x" * 50_000, "x" * 50_000 + "y"]
+    index = NodeIndex(build([node(name) for name in [*long, *others]]))
+    asked = ["a", "x" * 50_000 + "y", "x" * 50_000, "x" * 8, "x" * 264, "", "b" * 300, "b" * 299]
+    known = {name: row for row, name in enumerate([*long, *others])}
+    tracemalloc.start()
+    try:
+        rows = index.rows(offered(json.dumps(asked)))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rows.tolist() == [known.get(name, -1) for name in asked]
+    assert peak_bytes < 16 << 20
 
 
 def test_names_that_meet_in_the_table_are_all_found() -> None:
