@@ -48,7 +48,7 @@ _MIB = 1 << 20
 _BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
 #: What the parser raises; the second where it stumbles.
-_NOT_READ = (ValueError, LookupError)
+_NOT_READ = (ValueError, LookupError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,12 @@ def test_a_pod_is_bound_by_its_own_names_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f'{{UUID="GPU-x"}} {"9" * 400}', f'{{UUID="x",GPU_I_ID="{LONG}"}} 1']
+    "line",
+    [
+        f'{{UUID="GPU-x"}} {"9" * 400}',
+        f'{{UUID="GPU-x"}} 1 {"9" * 400}',  # when
+        f'{{UUID="x",GPU_I_ID="{LONG}"}} 1',
+    ],
 )
 def test_a_figure_of_the_exporter_that_has_no_end_hides_no_other(line: str) -> None:
     name = "DCGM_FI_DEV_FB_USED"
