@@ -206,8 +206,15 @@ def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(
         seen.add(next(s.message for s in status.sources if s.name == "podresources"))
         if all(d.replicas.total == 2 and d.replicas.unhealthy == 0 for d in status.devices):
             break
-    node.wait(lambda: agent.sample().sources == before.sources, "the same sources as before")
-    assert [d.replicas for d in agent.sample().devices] == [d.replicas for d in before.devices]
+
+    def as_before() -> bool:
+        """The kubelet forgets the plugin at its own time: the loop may have ended before that."""
+        now = agent.sample()
+        assert rows(now) == rows(before)
+        same = [d.replicas for d in now.devices] == [d.replicas for d in before.devices]
+        return same and now.sources == before.sources
+
+    node.wait(as_before, "the same sources and replicas as before")
 
 
 def test_a_kubelet_that_does_not_know_its_pods_yet_has_not_lost_them(
