@@ -14,6 +14,7 @@ import binascii
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -56,12 +57,20 @@ class Checkpoint:
     verified: bool
 
 
+#: As long as a report may tell them, and longer than a kubelet writes any.
+_Uid = Annotated[str, msgspec.Meta(max_length=128)]
+_Container = Annotated[str, msgspec.Meta(max_length=63)]
+_Replica = Annotated[str, msgspec.Meta(max_length=256)]
+
+
 class _Entry(msgspec.Struct):
-    pod_uid: str = msgspec.field(name="PodUID")
-    container: str = msgspec.field(name="ContainerName")
+    pod_uid: _Uid = msgspec.field(name="PodUID")
+    container: _Container = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
     #: By NUMA node; a plain list before Kubernetes 1.20.
-    replicas: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
+    replicas: dict[str, list[_Replica] | None] | list[_Replica] | None = msgspec.field(
+        name="DeviceIDs"
+    )
     answer: str | None = msgspec.field(name="AllocResp", default=None)
 
 

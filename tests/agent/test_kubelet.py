@@ -61,6 +61,8 @@ def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None
         pytest.param(json.dumps(record(entry(DeviceIDs={"x": ["a"]}))).encode(), id="no number"),
         pytest.param(json.dumps(record(entry(AllocResp="%"))).encode(), id="no base64"),
         pytest.param(json.dumps(record(entry(PodUID=7))).encode(), id="a uid that is none"),
+        pytest.param(json.dumps(record(entry(ContainerName="x" * 64))).encode(), id="a long name"),
+        pytest.param(json.dumps(record(entry(DeviceIDs=["x" * 257]))).encode(), id="a long device"),
         pytest.param(b"\xff\xfe", id="no text"),
         pytest.param(b'{"Data":' * 100_000, id="deeper than anybody nests"),
     ],
