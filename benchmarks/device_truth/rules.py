@@ -5,6 +5,7 @@ corrected by what its agent reports.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +17,12 @@ from tests.standin.devices import Lots
 Report = Callable[[float], None]
 
 
-class Scheduler:
+class Scheduler(ABC):
     """Whoever places pods; by itself it leaves everything else to kubelet and plugin."""
 
+    @abstractmethod
     def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> int | None:
         """Bind the pod to one of these nodes, which have a free replica, or refuse it."""
-        raise NotImplementedError
 
     def look(self, node: int, sample: Sample, now_s: float) -> Report:
         """The node's agent takes a sample; what it makes of it is on its way."""
@@ -29,6 +30,7 @@ class Scheduler:
 
     def ended(self, job: Job, node: int, now_s: float) -> None:
         """The API server tells that the pod is gone."""
+        return
 
     def lots(self, node: int, plugin: Lots) -> Lots:
         """Who answers the kubelet when it asks which replica it should give."""
@@ -44,6 +46,7 @@ class Scheduler:
 
     def started(self, job: Job, now_s: float) -> None:
         """The kubelet tells that the pod was let through."""
+        return
 
     def tend(self, now_s: float) -> Sequence[str]:
         """What is done between calls; the names of pods that are evicted."""
