@@ -19,9 +19,7 @@ from typing import Any
 
 from agent.nvml import DeviceFault, DeviceLost, Gate, NvmlError, StaleHandle
 from agent.probes import ActivityReading, Degraded
-
-#: Best first.
-SOURCES = ("dcgm", "gpm", "nvml-process")
+from contract.gpunode import SM_SOURCES
 
 #: NVML: two GPM samples should be at least 100 ms apart.
 GPM_APART_S = 0.1
@@ -55,7 +53,7 @@ def best(readings: Iterable[ActivityReading]) -> list[ActivityReading]:
 
 
 def _rank(source: str) -> int:
-    return SOURCES.index(source) if source in SOURCES else len(SOURCES)
+    return SM_SOURCES.index(source) if source in SM_SOURCES else len(SM_SOURCES)
 
 
 def _first(known: float | None, other: float | None) -> float | None:

@@ -16,6 +16,7 @@ import msgspec
 from agent.cgroup import is_static
 from agent.cluster import NotReached, ask
 from agent.probes import (
+    TOPOLOGY_POLICIES,
     HoldingReading,
     MirrorReading,
     PluginReading,
@@ -137,6 +138,9 @@ class NodeApi:
         except _Refused as err:
             return [SourceReading(CONFIGZ, "absent", str(err))]
         policy = found.kubeletconfig.topology_manager_policy
+        if policy and policy not in TOPOLOGY_POLICIES:
+            why = "it names no policy of the topology manager that is known"
+            return [SourceReading(CONFIGZ, "degraded", why)]
         return [SourceReading(CONFIGZ), TopologyReading(CONFIGZ, policy)]
 
     def _mirror(self, uid: str, namespace: str, name: str) -> MirrorReading | None:

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent.pinning import obeys_environment
-from agent.probes import PluginReading, Reading, SourceReading, TopologyReading
+from agent.probes import (
+    TOPOLOGY_POLICIES,
+    PluginReading,
+    Reading,
+    SourceReading,
+    TopologyReading,
+)
 from contract.gpunode import MAX_REPLICAS, Sharing
 
 PLUGIN = "plugin"
@@ -26,7 +32,8 @@ _KUBELET_COMMAND = "kubelet"
 _LOOK_EVERY = 12
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 64
-_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
+#: Dots in a line of TOML: each is one more table, whose whole name the decoder keeps.
+_MOST_DOTS = 64
 #: Of the toolkit: as the GPU Operator installs it, and as its packages do.
 _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
@@ -135,7 +142,7 @@ class ConfigurationProbe:
                 break
             policy = _mapping(self._file(process, path)).get("topologyManagerPolicy") or ""
         policy = policy or "none"
-        if policy not in _POLICIES:
+        if policy not in TOPOLOGY_POLICIES:
             raise ValueError("no policy of the topology manager")
         return policy
 
@@ -166,6 +173,8 @@ def _configs(folder: Path, process: Path) -> Iterable[str]:
 def _decoded(text: str, toml: bool) -> Any:
     """Raises ``ValueError``."""
     if toml:
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise ValueError("names tables without end")
         try:
             return tomllib.loads(text)
         except RecursionError as err:

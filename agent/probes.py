@@ -206,6 +206,9 @@ class PluginReading:
     passes_device_specs: bool = False
 
 
+TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
+
+
 @dataclass(frozen=True, slots=True)
 class TopologyReading:
     """The policy of the kubelet's topology manager."""

@@ -97,7 +97,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     host, _, port = args.listen.rpartition(":")
     if not args.node and not (args.once or args.json):
         parser.error("no node name: set NODE_NAME or pass --node, for example --node gpu-node-1")
-    if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+    if not port.isdecimal() or len(port) > 5 or not 0 <= int(port) < 1 << 16:
         parser.error(f"--listen {args.listen!r} is not HOST:PORT; right is, for example, :9410")
     if args.sharing not in get_args(Sharing):
         parser.error(f"--sharing {args.sharing!r} is none of {', '.join(get_args(Sharing))}")

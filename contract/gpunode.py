@@ -35,6 +35,10 @@ UNOWNED_TOLERANCE_BYTES = 64 << 20
 #: More strangers than this on one node are counted, not named.
 MAX_UNOWNED_PROCESSES = 64
 
+#: Who measures SM activity, best first. Device utilisation, the share of time in which any kernel
+#: ran, is none of them.
+SM_SOURCES = ("dcgm", "gpm", "nvml-process")
+
 Sharing = Literal["none", "time-slicing", "mps"]
 
 

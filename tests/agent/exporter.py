@@ -1,7 +1,7 @@
 """A dcgm-exporter over real HTTP that serves what it is told, or misbehaves as it is told."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,14 +23,17 @@ class StandIn:
         self.text = ""
         self.status = 200
         self.manner: Manner = "answer"
-        #: Requests so far.
+        #: Requests so far, and the path and the headers of the last one.
         self.asked = 0
+        self.path = ""
+        self.heard: Mapping[str, str] = {}
         self._ended = threading.Event()
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 stand_in.asked += 1
+                stand_in.path, stand_in.heard = self.path, dict(self.headers)
                 try:
                     self._behave()
                 except OSError:

@@ -80,6 +80,9 @@ def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
     [
         pytest.param({"kubeletconfig": {}}, ["none"], "ok", id="the kubelet's default"),
         pytest.param({"kubeletconfig": {"topologyManagerPolicy": 7}}, [], "absent", id="nonsense"),
+        pytest.param(
+            {"kubeletconfig": {"topologyManagerPolicy": "9" * 1000}}, [], "degraded", id="no policy"
+        ),
         pytest.param(["?"], [], "absent", id="another page"),
         pytest.param(None, [], "absent", id="not ours to read"),
     ],

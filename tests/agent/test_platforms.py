@@ -13,8 +13,9 @@ import pytest
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms, weigh
-from extender.placement.explain import explain_node
+from extender.placement.explain import explain
 from extender.placement.prose import told
+from extender.placement.rules import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
 from tests.builders import FRESH_S, GIB, judged, promise, reason_for
@@ -44,8 +45,8 @@ def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, Devi
 
 def read(terms: DeviceTerms, vram: str) -> list[str]:
     """What explain says of a node with this device."""
-    snap, verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))
-    return told(explain_node(snap, verdicts, 0))
+    verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))[1]
+    return told(explain(verdicts, Weights()).nearest[0])
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
             ["--node", "n", "--steer", "nvidia.com/gpu", "--no-publish"], "ledger", id="no ledger"
         ),
         pytest.param(["--node", "n", "--listen", "9410x"], "HOST:PORT", id="no port"),
+        pytest.param(["--node", "n", "--listen", ":" + "9" * 5000], "HOST:PORT", id="no such port"),
         pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="no interval"),
         pytest.param(
             ["--node", "n", "--interval", "nan"], "--interval 5", id="interval is no number"
