@@ -10,6 +10,7 @@ this layer: whether a lost write may be repeated is the caller's to decide (DESI
     └── Unreadable   it answered something that is not what it was asked for
 """
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,13 @@ from kubernetes.client.rest import RESTClientObject
 #: What a broken connection can raise below urllib3's own errors (TLS, a socket shut down by us).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
+#: Kept open: all binds that are open at once, and some. What is beyond is closed after each call,
+#: and a new connection costs more than the call; by default it is five for each core.
+CONNECTIONS = 32
+
+JSON = "application/json"
+#: For an answer of which only the metadata is read.
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 Query = Mapping[str, str]
 T = TypeVar("T")
@@ -148,7 +156,9 @@ class KubeApi:
         self._host = configuration.host.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
-        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
+        kept = copy.copy(configuration)
+        kept.connection_pool_maxsize = CONNECTIONS
+        self._pool: urllib3.PoolManager = RESTClientObject(kept).pool_manager
 
     def close(self) -> None:
         self._pool.clear()
@@ -160,11 +170,13 @@ class KubeApi:
         *,
         query: Query | None = None,
         body: bytes | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> bytes:
         """The body of a successful answer; raises ``ApiStatus`` or ``NoAnswer``."""
         call = f"{method} {path}"
-        response = self._send(method, path, query, body, content_type, self._read_timeout_s)
+        timeout_s = self._read_timeout_s
+        response = self._send(method, path, query, body, content_type, timeout_s, accept)
         return self._success(call, response)
 
     def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
@@ -232,8 +244,9 @@ class KubeApi:
         body: bytes | None,
         content_type: str,
         read_timeout_s: float,
+        accept: str = JSON,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": "headroom"}
+        headers = {"Accept": accept, "User-Agent": "headroom"}
         # Asked anew each time: service account tokens are rotated under a running process.
         settings: Any = self._configuration.auth_settings()
         for setting in settings.values():

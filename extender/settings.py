@@ -3,6 +3,7 @@
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -11,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -18,7 +20,7 @@ from contract.annotations import ScoringPolicy
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
 from extender.errors import BadSettings
-from extender.placement.rules import MIB, Rules, VisibleDevices
+from extender.placement.rules import MIB, Rules, VisibleDevices, Weights
 from extender.tls import TlsFiles
 
 
@@ -38,6 +40,36 @@ QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
 class OnMiss(Enum):
     REPORT = "report"
     EVICT = "evict"
+
+
+#: Of a file: a single long text in YAML takes time with the square of its length, and each bracket
+#: 16 us.
+MOST_BYTES = 64 << 10
+
+Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class ScoreWeights(BaseModel):
+    """As in ``placement.rules``; what the terms say is in docs/scores.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    packing: Weight = Weights().packing
+    prediction: Weight = Weights().prediction
+    sm_activity: Weight = Weights().sm_activity
+    slack: Weight = Weights().slack
+    smallest_device: Weight = Weights().smallest_device
+    report: Weight = Weights().report
+
+    @model_validator(mode="after")
+    def _some_term_counts(self) -> Self:
+        if not self.rules.total:
+            raise ValueError("all are 0, so that nothing counts; right is, for example, packing: 5")
+        return self
+
+    @property
+    def rules(self) -> Weights:
+        return Weights(**self.model_dump())
 
 
 class Settings(BaseModel):
@@ -79,6 +111,10 @@ class Settings(BaseModel):
     policy: ScoringPolicy = Field(
         ScoringPolicy.PACK, description="Scoring of pods that do not choose: pack or spread."
     )
+    score_weights: ScoreWeights = Field(
+        ScoreWeights(),
+        description="How much each named term of a score counts, beside each other; not all 0.",
+    )
     on_miss: OnMiss = Field(
         OnMiss.REPORT,
         description="What becomes of a pod that ended on a device without room for it, where no "
@@ -110,6 +146,63 @@ class Settings(BaseModel):
     agent_namespace: str = Field(
         "headroom-system", description="Namespace of the agents' heartbeat Leases."
     )
+    prometheus_url: str | None = Field(
+        None,
+        repr=False,
+        description="Prometheus that keeps dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, for how busy "
+        "SMs are wont to be; without one the agents' own samples count.",
+    )
+    prometheus_window_s: float = Field(
+        900.0, ge=60, le=86_400, description="How far back SM activity is looked at."
+    )
+    prometheus_quantile: float = Field(
+        0.95, ge=0, le=1, description="Quantile of SM activity over the window: 1 is its maximum."
+    )
+    prometheus_refresh_s: float = Field(
+        60.0, ge=1, description="Seconds between two queries, each for the whole fleet."
+    )
+    prometheus_timeout_s: float = Field(
+        15.0, gt=0, description="A query that takes longer has failed."
+    )
+    prometheus_stale_after_s: float = Field(
+        180.0,
+        gt=0,
+        description="A device whose newest sample in Prometheus is older is judged by its agent's.",
+    )
+    prometheus_token_file: Path | None = Field(
+        None, description="File with a bearer token for Prometheus; read before each query."
+    )
+    prometheus_ca: Path | None = Field(
+        None, description="CA certificates in PEM for Prometheus' own; else those of the system."
+    )
+
+    @field_validator("prometheus_url")
+    @classmethod
+    def _is_a_url(cls, url: str | None) -> str | None:
+        # The value may hold a password, so it is not quoted.
+        try:
+            parts = None if url is None else urlsplit(url)
+            sound = parts is None or (
+                parts.scheme in ("http", "https")
+                and bool(parts.hostname)
+                and parts.port != 0
+                and not (parts.query or parts.fragment)
+            )
+        except ValueError:
+            sound = False
+        if not sound:
+            raise ValueError("is no URL; right is, for example, http://prometheus.monitoring:9090")
+        return url
+
+    @model_validator(mode="after")
+    def _prometheus_is_named(self) -> Self:
+        for name in ("prometheus_token_file", "prometheus_ca"):
+            if getattr(self, name) is not None and self.prometheus_url is None:
+                raise ValueError(
+                    f"{name} is set without prometheus_url; right are both, for example "
+                    "prometheus_url: https://prometheus.monitoring:9090"
+                )
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -141,6 +234,7 @@ class Settings(BaseModel):
             require_report=self.require_report,
             evict_misses=self.on_miss is OnMiss.EVICT,
             policy=self.policy,
+            weights=self.score_weights.rules,
             visible_devices=self.visible_devices,
             suspect_env_from=self.suspect_env_from,
         )
@@ -159,7 +253,12 @@ def load_settings(path: Path | None, **overrides: Any) -> Settings:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping; raises ``BadSettings`` saying what is wrong and where."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            most = f"{MOST_BYTES >> 10} KiB"
+            raise BadSettings(f"{path}: is larger than {most}, which no settings are")
+        content = yaml.safe_load(text.decode())
     except OSError as err:
         raise BadSettings(f"{path}: cannot be read: {err.strerror}") from err
     except (yaml.YAMLError, ValueError, RecursionError) as err:

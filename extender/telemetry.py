@@ -11,6 +11,9 @@ from extender.cluster.overcommits import Overcommit
 #: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
+#: Nobody notices the first; a call should never wait for more than the third.
+_LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
+
 #: From a kubelet that has nothing else to do to one that is kept waiting by the disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -75,6 +78,24 @@ class Telemetry:
             "headroom_evictions_total",
             "Pods without room on their GPU, by what became of their eviction: evicted, refused.",
             ["outcome"],
+            registry=registry,
+        )
+        self.history_queries = Counter(
+            "headroom_history_queries_total",
+            "Queries to Prometheus for SM activity by outcome: answered or failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.history_devices = Gauge(
+            "headroom_history_devices",
+            "Devices of which there is fresh history of SM activity.",
+            registry=registry,
+        )
+        self.loop_lag_seconds = Histogram(
+            "headroom_loop_lag_seconds",
+            "How late the event loop woke up, sampled 20 times a second: what a scheduler call "
+            "that comes at such a moment waits for, before anything is done for it.",
+            buckets=_LAG_SECONDS,
             registry=registry,
         )
         self.generation = Gauge(

@@ -22,6 +22,7 @@ BUDGETS_S = {
     "fuzz": 35,
     "gobin": 10,
     "helm": 5,
+    "history": 40,
     "kubelet": 300,
     "ledger": 25,
     "model": 60,

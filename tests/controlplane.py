@@ -35,6 +35,8 @@ TOKENS = {
 }
 #: Pods that name it are scheduled with the extender, all others wait for a scheduler for ever.
 SCHEDULER_NAME = "headroom"
+#: What cannot be said in deploy/scheduler.yaml, which says why.
+SCHEDULER_FLAGS = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
 #: The only controllers that run: with a node's life watched, nodes without a kubelet were tainted.
 CONTROLLERS = (
     "deployment-controller",
@@ -207,7 +209,8 @@ class ControlPlane(Processes):
         config = self.folder / f"{binary}.json"
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
         config.write_text(json.dumps(scheduler_configuration(extender_url, kubeconfig, tls)))
-        self.spawn(binary, str(built(binary)[binary]), f"--config={config}", "--secure-port=0")
+        flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
+        self.spawn(binary, str(built(binary)[binary]), *flags)
 
     def start_controller_manager(self) -> None:
         name = "kube-controller-manager"
@@ -312,34 +315,16 @@ class ControlPlane(Processes):
 def scheduler_configuration(
     extender_url: str, kubeconfig: Path, tls: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """KubeSchedulerConfiguration with Headroom as its one extender."""
-    extender: dict[str, Any] = {
-        "urlPrefix": extender_url,
-        "filterVerb": "filter",
-        "prioritizeVerb": "prioritize",
-        "preemptVerb": "preempt",
-        "bindVerb": "bind",
-        "weight": 21,  # enough for the extender's winner to win against the default plugins
-        "httpTimeout": "5s",
-        "nodeCacheCapable": True,
-        "ignorable": False,  # an extender that is down must not mean a pod without a promise
-        "managedResources": [
-            {"name": name, "ignoredByScheduler": False}
-            for name in ("nvidia.com/gpu", "nvidia.com/gpu.shared")
-        ],
-    }
+    """The KubeSchedulerConfiguration as it is shipped, for an extender of the tests."""
+    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/scheduler.yaml").read_text())
+    content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
+    content["leaderElection"] = {"leaderElect": False}
+    (extender,) = content["extenders"]
+    extender["urlPrefix"] = extender_url
     if tls is not None:
         # Without a caFile it would take any certificate at all.
         extender |= {"enableHTTPS": True, "tlsConfig": tls}
-    return {
-        "apiVersion": "kubescheduler.config.k8s.io/v1",
-        "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(kubeconfig)},
-        "leaderElection": {"leaderElect": False},
-        "percentageOfNodesToScore": 100,  # else one that is refused by the sample has to wait
-        "profiles": [{"schedulerName": SCHEDULER_NAME}],
-        "extenders": [extender],
-    }
+    return content
 
 
 @contextlib.contextmanager

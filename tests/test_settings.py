@@ -33,6 +33,13 @@ def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
         pytest.param("resources: []", "resources: ", id="no resources"),
         pytest.param("stale_after_s: 0", "stale_after_s: ", id="zero seconds"),
         pytest.param("verbs_port: 70000", "verbs_port: ", id="no such port"),
+        pytest.param("prometheus_url: prometheus:9090", "prometheus_url: ", id="no scheme"),
+        pytest.param("prometheus_url: http://", "prometheus_url: ", id="no host"),
+        pytest.param("prometheus_url: 'http://p:x'", "prometheus_url: ", id="no number of a port"),
+        pytest.param("prometheus_url: 'http://p/?q=1'", "prometheus_url: ", id="with a query"),
+        pytest.param("prometheus_ca: ca.crt", "set without prometheus_url", id="CA of nobody"),
+        pytest.param("prometheus_quantile: 95", "prometheus_quantile: ", id="percent"),
+        pytest.param("prometheus_window_s: 15", "prometheus_window_s: ", id="no window"),
     ],
 )
 def test_mistake_names_its_key(tmp_path: Path, text: str, says: str) -> None:
@@ -45,3 +52,12 @@ def test_mistake_names_its_key(tmp_path: Path, text: str, says: str) -> None:
 
 def test_every_setting_says_what_it_is() -> None:
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_the_password_of_a_url_is_quoted_nowhere() -> None:
+    sound = Settings(prometheus_url="https://u:s3cret@p:9090/prefix")
+    assert "s3cret" not in f"{sound} {sound!r}"
+    with pytest.raises(BadSettings) as caught:
+        load_settings(None, prometheus_url="htp://u:s3cret@p:9090")
+    assert "right is, for example, http://prometheus.monitoring:9090" in str(caught.value)
+    assert "s3cret" not in str(caught.value)

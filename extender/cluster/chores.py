@@ -3,7 +3,7 @@
 Only suggestions from what we happen to have seen: whoever acts on them asks the store again.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from contract.annotations import FINALIZER
@@ -110,11 +110,12 @@ def knows_devices(state: ClusterState, gpunode: GPUNode) -> bool:
     return status is not None and bool(status.devices)
 
 
-def uninitialised(state: ClusterState) -> list[Node]:
+def uninitialised(state: ClusterState, among: Iterable[Node] | None = None) -> list[Node]:
     """Nodes that offer GPUs of ours and whose ledger can be set up now: those without an object,
-    and those whose object waits no longer for its devices to be known."""
+    and those whose object waits no longer for its devices to be known. ``among`` are the nodes to
+    look at, None means all."""
     found: list[Node] = []
-    for node in state.nodes():
+    for node in state.nodes() if among is None else among:
         offers = node.status.allocatable if node.status else None
         if any(state.rules.manages(resource) for resource in offers or ()):
             gpunode = state.gpunode(node.metadata.name)

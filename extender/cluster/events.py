@@ -3,10 +3,13 @@
 ``at_s`` is the receiver's own monotonic clock, in seconds: nobody else's clock decides freshness.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
+from extender.cluster.activity import Key
+from extender.placement.activity import Activity
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,14 @@ class BackOffEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivitySeen:
+    """All the history of SM activity that is fresh, and nodes with a device in which it moved."""
+
+    history: Mapping[Key, Activity]
+    nodes: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
 class BindBegun:
     """This replica was asked to bind the pod to the node, and nothing is written down yet."""
 
@@ -134,6 +145,7 @@ Event = (
     | SliceGone
     | DepartureMarked
     | BackOffEnded
+    | ActivitySeen
     | BindBegun
     | BindEnded
     | Relisted

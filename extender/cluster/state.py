@@ -6,7 +6,7 @@ thing by its name may be called from any thread, because what they read is repla
 changed in place.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -19,6 +19,7 @@ from contract.annotations import (
     MAX_SM,
     RESERVE,
     DeviceChoice,
+    ScoringPolicy,
     parse_device_choice,
     parse_reserve,
 )
@@ -33,12 +34,14 @@ from contract.gpunode import (
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from contract.reasons import Reason
+from extender.cluster.activity import Activities, grew_idler
 from extender.cluster.allocators import Allocators, of_pod
 from extender.cluster.backoffs import BackOffs
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
 from extender.cluster.edits import Edits, as_bound
 from extender.cluster.events import (
+    ActivitySeen,
     BackOffEnded,
     BindBegun,
     BindEnded,
@@ -69,12 +72,15 @@ from extender.cluster.rooms import Rooms
 from extender.placement.equation import DeviceTerms, weigh, without
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
+from extender.placement.mix import Usual
 from extender.placement.placed import Placement, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
 from extender.placement.snapshot import MOST_BYTES, NodeTerms, Snapshot
 from extender.placement.table import Table, build, reach
 
+#: The last part of the time in which a report is fresh: by then one heartbeat is missing.
+AGEING_RATIO = 1 / 3
 #: Less than any device has.
 NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 _SILENT = Pulse()
@@ -91,6 +97,8 @@ class ClusterState:
         self.rules = rules
         #: Those whose list has not come yet. To weigh all nodes after each list would be in vain.
         self._awaited = set(awaited)
+        #: Whether everything that was awaited has come, and all nodes were weighed since.
+        self.begun = not self._awaited
         self._stale_after_s = stale_after_s
         self.epoch_s = epoch_s
         self._table = Table()
@@ -126,6 +134,7 @@ class ClusterState:
         self.observations = Observations(self._sat)
         #: Which nodes had to send a pod away lately.
         self.back_offs = BackOffs()
+        self.usual = Usual(rules.policy is ScoringPolicy.FRAGMENTATION)
         #: Nodes that may have somebody to send away, or to keep after all.
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()
@@ -133,6 +142,8 @@ class ClusterState:
         self.edits = Edits()
         #: Who else gives out GPUs, and of which nodes.
         self._allocators = Allocators()
+        #: How busy SMs are wont to be.
+        self.activities = Activities()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
         self._sitting_on: dict[str, tuple[Pod, ...]] = {}
 
@@ -178,6 +189,11 @@ class ClusterState:
             return []
         promises = gpunode.spec.reservations
         return [pod for pod in self._sitting_on.get(name, ()) if pod.metadata.uid not in promises]
+
+    @property
+    def has_unweighed(self) -> bool:
+        """Whether ``weigh_next`` has anything to do."""
+        return bool(self._dirty) and not self._awaited
 
     @property
     def has_unsettled(self) -> bool:
@@ -289,46 +305,78 @@ class ClusterState:
     # Writing.
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take events in the order in which they happened."""
-        for event in events:
-            self._apply(event)
+        """Take events in the order in which they happened, and weigh what they changed at once:
+        before the nodes that wait for that."""
+        waiting: dict[str, None] = {}
+        if not self._awaited:
+            waiting, self._dirty = self._dirty, waiting
+        for _ in self.taking(events):
+            pass
         if self._awaited:
             return
-        for name in self._dirty:
-            if name in self._nodes or name in self._gpunodes:
-                pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
-                self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
-                assumed = self._assumed.get(name, {}).items()
-                gpunode = self._gpunodes.get(name)
-                terms = self._weigh(name, gpunode, assumed=assumed)
-                if gpunode is not None:
-                    self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
-                if gpunode is not None and self.observations.waits_on(name):
-                    self.observations.bypassed(name, self._bystanders_of(gpunode))
-                self.observations.weighed(name, terms.devices)
-                held = terms.devices
-                if assumed and any_overcommitted(held):  # what may come is not there yet
-                    held = self._weigh(name, gpunode).devices
-                self.overcommits.weighed(name, held)
-                before, generation = self._table.get(name), self._table.next_generation
-                if name in self._woke_up or _grew(before, terms):
-                    self.rooms.note(name, generation)
-                if before is not None and _calmed(before, terms):
-                    self.calms.note(name, generation)
-                if self._holds_unsettled(name):
-                    self._unsettled[name] = None
-                self._note_crowd(name, terms)
-                self._table.put(terms)
+        for name in list(self._dirty):
+            waiting.pop(name, None)
+            self._weigh_again(name)
+        self._dirty = waiting
+        self.begun = self.begun or not waiting
+
+    def taking(self, events: Iterable[Event]) -> Iterator[None]:
+        """Take events in steps, each of a fraction of a millisecond, and weigh nothing yet. What
+        is applied between two of them may have happened later."""
+        for event in events:
+            if isinstance(event, Relisted):
+                yield from self._relist(event)
             else:
-                self._crowded.pop(name, None)
-                self.rooms.lose(name)
-                self.calms.lose(name)
-                self._table.drop(name)
-                self._sitting_on.pop(name, None)
-                self.observations.weighed(name, ())
-                self.overcommits.weighed(name, ())
-        self._dirty.clear()
-        self._woke_up.clear()
+                self._apply(event)
+                yield
+
+    def weigh_next(self) -> bool:
+        """Weigh one of the nodes that wait for that; false where there is none."""
+        if not self.has_unweighed:
+            return False
+        name = next(iter(self._dirty))
+        del self._dirty[name]
+        self._weigh_again(name)
+        self.begun = self.begun or not self._dirty
+        return True
+
+    def _weigh_again(self, name: str) -> None:
+        if name not in self._nodes and name not in self._gpunodes:
+            self._crowded.pop(name, None)
+            self.rooms.lose(name)
+            self.calms.lose(name)
+            self._table.drop(name)
+            self._sitting_on.pop(name, None)
+            self.observations.weighed(name, ())
+            self.overcommits.weighed(name, ())
+            self.activities.weighed(name, ())
+            self._woke_up.discard(name)
+            return
+        pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
+        self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
+        assumed = self._assumed.get(name, {}).items()
+        gpunode = self._gpunodes.get(name)
+        terms = self._weigh(name, gpunode, assumed=assumed)
+        if gpunode is not None:
+            self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
+        if gpunode is not None and self.observations.waits_on(name):
+            self.observations.bypassed(name, self._bystanders_of(gpunode))
+        self.observations.weighed(name, terms.devices)
+        held = terms.devices
+        if assumed and any_overcommitted(held):  # what may come is not there yet
+            held = self._weigh(name, gpunode).devices
+        self.overcommits.weighed(name, held)
+        before, generation = self._table.get(name), self._table.next_generation
+        if name in self._woke_up or _grew(before, terms):
+            self.rooms.note(name, generation)
+        self.activities.weighed(name, terms.devices)
+        if before is not None and grew_idler(before, terms):
+            self.calms.note(name, generation)
+        self._woke_up.discard(name)
+        if self._holds_unsettled(name):
+            self._unsettled[name] = None
+        self._note_crowd(name, terms)
+        self._table.put(terms)
 
     def _note_crowd(self, name: str, terms: NodeTerms) -> None:
         if overfull(terms.devices) or self.back_offs.marks(name):
@@ -387,6 +435,10 @@ class ClusterState:
             case BackOffEnded(name):
                 self.back_offs.end(name)
                 self._dirty[name] = None
+            case ActivitySeen(history, names):
+                self.activities.see(history)
+                for name in names:
+                    self._move_activity(name)
             case BindBegun(pod, name):
                 self._assume(pod, name)
             case BindEnded(uid, name):
@@ -394,24 +446,38 @@ class ClusterState:
                 assumed.pop(uid, None)
                 if not assumed:
                     self._assumed.pop(name, None)
-                self._dirty[name] = None
-            case Relisted():
-                self._relist(event)
+                held = self._gpunodes.get(name)
+                if held is None or uid not in held.spec.reservations:
+                    self._dirty[name] = None  # else what is promised counts in its stead already
+
+    def _move_activity(self, name: str) -> None:
+        """Memory has not moved, so nothing is weighed."""
+        before, gpunode = self._table.get(name), self._gpunodes.get(name)
+        if before is None or gpunode is None or gpunode.status is None:
+            return
+        after = self.activities.moved(before, gpunode.status.observed_at)
+        if grew_idler(before, after):
+            self.calms.note(name, self._table.next_generation)
+        self._table.put_activity(after)
 
     def concerns(self, pod: Pod) -> bool:
         """Whether anything is kept of this pod; from any thread."""
         return asks_for_gpu(pod, self.rules) or bool(of_pod(pod))
 
-    def _relist(self, event: Relisted) -> None:
+    def _relist(self, event: Relisted) -> Iterator[None]:
         """Forget what the list does not name, then take what it does."""
         kind, objects, at_s = event.kind, event.objects, event.at_s
-        self._awaited.discard(kind)
-        names = {o.metadata.uid if isinstance(o, Pod) else o.metadata.name for o in objects}
+        names: set[str] = set()
+        for o in objects:
+            names.add(o.metadata.uid if isinstance(o, Pod) else o.metadata.name)
+            yield
         gone: list[Event] = []
         if kind is Pod:
             # Not what a watch tells: what is held may not be the last that became of them.
-            for uid in (self._pods.keys() | self._allocators.known("pod")) - names:
-                self._pod_went(uid, last=False)
+            for uid in [*self._pods, *self._allocators.known("pod")]:
+                if uid not in names:
+                    self._pod_went(uid, last=False)
+                yield
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
         elif kind is Namespace:
@@ -424,6 +490,7 @@ class ClusterState:
             gone = [HeartbeatGone(name) for name in self._leases.keys() - names]
         for event_of_absence in gone:
             self._apply(event_of_absence)
+            yield
         for o in objects:
             match o:
                 case Pod():
@@ -438,26 +505,48 @@ class ClusterState:
                     self._apply(HeartbeatSeen(o, at_s))
                 case ResourceSlice():
                     self._apply(SliceSeen(o))
+            yield
+        self._awaited.discard(kind)
 
     def _put_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        self._drop_pod(uid)
+        matters = self._matters(pod)
+        self._drop_pod(uid, soils=matters)
         # Pods that share a GPU in another's way need not ask for one in ours.
         self._soil(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
+            if not matters:
+                self._dirty[pod.node] = None
             return
         self._pods[uid] = pod
         self.edits.see(pod)
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
         if pod.node:
             self._uids_on.setdefault(pod.node, set()).add(uid)
-            self._dirty[pod.node] = None
+            if matters:
+                self._dirty[pod.node] = None
+            else:
+                others = (o for o in self._sitting_on.get(pod.node, ()) if o.metadata.uid != uid)
+                self._sitting_on[pod.node] = (*others, pod)
+                self.edits.adopted([pod], self._gpunodes[pod.node].spec.reservations)
         elif not pod.ended:
             self._unbound[uid] = pod
             if pod.annotation(MAX_SM) is not None:
                 self._want_calm.add(uid)
 
-    def _drop_pod(self, uid: str) -> None:
+    def _matters(self, pod: Pod) -> bool:
+        """Whether what its node has left hangs on what the pod is now. Of one that has a promise
+        there only on when it leaves, and on its coming where a report shows it already: most
+        of what is told of pods is neither."""
+        uid, before = pod.metadata.uid, self._pods.get(pod.metadata.uid)
+        gpunode = None if pod.node in self._dirty else self._gpunodes.get(pod.node)
+        if gpunode is None or uid not in gpunode.spec.reservations or _leaves(pod):
+            return True
+        if before is None or not before.node:
+            return gpunode.status is None or any(use.uid == uid for use in gpunode.status.pods)
+        return before.node != pod.node or _leaves(before)
+
+    def _drop_pod(self, uid: str, *, soils: bool = True) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
@@ -471,7 +560,8 @@ class ClusterState:
             self._uids_on[pod.node].discard(uid)
             if not self._uids_on[pod.node]:
                 del self._uids_on[pod.node]
-            self._dirty[pod.node] = None
+            if soils:
+                self._dirty[pod.node] = None
 
     def _pod_went(self, uid: str, ended: bool = False, last: bool = True) -> None:
         if (pod := self._pods.get(uid)) is not None:
@@ -519,7 +609,8 @@ class ClusterState:
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         held = self._gpunodes.get(gpunode.name)
-        if held is not None and _older(gpunode, held):
+        # The watch repeats what our own write returned, and a list all that has not changed.
+        if held is not None and (gpunode == held or _older(gpunode, held)):
             return
         self.departures.keep(gpunode.name, gpunode.spec.reservations)
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
@@ -598,14 +689,18 @@ class ClusterState:
             self._leaving(status, name) - coming.keys(),
             device_choice,
         )
+        devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
+        # Nobody vouches for labels, and nobody can be late with it.
+        fresh_until_s = self._fresh_until_s(name) if by_agent else inf
         return NodeTerms(
             name,
             reason,
-            # Nobody vouches for labels, and nobody can be late with it.
-            self._fresh_until_s(name) if by_agent else inf,
+            fresh_until_s,
             devices,
-            "" if by_agent else status.sources[0].message,
+            fresh_until_s - self._stale_after_s * AGEING_RATIO if by_agent else inf,
+            any(source.state == "degraded" for source in status.sources),
+            unmeasured="" if by_agent else status.sources[0].message,
             obeys_environment=status.plugin.pinning != "ignored",
             pins=device_choice is DeviceChoice.PINNED and status.plugin.pinning == "honoured",
             gated=device_choice is DeviceChoice.GATED,
@@ -696,21 +791,15 @@ def _pinned_to(held: Reservation) -> str:
     return next((min(charge.candidates) for charge in charges if len(charge.candidates) == 1), "")
 
 
-def _calmed(before: NodeTerms, after: NodeTerms) -> bool:
-    """Whether the SMs of any device are known to be less busy than they were, or at last known."""
-    was = {terms.device.uuid: terms.device.sm_activity for terms in before.devices}
-    return any(
-        activity is not None and (had is None or activity.ratio < had.ratio)
-        for terms in after.devices
-        for activity, had in ((terms.device.sm_activity, was.get(terms.device.uuid)),)
-    )
-
-
 def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
     """Whether it takes pods, bytes left, replicas left, and how far it is from being given to the
     next pod: what cannot be given needs no room."""
     replicas = terms.device.replicas.free - terms.awaited_replicas
     return int(terms.fence is None), terms.room_bytes, replicas, reach(terms)
+
+
+def _leaves(pod: Pod) -> bool:
+    return pod.ended or pod.metadata.deletion_timestamp is not None
 
 
 def _marked(gpunode: GPUNode) -> set[str]:

@@ -108,7 +108,8 @@ class HeadroomScheduler:
             return fitting[0] if fitting else None
         body = extender_args(pod, (self._quoted[name] for name in fitting))
         scores = _priorities.decode(self._connection.call("/prioritize", body))
-        return max(scores, key=lambda priority: priority.score).host
+        best = max(scores, key=lambda priority: priority.score, default=None)
+        return fitting[0] if best is None else best.host
 
     def _send_bind(self, bind: _Bind) -> None:
         connection = self._open_connection()

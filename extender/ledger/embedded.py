@@ -37,7 +37,10 @@ class EmbeddedStore:
         deliver: Callable[[list[Event]], None],
         monotonic_s: Callable[[], float],
         fault: Fault = no_fault,
+        tell: Callable[[list[Event]], None] | None = None,
     ) -> None:
+        """``tell``: who hears what agents report, if another than who hears the rest."""
+        self._tell = tell or deliver
         self._deliver = deliver
         self._monotonic_s = monotonic_s
         self._fault = fault
@@ -183,8 +186,9 @@ class EmbeddedStore:
 
         def write() -> None:
             pairs = [(self._held(name), status) for name, status in reports]
-            for held, status in pairs:
-                self._put_gpunode(msgspec.structs.replace(held, status=status))
+            self._tell(
+                [self._written(msgspec.structs.replace(h, status=status)) for h, status in pairs]
+            )
 
         self._do("report", write)
 
@@ -224,11 +228,15 @@ class EmbeddedStore:
         return str(self._version)
 
     def _put_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        seen = self._written(gpunode)
+        self._deliver([seen])
+        return seen.gpunode
+
+    def _written(self, gpunode: GPUNode) -> GPUNodeSeen:
         metadata = msgspec.structs.replace(gpunode.metadata, resource_version=self._next_version())
         gpunode = msgspec.structs.replace(gpunode, metadata=metadata)
         self._gpunodes[gpunode.name] = gpunode
-        self._deliver([GPUNodeSeen(gpunode, self._monotonic_s())])
-        return gpunode
+        return GPUNodeSeen(gpunode, self._monotonic_s())
 
     def _put_pod(self, pod: Pod, annotations: Mapping[str, str] | None, spec: PodSpec) -> Pod:
         metadata = msgspec.structs.replace(

@@ -89,6 +89,9 @@ class _Turn:
     lock: Lock = field(default_factory=Lock)
     #: Who has it, and who waits for it.
     takers: int = 0
+    #: Whether anybody has had it, and the node's object as the last of them left it, if known.
+    used: bool = False
+    gpunode: GPUNode | None = None
 
 
 class Apart:
@@ -153,9 +156,10 @@ class Ledger:
         pod, gpunode = ask.pod, ask.gpunode
         trouble: StoreError | None = None
         for _ in range(ATTEMPTS):
-            with self._turn(ask.node) as waited:
-                if waited:
-                    gpunode = None  # others have written it in the meantime
+            with self._turn(ask.node) as turn:
+                if turn.used:
+                    gpunode = turn.gpunode  # others have written it in the meantime
+                turn.used, turn.gpunode = True, None
                 held, gpunode = gpunode, gpunode or self._store.read_gpunode(ask.node)
                 if gpunode is None:
                     return Declined(Reason.NO_REPORT)
@@ -179,7 +183,7 @@ class Ledger:
                 # proves that nobody took one back in between.
                 if placement.charges:
                     try:
-                        gpunode = self._reserve(pod, gpunode, placement)
+                        turn.gpunode = gpunode = self._reserve(pod, gpunode, placement)
                     except (StoreConflict, OutcomeUnknown) as err:
                         trouble, gpunode = err, None
                         continue
@@ -203,16 +207,16 @@ class Ledger:
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
 
     @contextmanager
-    def _turn(self, node: str) -> Iterator[bool]:
-        """One bind of this process after the other makes its promise on a node; yields whether it
-        had to wait. Compare-and-swap decides between replicas; racing ourselves would only cost."""
+    def _turn(self, node: str) -> Iterator[_Turn]:
+        """One bind of this process after the other makes its promise on a node, and tells the next
+        of them how it left it. Compare-and-swap decides between replicas; racing ourselves would
+        only cost."""
         with self._taking_turns:
             turn = self._turns.setdefault(node, _Turn())
             turn.takers += 1
-            waited = turn.takers > 1
         try:
             with turn.lock:
-                yield waited
+                yield turn
         finally:
             with self._taking_turns:
                 turn.takers -= 1

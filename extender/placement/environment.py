@@ -18,6 +18,7 @@ from contract.annotations import ScoringPolicy
 from extender.placement.amounts import Places, needed
 from extender.placement.candidates import Mask
 from extender.placement.mps import above_cap
+from extender.placement.quiet import unrest_bytes
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import (
     MOST_BYTES,
@@ -150,8 +151,9 @@ def _best(
         fine &= left.any(axis=1)
         could = np.where(left.any(axis=1, keepdims=True), left, could)
     left_bytes = room - need
+    unrest = unrest_bytes(columns.sm_ppm[here], columns.allocatable_bytes[here])
     spread = request.policy is ScoringPolicy.SPREAD
-    order = np.where(could, -left_bytes if spread else left_bytes, MOST_BYTES)
+    order = np.where(could, unrest - left_bytes if spread else unrest + left_bytes, MOST_BYTES)
     best = np.zeros(could.shape, bool)
     best[np.arange(len(here)), order.argmin(axis=1)] = True
     chosen: Mask = np.where(fine[:, None], best, could)

@@ -29,7 +29,6 @@ All figures are bytes in Python integers, which do not overflow.
 
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 
@@ -46,6 +45,7 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.reasons import Reason
+from extender.placement.activity import Activity, reported
 from extender.placement.chances import ALL_PICKS, Chance, chances
 from extender.placement.plugin import Policy
 
@@ -58,8 +58,7 @@ MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True, gc=False):
     """A pod that sits on a device, or may."""
 
     uid: str
@@ -76,9 +75,9 @@ class Holder:
         return max(self.requested_bytes, self.measured_bytes or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTerms:
-    """Every term of the equation for one device."""
+class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
+    """Every term of the equation for one device; of a large fleet there are tens of thousands,
+    through which no garbage collection has to go."""
 
     device: Device
     reserve_bytes: int
@@ -118,6 +117,8 @@ class DeviceTerms:
     #: Why nothing may be placed here, and the particulars.
     fence: Reason | None
     fence_detail: str
+    #: How busy its SMs are; None where nobody who measures that tells.
+    activity: Activity | None
 
     @property
     def believed(self) -> bool:
@@ -229,6 +230,7 @@ def weigh(
                 sharers=len(mates),
                 fence=fence,
                 fence_detail=fence_detail,
+                activity=reported(device, status.observed_at),
             )
         )
     return tuple(terms)

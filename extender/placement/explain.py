@@ -1,7 +1,8 @@
 """Why: the verdicts of a decision turned into something to read, from the very same arrays."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -11,8 +12,11 @@ from contract.reasons import Reason
 from extender.placement.environment import by_environment
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts
+from extender.placement.mix import Market
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import CODE_OF, NodeTerms, Snapshot
+from extender.placement.rules import Weights
+from extender.placement.score import Ranking, rank
+from extender.placement.snapshot import CODE_OF, NodeTerms
 from extender.placement.visible import Visible
 
 INT64_MAX = int(np.iinfo(np.int64).max)
@@ -69,6 +73,12 @@ class NodeExplanation:
     chosen_by: Literal["plugin", "placement", "pod"] = "plugin"
     #: Whether it is for gated pods only.
     gated: bool = False
+    #: 0..1, and the named terms that it is the weighted mean of; None and nothing where the pod
+    #: does not fit, or asks for no GPU.
+    score: float | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)
+    #: Parts per million of SM activity that each candidate must stay below; None: any will do.
+    max_sm_ppm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Explanation:
     fits: int
     #: Reason -> number of nodes, most frequent first.
     reasons: tuple[tuple[Reason, int], ...]
-    #: Nodes that fit first, then those that lack least.
+    #: Nodes that fit first, the one that would win before all; then those that lack least.
     nearest: tuple[NodeExplanation, ...]
     #: The largest request per device that would fit on some node now, everything else equal;
     #: None where more than memory is in the way everywhere.
@@ -133,24 +143,29 @@ def certainty(node: NodeTerms) -> str:
 
 
 def explain(
-    request: VramRequest, snap: Snapshot, verdicts: Verdicts, nearest: int = 5
+    verdicts: Verdicts, weights: Weights, nearest: int = 5, market: Market | None = None
 ) -> Explanation:
     """Explain one request against the rows of ``verdicts``; at most ``nearest`` nodes in detail."""
+    request, snap = verdicts.request, verdicts.snap
+    ranking = rank(verdicts, weights, market)
+    won = np.arange(len(verdicts.rows)) == ranking.winner
     counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
     lacking = _lacking(verdicts)
-    order = np.lexsort((snap.name_rank[verdicts.rows], lacking, ~verdicts.fits))
+    order = np.lexsort(
+        (snap.name_rank[verdicts.rows], lacking, -ranking.scores, ~won, ~verdicts.fits)
+    )
     largest = _largest_fitting(verdicts)
     return Explanation(
         fits=counts.pop(None, 0),
         reasons=tuple((reason, n) for reason, n in counts.most_common() if reason is not None),
-        nearest=tuple(explain_node(snap, verdicts, int(i)) for i in order[:nearest]),
+        nearest=tuple(_explain_node(verdicts, ranking, i) for i in order[:nearest].tolist()),
         largest_fitting_bytes=largest if request.asks else None,
     )
 
 
-def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
+def _explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanation:
     """The i-th node of ``verdicts``, device by device."""
-    node = snap.nodes[int(verdicts.rows[i])]
+    node = verdicts.snap.nodes[int(verdicts.rows[i])]
     chosen_by = _chooser(verdicts.request, node)
     devices = tuple(
         DeviceExplanation(
@@ -175,6 +190,9 @@ def explain_node(snap: Snapshot, verdicts: Verdicts, i: int) -> NodeExplanation:
         closed=reason is node.reason is not None or reason in _CLOSING,
         chosen_by=chosen_by,
         gated=node.gated,
+        score=float(ranking.scores[i]) if ranking.terms and reason is None else None,
+        terms={name: float(term[i]) for name, term in ranking.terms.items() if reason is None},
+        max_sm_ppm=verdicts.request.max_sm_ppm,
     )
 
 

@@ -11,6 +11,7 @@ from extender.placement.amounts import Places, needed
 from extender.placement.candidates import Mask, candidates, slots_of
 from extender.placement.environment import Nodes, by_environment, overruled
 from extender.placement.mps import above_cap
+from extender.placement.quiet import unrest_bytes
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import (
     CODE_OF,
@@ -78,6 +79,8 @@ class Verdicts:
     rows: Rows
     codes: Codes
     asks: tuple[AskVerdict, ...]
+    #: The receiver's monotonic clock.
+    now_s: float
 
     @property
     def fits(self) -> Mask:
@@ -96,7 +99,7 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     A pod that asks for no GPU fits everywhere. Raises nothing: not fitting is an answer.
     """
     if not request.asks:
-        return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), ())
+        return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), (), now_s)
     codes = snap.node_reason[rows].astype(np.int8)
     codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
     if obstacle := _OBSTACLES.get(request.visible):
@@ -111,7 +114,7 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)
-    return Verdicts(request, snap, rows, codes, asks)
+    return Verdicts(request, snap, rows, codes, asks, now_s)
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
@@ -166,7 +169,10 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         usable = could & (columns.replicas_free - columns.replicas_awaited >= ask.count)
         usable &= ~np.array([*faults.values()]).any(axis=0)
         spreads = request.policy is ScoringPolicy.SPREAD
-        could = np.where(steered[:, None], _chosen(could, usable, room - need, spreads), could)
+        left = room - need
+        unrest = unrest_bytes(columns.sm_ppm, columns.allocatable_bytes)
+        chosen = _chosen(could, usable, left, unrest, spreads)
+        could = np.where(steered[:, None], chosen, could)
         looked_at = np.where(steered[:, None], could, looked_at)
         stuck = steered & ~(usable & enough).any(axis=1)
     # All at once: for a few nodes the number of numpy's calls is what counts.
@@ -190,14 +196,13 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     return AskVerdict(ask, rows, codes, could, need, room, ours)
 
 
-def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, spreads: bool) -> Mask:
+def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, unrest: Bytes2D, spreads: bool) -> Mask:
     """(n, slots) the device that we choose, as the only one that the pod could end on: the one on
-    which least is left, or most. Where it fits on none, all that decide why not."""
+    which least is left, or most, and which is quiet (``placement.quiet``). Where it fits on none,
+    all that decide why not."""
     fitting = usable & (left_bytes >= 0)
-    if spreads:
-        best = np.where(fitting, left_bytes, -1).argmax(axis=1)
-    else:
-        best = np.where(fitting, left_bytes, MOST_BYTES).argmin(axis=1)
+    cost = unrest - left_bytes if spreads else unrest + left_bytes
+    best = np.where(fitting, cost, MOST_BYTES).argmin(axis=1)
     chosen = fitting & (best[:, None] == np.arange(could.shape[1]))
     rest = np.where(usable.any(axis=1, keepdims=True), usable, could)
     narrowed: Mask = np.where(fitting.any(axis=1, keepdims=True), chosen, rest)

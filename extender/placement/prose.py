@@ -2,6 +2,7 @@
 
 from contract.annotations import PROCESSES
 from contract.reasons import Reason
+from extender.placement.activity import Activity
 from extender.placement.explain import DeviceExplanation, NodeExplanation
 
 #: Reasons of the node or the pod as a whole: its devices were not looked at.
@@ -15,6 +16,11 @@ def told(node: NodeExplanation) -> list[str]:
     if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
         for device in node.candidates:
             lines += _device(device, measured=not node.unmeasured)
+            if node.reason is None or node.max_sm_ppm is not None:  # it counts
+                lines += _busy(device.terms.activity, node.max_sm_ppm)
+    if node.score is not None:
+        terms = ", ".join(f"{name} {value:.2f}" for name, value in node.terms.items())
+        lines.append(f"  score {node.score:.2f}: {terms}")
     if node.gated and node.reason is None:
         lines.append("  its gate lets it start only where the device that it gets has room for it")
     return lines
@@ -50,6 +56,18 @@ def _device(device: DeviceExplanation, measured: bool) -> list[str]:
             "    nobody tells whose memory is in use: what pods asked for is taken for theirs"
         )
     return lines
+
+
+def _busy(activity: Activity | None, max_sm_ppm: int | None) -> list[str]:
+    asked = "" if max_sm_ppm is None else f"; less than {max_sm_ppm / 10_000:g} % is asked for"
+    if activity is None:
+        return [f"    nobody tells how busy its SMs are{asked}"] if asked else []
+    if activity.quantile is None or activity.window_s is None:
+        what = f"the last sample of its node's agent ({activity.source})"
+    else:
+        over = f"{activity.quantile:g} quantile of {activity.window_s / 60:g} minutes"
+        what = f"the {over}, by DCGM's history"
+    return [f"    SM activity {100 * activity.ratio:.3g} %, {what}{asked}"]
 
 
 def gib(count_bytes: int) -> str:

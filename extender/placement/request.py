@@ -97,12 +97,9 @@ class VramRequest:
 
     @property
     def kind(self) -> "Kind":
-        """All that ``fit`` looks at: requests of one kind fit on the same nodes."""
-        # Where the device is ours to choose, the policy says which is best.
-        spreads = ScoringPolicy.SPREAD if self.policy is ScoringPolicy.SPREAD else None
-        policy = self.policy if self.visible is Visible.BY_PLACEMENT else spreads
-        pinning = self.visible, policy, self.pinned_to
-        return self.asks, self.max_sm_ppm, self.processes, pinning, self.gated
+        """All that fitting and scoring look at: of one kind, all nodes stand alike."""
+        pinning = self.visible, self.pinned_to, self.gated
+        return self.asks, self.policy, self.max_sm_ppm, self.processes, pinning
 
     @property
     def decision_id(self) -> str:
@@ -110,7 +107,7 @@ class VramRequest:
         return f"{self.uid}.{self.resource_version}"
 
 
-Kind = tuple[tuple[Ask, ...], int | None, int, tuple[Visible, ScoringPolicy | None, str], bool]
+Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str, bool]]
 
 
 @dataclass(frozen=True, slots=True)

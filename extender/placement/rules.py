@@ -1,7 +1,9 @@
 """The settings that decide placements, as one value handed to every pure function that needs it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import cache
 
 from contract.annotations import ScoringPolicy
 
@@ -17,6 +19,32 @@ class VisibleDevices(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """How much each named term of a score counts (``placement.terms``); not all are 0."""
+
+    packing: float = 5
+    prediction: float = 5
+    sm_activity: float = 2
+    slack: float = 1
+    smallest_device: float = 1
+    report: float = 1
+
+    @property
+    def total(self) -> float:
+        return float(sum(asdict(self).values()))
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Name -> its part of the whole."""
+        return _parts(self)
+
+
+@cache
+def _parts(weights: Weights) -> Mapping[str, float]:
+    return {name: weight / weights.total for name, weight in asdict(weights).items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     #: Extended resources that are GPUs; a name that ends in ``*`` stands for all that begin so.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
@@ -28,6 +56,7 @@ class Rules:
     evict_misses: bool = False
     #: How pods that do not say are scored.
     policy: ScoringPolicy = ScoringPolicy.PACK
+    weights: Weights = Weights()
     visible_devices: VisibleDevices = VisibleDevices.REFUSE
     #: Whether an ``envFrom`` is taken to set NVIDIA_VISIBLE_DEVICES where it could.
     suspect_env_from: bool = False

@@ -8,8 +8,10 @@ Every array is read-only; a slot that a node does not have holds -1. Made by
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
+from math import inf
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +30,7 @@ MOST_BYTES = 1 << 61
 SHARING = ("none", "time-slicing", "mps")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTerms:
+class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     """One node weighed: what explanations quote and what the columns are filled from."""
 
     name: str
@@ -38,6 +39,10 @@ class NodeTerms:
     #: Until when its report counts as fresh, in seconds of the receiver's monotonic clock.
     fresh_until_s: float
     devices: tuple[DeviceTerms, ...] = ()
+    #: From when on that report is late, in seconds of the same clock.
+    ageing_from_s: float = inf
+    #: Whether some of what its agent looks at is missing in the report.
+    degraded: bool = False
     #: Where its capacity was learned, if no agent measured it; else empty.
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
@@ -89,6 +94,8 @@ class Columns:
     fence: Int2D
     #: SM activity in parts per million; -1 where it is not known.
     sm_ppm: Int2D
+    #: What its pods use beyond their requests, in parts per million of what can be promised.
+    exceeded_ppm: Int2D
 
 
 _columns = attrgetter(*(f.name for f in fields(Columns)))
@@ -109,13 +116,16 @@ class Snapshot:
     gated: NDArray[np.bool_]
     #: (rows,) seconds of the receiver's monotonic clock.
     fresh_until_s: NDArray[np.float64]
+    ageing_from_s: NDArray[np.float64]
+    #: (rows,) whether part of the report is missing, or all of it as labels stand in for it.
+    degraded: NDArray[np.bool_]
     #: (rows,) place of the node's name in the order of names: the last tie-break.
     name_rank: Int2D
     #: (rows,) generation of the first snapshot that has the node as it is.
     changed_in: Rows
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
     node_headroom_bytes: Rows
-    #: The most that any device, and all devices of any node, can be promised; never 0.
+    #: The memory of the largest device, and of all devices of the node that has most; never 0.
     largest_device_bytes: int
     largest_node_bytes: int
 
@@ -132,6 +142,8 @@ class Snapshot:
             node_reason=self.node_reason[rows],
             gated=self.gated[rows],
             fresh_until_s=self.fresh_until_s[rows],
+            ageing_from_s=self.ageing_from_s[rows],
+            degraded=self.degraded[rows],
             name_rank=self.name_rank[rows],
             changed_in=self.changed_in[rows],
             node_headroom_bytes=self.node_headroom_bytes[rows],

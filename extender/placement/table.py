@@ -1,6 +1,6 @@
 """Fills the columns: a table of nodes that one owner changes, and immutable snapshots of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extender.placement.chances import may_have_free_replica
+from extender.placement.copies import Copies
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
 
@@ -21,8 +22,8 @@ _COLUMNS = tuple(
 class Table:
     """Nodes by name, each with its row of columns.
 
-    Replacing a node costs that row; a snapshot costs one copy of each column in which a figure
-    changed since the last one, and nothing when nothing changed.
+    Replacing a node costs that row, and so does the snapshot after it: of the columns in which a
+    figure changed, the rows that did are copied, while nobody has an older snapshot any more.
     """
 
     def __init__(self) -> None:
@@ -31,8 +32,8 @@ class Table:
         self._resources: dict[str, int] = {}
         self._columns = _absent(0, 0)
         self._per_node = _absent_nodes(0)
-        #: Columns as they were handed out last; those in which a figure changed since are gone.
-        self._handed_out: dict[str, NDArray[Any]] = {}
+        self._columns_shown = {name: Copies() for name in self._columns}
+        self._per_node_shown = {name: Copies() for name in self._per_node}
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
@@ -59,6 +60,17 @@ class Table:
         self._write_row(row, node)
         self._latest = None
 
+    def put_activity(self, node: NodeTerms) -> None:
+        """The same for a node that is held, of which nothing but SM activity has changed."""
+        row = self._row_of[node.name]
+        self._nodes[row] = node
+        self._latest = None
+        self._per_node["changed_in"][row] = self.next_generation
+        self._per_node_shown["changed_in"].wrote(row)
+        column = self._columns["sm_ppm"]
+        column[row, : len(node.devices)] = [_sm_ppm(terms) for terms in node.devices]
+        self._columns_shown["sm_ppm"].wrote(row)
+
     def get(self, name: str) -> NodeTerms | None:
         """What was put last under the name."""
         row = self._row_of.get(name)
@@ -82,36 +94,35 @@ class Table:
     def snapshot(self) -> Snapshot:
         """What the table holds now; the same object until it changes."""
         if self._latest is None:
-            rows = len(self._nodes)
             if self._members_changed:
                 self._name_rank = _ranks([node.name for node in self._nodes])
                 self._members_changed = False
             self._generation += 1
-            of_node = {name: array[:rows] for name, array in self._per_node.items()}
+            of_node = self._newest(self._per_node, self._per_node_shown)
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
-                columns=Columns(**{name: self._column(name, rows) for name, _ in _COLUMNS}),
-                node_reason=_frozen(of_node["reason"]),
-                gated=_frozen(of_node["gated"]),
-                fresh_until_s=_frozen(of_node["fresh_until_s"]),
+                columns=Columns(**self._newest(self._columns, self._columns_shown)),
+                node_reason=of_node["reason"],
+                gated=of_node["gated"],
+                fresh_until_s=of_node["fresh_until_s"],
+                ageing_from_s=of_node["ageing_from_s"],
+                degraded=of_node["degraded"],
                 name_rank=self._name_rank,
-                changed_in=_frozen(of_node["changed_in"]),
-                node_headroom_bytes=_frozen(of_node["headroom_bytes"]),
+                changed_in=of_node["changed_in"],
+                node_headroom_bytes=of_node["headroom_bytes"],
                 largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
-                largest_node_bytes=max(1, int(of_node["allocatable_bytes"].max(initial=0))),
+                largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
             )
         return self._latest
 
-    def _column(self, name: str, rows: int) -> NDArray[Any]:
-        """The column for a snapshot: the one handed out last as long as it is the same."""
-        held = self._handed_out.get(name)
-        now = self._columns[name]
-        if held is None or held.shape != (rows, now.shape[1]):
-            held = self._handed_out[name] = _frozen(now[:rows])
-        return held
+    def _newest(
+        self, arrays: Mapping[str, NDArray[Any]], shown: Mapping[str, Copies]
+    ) -> dict[str, NDArray[Any]]:
+        rows = len(self._nodes)
+        return {name: shown[name].newest(array[:rows]) for name, array in arrays.items()}
 
     def _make_room(self, rows: int, slots: int) -> None:
         old_rows, old_slots = self._columns["resource"].shape
@@ -129,32 +140,32 @@ class Table:
 
     def _write_row(self, row: int, node: NodeTerms) -> None:
         values = [self._values(terms) for terms in node.devices]
-        for name, dtype in _COLUMNS:
-            column = self._columns[name]
-            new = np.full(column.shape[1], -1, dtype)
-            new[: len(values)] = [value[name] for value in values]
-            if (column[row] != new).any():
-                column[row] = new
-                self._handed_out.pop(name, None)
-        allocatable = [max(value["allocatable_bytes"], 0) for value in values]
+        for name, column in self._columns.items():
+            absent = [-1] * (column.shape[1] - len(values))
+            figures = [value[name] for value in values] + absent
+            if column[row].tolist() != figures:
+                column[row] = figures
+                self._columns_shown[name].wrote(row)
+        memories = [max(value["memory_bytes"], 0) for value in values]
         per_node = {
             "reason": CODE_OF[node.reason],
             "gated": node.gated,
             "fresh_until_s": node.fresh_until_s,
+            "ageing_from_s": node.ageing_from_s,
+            "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
             "headroom_bytes": sum(max(value["headroom_bytes"], 0) for value in values),
-            "allocatable_bytes": sum(allocatable),
-            "largest_device_bytes": max(allocatable, default=0),
+            "memory_bytes": sum(memories),
+            "largest_device_bytes": max(memories, default=0),
         }
         for name, figure in per_node.items():
             self._per_node[name][row] = figure
+            self._per_node_shown[name].wrote(row)
 
     def _values(self, terms: DeviceTerms) -> dict[str, int]:
         device = terms.device
         # Figures that contradict each other could overflow a column; a fence stands for them.
         believed = terms.believed
-        activity = device.sm_activity
-        known = activity is not None and 0 <= activity.ratio <= 1
         return {
             "memory_bytes": device.memory_bytes if believed else 0,
             "allocatable_bytes": terms.allocatable_bytes,
@@ -174,8 +185,13 @@ class Table:
             "sharers": terms.sharers,
             "sharing": SHARING.index(device.sharing),
             "fence": CODE_OF[terms.fence],
-            "sm_ppm": round(activity.ratio * 1_000_000) if activity and known else -1,
+            "sm_ppm": _sm_ppm(terms),
+            "exceeded_ppm": _exceeded_ppm(terms),
         }
+
+
+def _sm_ppm(terms: DeviceTerms) -> int:
+    return -1 if terms.activity is None else round(terms.activity.ratio * 1_000_000)
 
 
 def reach(terms: DeviceTerms) -> int:
@@ -183,6 +199,11 @@ def reach(terms: DeviceTerms) -> int:
     if terms.first is None:
         return MANY
     return min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
+
+
+def _exceeded_ppm(terms: DeviceTerms) -> int:
+    exceeded_bytes = sum(holder.charged_bytes - holder.requested_bytes for holder in terms.holders)
+    return min(1_000_000 * exceeded_bytes // max(terms.allocatable_bytes, 1), 1_000_000)
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:
@@ -203,17 +224,13 @@ def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
         "reason": np.zeros(rows, np.int32),
         "gated": np.zeros(rows, np.bool_),
         "fresh_until_s": np.zeros(rows, np.float64),
+        "ageing_from_s": np.zeros(rows, np.float64),
+        "degraded": np.zeros(rows, np.bool_),
         "changed_in": np.zeros(rows, np.int64),
         "headroom_bytes": np.zeros(rows, np.int64),
-        "allocatable_bytes": np.zeros(rows, np.int64),
+        "memory_bytes": np.zeros(rows, np.int64),
         "largest_device_bytes": np.zeros(rows, np.int64),
     }
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    copy = array.copy(order="K")
-    copy.flags.writeable = False
-    return copy
 
 
 def _ranks(names: Sequence[str]) -> NDArray[np.int32]:

@@ -5,18 +5,19 @@ is kept equals what ``fit`` says about the whole snapshot, node by node.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.fit import Codes, Verdicts, fit
+from extender.placement.mix import Market
 from extender.placement.request import Kind, VramRequest
-from extender.placement.score import Outcome, Ranking, outcome, rank_rows
+from extender.placement.rules import Weights
+from extender.placement.score import Ranking, Standing, rank_rows, standing
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
@@ -28,44 +29,50 @@ _MOST_DUE = 16
 class Weighing:
     """One kind of request on one snapshot; arrays are over the rows of the snapshot.
 
-    It does not keep the snapshot itself in memory, so that is an argument. What the pod would do
-    to each node is only reckoned when somebody ranks: filter comes more often, and needs it not.
+    It does not keep the snapshot itself in memory, so that is an argument. Where each node stands
+    is only reckoned when somebody ranks: filter comes more often, and needs it not.
     """
 
+    weights: Weights
     generation: int
+    #: What scores are relative to: (bytes of the largest device, of the largest node).
+    scale: tuple[int, int]
     #: Code of the first reason, if all reports were fresh.
     fresh_codes: Codes
     #: As it was before what is due.
-    _outcome: Outcome
-    #: Rows, and the verdicts that their outcome is reckoned from.
+    _standing: Standing
+    #: Rows, and the verdicts that their standing is reckoned from.
     _due: tuple[tuple[Rows, Verdicts], ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def standing(self) -> Standing:
         if self._due:
             nodes = len(self.fresh_codes)
-            columns = [_of_length(column, nodes) for column in self._outcome.columns]
+            columns = [_of_length(column, nodes) for column in self._standing.columns]
             for rows, verdicts in self._due:
                 there = rows < nodes  # the others have gone since
-                for column, figures in zip(columns, outcome(verdicts).columns, strict=True):
+                found = standing(verdicts, self.weights)
+                for column, figures in zip(columns, found.columns, strict=True):
                     column[rows[there]] = figures[there]
-            self._outcome, self._due = Outcome(*columns), ()
-        return self._outcome
+            self._standing, self._due = Standing(*columns), ()
+        return self._standing
 
     def after(self, request: VramRequest, snap: Snapshot) -> "Weighing":
         """The same on a newer snapshot."""
-        nodes = len(snap.nodes)
+        nodes, scale = len(snap.nodes), _scale(snap)
         codes = _of_length(self.fresh_codes, nodes)
         changed = np.flatnonzero(snap.changed_in > self.generation)
+        if scale != self.scale:
+            changed = np.arange(nodes)
         if not len(changed):
-            return Weighing(snap.generation, codes, self._outcome, self._due)
+            return replace(self, generation=snap.generation, fresh_codes=codes)
         part = snap if len(changed) == nodes else snap.part(changed)
         verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
         codes[changed] = verdicts.codes
         due = (*self._due, (changed, verdicts))
-        weighing = Weighing(snap.generation, codes, self._outcome, due)
+        weighing = Weighing(self.weights, snap.generation, scale, codes, self._standing, due)
         if part is snap or len(due) > _MOST_DUE:
-            weighing.outcome  # noqa: B018 - reckoned now, so that no more is kept
+            weighing.standing  # noqa: B018 - reckoned now, so that no more is kept
         return weighing
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
@@ -77,15 +84,29 @@ class Weighing:
             codes[stale.take(rows)] = CODE_OF[Reason.STALE_REPORT]
         return codes
 
-    def rank(self, policy: ScoringPolicy, snap: Snapshot, rows: Rows, now_s: float) -> Ranking:
-        """What ``score.rank`` says about these rows."""
+    def rank(
+        self,
+        request: VramRequest,
+        snap: Snapshot,
+        rows: Rows,
+        now_s: float,
+        market: Market | None = None,
+    ) -> Ranking:
+        """What ``score.rank`` says about these rows, without the terms."""
         fits = self.codes(snap, rows, now_s) == 0
-        return rank_rows(policy, snap, rows, fits, self.outcome.take(rows))
+        stands = self.standing.take(rows)
+        return rank_rows(request, snap, rows, fits, stands, now_s, self.weights, market)
 
 
-_NONE = np.empty(0, np.int64)
-#: Before there was any node.
-_NOTHING = Weighing(-1, np.empty(0, np.int8), Outcome(_NONE, _NONE, _NONE), ())
+def _nothing(weights: Weights) -> Weighing:
+    """Before there was any node."""
+    none = np.empty(0, np.int64)
+    standing = Standing(np.empty(0), none, none)
+    return Weighing(weights, -1, (0, 0), np.empty(0, np.int8), standing, ())
+
+
+def _scale(snap: Snapshot) -> tuple[int, int]:
+    return snap.largest_device_bytes, snap.largest_node_bytes
 
 
 #: Kinds that are weighed ahead of being asked for again.
@@ -104,7 +125,8 @@ class _Held:
 class Weighings:
     """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, weights: Weights, capacity: int = 64) -> None:
+        self._nothing = _nothing(weights)
         self._capacity = capacity
         #: The one asked for last comes last.
         self._held: OrderedDict[Kind, _Held] = OrderedDict()
@@ -112,7 +134,7 @@ class Weighings:
     def weigh(self, request: VramRequest, snap: Snapshot, now_s: float) -> Weighing:
         """Weigh a request that asks for something on every node of the snapshot."""
         held = self._held.pop(request.kind, None)
-        before = held.weighing if held else _NOTHING
+        before = held.weighing if held else self._nothing
         weighing = before if before.generation == snap.generation else before.after(request, snap)
         self._held[request.kind] = _Held(request, weighing, now_s)
         if len(self._held) > self._capacity:
@@ -127,7 +149,7 @@ class Weighings:
                 return False  # and the others before that
             if held.weighing.generation != snap.generation:
                 held.weighing = held.weighing.after(held.request, snap)
-                held.weighing.outcome  # noqa: B018 - reckoned now
+                held.weighing.standing  # noqa: B018 - reckoned now
                 return True
         return False
 

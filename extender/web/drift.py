@@ -70,19 +70,25 @@ class DriftBody(Body):
 
 
 def drift_body(
-    cluster: ClusterState, generation: int, pods: bool, wall_s: float, monotonic_s: float
+    cluster: ClusterState, generation: int, wall_s: float, monotonic_s: float
 ) -> DriftBody:
+    """Without the pods, of which there are many: see ``drift_views``."""
     watched = cluster.observations
-    gpunodes = sorted(cluster.gpunodes() if pods else (), key=lambda gpunode: gpunode.name)
     # The lists are copied at once: they grow while this is read on another thread.
     misses, totals = list(watched.misses), dict(watched.totals)
     return DriftBody(
         generatedAt=stamp(wall_s),
         snapshot_generation=generation,
-        pods=[view for gpunode in gpunodes for view in _pods(gpunode, watched)],
+        pods=[],
         results={result.value: totals.get(result, 0) for result in Result},
         misses=[_miss(each, wall_s - monotonic_s) for each in reversed(misses)],
     )
+
+
+def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
+    """Every pod with a promise, node by node."""
+    for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
+        yield from _pods(gpunode, cluster.observations)
 
 
 def _pods(gpunode: GPUNode, watched: Observations) -> Iterator[DriftView]:

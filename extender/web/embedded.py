@@ -1,6 +1,6 @@
 """What exists in the embedded server only: playing the users and the agents of a cluster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from fastapi import FastAPI, HTTPException
@@ -19,7 +19,7 @@ _reports = msgspec.json.Decoder(list[Report])
 
 def add_embedded_routes(
     app: FastAPI,
-    report: Callable[[Sequence[tuple[str, GPUNodeStatus]]], str],
+    report: Callable[[Sequence[tuple[str, GPUNodeStatus]]], Awaitable[str]],
     delete_pod: Callable[[str, str], str],
 ) -> None:
     """Both functions return "" when it was done, else a sentence that says what is not there."""
@@ -33,7 +33,7 @@ def add_embedded_routes(
             raise HTTPException(
                 400, f'{err}; right is, for example, [{{"node": "gpu-a", "status": {{...}}}}]'
             ) from err
-        if missing := report([(one.node, one.status) for one in given]):
+        if missing := await report([(one.node, one.status) for one in given]):
             raise HTTPException(404, missing)
 
     @app.delete("/embedded/v1/pods/{namespace}/{name}", status_code=204)

@@ -48,6 +48,8 @@ class Names:
     json: bytes
     starts: Rows
     lengths: Rows
+    #: Of each name where all are known to be equally long; else None.
+    length: int | None = None
 
     @classmethod
     def plain(cls, json: bytes) -> "Names | None":
@@ -60,11 +62,12 @@ class Names:
         if b"\\" in json:
             return None
         is_quote = np.frombuffer(json, np.uint8) == _QUOTE
-        starts, lengths = _alike(json, is_quote) or _apart(is_quote)
+        length = _alike(json, is_quote)
+        starts, lengths = _apart(is_quote) if length is None else _places(json, length)
         # At least a comma stands between two strings, and nothing else that is one byte long.
         if len(json) != lengths.sum() + len('"",') * len(starts) + len("]"):
             return None
-        return cls(json, starts, lengths)
+        return cls(json, starts, lengths, length or None)
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Names":
@@ -91,29 +94,59 @@ class Names:
         """Those names, in their order."""
         if chosen.all():
             return self
+        if not chosen.any():
+            return Names.of([])
         # Each name goes with its quotes and the comma, or bracket, after it.
-        after_bracket = np.frombuffer(self.json, np.uint8, offset=1)
-        kept = after_bracket[np.repeat(chosen, self.lengths + len('"",'))]
+        if self.length is not None:
+            each = len('"",') + self.length
+            kept = np.frombuffer(self.json, f"V{each}", offset=len("[")).take(chosen.nonzero()[0])
+            json = b"[%b]" % kept.tobytes()[:-1]
+            return Names(json, *_places(json, self.length), self.length)
         lengths = self.lengths[chosen]
+        after_bracket = np.frombuffer(self.json, np.uint8, offset=len("["))
+        kept = after_bracket[np.repeat(chosen, self.lengths + len('"",'))]
         return Names(b"[%b]" % kept.tobytes()[:-1], _starts(lengths), lengths)
 
     def joined(self, between: bytes, chosen: NDArray[np.bool_]) -> bytes:
         """Those names in their quotes, and this between each two of them."""
         places = np.flatnonzero(chosen)
+        if len(places) > _FEW and self.length is not None:
+            return self._joined_apart(between, places, self.length)
         if len(places) > _FEW and b"\\" not in self.json:
             return self.only(chosen).json[1:-1].replace(b'","', b'"%b"' % between)
         # A quote in a name, and a comma after it, would look like the end of the name.
         return between.join(self._quoted(places))
+
+    def _joined_apart(self, between: bytes, places: Rows, length: int) -> bytes:
+        """The same where all names are equally long: at equal distances."""
+        each = b'"%b"%b' % (bytes(length), between)
+        joined = bytearray(each * len(places))
+        there = np.ndarray(len(places), f"V{length}", joined, len('"'), (len(each),))
+        apart = length + len('"",')
+        there[:] = np.ndarray(len(self), f"V{length}", self.json, len('["'), (apart,)).take(places)
+        return bytes(joined[: len(joined) - len(between)])
 
     def words(self, count: int) -> Words:
         """(count, n) the first words of each name, filled up with zeros."""
         size = count * _WORD_BYTES
         # The bytes from every place on; what a place is not followed by is zero.
         padded = self.json + bytes(size)
+        if self.length is not None:
+            return self._words_apart(padded, count, self.length)
         at = np.ndarray(len(self.json), f"V{size}", padded, strides=(1,))
         lengths = np.minimum(self.lengths, size)
         words = at[self.starts].view("<u8").reshape(-1, count) & _masks(count).take(lengths, axis=0)
         return words.T
+
+    def _words_apart(self, padded: bytes, count: int, length: int) -> Words:
+        """The same where all names are equally long: at equal distances."""
+        masks = _masks(count)[min(length, count * _WORD_BYTES)]
+        first, apart = int(self.starts[0]), length + len('"",')
+        words = np.empty((count, len(self)), "<u8")
+        for i, mask in enumerate(masks):
+            there = np.ndarray(len(self), "<u8", padded, first + i * _WORD_BYTES, (apart,))
+            np.bitwise_and(there, mask, out=words[i])
+        return words
 
 
 def _apart(is_quote: NDArray[np.bool_]) -> tuple[Rows, Rows]:
@@ -123,9 +156,9 @@ def _apart(is_quote: NDArray[np.bool_]) -> tuple[Rows, Rows]:
     return starts, quotes[1::2] - starts
 
 
-def _alike(json: bytes, is_quote: NDArray[np.bool_]) -> tuple[Rows, Rows] | None:
-    """The same where all names are as long as the first, as those of one pool often are: then it
-    is enough to look where the quotes should be. None where they are not."""
+def _alike(json: bytes, is_quote: NDArray[np.bool_]) -> int | None:
+    """How long each name is where all are as long as the first, as those of one pool often are:
+    then it is enough to look where the quotes should be. None where they are not."""
     length = json.index(_QUOTE, len('["')) - len('["')
     each = length + len('"",')
     count, rest = divmod(len(json) - len("["), each)
@@ -134,7 +167,13 @@ def _alike(json: bytes, is_quote: NDArray[np.bool_]) -> tuple[Rows, Rows] | None
     first, last = is_quote[1::each], is_quote[1 + length + len('"') :: each]
     if not (first.all() and last.all() and np.count_nonzero(is_quote) == 2 * count):
         return None
-    return np.arange(len('["'), len(json), each), np.full(count, length)
+    return length
+
+
+def _places(json: bytes, length: int) -> tuple[Rows, Rows]:
+    """Where each name begins, and how long it is, where all are as long."""
+    starts = np.arange(len('["'), len(json), length + len('"",'))
+    return starts, np.full(len(starts), length)
 
 
 def _starts(lengths: Rows) -> Rows:

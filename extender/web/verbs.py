@@ -62,7 +62,10 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
-        self._weighings = Weighings()
+        self._weighings = Weighings(cluster.rules.weights)
+        #: A pod, the default of its namespace, and what it asks for: what filter understood,
+        #: prioritize is asked about next.
+        self._understood: tuple[Pod, str | None, VramRequest | Unreadable] | None = None
         self._index: NodeIndex | None = None
         #: What filter answered last: kube-scheduler asks prioritize about these next.
         self._passed: Names | None = None
@@ -84,12 +87,14 @@ class Verbs:
             return self.filter_error(str(err))
         self._shown(offered.pod)
         snap = self._cluster.snapshot()
-        request = self._cluster.understand(offered.pod)
+        request = self._understand(offered.pod)
         rows = self._rows(offered.names, snap)
         codes = self._codes(request, rows, snap)
         asks = isinstance(request, VramRequest) and bool(request.asks)
         sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
         self._record(offered, snap, codes, sure)
+        if isinstance(request, VramRequest) and asks:
+            self._cluster.usual.see(request, offered.pod, snap, rows)
         fits = codes == 0
         passed = offered.names.only(fits)
         self._passed, self._passed_rows = passed, rows[fits]
@@ -104,20 +109,22 @@ class Verbs:
         return wire.encode_filter_error(message)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Score the nodes that filter let pass; raises ``wire.MalformedBody``."""
+        """Name the best of the nodes that filter let pass; raises ``wire.MalformedBody``."""
         offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
-        request = self._cluster.understand(offered.pod)
-        scores = np.zeros(len(offered.names), np.int64)
+        request = self._understand(offered.pod)
+        winner: str | None = None
         if isinstance(request, VramRequest) and request.asks:
             rows = self._rows(offered.names, snap)
             known = rows >= 0
             weighing = self._weighings.weigh(request, snap, self._monotonic_s())
-            ranking = weighing.rank(request.policy, snap, rows[known], self._monotonic_s())
-            scores[known] = ranking.wire()
+            market = self._cluster.usual.market
+            ranking = weighing.rank(request, snap, rows[known], self._monotonic_s(), market)
             if ranking.winner is not None:
-                self._expect(offered.pod, int(rows[known][ranking.winner]), snap)
-        return wire.encode_priorities(offered.names, scores)
+                row = int(rows[known][ranking.winner])
+                winner = snap.nodes[row].name
+                self._expect(offered.pod, row, snap)
+        return wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
         """Keep the nodes on which kube-scheduler's victims would make room; raises
@@ -166,6 +173,12 @@ class Verbs:
         log.warning("bind_error", message=message)
         return wire.encode_bind(message)
 
+    def _understand(self, pod: Pod) -> VramRequest | Unreadable:
+        default = self._cluster.default_vram(pod.metadata.namespace)
+        if self._understood is None or self._understood[:2] != (pod, default):
+            self._understood = pod, default, self._cluster.understand(pod)
+        return self._understood[2]
+
     def _rows(self, names: Names, snap: Snapshot) -> Rows:
         """Row of each name; -1 where it is not known."""
         if self._index is None or not self._index.serves(snap):
@@ -188,7 +201,8 @@ class Verbs:
         return codes
 
     def _expect(self, pod: Pod, row: int, snap: Snapshot) -> None:
-        """Our weight decides, so kube-scheduler has us bind the pod there next, or nowhere."""
+        """kube-scheduler has us bind the pod there next, unless it fails or a user prefers another
+        node, which our weight does not outdo."""
         until_s = self._monotonic_s() + BIND_FOLLOWS_WITHIN_S
         self._coming.pop(pod.metadata.uid, None)
         self._coming[pod.metadata.uid] = (pod, snap.nodes[row].name, until_s)

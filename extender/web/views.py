@@ -1,5 +1,6 @@
 """The bodies of the debug API: every figure with its unit in its name, absent is null."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from pydantic import BaseModel
@@ -65,8 +66,15 @@ class DeviceView(BaseModel):
     attributed: bool
     headroom_bytes: int
     used_bytes: int
+    #: What decides: "dcgm-history", a quantile over a window; or the agent's last sample, by who
+    #: took it: "dcgm", "gpm" or "nvml-process". Never device utilisation.
     sm_activity_ratio: float | None
     sm_activity_source: str | None
+    #: Null for a single sample.
+    sm_activity_quantile: float | None
+    sm_activity_window_s: float | None
+    #: Of the newest sample in it.
+    sm_activity_age_s: float | None
     replicas_free: int
     replicas_allocated: int
     replicas_unhealthy: int
@@ -143,6 +151,10 @@ class NearestView(BaseModel):
     #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
     short_bytes: int | None
     candidates: list[CandidateView]
+    #: 0..1, of which the highest wins, and the named terms of which it is the weighted mean
+    #: (setting score_weights); null and empty where the pod does not fit.
+    score_ratio: float | None
+    score_terms: dict[str, float]
     #: All of this as lines to read.
     told: list[str]
 
@@ -188,9 +200,13 @@ class ExplainBody(Body):
     last_decision: DecisionView | None
 
 
-def device_view(terms: DeviceTerms) -> DeviceView:
+#: How old the SM activity of a device is, in seconds.
+Aged = Callable[[DeviceTerms], float | None]
+
+
+def device_view(terms: DeviceTerms, aged: Aged) -> DeviceView:
     device = terms.device
-    activity = device.sm_activity
+    activity = terms.activity
     return DeviceView(
         uuid=device.uuid,
         index=device.index,
@@ -211,6 +227,9 @@ def device_view(terms: DeviceTerms) -> DeviceView:
         used_bytes=device.used_bytes,
         sm_activity_ratio=activity.ratio if activity else None,
         sm_activity_source=activity.source if activity else None,
+        sm_activity_quantile=activity.quantile if activity else None,
+        sm_activity_window_s=activity.window_s if activity else None,
+        sm_activity_age_s=_rounded(aged(terms)),
         replicas_free=device.replicas.free,
         replicas_allocated=device.replicas.allocated,
         replicas_unhealthy=device.replicas.unhealthy,
@@ -251,7 +270,10 @@ def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: floa
         initialised=gpunode.spec.initialised if gpunode else False,
         unmeasured=node.unmeasured or None,
         certainty=certainty(node) if node.devices else None,
-        devices=[device_view(terms) for terms in node.devices],
+        devices=[
+            device_view(terms, lambda t: cluster.activities.age_s(t, now_s, wall_s))
+            for terms in node.devices
+        ],
     )
 
 
@@ -269,16 +291,16 @@ def ask_view(ask: ContainerAsk) -> AskView:
     )
 
 
-def candidate_view(device: DeviceExplanation) -> CandidateView:
+def candidate_view(device: DeviceExplanation, aged: Aged) -> CandidateView:
     return CandidateView(
-        device=device_view(device.terms),
+        device=device_view(device.terms, aged),
         need_bytes=device.need_bytes,
         room_bytes=device.room_bytes,
         short_bytes=device.short_bytes,
     )
 
 
-def nearest_view(node: NodeExplanation) -> NearestView:
+def nearest_view(node: NodeExplanation, aged: Aged) -> NearestView:
     return NearestView(
         node=node.node,
         fits=node.reason is None,
@@ -287,7 +309,9 @@ def nearest_view(node: NodeExplanation) -> NearestView:
         detail=node.detail or None,
         unmeasured=node.unmeasured or None,
         short_bytes=node.short_bytes,
-        candidates=[candidate_view(device) for device in node.candidates],
+        score_ratio=node.score,
+        score_terms=dict(node.terms),
+        candidates=[candidate_view(device, aged) for device in node.candidates],
         told=told(node),
     )
 
@@ -320,6 +344,7 @@ def explain_body(
     request: VramRequest | Unreadable,
     explanation: Explanation | None,
     snap: Snapshot,
+    aged: Aged,
     wall_s: float,
 ) -> ExplainBody:
     """``changed`` says how its request was changed after it was bound; ``explanation`` is None
@@ -342,7 +367,7 @@ def explain_body(
         else [],
         fits=explanation.fits if explanation else 0,
         reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
-        nearest=[nearest_view(node) for node in explanation.nearest] if explanation else [],
+        nearest=[nearest_view(node, aged) for node in explanation.nearest] if explanation else [],
         suggestions=_suggestions(explanation) if explanation and not pod.node else [],
         last_decision=decision_view(decision) if decision else None,
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from kubernetes.config import ConfigException
 
-from contract.heap import keep_small
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
 from extender.kubeevents import KubeEvents
@@ -16,13 +15,11 @@ from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import DEFAULT_PACE, Pace
+from extender.wiring.history import history_brought
+from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.readiness import unready
 from extender.wiring.replica import Extender, serve
 
-#: More than kube-scheduler sends and is answered, which is to cost no call to the system, and less
-#: than a page of a list.
-_LARGE_BYTES = 1 << 20
-_SPARE_BYTES = 8 << 20
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
@@ -30,7 +27,7 @@ async def serve_cluster(
     settings: Settings, announce: Callable[[str], None], pace: Pace = DEFAULT_PACE
 ) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
-    keep_small(_LARGE_BYTES, _SPARE_BYTES)
+    keep_what_answers_need()
     try:
         api = KubeApi(load_configuration())
     except ConfigException as err:
@@ -49,7 +46,7 @@ async def serve_cluster(
     extender = Extender(settings, missing, post, awaited)
     sources = KubernetesSources(
         api,
-        extender.deliver,
+        extender.tell,
         lease_namespace=settings.agent_namespace,
         concerns=extender.cluster.concerns,
         pace=pace,
@@ -61,7 +58,8 @@ async def serve_cluster(
     sources.start()
     waker = asyncio.create_task(extender.wake(ledger))
     try:
-        await serve(extender, ledger, verbs, extender.debug_app(), announce)
+        async with history_brought(settings, extender):
+            await serve(extender, ledger, verbs, extender.debug_app(), announce)
     finally:
         waker.cancel()
         await extender.loop.run_in_executor(None, sources.stop)

@@ -12,6 +12,8 @@ from extender.fleet import Fleet
 from extender.ledger.embedded import EmbeddedStore
 from extender.settings import Settings
 from extender.web.embedded import add_embedded_routes
+from extender.wiring.history import history_brought
+from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.replica import Extender, serve
 
 #: Nobody reports unless asked to, so no report is ever too old.
@@ -23,15 +25,19 @@ async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[s
 
     Reports do not age here: nobody but the user changes them.
     """
+    keep_what_answers_need()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "")
-    store = EmbeddedStore(extender.deliver, time.monotonic)
+    store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])
+    await extender.intake.idle()
     ledger = extender.open_ledger(store)
 
-    def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
-        return _missing(lambda: store.report(reports))
+    async def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
+        missing = _missing(lambda: store.report(reports))
+        await extender.intake.idle()
+        return missing
 
     def delete_pod(namespace: str, name: str) -> str:
         return _missing(lambda: store.delete_pod(namespace, name))
@@ -42,7 +48,8 @@ async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[s
     debug = extender.debug_app()
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, shown)
-    await serve(extender, ledger, verbs, debug, announce)
+    async with history_brought(settings, extender):
+        await serve(extender, ledger, verbs, debug, announce)
 
 
 def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:

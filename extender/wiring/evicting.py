@@ -51,6 +51,7 @@ class Evicting:
             stuck |= found.stuck
             if found.leave or _marked(gpunode):
                 await self._send_away(name)
+            await asyncio.sleep(0)  # kube-scheduler's calls do not wait for a look at all of them
         for uid in stuck - self._told:
             if (pod := self._cluster.pod(uid)) is not None:
                 await self._tell(pod)

@@ -9,6 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from extender.web.calls import Calls
+
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
 REQUEST_S = 30.0
 #: Seconds without any request: longer than kube-scheduler keeps a connection that it does not use.
@@ -58,3 +60,37 @@ class Patient(HttpToolsProtocol):
         if answer and not begun:
             transport.write(answer)
         transport.close()
+
+
+def counting(calls: Calls) -> type[Patient]:
+    """Connections that tell which calls are under way, from their first byte to their answer."""
+
+    class Counting(Patient):
+        _is_counted = False
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._ended()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            if not self._is_counted:
+                self._is_counted = True
+                calls.under_way += 1
+                calls.begun += 1
+            super().on_message_begin()
+
+        def on_message_complete(self) -> None:
+            if self.url.endswith(b"/bind"):
+                self._ended()  # it waits for others from now on, and for us no more
+            super().on_message_complete()
+
+        def on_response_complete(self) -> None:
+            self._ended()
+            super().on_response_complete()
+
+        def _ended(self) -> None:
+            if self._is_counted:
+                self._is_counted = False
+                calls.under_way -= 1
+
+    return Counting

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import signal
 import socket
-import threading
+import sys
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode
-from contract.kube import Pod
+from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.cluster.chores import (
     Bystander,
@@ -54,15 +54,20 @@ from extender.placement.placed import Placement
 from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
+from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
 from extender.wiring.announcing import Announcing, Post
 from extender.wiring.evicting import Evicting
-from extender.wiring.patience import Patient
+from extender.wiring.intake import Intake
+from extender.wiring.lag import sample_lag
+from extender.wiring.memory import collect_in_lulls
+from extender.wiring.patience import Patient, counting
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 #: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
 #: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
@@ -74,6 +79,12 @@ CHORES_EVERY_S = 5.0
 WAKE_EVERY_S = 0.25
 #: A look goes on for so long before others have a turn.
 LOOK_S = 0.003
+#: Nodes that a chore looks at before others have a turn.
+AT_ONCE = 50
+#: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
+#: loop asks several times in each call.
+SWITCH_S = 0.0005
+NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
 
 
 class Extender:
@@ -89,15 +100,18 @@ class Extender:
         """``awaited``: kinds of which a list will come."""
         self.settings = settings
         self.loop = asyncio.get_running_loop()
-        self._owner = threading.get_ident()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.journal = Journal()
         self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
-        self.unready = unready
-        self._inbox: deque[Sequence[Event]] = deque()
-        self._snapshot_due = False
+        self._sources_unready = unready
+        self.calls = Calls()
         #: What the verbs can do before they are called; whether there was anything to do.
         self._ahead: Callable[[], bool] = bool
+        self.intake = Intake(
+            self.cluster, self.calls, self._took, self._turned, lambda: self._ahead()
+        )
+        #: Set when all that was awaited was weighed.
+        self.begun = asyncio.Event()
         self._unsettled = asyncio.Event()
         self._waking = Waking()
         self._latest_room = 0
@@ -109,22 +123,29 @@ class Extender:
         self._evicting: Evicting | None = None
         self._announcing = Announcing(post, self._pool)
 
-    def deliver(self, events: Sequence[Event]) -> None:
-        """Take events from any thread; they are applied on the loop's, in the order of calls."""
-        self._inbox.append(events)
-        if threading.get_ident() == self._owner:
-            self._take()
-        else:
-            self.loop.call_soon_threadsafe(self._take)
+    def unready(self) -> str:
+        """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
+        its list is there, and what it says may take a moment more."""
+        return self._sources_unready() or ("" if self.cluster.begun else NOT_TAKEN_IN)
 
-    def _take(self) -> None:
-        """Apply all that has come so far: what another thread handed in first goes first."""
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take what we did ourselves, from any thread; see ``Intake.deliver``."""
         self.cluster.epoch_s = _epoch_s()
-        while self._inbox:
-            events = self._inbox.popleft()
-            self.cluster.apply(events)
-            if any(map(_was_refused, events)):
-                self._room_came.set()
+        self.intake.deliver(events)
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Take what the cluster tells, from any thread; see ``Intake.tell``."""
+        self.cluster.epoch_s = _epoch_s()
+        self.intake.tell(events)
+
+    def _took(self, events: Sequence[Event]) -> None:
+        if any(map(_was_refused, events)):
+            self._room_came.set()
+
+    def _turned(self) -> None:
+        """Something was weighed."""
+        if self.cluster.begun:
+            self.begun.set()
         for outcome in self.cluster.observations.take():
             if outcome.promise.attempt.startswith(self._name):
                 self._tell(outcome)
@@ -133,9 +154,6 @@ class Extender:
         if self.cluster.latest_room != self._latest_room:
             self._latest_room = self.cluster.latest_room
             self._room_came.set()
-        if not self._snapshot_due:
-            self._snapshot_due = True
-            self.loop.call_soon(self._make_snapshot)
 
     def _tell(self, outcome: Outcome) -> None:
         """Count how our prediction for a pod turned out; of a miss tell why."""
@@ -158,18 +176,6 @@ class Extender:
             overcommitted_bytes=outcome.overcommitted_bytes,
             window_s=round(outcome.window_s, 3),
         )
-
-    def _make_snapshot(self) -> None:
-        """So that the next call finds it made: once for all that came together, since it costs
-        as much for one node as for all of them."""
-        self._snapshot_due = False
-        self.cluster.snapshot()
-        self.loop.call_soon(self._work_ahead)
-
-    def _work_ahead(self) -> None:
-        """One step at a time, so that a call has to wait for one at most."""
-        if not self._snapshot_due and self._ahead():
-            self.loop.call_soon(self._work_ahead)
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -234,7 +240,13 @@ class Extender:
 
     def debug_app(self) -> FastAPI:
         return debug_app(
-            self.cluster, self.journal, self.telemetry, self.unready, time.monotonic, time.time
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            self.calls,
+            self.unready,
+            time.monotonic,
+            time.time,
         )
 
     async def tidy(self, ledger: Ledger) -> None:
@@ -261,13 +273,14 @@ class Extender:
         if self.unready():
             return  # what has not been listed yet is not missing
         after_s = self.settings.orphan_after_s
-        nodes = None if everywhere else on
+        nodes = [gpunode.name for gpunode in self.cluster.gpunodes()] if everywhere else on
         of_node: dict[str, list[Bystander | Leftover | Unmarked]] = {}
-        for found in (
-            *bystanders(self.cluster, nodes),
-            *leftovers(self.cluster, time.time(), after_s, nodes),
-        ):
-            of_node.setdefault(found.node, []).append(found)
+        async for some in _part_by_part(nodes):
+            for found in (
+                *bystanders(self.cluster, some),
+                *leftovers(self.cluster, time.time(), after_s, some),
+            ):
+                of_node.setdefault(found.node, []).append(found)
 
         async def one_by_one(founds: Sequence[Bystander | Leftover | Unmarked]) -> None:
             for found in founds:
@@ -284,7 +297,10 @@ class Extender:
         if gone := dying(self.cluster):
             with _told():
                 await self.loop.run_in_executor(self._pool, ledger.let_go, gone)
-        if waiting := uninitialised(self.cluster):
+        waiting: list[Node] = []
+        async for some in _part_by_part(self.cluster.nodes()):
+            waiting += uninitialised(self.cluster, some)
+        if waiting:
             with _told():
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
                 log.info("nodes_initialised", nodes=ready)
@@ -360,7 +376,8 @@ async def serve(
         name: _listen(settings.host, port)
         for name, port in (("verbs", settings.verbs_port), ("debug", settings.debug_port))
     }
-    servers = {"verbs": _server(verbs, tls), "debug": _server(debug)}
+    counted = counting(extender.calls)
+    servers = {"verbs": _server(verbs, counted, tls), "debug": _server(debug, Patient)}
 
     def stop() -> None:
         for server in servers.values():
@@ -368,7 +385,12 @@ async def serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         extender.loop.add_signal_handler(number, stop)
-    chores = asyncio.create_task(extender.tidy(ledger))
+    sys.setswitchinterval(SWITCH_S)
+    tasks = [
+        asyncio.create_task(extender.tidy(ledger)),
+        asyncio.create_task(sample_lag(extender.telemetry.loop_lag_seconds.observe)),
+        asyncio.create_task(_collect(extender)),
+    ]
     running = [
         asyncio.create_task(servers[name].serve(sockets=[sockets[name]])) for name in servers
     ]
@@ -381,11 +403,24 @@ async def serve(
     try:
         await asyncio.gather(*running)
     finally:
-        chores.cancel()
+        for task in tasks:
+            task.cancel()
+
+
+async def _collect(extender: Extender) -> None:
+    await extender.begun.wait()
+    await collect_in_lulls(extender.calls)
 
 
 def _epoch_s() -> float:
     return time.time() - time.monotonic()
+
+
+async def _part_by_part(all_there_are: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """kube-scheduler's calls do not wait for a look at the whole of a fleet."""
+    for start in range(0, len(all_there_are), AT_ONCE):
+        yield all_there_are[start : start + AT_ONCE]
+        await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
@@ -416,14 +451,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: FastAPI, tls: ServerTls | None = None) -> _Server:
+def _server(app: FastAPI, protocol: type[Patient], tls: ServerTls | None = None) -> _Server:
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE_S,
-        http=Patient,
+        http=protocol,
         ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
     return _Server(config)

@@ -19,7 +19,7 @@ from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.prose import told
-from extender.placement.rules import Rules, VisibleDevices
+from extender.placement.rules import Rules, VisibleDevices, Weights
 from tests.builders import (
     GIB,
     GPU,
@@ -88,7 +88,7 @@ class Kind:
         snap = state.snapshot()
         # Reports of the builders are of a time of their own.
         verdicts = fit(request, snap, snap.rows(["n"]), float("-inf"))
-        (nearest,) = explain(request, snap, verdicts).nearest
+        (nearest,) = explain(verdicts, Weights()).nearest
         judged = state.judge(self.pod, self.gpunode, float("-inf"))
         assert (judged if isinstance(judged, Reason) else None) is nearest.reason, "bind agrees"
         return told(nearest)

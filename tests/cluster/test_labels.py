@@ -15,7 +15,7 @@ from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
 from extender.placement.fit import Verdicts, fit
 from extender.placement.placed import Placement
-from extender.placement.rules import MIB, Rules
+from extender.placement.rules import MIB, Rules, Weights
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
 from tests.cluster.test_state import state_of
 
@@ -318,8 +318,7 @@ def test_placing_by_label(
     given = state(labels, gpu, rules)
     verdicts = verdict(given, vram)
     assert verdicts.reason(0) is reason
-    request: Any = given.understand(pod(vram))
-    (nearest,) = explain(request, given.snapshot(), verdicts).nearest
+    (nearest,) = explain(verdicts, Weights()).nearest
     told = reason not in (Reason.NO_REPORT, Reason.LABELS_SAY_TOO_LITTLE)
     assert nearest.unmeasured == (
         "not measured: as labels of GPU feature discovery say" if told else ""
@@ -398,8 +397,7 @@ def test_whole_gpus_of_a_cloud_are_given_out_and_said_not_to_be_measured(
     labels: dict[str, str], whose: str
 ) -> None:
     given = state(labels, "1", Rules())
-    request: Any = given.understand(pod("12Gi"))
-    (nearest,) = explain(request, given.snapshot(), verdict(given, "12Gi")).nearest
+    (nearest,) = explain(verdict(given, "12Gi"), Weights()).nearest
     assert nearest.reason is None
     assert nearest.unmeasured == f"not measured: as labels of {whose} say"
     assert verdict(given, "15Gi").reason(0) is Reason.MEMORY_ON_ANY

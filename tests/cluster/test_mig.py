@@ -11,6 +11,7 @@ from extender.cluster.mig import PRODUCT, STATE, mig_obstacle
 from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
 from extender.placement.fit import fit
+from extender.placement.rules import Weights
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
 from tests.cluster.test_state import state_of
 
@@ -51,7 +52,7 @@ def verdict(state: ClusterState) -> tuple[Reason | None, str]:
     held = state.gpunode("n")
     assert held is not None
     judged = state.judge(pod("4Gi"), held, NOW_S)
-    (nearest,) = explain(request, snap, verdicts).nearest
+    (nearest,) = explain(verdicts, Weights()).nearest
     assert (judged if isinstance(judged, Reason) else None) is nearest.reason
     return nearest.reason, nearest.detail
 

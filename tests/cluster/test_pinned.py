@@ -16,6 +16,7 @@ from extender.placement.explain import certainty, explain
 from extender.placement.fit import fit
 from extender.placement.observed import Result, Surprise
 from extender.placement.placed import Placement
+from extender.placement.rules import Weights
 from tests.builders import (
     GIB,
     GPU,
@@ -52,7 +53,7 @@ def follower(vram: str = "8Gi", uid: str = "uid-p", **other: Any) -> Pod:
 def filtered(state: ClusterState, asked: Pod) -> tuple[Reason | None, str]:
     request: Any = state.understand(asked)
     snap = state.snapshot()
-    (nearest,) = explain(request, snap, fit(request, snap, snap.rows(["n"]), NOW_S)).nearest
+    (nearest,) = explain(fit(request, snap, snap.rows(["n"]), NOW_S), Weights()).nearest
     return nearest.reason, nearest.detail
 
 

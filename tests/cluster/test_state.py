@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import ClassVar
 
+import msgspec
 import pytest
 
-from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE
+from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE, VRAM
 from contract.gate import GATE
 from contract.gpunode import GPUNode
 from contract.heartbeat import Vouch, encode_vouch
@@ -149,6 +150,36 @@ class TestBindsOnTheirWay:
         assert headroom(state) == [4]
         state.apply([BindEnded("other", "n")])
         assert headroom(state) == [4]
+
+    def test_once_written_nothing_of_it_is_weighed_again(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        promises = {"other": promise({device().uuid: 20 * GIB})}
+        state.apply([GPUNodeSeen(gpunode(device(), version="2", promises=promises), NOW_S)])
+        snapshot = state.snapshot()
+        state.apply([BindEnded("other", "n")])
+        again = gpunode(device(), version="2", promises=promises)  # as the watch tells it
+        state.apply([GPUNodeSeen(again, NOW_S + 1)])
+        assert state.snapshot() is snapshot
+
+    def test_what_is_told_of_a_pod_with_a_promise_is_weighed_if_anything_hangs_on_it(self) -> None:
+        promises = {"other": promise({device().uuid: 20 * GIB})}
+        state = state_of(*seen(kube_node(), gpunode(device(), promises=promises)))
+        before = state.snapshot()
+        bound = pod("20Gi", uid="other", node="n")
+        changed = msgspec.structs.replace(
+            bound, metadata=msgspec.structs.replace(bound.metadata, annotations={VRAM: "1Gi"})
+        )
+        state.apply([PodSeen(pod("20Gi", uid="other")), PodSeen(bound), PodSeen(changed)])
+        assert state.snapshot() is before
+        assert state.bystanders("n") == []
+        leaving = msgspec.structs.replace(
+            bound, metadata=msgspec.structs.replace(bound.metadata, deletion_timestamp="now")
+        )
+        for told in (PodSeen(leaving), PodSeen(bound), PodGone("other")):
+            state.apply([told])
+            assert state.snapshot() is not before
+            before = state.snapshot()
 
     def test_one_that_failed_leaves_nothing(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))

@@ -12,7 +12,7 @@ from extender.cluster.events import GPUNodeSeen, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.placement.fit import fit
 from extender.placement.placed import Placement
-from extender.placement.rules import Rules, VisibleDevices
+from extender.placement.rules import Rules, VisibleDevices, Weights
 from extender.placement.snapshot import CODE_OF
 from extender.placement.weighing import Weighings
 from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
@@ -104,7 +104,7 @@ def test_as_it_stands_in_a_manifest() -> None:
 
 
 def test_what_was_kept_of_a_pod_that_does_not_is_not_said_of_one_that_does() -> None:
-    state, weighings = node("honoured"), Weighings()
+    state, weighings = node("honoured"), Weighings(Weights())
     plain: Any = state.understand(setting())
     chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
     snap = state.snapshot()

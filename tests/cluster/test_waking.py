@@ -59,7 +59,7 @@ class World:
         """Its agent reports so much in use by strangers, so many replicas free, and its SMs so
         busy."""
         self.version += 1
-        sm_activity = None if sm is None else SmActivity(sm)
+        sm_activity = None if sm is None else SmActivity(sm, "gpm")
         gpu = shared(
             name,
             free=replicas,

@@ -56,7 +56,7 @@ def takes_all(path: str, body: Any) -> tuple[int, object]:
     if path == "/filter":
         return 200, {"NodeNames": body["NodeNames"], "Error": ""}
     if path == "/prioritize":
-        return 200, [{"Host": n, "Score": 10 if n == NAMES[1] else 3} for n in body["NodeNames"]]
+        return 200, [{"Host": NAMES[1], "Score": 10}]
     return 200, {"Error": ""}
 
 

@@ -38,6 +38,8 @@ def test_ctrl_c_ends_all_that_make_cluster_started(binaries: None, tmp_path: Pat
             stdout=output,
             stderr=output,
             start_new_session=True,
+            # Who runs the tests in the background of a shell has them ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as command,
     ):
         started: list[int] = []

@@ -9,9 +9,9 @@ import pytest
 from contract.annotations import FINALIZER
 from tests.accounting import written
 from tests.controlplane import SCHEDULER_NAME
-from tests.e2e.cluster import Cluster, placement
+from tests.e2e.cluster import EVENTS, PODS, Cluster, placement, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
-from tests.e2e.nodes import GIB
+from tests.e2e.nodes import GIB, RESOURCE, Shape, node_manifest, node_status
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,43 @@ def test_a_pod_lands_on_the_node_with_room(new_cluster: NewCluster) -> None:
     assert {cluster.node_of("first"), cluster.node_of("second")} == {"gpu-1", "gpu-2"}
     cluster.create_pod("fourth", "5Gi")
     cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fourth"), "it waits")
+
+
+def test_the_shipped_scheduler_looks_everywhere_and_heeds_users_before_us_before_balance(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    # By default kube-scheduler asks about 100 nodes, and the others it offers us do not report.
+    silent = [f"silent-{i:03}" for i in range(150)]
+    cluster.names += tuple(silent)  # to be deleted with the others
+    for name in silent:
+        cluster.plane.call("POST", "/api/v1/nodes", node_manifest(name) | node_status(Shape()))
+    # Each takes a ninth of a node, of which the other one is empty.
+    amounts = {"cpu": "14", "memory": "110Gi", RESOURCE: "1"}
+    container = {"name": "main", "image": "none", "resources": {"limits": amounts}}
+    anywhere = {"tolerations": [{"operator": "Exists"}], "containers": [container]}
+    nodes = set()
+    for i in range(6):
+        cluster.create_pod(f"p{i}", "1Gi", **anywhere)
+        cluster.until(lambda i=i: bool(cluster.node_of(f"p{i}")), "it is bound")
+        nodes.add(cluster.node_of(f"p{i}"))
+    events = cluster.plane.call("GET", f"{EVENTS}?fieldSelector=reason=FailedScheduling")
+    assert events["items"] == []
+    assert len(nodes) == 1
+    (other,) = {"gpu-1", "gpu-2"} - nodes
+    # What the user wishes counts more than we and balance together: now the other is the fuller.
+    filler = pod_manifest(None, gpus=0)
+    filler["metadata"]["name"] = "filler"
+    limits = {"cpu": "110", "memory": "880Gi"}
+    filler["spec"]["containers"] = [{**container, "resources": {"limits": limits}}]
+    filler["spec"]["nodeName"] = other
+    cluster.plane.call("POST", PODS, filler)
+    there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [other]}
+    preferred = {"weight": 1, "preference": {"matchExpressions": [there]}}
+    kind = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
+    cluster.create_pod("choosy", "1Gi", affinity={"nodeAffinity": kind})
+    cluster.until(lambda: cluster.node_of("choosy") == other, "it is bound where it likes to be")
 
 
 def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(

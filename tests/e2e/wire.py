@@ -36,7 +36,11 @@ class Wire:
         """Returns when the connection has ended."""
         if self.refuses:
             return
-        with socket.create_connection(("127.0.0.1", self.upstream_port)) as server:
+        try:
+            server = socket.create_connection(("127.0.0.1", self.upstream_port))
+        except ConnectionRefusedError:
+            return  # nobody is there, so the client's ends too
+        with server:
             ends = {client, server}
             self._open |= ends
             back = threading.Thread(target=self._pump, args=(server, client), daemon=True)

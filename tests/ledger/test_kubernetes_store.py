@@ -22,7 +22,7 @@ from extender.errors import (
     StoreSilent,
 )
 from extender.kubeapi import KubeApi
-from extender.ledger.kubernetes import KubernetesStore, merge_patch
+from extender.ledger.kubernetes import KubernetesStore, merge_patch, spec_patch
 from extender.ledger.store import Store
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding
@@ -157,6 +157,23 @@ class TestGPUNode:
         emptied = store.write_spec(written, GPUNodeSpec())
         assert emptied.spec == GPUNodeSpec()
         assert store.read_gpunode(node.name) == emptied
+
+    def test_nobody_keeps_account_of_who_wrote_which_field(
+        self, store: Store, plane: ControlPlane
+    ) -> None:
+        def kept(name: str) -> bool:
+            found = plane.call("GET", f"{GPUNODES}/{name}")
+            return "managedFields" in found["metadata"]
+
+        metadata = ObjectMeta(name=new_name(), finalizers=[FINALIZER])
+        node = store.create_gpunode(GPUNode(metadata=metadata))
+        assert kept(node.name)
+        store.write_spec(node, GPUNodeSpec(initialised=True))
+        assert not kept(node.name)
+        # Nor does it begin anew with what the agent reports.
+        path, kind = f"{GPUNODES}/{node.name}/status", "application/merge-patch+json"
+        plane.call("PATCH", path, {"status": {"agentVersion": "1"}}, kind)
+        assert not kept(node.name)
 
     def test_one_that_is_deleted_stays_until_it_is_let_go(
         self, store: Store, plane: ControlPlane
@@ -495,3 +512,29 @@ def test_a_merge_patch_turns_before_into_after(
     patch = merge_patch(before, after)
     assert applied(before, patch) == after
     assert (patch == {}) == (before == after)
+
+
+_promises = st.dictionaries(
+    st.sampled_from("abc"),
+    st.dictionaries(st.sampled_from(["GPU-0", "GPU-1"]), st.integers(1, 3), min_size=1).map(
+        lambda candidates: reservation(**candidates)
+    ),
+)
+_specs = st.builds(
+    GPUNodeSpec,
+    initialised=st.booleans(),
+    reservations=_promises,
+    promised=st.sampled_from(["", "1Gi"]),
+)
+
+
+@given(before=_specs, changes=_specs, kept=st.sets(st.sampled_from("abc")))
+def test_a_patch_of_promises_leaves_those_alone_that_are_the_same(
+    before: GPUNodeSpec, changes: GPUNodeSpec, kept: set[str]
+) -> None:
+    same = {uid: held for uid, held in before.reservations.items() if uid in kept}
+    after = msgspec.structs.replace(changes, reservations={**changes.reservations, **same})
+    patch = spec_patch(before, after)
+    assert msgspec.convert(applied(msgspec.to_builtins(before), patch), GPUNodeSpec) == after
+    assert not patch.get("reservations", {}).keys() & same.keys()
+    assert patch.get("reservations", {}) is not None

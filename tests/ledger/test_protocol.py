@@ -1,6 +1,7 @@
 """Every step of bind, remove and initialise, with a fault at every call to the store."""
 
 import itertools
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ from extender.ledger.store import Binding
 from extender.placement.placed import Placement
 from tests.ledger.latency import Latency
 from tests.ledger.store_behaviour import run_together
+from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"
 WALL_S = 1_000_000.0
@@ -804,6 +806,39 @@ def test_many_threads_bind_one_node_and_none_gives_up() -> None:
     run_together(binders, bind)
     assert outcomes.count(Bound()) == 10
     assert outcomes.count(Declined(Reason.MEMORY_ON_ANY)) == binders - 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "reads"),
+    [
+        pytest.param(4, 0, id="it has it from the one before"),
+        pytest.param(5, 1, id="and asks the store before it declines"),
+    ],
+)
+def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads: int) -> None:
+    calls: list[str] = []
+    outcomes: list[Outcome] = []
+
+    def second_comes(operation: str, when: str) -> None:
+        if when == "before":
+            calls.append(operation)
+        if (operation, when) == ("write_spec", "before") and calls.count("write_spec") == 1:
+            second.start()
+            until(lambda: ledger._turns["n"].takers == 2, "the second waits")
+
+    store = EmbeddedStore(lambda events: None, lambda: 0.0, second_comes)
+    ledger = Ledger(store, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: "id")
+    held = store.create_gpunode(
+        GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True))
+    )
+    p, q = store.admit(pod()), store.admit(pod("q", asked=asked))
+    second = threading.Thread(
+        target=lambda: outcomes.append(ledger.bind(BindAsk("a", "q", "uid-q", "n", q, held)))
+    )
+    assert ledger.bind(BindAsk("a", "p", "uid-p", "n", p, held)) == Bound()
+    second.join()
+    assert outcomes == [Bound() if asked == 4 else Declined(Reason.MEMORY_ON_ANY)]
+    assert calls.count("read_gpunode") == reads
 
 
 def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:

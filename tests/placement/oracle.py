@@ -42,14 +42,19 @@ def reasons(
         enough: list[bool] = []
         for d in could:
             if contradictory(d, status):
-                found.add(Reason.CONTRADICTORY_REPORT)
+                found.add(
+                    Reason.MEMORY_UNKNOWN
+                    if all(untold(m, status) for m in mates(d, status) if nonsense(m, status))
+                    else Reason.CONTRADICTORY_REPORT
+                )
             elif sick(d, status):
                 found.add(Reason.UNHEALTHY_DEVICE)
             if d.sharing == "mps":
                 found |= mps_reasons(pod, resource, d, status, reserve_bytes)
             if (limit := pod.annotation(MAX_SM)) is not None:
                 activity = d.sm_activity
-                known = activity is not None and 0 <= activity.ratio <= 1
+                named = activity is not None and activity.source in ("dcgm", "gpm", "nvml-process")
+                known = named and 0 <= activity.ratio <= 1
                 if not known or activity.ratio * 1_000_000 >= parse_max_sm(limit):  # type: ignore[union-attr]
                     found.add(Reason.SM_ABOVE_LIMIT)
             need = needed(pod, d, status, reserve_bytes, resource)
@@ -101,7 +106,9 @@ def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: 
     if isinstance(asked, Share):
         return max(1, allocatable * asked.ppm // 1_000_000)
     total = max(1, on.replicas.total)
-    return max(1, allocatable // total * min(count, total))
+    # MPS grants each process what a replica is worth.
+    processes = int(pod.annotation(PROCESSES) or "1") if on.sharing == "mps" else 1
+    return max(1, allocatable // total * min(count * processes, total))
 
 
 def needed(pod: Pod, on: Device, status: GPUNodeStatus, reserve: int, resource: str) -> int:
@@ -175,6 +182,12 @@ def nonsense(d: Device, status: GPUNodeStatus) -> bool:
         or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
         or replicas.total > (1024 if d.sharing != "none" else 1)
     )
+
+
+def untold(d: Device, status: GPUNodeStatus) -> bool:
+    """Its driver does not say how much memory it has, and the agent calls it unhealthy for that."""
+    unique = [other.uuid for other in status.devices].count(d.uuid) == 1
+    return unique and d.memory_bytes <= 0 and not d.healthy
 
 
 def contradictory(d: Device, status: GPUNodeStatus) -> bool:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from contract.annotations import POLICY, VRAM
 from contract.kube import Pod
-from extender.placement.explain import explain, explain_node
+from extender.placement.explain import explain
 from extender.placement.fit import fit
+from extender.placement.rules import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import MOST_BYTES, REASONS, SHARING
 from extender.placement.table import build
@@ -65,24 +66,22 @@ def test_asking_for_less_never_loses_a_node(fleet: list[World], largest: str) ->
 @given(fleets, pods())
 def test_the_explanation_agrees_with_filter(fleet: list[World], asked: Pod) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
-    snap, verdicts = judged(asked, *nodes)
-    told = explain(request(asked), snap, verdicts, nearest=len(nodes))
+    verdicts = judged(asked, *nodes)[1]
+    told = explain(verdicts, Weights(), nearest=len(nodes))
     assert sorted(node.node for node in told.nearest) == sorted(node.name for node in nodes)
     for node in told.nearest:
         assert node.reason == verdicts.reason(int(node.node))
     assert told.fits == verdicts.fits.sum()
     assert told.fits + sum(n for _, n in told.reasons) == len(nodes)
-    for i, _ in enumerate(nodes):
-        if verdicts.reason(i) is None:
-            assert explain_node(snap, verdicts, i).short_bytes == 0
+    assert all(node.short_bytes == 0 for node in told.nearest if node.reason is None)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(worlds(mps=False), min_size=1, max_size=5))  # its cap is another reason
 def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[World]) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
-    snap, verdicts = judged("1M", *nodes)
-    largest = explain(request("1M"), snap, verdicts).largest_fitting_bytes
+    verdicts = judged("1M", *nodes)[1]
+    largest = explain(verdicts, Weights()).largest_fitting_bytes
     if largest is None:
         assert not verdicts.fits.any()
         return
@@ -147,16 +146,19 @@ def test_one_node_wins_whatever_the_order(
     # Equal nodes are the hard case: each world stands twice.
     nodes = [world.weighed(f"{i}{twin}") for i, world in enumerate(fleet) for twin in "ab"]
     what = request(pod(None, annotations={VRAM: vram, POLICY: policy}))
-    snap, verdicts = judged(what, *nodes)
+    verdicts = judged(what, *nodes)[1]
     names = [node.name for node in nodes]
-    before = dict(zip(names, rank(what, snap, verdicts).wire().tolist(), strict=True))
+    ranking = rank(verdicts, Weights())
+    before = dict(zip(names, ranking.scores.tolist(), strict=True))
+    winner = None if ranking.winner is None else names[ranking.winner]
     random.shuffle(names)  # type: ignore[attr-defined]
     shuffled = build([next(n for n in nodes if n.name == name) for name in names])
-    again = rank(what, shuffled, fit(what, shuffled, shuffled.rows(names), NOW_S))
-    assert dict(zip(names, again.wire().tolist(), strict=True)) == before
-    winners = [name for name, score in before.items() if score == 10]
-    assert len(winners) == bool(verdicts.fits.any())
-    assert all(0 <= score <= 9 for name, score in before.items() if name not in winners)
+    again = rank(fit(what, shuffled, shuffled.rows(names), NOW_S), Weights())
+    assert dict(zip(names, again.scores.tolist(), strict=True)) == before
+    assert (None if again.winner is None else names[again.winner]) == winner
+    assert (winner is not None) == bool(verdicts.fits.any())
+    assert all(0 <= score <= 1 for score in before.values())
+    assert winner is None or before[winner] == max(before.values())
     assert all(
         before[node.name] == 0 for node, fits in zip(nodes, verdicts.fits, strict=True) if not fits
     )

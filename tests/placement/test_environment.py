@@ -13,7 +13,7 @@ from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
-from extender.placement.rules import Rules, VisibleDevices
+from extender.placement.rules import Rules, VisibleDevices, Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build, reach
@@ -99,12 +99,22 @@ class TestPinned:
         gib = int(vram.removesuffix("Gi"))
         assert chosen(asked, self.node) == {device: gib * GIB}
 
+    @pytest.mark.parametrize("policy", ["pack", "spread"])
+    def test_of_equally_full_ones_the_quieter_is_chosen(self, policy: str) -> None:
+        busy = [
+            filled(uuid, 10, sm_activity=SmActivity(ratio, "gpm"))
+            for uuid, ratio in (("a", 0.9), ("b", 0.2), ("c", 0.5))
+        ]
+        asked = pinned("4Gi", annotations={POLICY: policy})
+        node = weighed(*busy, pins=True, tolerance_bytes=0)
+        assert chosen(asked, node) == {"b": 4 * GIB}
+
     @pytest.mark.parametrize(
         ("worse", "annotations"),
         [
             pytest.param({"healthy": False}, {}, id="unhealthy"),
             pytest.param({"memory_bytes": 20 * GIB, "used_bytes": 21 * GIB}, {}, id="absurd"),
-            pytest.param({"sm_activity": SmActivity(ratio=0.9)}, {MAX_SM: "50%"}, id="busy"),
+            pytest.param({"sm_activity": SmActivity(0.9, "gpm")}, {MAX_SM: "50%"}, id="busy"),
             pytest.param({"sharing": "mps"}, {}, id="an MPS cap below the request"),
             pytest.param({"sharing": "none", "replicas": Replicas(free=1)}, {}, id="not shared"),
         ],
@@ -112,7 +122,7 @@ class TestPinned:
     def test_a_device_that_will_not_do_is_left_out(
         self, worse: dict[str, Any], annotations: dict[str, str]
     ) -> None:
-        idle = {"sm_activity": SmActivity(ratio=0.1)}
+        idle = {"sm_activity": SmActivity(0.1, "gpm")}
         bad = filled("a", 15, **worse) if "used_bytes" not in worse else shared("a", **worse)
         node = weighed(bad, filled("b", 0, **idle), pins=True)
         assert chosen(pinned("7Gi", annotations=annotations), node) == {"b": 7 * GIB}
@@ -187,12 +197,12 @@ class TestPinned:
         assert sorted(placement.charges[0].candidates) == ["a", "b"]
 
     def test_what_was_kept_of_one_policy_is_not_said_of_another(self) -> None:
-        snap, weighings = build([self.node]), Weighings()
+        snap, weighings = build([self.node]), Weighings(Weights())
         rows = snap.rows(["n"])
         for policy in (ScoringPolicy.PACK, ScoringPolicy.SPREAD):
             asked = request(pinned("4Gi", annotations={POLICY: policy.value}))
-            kept = weighings.weigh(asked, snap, NOW_S).rank(policy, snap, rows, NOW_S)
-            assert kept.scores == rank(asked, snap, fit(asked, snap, rows, NOW_S)).scores
+            kept = weighings.weigh(asked, snap, NOW_S).rank(asked, snap, rows, NOW_S)
+            assert kept.scores == rank(fit(asked, snap, rows, NOW_S), Weights()).scores
 
 
 class TestEverywhere:

@@ -11,8 +11,10 @@ from contract.annotations import VRAM
 from contract.gpunode import Replicas
 from contract.kube import Pod
 from extender.placement.evenness import more_wasted
+from extender.placement.rules import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms
+from extender.placement.terms import terms
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -53,8 +55,8 @@ def wasted(what: str, *nodes: NodeTerms) -> list[int]:
 
 def winner(vram: str, *nodes: NodeTerms, policy: str = "pack") -> str:
     asked = request(pod(None, annotations={VRAM: vram, "headroom.gpu/policy": policy}))
-    snap, verdicts = judged(asked, *nodes)
-    place = rank(asked, snap, verdicts).winner
+    verdicts = judged(asked, *nodes)[1]
+    place = rank(verdicts, Weights()).winner
     assert place is not None
     return nodes[place].name
 
@@ -92,9 +94,8 @@ def test_the_tightest_candidate_decides_how_full_a_node_is() -> None:
     """On both nodes the emptiest candidate is empty; a pod of 4 must fit on the fuller one."""
     tight, loose = node("tight", (18,), (1,)), node("loose", (10,), (1,))
     asked = request("4Gi")
-    snap, verdicts = judged(asked, tight, loose)
-    full = rank(asked, snap, verdicts).terms["device_full"]
-    assert np.allclose(full, [1 - 2 / 24, 1 - 10 / 24])
+    left_bytes = terms(judged(asked, tight, loose)[1]).device_left_bytes
+    assert left_bytes.tolist() == [2 * GIB, 10 * GIB]
 
 
 def test_who_wants_spreading_gets_it() -> None:
@@ -127,7 +128,7 @@ def test_where_the_device_is_ours_to_choose_the_least_left_wins(
     alike = node("alike", (16,), (16,), (), **how)
     snap, verdicts = judged(asked, tight, alike)
     assert more_wasted(verdicts.asks[0], snap).tolist() == [0, 0]
-    place = rank(request(asked), snap, verdicts).winner
+    place = rank(verdicts, Weights()).winner
     assert place == 0
     by_plugin = node("tight", (7,), (1, 1)), node("alike", (16,), (16,), ())
     assert winner("16Gi", *by_plugin) == "alike"

@@ -1,14 +1,18 @@
 """Why: told from the verdicts themselves."""
 
+from dataclasses import asdict
+
+import pytest
+
 from contract.reasons import Reason
-from extender.placement.explain import Explanation, explain, explain_node
+from extender.placement.explain import Explanation, explain
+from extender.placement.rules import Weights
 from extender.placement.snapshot import NodeTerms
-from tests.builders import GIB, device, judged, promise, request, shared, weighed
+from tests.builders import GIB, device, judged, promise, shared, weighed
 
 
 def explained(vram: str, *nodes: NodeTerms, nearest: int = 5) -> Explanation:
-    snap, verdicts = judged(vram, *nodes)
-    return explain(request(vram), snap, verdicts, nearest)
+    return explain(judged(vram, *nodes)[1], Weights(), nearest)
 
 
 def holding(name: str, gib: int) -> NodeTerms:
@@ -49,8 +53,7 @@ def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candi
 
 def test_each_candidate_shows_what_it_needs_and_lacks() -> None:
     node = weighed(shared("x"), shared("y", used_bytes=20 * GIB, unowned_bytes=20 * GIB))
-    snap, verdicts = judged("8Gi", node)
-    told = explain_node(snap, verdicts, 0)
+    (told,) = explained("8Gi", node).nearest
     assert told.reason is Reason.MEMORY_ON_SOME
     assert [c.terms.device.uuid for c in told.candidates] == ["x", "y"]
     assert [c.short_bytes for c in told.candidates] == [0, told.short_bytes]
@@ -60,3 +63,20 @@ def test_each_candidate_shows_what_it_needs_and_lacks() -> None:
 def test_no_nodes_have_nothing_to_tell() -> None:
     told = explained("8Gi")
     assert (told.fits, told.reasons, told.nearest, told.largest_fitting_bytes) == (0, (), (), None)
+
+
+def test_a_node_that_fits_says_its_score_and_the_terms_that_it_is_made_of() -> None:
+    nodes = [weighed(shared(name), name=name) for name in ("a", "b")]
+    full = weighed(shared("c"), name="c", promises={"u": promise({"c": 8 * GIB})})
+    over = weighed(shared("d"), name="d", promises={"u": promise({"d": 23 * GIB})})
+    told = explained("8Gi", *nodes, over, full)
+    assert [node.node for node in told.nearest][::3] == ["c", "d"]
+    scores = [node.score for node in told.nearest]
+    assert scores[0] is not None
+    assert scores[0] > scores[1] == scores[2]
+    assert scores[3] is None
+    weights = asdict(Weights())
+    assert told.nearest[0].terms.keys() == weights.keys()
+    mean = sum(weights[name] * value for name, value in told.nearest[0].terms.items())
+    assert scores[0] == pytest.approx(mean / sum(weights.values()))
+    assert told.nearest[3].terms == {}

@@ -203,16 +203,17 @@ class TestSmLimit:
     @pytest.mark.parametrize(
         ("activity", "reason"),
         [
-            pytest.param(SmActivity(ratio=0.6999), None, id="below"),
-            pytest.param(SmActivity(ratio=0.7), Reason.SM_ABOVE_LIMIT, id="at the limit"),
+            pytest.param(SmActivity(0.6999, "gpm"), None, id="below"),
+            pytest.param(SmActivity(0.7, "gpm"), Reason.SM_ABOVE_LIMIT, id="at the limit"),
             pytest.param(None, Reason.SM_ABOVE_LIMIT, id="unknown"),
+            pytest.param(SmActivity(0.1, "nvml"), Reason.SM_ABOVE_LIMIT, id="utilisation"),
         ],
     )
     def test_activity_must_be_known_and_below(
         self, activity: SmActivity | None, reason: Reason | None
     ) -> None:
         asked = pod("1Gi", annotations={"headroom.gpu/max-sm": "70%"})
-        idle = device("b", sm_activity=SmActivity(ratio=0))
+        idle = device("b", sm_activity=SmActivity(0, "gpm"))
         assert reason_for(asked, weighed(device("a", sm_activity=activity), idle)) is reason
         assert reason_for("1Gi", weighed(device(sm_activity=activity))) is None
 

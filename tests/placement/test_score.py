@@ -1,19 +1,35 @@
 """Which node wins, and by what."""
 
+from collections import Counter
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
 from contract.kube import Pod
+from extender.placement.fit import fit
+from extender.placement.rules import Weights
 from extender.placement.score import Ranking, rank
 from extender.placement.snapshot import NodeTerms
-from tests.builders import GIB, container, device, judged, pod, promise, request, shared, weighed
+from extender.placement.table import build
+from tests.builders import (
+    GIB,
+    NOW_S,
+    container,
+    device,
+    judged,
+    pod,
+    promise,
+    request,
+    shared,
+    weighed,
+)
 
 SPREAD = {"headroom.gpu/policy": "spread"}
 
 
 def ranked(asked: Pod, *nodes: NodeTerms) -> Ranking:
-    snap, verdicts = judged(asked, *nodes)
-    return rank(request(asked), snap, verdicts)
+    return rank(judged(asked, *nodes)[1], Weights())
 
 
 def winner(asked: Pod, *nodes: NodeTerms) -> str | None:
@@ -38,22 +54,28 @@ def test_spreading_takes_the_emptiest() -> None:
 
 
 def test_what_does_not_fit_scores_nothing() -> None:
-    assert ranked(pod("8Gi"), holding("empty", 0), holding("full", 20)).wire().tolist() == [10, 0]
+    found = ranked(pod("8Gi"), holding("empty", 0), holding("full", 20))
+    assert found.winner == 0
+    assert found.scores[1] == 0
     nobody = ranked(pod("8Gi"), holding("full", 20))
-    assert (nobody.winner, nobody.wire().tolist()) == (None, [0])
+    assert (nobody.winner, nobody.scores.tolist()) == (None, [0])
 
 
-def test_equal_nodes_are_settled_by_name() -> None:
-    names = ["c", "a", "b"]
-    scores = ranked(pod("8Gi"), *(holding(name, 8) for name in names)).wire().tolist()
-    assert scores.index(10) == 1
-    assert max(scores[0], scores[2]) <= 9
+def test_equal_nodes_are_settled_by_the_pod_whatever_their_order() -> None:
+    names = [f"n{i}" for i in range(8)]
+    nodes = [holding(name, 8) for name in names]
+    winners = {uid: winner(pod("8Gi", uid=uid), *nodes) for uid in map(str, range(64))}
+    for uid in ("0", "1", "2"):
+        assert winner(pod("8Gi", uid=uid), *reversed(nodes)) == winners[uid]
+    burst = Counter(winners.values())
+    assert set(burst) == set(names)
+    assert max(burst.values()) <= 3 * 64 / 8
 
 
-def test_even_among_perfect_fits_only_one_gets_the_most() -> None:
+def test_even_among_perfect_fits_one_wins() -> None:
     found = ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab"))
     assert found.scores[0] == found.scores[1]
-    assert found.wire().tolist() == [10, 7]
+    assert found.winner is not None
 
 
 def test_a_byte_decides_between_nodes_of_equal_score() -> None:
@@ -64,27 +86,27 @@ def test_a_byte_decides_between_nodes_of_equal_score() -> None:
 
 
 def test_scores_do_not_depend_on_who_else_is_offered() -> None:
-    nodes = [holding("a", 4), holding("b", 8), holding("c", 12)]
-    snap, together = judged("4Gi", *nodes)
-    asked = request("4Gi")
-    alone = judged("4Gi", *nodes)[1]
-    assert (rank(asked, snap, together).scores == rank(asked, snap, alone).scores).all()
-    _, two = snap, judged("4Gi", *nodes[:2])[1]
-    assert (rank(asked, snap, two).scores == rank(asked, snap, together).scores[:2]).all()
+    asked, nodes = request("4Gi"), [holding("a", 4), holding("b", 8), holding("c", 12)]
+    snap = build(nodes)
+    together = rank(fit(asked, snap, np.array([0, 1, 2]), NOW_S), Weights())
+    two = rank(fit(asked, snap, np.array([1, 0]), NOW_S), Weights())
+    assert two.scores.tolist() == together.scores[[1, 0]].tolist()
 
 
 def test_the_score_is_the_weighted_mean_of_its_named_terms() -> None:
-    found = ranked(pod("4Gi"), holding("a", 4), holding("b", 12))
-    weights = {"device_full": 4, "devices_even": 4, "node_full": 1}
-    assert set(found.terms) == set(weights)
-    weighted = sum(weight * found.terms[name] for name, weight in weights.items())
-    assert np.allclose(found.scores, weighted / 9)
+    weights = Weights(packing=3, prediction=1, sm_activity=0, slack=2, smallest_device=4, report=6)
+    verdicts = judged(pod("4Gi"), holding("a", 4), holding("b", 12), holding("full", 24))[1]
+    found = rank(verdicts, weights)
+    assert set(found.terms) == set(asdict(weights))
+    weighted = sum(weight * found.terms[name] for name, weight in asdict(weights).items())
+    assert np.allclose(found.scores, np.asarray(weighted) / 16)
     assert ((found.scores >= 0) & (found.scores <= 1)).all()
+    assert found.scores[2] == 0
 
 
 def test_where_no_gpu_is_asked_for_nobody_wins() -> None:
     found = ranked(pod(None, container(gpus=0)), holding("a", 0), holding("b", 0))
-    assert (found.winner, found.wire().tolist()) == (None, [0, 0])
+    assert (found.winner, found.scores.tolist()) == (None, [0, 0])
 
 
 @pytest.mark.parametrize("gpus", [1, 1 << 16])

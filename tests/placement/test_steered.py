@@ -19,12 +19,13 @@ from agent.gate import Limits
 from agent.kubelet.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
-from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation
+from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation, SmActivity
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.placement.explain import because, certainty, explain_node
+from extender.placement.explain import because, certainty, explain
 from extender.placement.fit import fit
 from extender.placement.placed import place
+from extender.placement.rules import Weights
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build
 from tests.builders import (
@@ -52,9 +53,9 @@ STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none"
 
 def chosen(what: Any, *devices: Any, **how: Any) -> list[str]:
     """The devices that the pod could end on."""
-    snap, verdicts = judged(what, weighed(*devices, plugin=STEERED, **how))
+    verdicts = judged(what, weighed(*devices, plugin=STEERED, **how))[1]
     assert verdicts.fits[0]
-    (node,) = [explain_node(snap, verdicts, 0)]
+    (node,) = explain(verdicts, Weights()).nearest
     return [each.terms.device.uuid for each in node.candidates]
 
 
@@ -76,6 +77,50 @@ def test_it_is_the_fullest_on_which_the_pod_fits_or_the_emptiest() -> None:
     assert chosen("16Gi", *devices, **sitting("B", 10)) == ["A"]
     spread = pod("8Gi", annotations={"headroom.gpu/policy": "spread"})
     assert chosen(spread, *devices, **sitting("B", 10)) == ["A"]
+
+
+def busy(ratio: float | None) -> SmActivity | None:
+    return None if ratio is None else SmActivity(ratio, "gpm")
+
+
+@pytest.mark.parametrize("policy", ["pack", "spread"])
+@pytest.mark.parametrize(
+    ("a", "b", "best"),
+    [
+        pytest.param(0.9, 0.2, "B", id="much quieter"),
+        pytest.param(0.2, 0.9, "A", id="the other way round"),
+        pytest.param(0.31, 0.3, "B", id="a little quieter"),
+        pytest.param(0.3, None, "A", id="below half, and unknown"),
+        pytest.param(0.7, None, "B", id="above half, and unknown"),
+        pytest.param(None, None, "A", id="nobody tells"),
+    ],
+)
+def test_of_two_devices_with_equally_much_left_the_quieter_one_is_chosen(
+    policy: str, a: float | None, b: float | None, best: str
+) -> None:
+    devices = [
+        shared(uuid, free=3, allocated=1, sm_activity=busy(ratio))
+        for uuid, ratio in (("A", a), ("B", b))
+    ]
+    pods = [use(f"s-{uuid}", uuid, replica=f"{uuid}::0") for uuid in "AB"]
+    held = {f"s-{uuid}": promised(uuid, 10) for uuid in "AB"}
+    asked = pod("4Gi", annotations={"headroom.gpu/policy": policy})
+    assert chosen(asked, *devices, pods=pods, promises=held) == [best]
+
+
+@pytest.mark.parametrize(
+    ("policy", "gib", "best"),
+    [
+        # All of B's SMs against none of A's count as a quarter of 24 GiB.
+        pytest.param("pack", 7, "B", id="packing, when more than a quarter would be wasted"),
+        pytest.param("pack", 5, "A", id="quiet, when less would be"),
+        pytest.param("spread", 5, "A", id="both speak for it"),
+    ],
+)
+def test_quiet_is_weighed_against_packing(policy: str, gib: int, best: str) -> None:
+    idle, full = shared("A", sm_activity=busy(0)), shared("B", 3, 1, sm_activity=busy(1))
+    asked = pod("4Gi", annotations={"headroom.gpu/policy": policy})
+    assert chosen(asked, idle, full, **sitting("B", gib)) == [best]
 
 
 @pytest.mark.parametrize(

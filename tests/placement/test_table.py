@@ -1,5 +1,7 @@
 """Columns and snapshots: what was handed out never changes."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -134,10 +136,13 @@ def test_absurd_promises_stay_very_large() -> None:
     ("activity", "ppm"),
     [
         pytest.param(None, -1, id="absent"),
-        pytest.param(SmActivity(ratio=0.25), 250_000, id="measured"),
-        pytest.param(SmActivity(ratio=0.0), 0, id="idle is known"),
-        pytest.param(SmActivity(ratio=1.5), -1, id="impossible"),
-        pytest.param(SmActivity(ratio=-0.1), -1, id="negative"),
+        pytest.param(SmActivity(0.25, "gpm"), 250_000, id="measured"),
+        pytest.param(SmActivity(0.0, "gpm"), 0, id="idle is known"),
+        pytest.param(SmActivity(1.5, "gpm"), -1, id="impossible"),
+        pytest.param(SmActivity(-0.1, "gpm"), -1, id="negative"),
+        pytest.param(SmActivity(math.nan, "gpm"), -1, id="no number"),
+        pytest.param(SmActivity(0.25, "nvml"), -1, id="device utilisation"),
+        pytest.param(SmActivity(0.25), -1, id="nobody says what it is"),
     ],
 )
 def test_sm_activity_is_known_or_absent(activity: SmActivity | None, ppm: int) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from contract.reasons import Reason
 from extender.placement import weighing
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest, understand
-from extender.placement.rules import Rules
+from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import Table, build
@@ -35,8 +36,8 @@ def agree(weighings: Weighings, what: VramRequest, snap: Snapshot, ranked: bool 
         assert weighing.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
         if not ranked:  # as where one node is left, or none
             continue
-        kept, afresh = weighing.rank(what.policy, snap, rows, now_s), rank(what, snap, verdicts)
-        assert (kept.winner, kept.wire().tolist()) == (afresh.winner, afresh.wire().tolist())
+        kept, afresh = weighing.rank(what, snap, rows, now_s), rank(verdicts, Weights())
+        assert kept.winner == afresh.winner
         assert kept.scores.tolist() == afresh.scores.tolist()
 
 
@@ -46,7 +47,7 @@ class Changes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = Table()
-        self.weighings = Weighings(capacity=3)
+        self.weighings = Weighings(Weights(), capacity=3)
         self.asked: list[VramRequest] = []
 
     @rule(
@@ -56,7 +57,7 @@ class Changes(RuleBasedStateMachine):
         gated=st.booleans(),
     )
     def put(self, name: str, world: World, fresh_until_s: float, gated: bool) -> None:
-        self.table.put(replace(world.weighed(name, fresh_until_s), gated=gated))
+        self.table.put(msgspec.structs.replace(world.weighed(name, fresh_until_s), gated=gated))
 
     @rule(name=names, reason=st.sampled_from([Reason.NO_REPORT, Reason.UNKNOWN_NODE]))
     def close(self, name: str, reason: Reason) -> None:
@@ -87,11 +88,11 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def sums_are_those_of_the_columns(self) -> None:
         snap = self.table.snapshot()
-        allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+        memory = np.maximum(snap.columns.memory_bytes, 0)
         headroom = np.maximum(snap.columns.headroom_bytes, 0)
         assert snap.node_headroom_bytes.tolist() == headroom.sum(axis=1).tolist()
-        assert snap.largest_device_bytes == max(1, allocatable.max(initial=0))
-        assert snap.largest_node_bytes == max(1, allocatable.sum(axis=1).max(initial=0))
+        assert snap.largest_device_bytes == max(1, memory.max(initial=0))
+        assert snap.largest_node_bytes == max(1, memory.sum(axis=1).max(initial=0))
 
 
 TestChanges = Changes.TestCase
@@ -119,17 +120,17 @@ def test_kinds_are_told_apart(annotations: list[dict[str, str]], gated: list[boo
         [
             weighed(shared("a"), name="a"),
             weighed(shared("b", sharing="mps", free=4), name="b"),
-            replace(weighed(shared("c"), name="c"), gated=True),
+            msgspec.structs.replace(weighed(shared("c"), name="c"), gated=True),
         ]
     )
-    weighings = Weighings()
+    weighings = Weighings(Weights())
     for one, has_gate in zip(annotations, gated, strict=False):
         init = [Container(name=GATE)] if has_gate else []
         agree(weighings, request(pod(None, annotations=one, init=init)), snap)
 
 
 def test_a_node_that_went_before_anybody_ranked_is_ranked_no_more() -> None:
-    table, weighings, what = Table(), Weighings(), request(pod("1Gi"))
+    table, weighings, what = Table(), Weighings(Weights()), request(pod("1Gi"))
     for sizes in ({"a": 8, "b": 8, "c": 8}, {"b": 16, "c": 24}):
         for name, gib in sizes.items():
             table.put(weighed(shared(f"GPU-{name}", memory_bytes=gib << 30), name=name))
@@ -143,7 +144,7 @@ class TestAhead:
 
     def weighed_ahead(self, asked: dict[str, float], now_s: float) -> list[int]:
         """How many nodes were weighed in each step; ``asked``: VRAM -> when."""
-        table, weighings, steps = Table(), Weighings(), []
+        table, weighings, steps = Table(), Weighings(Weights()), []
         table.put(weighed(shared(), name="a"))
         for vram, at_s in asked.items():
             weighings.weigh(request(pod(vram)), table.snapshot(), at_s)

@@ -26,6 +26,9 @@ MIG = "nvidia.com/mig-1c.3g.20gb"
 OTHER_MIG = "nvidia.com/mig-2c.3g.20gb"
 RESOURCES = (GPU, SHARED, MIG, OTHER_MIG)
 
+#: The last is device utilisation by another name.
+ACTIVITIES = (None, SmActivity(0.5, "gpm"), SmActivity(0.0, "dcgm"), SmActivity(0.0, "nvml"))
+
 amounts_bytes = st.one_of(
     st.integers(0, 26).map(lambda gib: gib * GIB),
     st.sampled_from([1, MIB, 12 * GIB - 1, 12 * GIB + 1, 1 << 44]),
@@ -66,7 +69,7 @@ def devices(draw: DrawFn, index: int, mps: bool) -> Device:
         reserved_bytes=draw(st.sampled_from([0, 0, GIB, memory])),
         used_bytes=used,
         unowned_bytes=draw(st.sampled_from([None, 0, 0, min(used, MIB), used // 2])),
-        sm_activity=draw(st.sampled_from([None, SmActivity(ratio=0.5), SmActivity(ratio=0.0)])),
+        sm_activity=draw(st.sampled_from(ACTIVITIES)),
         sharing=sharing,  # type: ignore[arg-type]
         resource=resource,
         replicas=Replicas(free=free, allocated=most - free),

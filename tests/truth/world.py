@@ -25,7 +25,7 @@ from extender.ledger.protocol import BindAsk, Bound, Ledger
 from extender.placement.fit import fit
 from extender.placement.observed import Result
 from extender.placement.request import VramRequest
-from extender.placement.rules import Rules
+from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
 from tests.driver import GIB, Gpu
 from tests.standin import devices as standin
@@ -108,7 +108,7 @@ class World:
         request = self.state.understand(pod)
         assert isinstance(request, VramRequest)
         verdicts = fit(request, snap, np.arange(len(snap.nodes), dtype=np.int64), self.now_s)
-        winner = rank(request, snap, verdicts).winner
+        winner = rank(verdicts, Weights()).winner
         return None if winner is None else snap.nodes[winner].name
 
     def bypass(self, uid: str, gib: int, node: str, towards: str | None = None) -> None:

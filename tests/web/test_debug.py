@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
 from contract.kube import ObjectMeta, Pod
 from extender.cluster.events import NodeSeen, PodSeen
@@ -15,9 +16,11 @@ from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
-from extender.web.debug import debug_app
+from extender.web.calls import Calls
+from extender.web.debug import _chunks, debug_app
 from tests.builders import kube_node
 from tests.serving import Server, binding, offer, pod, serving
+from tests.waiting import until
 
 GI = 1 << 30
 FLEET = """
@@ -25,6 +28,16 @@ nodes:
   - {name: shared, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
   - {name: whole, gpus: 2, memory: 40Gi, reserved: 1Gi}
 """
+
+
+class Named(BaseModel):
+    name: str
+
+
+class Listing(BaseModel):
+    before: list[str]
+    pods: list[Named]
+    after: int
 
 
 @pytest.fixture
@@ -127,7 +140,8 @@ def test_snapshots_are_made_by_who_owns_the_cluster_alone(path: str) -> None:
         waits = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"))
         cluster.apply([NodeSeen(kube_node()), PodSeen(waits)])
         telemetry = Telemetry(CollectorRegistry())
-        app = debug_app(cluster, Journal(), telemetry, lambda: "", lambda: 0.0, lambda: 0.0)
+        clocks = (lambda: 0.0, lambda: 0.0)
+        app = debug_app(cluster, Journal(), telemetry, Calls(), lambda: "", *clocks)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
             answer = await client.get(path)
@@ -135,3 +149,40 @@ def test_snapshots_are_made_by_who_owns_the_cluster_alone(path: str) -> None:
         assert set(cluster.asked_by) == {threading.get_ident()}
 
     asyncio.run(play())
+
+
+def test_a_view_of_many_nodes_comes_in_pieces_that_are_the_whole() -> None:
+    misses = ['a "word", and "pods":[] within', ""]
+    whole = Listing(before=misses, pods=[Named(name=f"{n} é" * n) for n in range(400)], after=1)
+    empty = whole.model_copy(update={"pods": []})
+    told: list[str] = []
+
+    def views() -> Iterator[Named]:
+        for view in whole.pods:
+            told.append(view.name)
+            yield view
+
+    calls, lock = Calls(), threading.Lock()
+    chunks = []
+    for chunk in _chunks(empty, "pods", views(), calls, lock):
+        chunks.append(chunk)
+        assert not lock.locked()
+        assert sum(map(len, chunks)) + 10_000 > sum(map(len, told))  # made when it is sent
+    assert len(chunks) > 2
+    assert b"".join(chunks).decode() == whole.model_dump_json()
+    nothing = b"".join(_chunks(empty, "pods", iter(()), calls, lock))
+    assert nothing.decode() == empty.model_dump_json()
+
+
+def test_how_late_the_loop_is_can_be_scraped(server: Server) -> None:
+    def samples() -> float:
+        text = server.get("/metrics").body.decode()
+        (count,) = (
+            line.split()[1]
+            for line in text.splitlines()
+            if line.startswith("headroom_loop_lag_seconds_count")
+        )
+        assert 'headroom_loop_lag_seconds_bucket{le="0.005"}' in text
+        return float(count)
+
+    until(lambda: samples() > 2, "the loop's lag is sampled")

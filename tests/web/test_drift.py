@@ -19,7 +19,7 @@ from contract.kube import ObjectMeta
 from extender.cluster.events import GPUNodeSeen
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
-from extender.web.drift import drift_body
+from extender.web.drift import drift_views
 from tests.builders import DISTRIBUTED
 from tests.serving import Server, binding, offer, pod, serving
 
@@ -136,5 +136,5 @@ def test_drift_adds_up_what_the_containers_of_a_pod_are_promised_on_one_device()
     status = GPUNodeStatus(pods=[PodUse("u", "A", "A::0"), PodUse("u", "B", "B::0")])
     cluster = ClusterState(Rules(), 90.0, 0.0)
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
-    (told,) = drift_body(cluster, 0, True, 0.0, 0.0).pods
+    (told,) = drift_views(cluster)
     assert {on.uuid: on.promised_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}

@@ -5,6 +5,7 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis import checks
 
+from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from tests.fuzz.world import WALL_S, World
 
@@ -13,6 +14,7 @@ _app = debug_app(
     _world.cluster,
     _world.journal,
     _world.telemetry,
+    Calls(),
     lambda: "",
     lambda: _world.now_s,
     lambda: WALL_S,

@@ -9,23 +9,31 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
+from extender.web.calls import Calls
 from extender.wiring import patience, replica
+from tests.waiting import until
 
 HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Iterator[int]:
     """Served as in a replica, with less patience."""
     monkeypatch.setattr(patience, "REQUEST_S", 0.3)
     monkeypatch.setattr(patience, "SILENT_S", 0.6)
     app = FastAPI()
 
     @app.post("/p")
+    @app.post("/bind")
     async def post(request: Request) -> str:
         return str(len(await request.body()))
 
-    server = replica._server(app)
+    server = replica._server(app, patience.counting(calls))
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -68,3 +76,33 @@ def test_the_others_are_answered_meanwhile(port: int) -> None:
         slow.sendall(HALF)
         whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
         assert everything(port, whole).endswith(b'"2"')
+
+
+def test_a_call_is_under_way_from_its_first_byte_to_its_answer(port: int, calls: Calls) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        for _ in range(2):
+            client.sendall(HALF)
+            until(lambda: calls.under_way == 1, "the call is under way")
+            client.sendall(b"}" * 99)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            until(lambda: calls.under_way == 0, "the call has ended")
+        client.sendall(HALF)
+        until(lambda: calls.under_way == 1, "the call is under way")
+    until(lambda: calls.under_way == 0, "the call has ended with its connection")
+
+
+def test_a_bind_is_under_way_until_it_was_read(port: int, calls: Calls) -> None:
+    """From then on it waits for the API server, and nobody else has to wait for that."""
+    seen: list[int] = []
+    complete = replica.Patient.on_message_complete
+
+    def note(connection: patience.Patient) -> None:
+        seen.append(calls.under_way)
+        complete(connection)
+
+    whole = b"POST /bind HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(patience.Patient, "on_message_complete", note)
+        assert everything(port, whole).endswith(b'"2"')
+        assert everything(port, whole.replace(b"/bind", b"/p")).endswith(b'"2"')
+    assert seen == [0, 1]

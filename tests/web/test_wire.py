@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,14 +16,10 @@ NAMES = st.lists(
 )
 
 
-@given(NAMES, st.data())
-def test_every_host_gets_its_score(names: list[str], data: st.DataObject) -> None:
-    size = len(names)
-    scores = data.draw(st.lists(st.integers(0, 10), min_size=size, max_size=size))
-    answer = json.loads(encode_priorities(Names.of(names), np.array(scores, np.int64)))
-    sent = sorted(zip(names, scores, strict=True))
-    assert sorted((one["Host"], one["Score"]) for one in answer) == sent
-    assert all(set(one) == {"Host", "Score"} for one in answer)
+@given(st.text())
+def test_the_winner_alone_has_a_score(name: str) -> None:
+    assert json.loads(encode_priorities(name)) == [{"Host": name, "Score": 10}]
+    assert json.loads(encode_priorities(None)) == []
 
 
 @given(NAMES, st.data())
@@ -39,6 +36,34 @@ def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataOb
     assert answer["NodeNames"] == [name for name, code in pairs if not code]
     assert answer["FailedAndUnresolvableNodes"] == {n: sentences[code] for n, code in pairs if code}
     assert (answer["Nodes"], answer["FailedNodes"], answer["Error"]) == (None, {}, "")
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 13, 31])
+@pytest.mark.parametrize("unlike", [False, True], ids=["equally long", "one longer"])
+def test_many_names_come_back_as_they_came(length: int, unlike: bool) -> None:
+    """Of many, what is written is not put together name by name."""
+    names = [f"{i:0{length}x}"[-length:] for i in range(1, 2001)]
+    names += ["x" * (length + 1)] * unlike
+    read = Names.plain(json.dumps(names, separators=(",", ":")).encode())
+    assert read is not None
+    codes = np.arange(len(names)) % 3
+    offered = Offered(Pod(metadata=ObjectMeta()), read, None)
+    passed = read.only(codes == 0)
+    answer = json.loads(
+        encode_filter(offered, passed, codes.astype(np.int8), ["", "no", "none"]),
+        object_pairs_hook=list,
+    )
+    found = dict(answer)
+    kept = [name for name, code in zip(names, codes, strict=True) if not code]
+    assert found["NodeNames"] == kept
+    told = [(name, "no") for name, code in zip(names, codes, strict=True) if code == 1]
+    told += [(name, "none") for name, code in zip(names, codes, strict=True) if code == 2]
+    assert found["FailedAndUnresolvableNodes"] == told
+    again = Names.plain(passed.json)
+    assert again is not None
+    assert passed.words(4).tolist() == again.words(4).tolist() == Names.of(kept).words(4).tolist()
+    none = read.only(np.zeros(len(names), bool))
+    assert (none.json, none.words(2).shape) == (b"[]", (2, 0))
 
 
 @given(st.text())

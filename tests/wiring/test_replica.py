@@ -7,18 +7,23 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import cast
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from extender.errors import StoreRefused
+from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import Ledger
 from extender.settings import Settings
 from extender.wiring.replica import Extender
-from tests.builders import gpunode, kube_node, shared
+from tests.builders import gpunode, kube_node, namespace, shared
 from tests.cluster.test_waking import refused
+from tests.serving import offer
+from tests.serving import pod as sent
 
 GPU = ResourceRequirements(limits={"nvidia.com/gpu": "1"})
 
@@ -150,3 +155,22 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
 
     # It takes at least a tenth of a second, in steps of some milliseconds.
     assert asyncio.run(play()) > 10
+
+
+def test_a_pod_is_understood_anew_when_the_default_of_its_namespace_has_changed() -> None:
+    async def play() -> list[list[int]]:
+        extender = Extender(Settings(), unready=lambda: "")
+        ledger = extender.open_ledger(EmbeddedStore(extender.deliver, time.monotonic))
+        verbs = extender.verbs(ledger, shown=lambda pod: None)
+        node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
+        extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
+        body = msgspec.json.encode(offer(sent("p", None), "n"))
+        said = []
+        for default in ("1Gi", "500Gi"):
+            annotated = namespace("default", {"headroom.gpu/default-vram": default})
+            extender.deliver([NamespaceSeen(annotated)])
+            said.append([each["Score"] for each in msgspec.json.decode(verbs.prioritize(body))])
+        return said
+
+    with capture_logs():
+        assert asyncio.run(play()) == [[10], []]

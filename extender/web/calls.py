@@ -1,0 +1,27 @@
+"""Which of kube-scheduler's calls are under way, for whatever else the process does to give way to.
+
+A call waits for the loop, and for the lock of the interpreter, which a thread that computes keeps
+for as long as it may. So both look here between two pieces of what they do.
+"""
+
+import time
+
+#: For so long at most: calls may never end, and a caller may send its body slowly.
+GIVE_WAY_S = 0.005
+_LOOK_AGAIN_S = 0.0003
+
+
+class Calls:
+    """Counted on the event loop; to be looked at from any thread."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        #: Since the start.
+        self.begun = 0
+
+    def give_way(self) -> None:
+        """On a thread, between two pieces: wait until no call is under way."""
+        if self.under_way:
+            until_s = time.monotonic() + GIVE_WAY_S
+            while self.under_way and time.monotonic() < until_s:
+                time.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,161 @@
+"""When what is heard is applied: our own doings at once, what the cluster tells a little at a time
+and after kube-scheduler's calls.
+
+Of a fleet of 5,000 nodes a burst of reports, or a list, is seconds of work, and a call waits for
+milliseconds at most. A snapshot, and what is weighed ahead for the calls to come, cost nearly as
+much for one node as for many, so what is told within a moment is taken together.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from extender.cluster.events import Event
+from extender.cluster.state import ClusterState
+from extender.web.calls import GIVE_WAY_S, Calls
+
+#: A turn goes on for so long before others have theirs; a call waits for one at most.
+TURN_S = 0.001
+#: What comes within this time after a snapshot is for the next one, and is not waited for longer
+#: where there is more to do.
+TOGETHER_S = 0.02
+_LOOK_AGAIN_S = 0.001
+
+
+class Intake:
+    """The one place that changes ``cluster``, on the loop of the thread that made it.
+
+    ``took`` is called with events that were applied, or will be visible when the nodes that they
+    changed were weighed; ``turned`` after every turn that weighed; ``ahead`` does one step towards
+    the next calls and says whether there was any.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        calls: Calls,
+        took: Callable[[Sequence[Event]], None],
+        turned: Callable[[], None],
+        ahead: Callable[[], bool],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._owner = threading.get_ident()
+        self._cluster = cluster
+        self._calls = calls
+        self._took, self._turned, self._ahead = took, turned, ahead
+        self._ours: deque[Sequence[Event]] = deque()
+        self._told: deque[Sequence[Event]] = deque()
+        #: Those that are being taken, and what of it is left.
+        self._taking: tuple[Sequence[Event], Iterator[None]] | None = None
+        self._snapshot_due = self._ahead_due = False
+        #: Set while no turn is to come.
+        self._idle = asyncio.Event()
+        self._idle.set()
+        #: The next turn, where it waits for more to come.
+        self._later: asyncio.TimerHandle | None = None
+        self._snapshot_at_s = -TOGETHER_S
+        #: Since when a turn waits for calls to end; None while none does.
+        self._gives_way_since_s: float | None = None
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Our own doings, from any thread: applied at once on the loop's, in the order of calls."""
+        self._ours.append(events)
+        if threading.get_ident() == self._owner:
+            self._take_ours()
+        else:
+            self._loop.call_soon_threadsafe(self._take_ours)
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """What the cluster tells, from any thread: applied when there is time, in the order of
+        calls. It is late as it is, and what we did meanwhile does not wait for it. The thread that
+        reads a watch waits here while a call is under way: it would only take its time."""
+        if threading.get_ident() != self._owner:
+            self._calls.give_way()
+        self._told.append(events)
+        self._loop.call_soon_threadsafe(self._begin)
+
+    async def idle(self) -> None:
+        """Until all that was told has been applied."""
+        if self._is_behind:
+            self._begin()
+        await self._idle.wait()
+
+    @property
+    def _is_behind(self) -> bool:
+        return bool(self._told) or self._taking is not None or self._cluster.has_unweighed
+
+    def _take_ours(self) -> None:
+        """All that has come so far: what another thread handed in first goes first."""
+        while self._ours:
+            events = self._ours.popleft()
+            self._cluster.apply(events)
+            self._took(events)
+        self._turned()
+        self._snapshot_due = True
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._idle.is_set() and self._later is None:
+            return
+        self._idle.clear()
+        wait_s = TOGETHER_S - (time.monotonic() - self._snapshot_at_s)
+        if self._snapshot_due or wait_s <= 0:
+            if self._later is not None:
+                self._later.cancel()
+            self._loop.call_soon(self._turn)
+            self._later = None
+        elif self._later is None:
+            self._later = self._loop.call_later(wait_s, self._turn)
+
+    def _turn(self) -> None:
+        self._later = None
+        if self._must_give_way():
+            self._loop.call_later(_LOOK_AGAIN_S, self._turn)
+        elif self._work():
+            self._loop.call_soon(self._turn)
+        else:
+            self._idle.set()
+
+    def _must_give_way(self) -> bool:
+        now_s = time.monotonic()
+        if not self._calls.under_way:
+            self._gives_way_since_s = None
+        elif self._gives_way_since_s is None:
+            self._gives_way_since_s = now_s
+        elif now_s - self._gives_way_since_s > GIVE_WAY_S:
+            self._gives_way_since_s = None
+        return self._gives_way_since_s is not None
+
+    def _work(self) -> bool:
+        """One thing at a time; false where nothing is left to do."""
+        if self._snapshot_due:
+            self._snapshot_due, self._ahead_due = False, True
+            self._cluster.snapshot()
+            self._snapshot_at_s = time.monotonic()
+        elif self._ahead_due:
+            self._ahead_due = self._ahead()
+        elif self._is_behind:
+            until_s = time.monotonic() + TURN_S
+            while self._step() and time.monotonic() < until_s:
+                pass
+            self._turned()
+            late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
+            self._snapshot_due = late or not self._is_behind
+        return self._snapshot_due or self._ahead_due or self._is_behind
+
+    def _step(self) -> bool:
+        """Take all that was told before weighing any node: of what was told twice once is enough;
+        false where there is nothing to do."""
+        if self._taking is None and self._told:
+            events = self._told.popleft()
+            self._taking = events, self._cluster.taking(events)
+        if self._taking is None:
+            return self._cluster.weigh_next()
+        events, steps = self._taking
+        for _ in steps:
+            return True
+        self._taking = None
+        self._took(events)
+        return True

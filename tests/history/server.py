@@ -1,0 +1,114 @@
+"""A real Prometheus on loopback that scrapes exporters, and remembers what they never told."""
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+from tests.agent.exporter import StandIn
+from tests.history.debian import programs
+from tests.processes import Processes, free_ports
+from tests.waiting import until
+
+#: Labels that Prometheus gives each target, as the GPU Operator's ServiceMonitor does.
+TARGET = {"namespace": "gpu-operator", "pod": "dcgm-exporter", "container": "exporter"}
+_SCRAPED_EVERY_S = 1
+_JOB = "dcgm"
+
+
+class Prometheus:
+    """What it remembers is on disk, so it is still there after ``kill`` and ``run``."""
+
+    def __init__(self, processes: Processes, port: int) -> None:
+        self.port = port
+        self._processes = processes
+        self._folder = processes.folder
+        self._program, self._tool = programs()
+
+    def configure(self, exporters: Sequence[StandIn]) -> None:
+        labels = ", ".join(f"{name}: {value}" for name, value in TARGET.items())
+        targets = ", ".join(address(exporter) for exporter in exporters)
+        (self._folder / "prometheus.yml").write_text(
+            f"global: {{scrape_interval: {_SCRAPED_EVERY_S}s, scrape_timeout: 1s}}\n"
+            f"scrape_configs:\n- job_name: {_JOB}\n  static_configs:\n"
+            f"  - {{targets: [{targets}], labels: {{{labels}}}}}\n"
+        )
+
+    def remember(self, lines: Sequence[str]) -> None:
+        """Put samples of the past into its memory, as series with their time, before it runs."""
+        file = self._folder / "past.om"
+        # Samples of one series stand together and in their order.
+        file.write_text("\n".join(lines) + "\n# EOF\n")
+        command = [self._tool, "tsdb", "create-blocks-from", "openmetrics", str(file), "data"]
+        done = subprocess.run(command, cwd=self._folder, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+
+    def run(self) -> None:
+        self._processes.spawn(
+            "prometheus",
+            self._program,
+            "--config.file=prometheus.yml",
+            "--storage.tsdb.path=data",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--log.level=warn",
+        )
+        until(self._is_ready, "Prometheus is ready")
+
+    def kill(self) -> None:
+        self._processes.kill("prometheus")
+
+    def _is_ready(self) -> bool:
+        self._processes.raise_if_ended()
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/-/ready")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def prometheus() -> Iterator[Prometheus]:
+    """One that is neither configured nor running yet. Raises ``Unavailable``."""
+    processes = Processes("headroom-prometheus-")
+    try:
+        (port,) = free_ports(1)
+        yield Prometheus(processes, port)
+    finally:
+        processes.stop()
+
+
+def address(exporter: StandIn) -> str:
+    return exporter.url.removeprefix("http://").removesuffix("/metrics")
+
+
+def past(line: str, exporter: StandIn, values: Sequence[float], every_s: float = 30) -> list[str]:
+    """The series of a line of the exporter as Prometheus keeps it, with these values until now."""
+    series, _, _ = line.rpartition(" ")
+    for name in TARGET:
+        series = series.replace(f",{name}=", f",exported_{name}=")
+    own = {**TARGET, "instance": address(exporter), "job": _JOB}
+    labels = ",".join(f'{name}="{value}"' for name, value in own.items())
+    series = f"{series.removesuffix('}')},{labels}}}"
+    first_s = time.time() - every_s * len(values)
+    return [f"{series} {value} {first_s + every_s * i:.3f}" for i, value in enumerate(values)]
+
+
+def recorded_lines(file: Path, of: str, **renamed: str) -> list[str]:
+    """Lines of one metric in a recorded exposition, its GPUs under other names."""
+    found = []
+    for line in file.read_text().splitlines():
+        if line.startswith(f"{of}{{"):
+            for name, other in renamed.items():
+                line = line.replace(f'="GPU-{name}"', f'="{other}"')
+            found.append(line)
+    return found
+
+
+def saying(line: str, value: object, at: str = "") -> str:
+    """The line with another value, and perhaps with a time in milliseconds."""
+    return f"{line.rpartition(' ')[0]} {value} {at}".rstrip()

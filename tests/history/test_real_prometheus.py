@@ -1,0 +1,316 @@
+"""SM activity from a real Prometheus: what decides, and whatever becomes of it.
+
+Two exporters tell of GPUs as dcgm-exporter 4.5, 4.6 and 4.2 with MIG were seen to; Prometheus
+remembers a quarter of an hour. Headroom asks it through a wire that can be stalled or be led
+elsewhere, and every agent's own sample says the opposite of the history.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.agent.exporter import EXPOSITIONS, StandIn
+from tests.e2e.wire import Wire, wire_to
+from tests.history.debian import Unavailable
+from tests.history.server import Prometheus, past, prometheus, recorded_lines, saying
+from tests.serving import Server, binding, offer, pod, serving
+from tests.waiting import until
+
+SM = "DCGM_FI_PROF_SM_ACTIVE"
+GIB = 1 << 30
+FLEET = """
+nodes:
+- {name: steered, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4}
+- {name: left, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+- {name: right, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+- {name: odd, gpus: 8, memory: 24Gi}
+"""
+CONFIG = """
+prometheus_url: http://127.0.0.1:{port}
+prometheus_refresh_s: 1
+prometheus_timeout_s: 2
+prometheus_stale_after_s: 4
+"""
+#: What the agents say: node -> of each device.
+SAMPLES = {"steered": (0.1, 0.6), "left": (0.1,), "right": (0.6,), "odd": (0.15,) * 8}
+HISTORY = "dcgm-history"
+
+
+def shared_line(uuid: str) -> list[str]:
+    return recorded_lines(EXPOSITIONS / "4.5.3-4.8.2-shared.txt", SM, a=uuid)
+
+
+def renamed_line(uuid: str) -> str:
+    """``uuid`` and ``hostname`` in lower case, its pod under ``exported_``."""
+    return recorded_lines(EXPOSITIONS / "4.6.0-renamed.txt", SM, b=uuid)[1]
+
+
+def mig_lines(parent: str) -> list[str]:
+    return recorded_lines(EXPOSITIONS / "4.2.3-4.1.3-mig.txt", SM, a=parent)
+
+
+def told_by_one(now_ms: int) -> list[str]:
+    odd = [shared_line(f"GPU-odd-{i}")[0] for i in range(8)]
+    return [
+        *(saying(line, 0.05) for line in shared_line("GPU-steered-0")),
+        *(saying(line, 0.2) for line in shared_line("GPU-steered-1")),
+        *(saying(line, 0.05) for line in shared_line("GPU-left-0")),
+        saying(renamed_line("GPU-right-0"), 0.2),
+        saying(odd[0], "NaN"),
+        saying(odd[1], 0.3),
+        saying(odd[2], 140737488355330.0),  # DCGM's mark for a figure that it does not have
+        saying(odd[3], 0.7, at=str(now_ms - 20_000)),  # later than what is remembered
+        saying(odd[4], 0.7, at=str(now_ms + 300_000)),
+        saying(odd[5], "+Inf"),
+        saying(odd[6], 0.0),
+        *mig_lines("GPU-cut"),
+    ]
+
+
+def told_by_the_other() -> list[str]:
+    values = {1: 0.65, 2: 0.4, 3: "NaN"}
+    return [saying(shared_line(f"GPU-odd-{i}")[0], value) for i, value in values.items()]
+
+
+def remembered(one: StandIn) -> list[str]:
+    """Busy until a moment ago, and quiet all the time."""
+    busy, quiet = [0.9, 0.8] * 15, [0.2] * 30
+    series = [
+        (line, busy) for uuid in ("steered-0", "left-0") for line in shared_line(f"GPU-{uuid}")
+    ]
+    series += [(line, quiet) for line in shared_line("GPU-steered-1")]
+    lines = [text for line, values in series for text in past(line, one, values)]
+    return [f"# TYPE {SM} gauge", *lines]
+
+
+@dataclass
+class World:
+    prometheus: Prometheus
+    wire: Wire
+    server: Server
+
+    def device(self, node: str, index: int = 0) -> dict[str, Any]:
+        body = self.server.get(f"/v1/nodes/{node}").json()
+        found: dict[str, Any] = body["node"]["devices"][index]
+        return found
+
+    def witness(self, node: str, index: int = 0) -> str:
+        return str(self.device(node, index)["sm_activity_source"])
+
+    def queries(self, outcome: str) -> float:
+        name = f'headroom_history_queries_total{{outcome="{outcome}"}} '
+        lines = self.server.get("/metrics").body.decode().splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    def placed(self, *nodes: str) -> dict[str, Any]:
+        """On what a pod is placed just now: the device as it is explained."""
+        asking = pod("asking", "2Gi")
+        answer = self.server.post("/filter", offer(asking, *nodes)).json()
+        assert answer["NodeNames"], answer
+        scores = {
+            each["Host"]: each["Score"]
+            for each in self.server.post("/prioritize", offer(asking, *nodes)).json()
+        }
+        body = self.server.get("/v1/explain/pods/default/asking").json()
+        of = {each["node"]: each for each in body["nearest"]}
+        (candidate,) = of[max(scores, key=lambda node: scores[node])]["candidates"]
+        found: dict[str, Any] = candidate["device"]
+        return found
+
+    def messages(self) -> list[str]:
+        return self.server.log.read_text().splitlines()
+
+
+def report(server: Server) -> None:
+    """What all agents say: whose pods are where, and how busy SMs are at this moment."""
+    nodes = {each["name"]: each for each in server.get("/v1/nodes").json()["nodes"]}
+    reports = []
+    for name, samples in SAMPLES.items():
+        pods = []
+        devices = []
+        for i, ratio in enumerate(samples):
+            seen = nodes[name]["devices"][i]
+            holders = [h for h in seen["holders"] if chosen(server, h["name"]) == seen["uuid"]]
+            pods += [
+                {"uid": h["uid"], "device": seen["uuid"], "namespace": h["namespace"],
+                 "name": h["name"], "replica": f"{seen['uuid']}::0", "used": 0}
+                for h in holders
+            ]  # fmt: skip
+            total = 4 if seen["sharing"] == "time-slicing" else 1
+            devices.append({
+                "uuid": seen["uuid"], "memory": seen["memory_bytes"], "reserved": 0, "used": 0,
+                "unowned": 0, "sharing": seen["sharing"], "resource": seen["resource"],
+                "replicas": {"free": total - len(holders), "allocated": len(holders)},
+                "smActivity": {"ratio": ratio, "source": "gpm"},
+            })  # fmt: skip
+        if name == "odd":
+            devices[7] |= {"kind": "mig", "parent": "GPU-cut", "gpuInstance": 2}
+        plugin = {"allocationPolicy": "distributed", "topologyManagerPolicy": "none"}
+        plugin |= {"steered": ["nvidia.com/gpu"] if name == "steered" else []}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        status = {"observedAt": stamp, "devices": devices, "pods": pods, "plugin": plugin}
+        reports.append({"node": name, "status": status})
+    assert server.debug_post("/embedded/v1/reports", reports).status == 204
+
+
+def chosen(server: Server, name: str) -> str:
+    body = server.get(f"/v1/explain/pods/default/{name}").json()
+    return str(body["annotations"]["headroom.gpu/devices.0"])
+
+
+def bind(server: Server, name: str, node: str) -> None:
+    one = pod(name, "8Gi")
+    one["metadata"]["annotations"]["headroom.gpu/policy"] = "spread"
+    assert server.post("/filter", offer(one, node)).json()["NodeNames"] == [node]
+    assert server.post("/bind", binding(one, node)).json() == {"Error": ""}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Each GPU but the odd ones holds one pod of the same size."""
+    config = tmp_path_factory.mktemp("config") / "config.yaml"
+    try:
+        with prometheus() as real, StandIn().serving() as one, StandIn().serving() as other:
+            one.text = "\n".join(told_by_one(round(time.time() * 1000))) + "\n"
+            other.text = "\n".join(told_by_the_other()) + "\n"
+            real.configure([one, other])
+            real.remember(remembered(one))
+            real.run()
+            with wire_to(real.port) as wire:
+                config.write_text(CONFIG.format(port=wire.port))
+                with serving(FLEET, "--config", str(config)) as server:
+                    report(server)
+                    for name, node in (("l", "left"), ("r", "right"), ("s", "steered")):
+                        bind(server, name, node)
+                    report(server)
+                    bind(server, "t", "steered")
+                    report(server)
+                    yield World(real, wire, server)
+    except Unavailable as err:
+        pytest.skip(f"needs a real Prometheus: {err}")
+
+
+@pytest.fixture
+def told(world: World) -> World:
+    """The same, when all history has come in."""
+    # Of each exporter one that comes last, since it moves on with the others.
+    waited_for = ("right", 0), ("odd", 7), ("odd", 2)
+    until(lambda: {world.witness(*each) for each in waited_for} == {HISTORY}, "history comes in")
+    until(lambda: world.device("odd", 1)["sm_activity_ratio"] != 0.3, "the other's as well")
+    return world
+
+
+def test_the_quieter_device_is_chosen_by_history_and_not_by_a_moment(told: World) -> None:
+    assert {told.device("steered", i)["headroom_bytes"] for i in (0, 1)} == {16 * GIB}
+    device = told.placed("steered")
+    assert device["uuid"] == "GPU-steered-1"
+    assert device["sm_activity_ratio"] == 0.2
+    assert device["sm_activity_source"] == HISTORY
+    assert device["sm_activity_quantile"] == 0.95
+    assert device["sm_activity_window_s"] == 900
+    assert 0 <= device["sm_activity_age_s"] < 60
+    loud = told.device("steered", 0)
+    assert loud["sm_activity_ratio"] == pytest.approx(0.9, abs=0.05)
+
+
+def test_so_is_the_node_with_the_quieter_device(told: World) -> None:
+    """As much is held on both, and on their only devices."""
+    for order in (("left", "right"), ("right", "left")):
+        device = told.placed(*order)
+        assert (device["uuid"], device["sm_activity_source"]) == ("GPU-right-0", HISTORY)
+    assert told.device("left")["headroom_bytes"] == told.device("right")["headroom_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("index", "ratio", "source"),
+    [
+        pytest.param(0, 0.15, "gpm", id="NaN"),
+        pytest.param(1, 0.65, HISTORY, id="two exporters: the higher"),
+        pytest.param(2, 0.4, HISTORY, id="two exporters, one of which cannot tell"),
+        pytest.param(3, 0.15, "gpm", id="a sample that is too old, and nonsense since"),
+        pytest.param(4, 0.15, "gpm", id="a sample of five minutes ahead"),
+        pytest.param(5, 0.15, "gpm", id="infinite"),
+        pytest.param(6, 0.0, HISTORY, id="idle is known"),
+        pytest.param(7, 0.713002, HISTORY, id="a GPU instance, by its parent"),
+    ],
+)
+def test_odd_figures(told: World, index: int, ratio: float, source: str) -> None:
+    device = told.device("odd", index)
+    assert (device["sm_activity_ratio"], device["sm_activity_source"]) == (ratio, source)
+
+
+def test_labels_in_lower_case_and_exported_ones_are_read(told: World) -> None:
+    right = told.device("right")
+    assert (right["sm_activity_ratio"], right["sm_activity_source"]) == (0.2, HISTORY)
+
+
+def test_max_sm_goes_by_history_and_says_so(told: World) -> None:
+    asking = pod("calm", "1Gi")
+    asking["metadata"]["annotations"]["headroom.gpu/max-sm"] = "50%"
+    answer = told.server.post("/filter", offer(asking, "left", "right")).json()
+    assert answer["NodeNames"] == ["right"]
+    body = told.server.get("/v1/explain/pods/default/calm").json()
+    lines = [line.strip() for node in body["nearest"] for line in node["told"]]
+    over = "the 0.95 quantile of 15 minutes, by DCGM's history; less than 50 % is asked for"
+    assert f"SM activity 20 %, {over}" in lines
+    assert any(line.startswith("SM activity 9") and line.endswith(over) for line in lines)
+
+
+def test_placement_goes_on_whatever_becomes_of_prometheus(told: World) -> None:
+    world, real, wire = told, told.prometheus, told.wire
+
+    def placed_by(source: str, why: str) -> dict[str, Any]:
+        placed: list[dict[str, Any]] = []
+
+        def so_placed() -> bool:
+            placed.append(world.placed("steered"))
+            return placed[-1]["sm_activity_source"] == source
+
+        until(so_placed, why)
+        return placed[-1]
+
+    def by_history(why: str) -> None:
+        device = placed_by(HISTORY, why)
+        assert (device["uuid"], device["sm_activity_ratio"]) == ("GPU-steered-1", 0.2)
+        assert 0 <= device["sm_activity_age_s"] < 60
+
+    def by_agents(why: str) -> None:
+        device = placed_by("gpm", why)
+        assert (device["uuid"], device["sm_activity_ratio"]) == ("GPU-steered-0", 0.1)
+        assert device["sm_activity_window_s"] is device["sm_activity_quantile"] is None
+        assert device["sm_activity_age_s"] >= 0
+
+    def fails(says: str) -> None:
+        failed = world.queries("failed")
+        until(lambda: world.queries("failed") > failed, f"a query fails: {says}")
+        assert world.placed("steered")["uuid"] == "GPU-steered-0"
+        assert world.placed("left", "right")["uuid"] == "GPU-left-0"
+        until(lambda: any(says in line for line in world.messages()), says)
+
+    by_history("Prometheus serves")
+    real.kill()
+    by_agents("Prometheus was killed")
+    fails("cannot be asked")
+
+    real.run()
+    by_history("Prometheus is back")
+    wire.stall()
+    by_agents("Prometheus says nothing")
+    fails("no whole answer within 2 s")
+
+    with StandIn().serving() as broken:
+        wire.upstream_port = int(broken.url.split(":")[2].split("/")[0])
+        wire.heal()
+        for status, text, says in (
+            (500, "", "it answers 500"),
+            (200, '{"status":"success","data":{', "its answer is not as Prometheus writes it"),
+            (200, '{"status":"error","errorType":"internal","error":"x"}', "internal: x"),
+            (503, '{"status":"error","errorType":"timeout","error":"y"}', "503: timeout: y"),
+        ):
+            broken.status, broken.text = status, text
+            fails(says)
+        wire.upstream_port = real.port
+    by_history("Prometheus answers again")

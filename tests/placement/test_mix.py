@@ -1,0 +1,258 @@
+"""What pods could use, and what classes of devices are worth to them."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.gpunode import Replicas
+from contract.kube import Pod
+from extender.placement.fit import fit
+from extender.placement.mix import (
+    EVERY_PODS,
+    HALF_LIFE_PODS,
+    MOST_CLASSES,
+    MOST_SELECTORS,
+    MOST_SETS,
+    Market,
+    Mix,
+    Usual,
+    market,
+    prices,
+)
+from extender.placement.rules import Weights
+from extender.placement.score import rank
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import build
+from extender.placement.weighing import Weighings
+from tests.builders import (
+    GIB,
+    NOW_S,
+    container,
+    device,
+    pod,
+    promise,
+    request,
+    shared,
+    weighed,
+)
+
+SMALL, LARGE = 16 * GIB, 64 * GIB
+FRAGMENTATION = {"headroom.gpu/policy": "fragmentation"}
+
+
+def node(name: str, memory_bytes: int) -> NodeTerms:
+    return weighed(shared(name, memory_bytes=memory_bytes), name=name)
+
+
+def fleet() -> Snapshot:
+    return build([node("large", LARGE), *(node(f"small{i}", SMALL) for i in range(4))])
+
+
+def wants(name: str, vram: str, selector: dict[str, str] | None = None) -> Pod:
+    made = pod(vram, name=name, uid=name, annotations=FRAGMENTATION)
+    return made if selector is None else _selecting(made, selector)
+
+
+def _selecting(made: Pod, selector: dict[str, str]) -> Pod:
+    spec = msgspec.structs.replace(made.spec, node_selector=selector)
+    return msgspec.structs.replace(made, spec=spec)
+
+
+def see(usual: Usual, snap: Snapshot, asked: Pod, *rows: int) -> None:
+    usual.see(request(asked), asked, snap, np.array(rows or range(len(snap.nodes)), np.int64))
+
+
+def test_all_classes_cost_1_where_everybody_can_use_all() -> None:
+    sizes, capacity = np.array([16, 64]), np.array([100.0, 300.0])
+    assert prices({}, sizes, capacity).tolist() == [1, 1]
+    assert prices({(16, 64): 7.0}, sizes, capacity).tolist() == [1, 1]
+
+
+def test_a_class_is_dear_when_many_depend_on_it() -> None:
+    """Half of the demand fits only the large, a quarter of the memory: 0.5 * 4 for them, and their
+    part of the other half."""
+    sizes, capacity = np.array([16, 64]), np.array([300.0, 100.0])
+    found = prices({(64,): 50.0, (16, 64): 50.0}, sizes, capacity)
+    assert found.tolist() == [0.5, 2.5]
+
+
+@given(
+    st.dictionaries(
+        st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1).map(lambda s: tuple(sorted(s))),
+        st.floats(1, 1e6),
+        min_size=1,
+    ),
+    st.lists(st.integers(1, 1000), min_size=4, max_size=4),
+)
+def test_prices_pay_for_all_that_is_asked_for(
+    demand: dict[tuple[int, ...], float], capacity: list[int]
+) -> None:
+    """The mean price, weighed by memory, is 1."""
+    found = prices(demand, np.array([1, 2, 3, 4]), np.array(capacity, np.float64))
+    assert found @ np.array(capacity) == pytest.approx(sum(capacity))
+    assert (found >= 0).all()
+
+
+def test_what_was_seen_long_ago_counts_half_after_a_half_life() -> None:
+    mix = Mix()
+    mix.add((1,), 1.0)
+    for _ in range(HALF_LIFE_PODS):
+        mix.add((2,), 1.0)
+    mix.add((3,), 1.0)
+    assert mix.demand[(1,)] / mix.demand[(3,)] == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_mix_is_bounded_and_keeps_what_is_asked_for_most() -> None:
+    mix = Mix()
+    mix.add((0,), 1e9)
+    for size in range(3 * MOST_SETS):
+        mix.add((size + 1,), 1.0)
+    assert len(mix.demand) == MOST_SETS
+    assert (0,) in mix.demand
+
+
+def test_pods_are_seen_once_and_by_what_was_ever_offered_for_their_selectors() -> None:
+    usual, snap = Usual(wanted=True), fleet()
+    see(usual, snap, wants("a", "8Gi"))
+    see(usual, snap, wants("b", "8Gi"), 0)  # the small ones are full for now
+    see(usual, snap, wants("b", "8Gi"), 0)
+    see(usual, snap, wants("c", "32Gi"))
+    see(usual, snap, wants("d", "8Gi", {"model": "large"}), 0)
+    see(usual, snap, wants("e", "50%"))
+    see(usual, snap, wants("f", "8Gi"), -1)
+    mean = snap.columns.allocatable_bytes.sum() / 5
+    found = {sizes: round(weight / GIB, 1) for sizes, weight in usual._mix.demand.items()}
+    assert found == {
+        (SMALL, LARGE): pytest.approx(16 + mean / 2 / GIB, rel=0.01),
+        (LARGE,): pytest.approx(40, rel=0.01),
+    }
+
+
+def test_nothing_is_learned_before_a_pod_wants_it() -> None:
+    usual, snap = Usual(wanted=False), fleet()
+    plain = pod("8Gi", name="plain", uid="plain")
+    usual.see(request(plain), plain, snap, np.arange(5))
+    assert usual.market is None
+    see(usual, snap, wants("a", "8Gi"))
+    assert usual.market is not None
+    assert not Usual(wanted=True).see(request(plain), plain, snap, np.arange(5))
+
+
+def test_prices_stay_until_they_differ_and_are_looked_at_rarely() -> None:
+    usual, snap = Usual(wanted=True), fleet()
+    markets = set()
+    for number in range(2000):
+        see(usual, snap, wants(f"p{number}", "32Gi" if number % 2 else "8Gi"))
+        markets.add(usual.market)
+    assert len(markets) < 8  # an early few; then it changes no more
+    before = usual.market
+    for number in range(2000):
+        see(usual, snap, wants(f"q{number}", "8Gi"))
+    assert usual.market is not before
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    usual, snap = Usual(wanted=True), fleet()
+    for number in range(2 * MOST_SELECTORS):
+        see(usual, snap, wants(f"p{number}", "8Gi", {"n": str(number)}))
+    assert len(usual._offered) == MOST_SELECTORS
+    many = build([node(f"n{i}", SMALL + i * GIB) for i in range(3 * MOST_CLASSES)])
+    found = market(many, {})
+    assert found is not None
+    assert len(found.sizes) <= MOST_CLASSES
+
+
+def test_a_fleet_that_changes_is_looked_at_again() -> None:
+    usual = Usual(wanted=True)
+    see(usual, fleet(), wants("a", "8Gi"))
+    grown = build([*fleet().nodes, node("larger", 2 * LARGE)])
+    see(usual, grown, wants("b", "100Gi"))
+    assert usual.market is not None
+    assert (2 * LARGE,) in usual._mix.demand
+
+
+def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
+    found = market(snap, demand)
+    assert found is not None
+    return found
+
+
+def test_a_small_pod_keeps_off_the_class_that_others_need() -> None:
+    """The large device is the fuller one: best fit alone takes it."""
+    full = promise({"large": 52 * GIB})
+    full = promise({"large": 52 * GIB})
+    taken = weighed(shared("large", memory_bytes=LARGE), name="large", promises={"u": full})
+    snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
+    verdicts = fit(request(wants("p", "8Gi")), snap, np.arange(5), NOW_S)
+    dear = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 20.0})
+    cheap = of(snap, {(SMALL, LARGE): 1.0, (SMALL,): 20.0})
+    assert rank(verdicts, Weights()).winner == 0
+    assert rank(verdicts, Weights(), dear).winner != 0
+    assert rank(verdicts, Weights(), cheap).winner == 0
+
+
+def test_the_smallest_device_is_not_preferred_besides() -> None:
+    """A guess at what prices say; beside them it costs density."""
+    verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
+    assert set(rank(verdicts, Weights()).terms["smallest_device"].tolist()) == {0.5}
+    plain = fit(request(pod("8Gi")), fleet(), np.arange(5), NOW_S)
+    assert len(set(rank(plain, Weights()).terms["smallest_device"].tolist())) == 2
+
+
+def test_ranks_by_what_is_kept_are_those_of_the_terms_with_the_market() -> None:
+    snap = fleet()
+    asked = request(wants("p", "8Gi"))
+    found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
+    verdicts = fit(asked, snap, np.arange(5), NOW_S)
+    told = rank(verdicts, Weights(), found)
+    weighing = Weighings(Weights()).weigh(asked, snap, NOW_S)
+    kept = weighing.rank(asked, snap, np.arange(5), NOW_S, found)
+    assert kept.scores.tolist() == told.scores.tolist()
+    total = sum(Weights().parts[name] * term for name, term in told.terms.items())
+    assert total == pytest.approx(told.scores)
+    assert (told.terms["packing"] <= 1).all()
+    without = weighing.rank(asked, snap, np.arange(5), NOW_S)
+    assert without.scores.tolist() != kept.scores.tolist()
+
+
+def test_it_costs_little_to_look() -> None:
+    """Counts, not seconds: a look at 5,000 nodes happens once for so many pods."""
+    looks = 0
+
+    class Counted(Usual):
+        def _look(self, snap: Snapshot) -> None:
+            nonlocal looks
+            looks += 1
+            super()._look(snap)
+
+    usual, snap = Counted(wanted=True), fleet()
+    for number in range(10 * EVERY_PODS):
+        see(usual, snap, wants(f"p{number}", "8Gi"))
+    assert looks < 20
+
+
+def test_a_whole_device_on_unshared_nodes_counts_as_a_mean_one() -> None:
+    usual = Usual(wanted=True)
+    snap = build([weighed(device(), name="n")])
+    plain = pod(None, container(), name="x", uid="x")
+    usual.see(request(plain), plain, snap, np.arange(1))
+    assert sum(usual._mix.demand.values()) == pytest.approx(
+        int(snap.columns.allocatable_bytes[0, 0]), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("policy", ["pack", "fragmentation"])
+def test_pods_of_two_devices_leave_a_node_empty_for_one_of_all_eight(policy: str) -> None:
+    """On unshared nodes: devices that are held are no risk to anybody."""
+    devices = [device(f"GPU-{i}") for i in range(8)]
+    gone = Replicas(free=0, allocated=1)
+    held = [device(f"GPU-{i}", replicas=gone) for i in range(2)]
+    promises = {f"u{i}": promise({f"GPU-{i}": 24 * GIB}) for i in range(2)}
+    begun = weighed(*held, *devices[2:], name="begun", promises=promises)
+    snap = build([weighed(*devices, name="empty"), begun])
+    asked = pod("100%", container(gpus=2), annotations={"headroom.gpu/policy": policy})
+    verdicts = fit(request(asked), snap, np.arange(2), NOW_S)
+    assert verdicts.fits.all()
+    assert rank(verdicts, Weights()).winner == 1

@@ -1,0 +1,202 @@
+"""What each named term says of a node, and that it decides when all else is equal."""
+
+from math import inf
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.annotations import POLICY
+from contract.gpunode import Device, SmActivity
+from contract.kube import Pod
+from extender.placement.fit import fit
+from extender.placement.rules import Weights
+from extender.placement.score import rank
+from extender.placement.snapshot import NodeTerms
+from extender.placement.table import build
+from tests.builders import (
+    DISTRIBUTED,
+    FRESH_S,
+    GIB,
+    GPU,
+    NOW_S,
+    device,
+    pod,
+    promise,
+    request,
+    shared,
+    use,
+    weighed,
+)
+
+
+def said(term: str, asked: Pod, *nodes: NodeTerms, now_s: float = NOW_S) -> list[float]:
+    """What the term says of each node."""
+    snap = build(nodes)
+    rows = snap.rows([node.name for node in nodes])
+    ranking = rank(fit(request(asked), snap, rows, now_s), Weights())
+    return [round(float(value), 6) for value in ranking.terms[term]]
+
+
+def winner(asked: Pod, *nodes: NodeTerms, now_s: float = NOW_S) -> str:
+    snap = build(nodes)
+    rows = snap.rows([node.name for node in nodes])
+    place = rank(fit(request(asked), snap, rows, now_s), Weights()).winner
+    assert place is not None
+    return nodes[place].name
+
+
+def busy(uuid: str, ratio: float | None, **how: Any) -> Device:
+    activity = None if ratio is None else SmActivity(ratio, "dcgm")
+    return shared(uuid, sm_activity=activity, **how)
+
+
+def always_wins(name: str, vram: str, *nodes: NodeTerms, now_s: float = NOW_S) -> bool:
+    """Whatever a hash of the pod would say, and in either order."""
+    return all(
+        winner(pod(vram, uid=str(uid)), *order, now_s=now_s) == name
+        for uid in range(8)
+        for order in (nodes, nodes[::-1])
+    )
+
+
+class TestPacking:
+    def holding(self, name: str, gib: int) -> NodeTerms:
+        return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})})
+
+    def test_packing_is_how_full_the_device_gets_and_a_little_how_full_the_node(self) -> None:
+        pair = weighed(shared("x"), shared("y"), name="pair")
+        one = self.holding("one", 4)
+        # 16 of 24 GiB are left on a device; on the nodes 40 of 48, and 12 of 48.
+        assert said("packing", pod("8Gi"), pair, one) == pytest.approx(
+            [1 - (4 * 16 / 24 + 40 / 48) / 5, 1 - (4 * 12 / 24 + 12 / 48) / 5], abs=1e-6
+        )
+
+    def test_spreading_is_the_contrary(self) -> None:
+        asked = pod("8Gi", annotations={POLICY: "spread"})
+        empty, full = self.holding("empty", 0), self.holding("full", 12)
+        assert said("packing", asked, empty, full) == pytest.approx([2 / 3, 1 / 6], abs=1e-6)
+
+
+class TestActivity:
+    def test_it_is_how_idle_the_busiest_device_is_that_the_pod_could_end_on(self) -> None:
+        full_up = busy("g", 1.0, free=0, allocated=4)
+        nodes = (
+            weighed(busy("a", 0.25), busy("b", 0.75), name="both"),
+            weighed(busy("c", 0.25), busy("d", None), name="half-known"),
+            weighed(busy("e", None), name="unknown"),
+            weighed(busy("f", 0.0), full_up, name="full-up", plugin=DISTRIBUTED),
+        )
+        assert said("sm_activity", pod("1Gi"), *nodes) == [0.25, 0.75, 0.5, 1.0]
+
+    def test_the_quieter_one_wins(self) -> None:
+        quiet, loud = (
+            weighed(busy(f"{name}-0", ratio), name=name)
+            for name, ratio in (("quiet", 0.2), ("loud", 0.9))
+        )
+        assert always_wins("quiet", "4Gi", quiet, loud)
+
+
+class TestSlack:
+    def node(self, name: str, asked_gib: int, used_gib: int) -> NodeTerms:
+        return weighed(
+            shared(name, 3, 1, used_bytes=used_gib * GIB),
+            name=name,
+            pods=[use("u", name, used_gib * GIB, replica="r")],
+            promises={"u": promise({name: asked_gib * GIB})},
+        )
+
+    def test_it_is_what_the_neighbours_use_beyond_their_requests(self) -> None:
+        nodes = self.node("honest", 12, 12), self.node("frugal", 12, 1), self.node("greedy", 6, 12)
+        assert said("slack", pod("1Gi"), *nodes) == [1, 1, 0.75]
+
+    def test_the_honest_neighbour_is_preferred(self) -> None:
+        """As much is charged on both."""
+        honest, greedy = self.node("honest", 12, 12), self.node("greedy", 6, 12)
+        assert always_wins("honest", "4Gi", honest, greedy)
+
+
+class TestPrediction:
+    def node(self, name: str, *held_gib: int, **how: Any) -> NodeTerms:
+        """Devices with three replicas left, each of which holds a pod of so many GiB."""
+        how = {"plugin": DISTRIBUTED, **how}
+        uuids = [f"{name}-{i}" for i in range(len(held_gib))]
+        return weighed(
+            *(
+                shared(uuid, 3, 1, used_bytes=gib * GIB)
+                for uuid, gib in zip(uuids, held_gib, strict=True)
+            ),
+            name=name,
+            pods=[
+                use(uuid, uuid, gib * GIB, replica=uuid)
+                for uuid, gib in zip(uuids, held_gib, strict=True)
+            ],
+            promises={
+                uuid: promise({uuid: gib * GIB}) for uuid, gib in zip(uuids, held_gib, strict=True)
+            },
+            **how,
+        )
+
+    def test_one_device_is_certain_and_of_two_each_may_be_it(self) -> None:
+        alone, two = self.node("alone", 4), self.node("two", 4, 4)
+        assert said("prediction", pod("4Gi"), alone, two) == pytest.approx(
+            [(8 * 0.5 + 1 + 1) / 10, (8 * 0.5 + 0.5 + 1) / 10], abs=1e-6
+        )
+
+    def test_a_device_without_room_is_a_surprise_waiting(self) -> None:
+        """It is not next, but would be if a replica of it were released."""
+        safe = weighed(shared("a", 4, 0), shared("b", 3, 1), name="safe", plugin=DISTRIBUTED)
+        risky = weighed(
+            shared("c", 4, 0),
+            shared("d", 3, 1, used_bytes=20 * GIB),
+            name="risky",
+            plugin=DISTRIBUTED,
+            pods=[use("u", "d", 20 * GIB, replica="r")],
+            promises={"u": promise({"d": 20 * GIB})},
+        )
+        found = said("prediction", pod("8Gi"), safe, risky)
+        assert found[0] > found[1]
+
+    def test_where_the_device_is_ours_to_choose_nothing_is_left_to_predict(self) -> None:
+        steered = weighed(
+            shared("a", 3, 1),
+            shared("b", 3, 1),
+            name="steered",
+            plugin=msgspec.structs.replace(DISTRIBUTED, steered=[GPU]),
+        )
+        assert said("prediction", pod("8Gi"), steered) == [0.6]
+
+
+class TestSmallestDevice:
+    def test_the_smallest_that_will_do(self) -> None:
+        large, small = (
+            weighed(device(name, memory_bytes=gib * GIB), name=name)
+            for name, gib in (("large", 80), ("small", 40))
+        )
+        assert said("smallest_device", pod("8Gi"), large, small) == [0, 0.5]
+        assert always_wins("small", "8Gi", large, small)
+        assert winner(pod("60Gi"), large, small) == "large"
+
+
+class TestReport:
+    def node(self, name: str, **how: Any) -> NodeTerms:
+        return msgspec.structs.replace(weighed(shared(name), name=name), **how)
+
+    def test_an_ageing_report_counts_less_the_older_it_is(self) -> None:
+        ageing = self.node("ageing", ageing_from_s=FRESH_S - 40)
+        young, labels = self.node("young", ageing_from_s=FRESH_S), self.node("labels")
+        labels = msgspec.structs.replace(labels, fresh_until_s=inf, ageing_from_s=inf)
+        nodes = ageing, young, labels
+        assert said("report", pod("1Gi"), *nodes, now_s=FRESH_S - 50) == [1, 1, 1]
+        assert said("report", pod("1Gi"), *nodes, now_s=FRESH_S - 30) == [0.75, 1, 1]
+        assert said("report", pod("1Gi"), *nodes, now_s=FRESH_S) == [0, 1, 1]
+
+    def test_a_degraded_one_counts_half(self) -> None:
+        whole, degraded = self.node("whole"), self.node("degraded", degraded=True)
+        labels = self.node("labels", unmeasured="read from labels")
+        assert said("report", pod("1Gi"), whole, degraded, labels) == [1, 0.5, 0.5]
+        assert always_wins("whole", "4Gi", whole, degraded)
+
+    def test_the_younger_one_wins(self) -> None:
+        ageing = self.node("ageing", ageing_from_s=FRESH_S - 40)
+        assert always_wins("young", "4Gi", ageing, self.node("young"), now_s=FRESH_S - 10)
