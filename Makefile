@@ -1,4 +1,5 @@
-# make demo | check | test | e2e | real | chaos | fuzz | cluster | bench | bench-agent | bench-devices | lock: nothing else to remember.
+# make demo | check | test | e2e | real | chaos | fuzz | cluster | bench | bench-agent | bench-devices | bench-cluster |
+# bench-storm | bench-sampling | bench-weights | bench-packing | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,8 @@ RUN := $(VENV)/bin/python
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices lock
+.PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices \
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -51,6 +53,21 @@ bench-agent: $(VENV)/test.stamp  ## what an agent costs its node: memory, CPU, a
 
 bench-devices: $(VENV)/test.stamp  ## what each way to place pods costs and risks, beside the plugin
 	$(RUN) -m benchmarks.device_truth $(ARGS)
+
+bench-cluster: $(VENV)/test.stamp  ## pods a second of a real kube-scheduler: alone, with a bare extender, with ours
+	$(RUN) -m benchmarks.cluster $(ARGS)
+
+bench-storm: $(VENV)/test.stamp  ## what refused pods that are tried again and again cost the others
+	$(RUN) -m benchmarks.storm $(ARGS)
+
+bench-sampling: $(VENV)/test.stamp  ## what percentageOfNodesToScore costs where one node of 5,000 fits
+	$(RUN) -m benchmarks.sampling $(ARGS)
+
+bench-weights: $(VENV)/test.stamp  ## which of kube-scheduler's own preferences our weight beats
+	$(RUN) -m benchmarks.weights $(ARGS)
+
+bench-packing: $(VENV)/test.stamp  ## how much GPU memory each way to place pods can promise
+	$(RUN) -m benchmarks.packing $(ARGS)
 
 # Pins every dependency with its hashes; the locks carry no addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -19,7 +19,7 @@ import typer
 import urllib3
 import yaml
 
-from benchmarks.hotpath import machine
+from benchmarks.hotpath.machine import machine
 from tests.controlplane import ROOT, ControlPlane
 from tests.e2e.cluster import GPUNODES, PODS, Cluster, pod_manifest
 

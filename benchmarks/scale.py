@@ -1,7 +1,7 @@
 """What a restart costs in a large cluster: from kill to ready, and what the process then holds.
 
     python -m benchmarks.scale [--nodes 5000] [--pods 100000] [--gpu-pods 20000] [--restarts 3]
-        [--churned 4000]
+        [--churned 4000] [--churn-s 3600]
 
 A real etcd and a real API server hold the cluster: nodes of 8 time-sliced GPUs, each with its
 report, its heartbeat and the promises of the GPU pods that run there, and all other pods. Nobody
@@ -10,7 +10,7 @@ JSON that it stores and lists as any other.
 
 The extender is the real process with its own rights. It is killed with SIGKILL and started again;
 ready is what its /readyz says, and what it and the API server spent of the CPU until then stands
-beside it. Then pods come and go; an hour in which ten come and go every second is --churned 36000.
+beside it. Then pods come and go: as fast as one client can, or evenly over --churn-s seconds.
 Goals: ready within 15 s, under 300 MiB resident, no growth with the churn (5 MiB are within what
 one sample differs from the next).
 """
@@ -20,7 +20,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -30,7 +30,8 @@ import typer
 import urllib3
 
 from benchmarks.agent import vitals
-from benchmarks.hotpath import machine, pod_as_sent
+from benchmarks.hotpath.bodies import pod_as_sent
+from benchmarks.hotpath.machine import machine
 from contract import annotations
 from contract.gpunode import (
     GROUP,
@@ -217,8 +218,9 @@ def heartbeats(nodes: int) -> Iterator[tuple[str, Object]]:
         yield f"leases/{SYSTEM_NAMESPACE}/{node_name(index)}", lease(index)
 
 
-def fill(plane: ControlPlane, objects: Iterable[tuple[str, Object]]) -> int:
-    """Put them into etcd, as the API server writes them; how many bytes they are."""
+def fill(plane: ControlPlane, objects: Iterable[tuple[str, Object]], together: int = _BATCH) -> int:
+    """Put them into etcd, as the API server writes them, so many in one transaction, that is in one
+    resourceVersion; how many bytes they are."""
     http = urllib3.PoolManager(retries=False, timeout=60.0)
     puts: list[Object] = []
     size = 0
@@ -235,7 +237,7 @@ def fill(plane: ControlPlane, objects: Iterable[tuple[str, Object]]) -> int:
         size += len(value)
         encoded = {"key": f"/registry/{key}".encode(), "value": value}
         puts.append({"requestPut": {k: base64.b64encode(v).decode() for k, v in encoded.items()}})
-        if len(puts) == _BATCH:
+        if len(puts) == together:
             flush()
     if puts:
         flush()
@@ -249,9 +251,9 @@ class Extender:
         self._cluster = cluster
         self._http = urllib3.PoolManager(retries=False, timeout=5.0)
 
-    def start(self) -> float:
+    def start(self, settings: Mapping[str, Any] | None = None) -> float:
         began_s = time.monotonic()
-        self._cluster.start_extender()
+        self._cluster.start_extender(settings=settings)
         while time.monotonic() < began_s + _PATIENCE_S:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
                 if self._http.request("GET", f"{self._cluster.debug_url()}/readyz").status == 200:
@@ -312,13 +314,14 @@ class Churned:
         return slope * self.writes
 
 
-def churn(plane: ControlPlane, pid: int, nodes: int, count: int) -> Churned:
-    """Pods that come bound and go again, as fast as one client can: each is taken for a stranger,
-    charged on its node and taken off it. Memory is sampled a hundred times."""
+def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) -> Churned:
+    """Pods that come bound and go again, in ``over_s`` or as fast as one client can: each is taken
+    for a stranger, charged on its node and taken off it. Memory is sampled a hundred times."""
     began, api_began = vitals(pid), vitals(plane.pid("kube-apiserver"))
     samples: list[tuple[int, float]] = []
     first = revision(plane)
     for number in range(count):
+        time.sleep(max(0.0, began.at_s + over_s * number / count - time.monotonic()))
         name = f"churn-{number}"
         manifest = pod(number, number % nodes, gpu=True)
         manifest["metadata"] = {"name": name, "annotations": manifest["metadata"]["annotations"]}
@@ -354,6 +357,7 @@ def main(
     gpu_pods: Annotated[int, typer.Option(help="Those of them that hold a GPU.")] = 20_000,
     restarts: Annotated[int, typer.Option(min=1, help="How often it is killed.")] = 3,
     churned: Annotated[int, typer.Option(help="Pods that come and go.")] = 4_000,
+    churn_s: Annotated[float, typer.Option(help="In so many seconds at least.")] = 0.0,
 ) -> None:
     """Print seconds from kill to ready, and MiB resident."""
     typer.echo(machine())
@@ -390,7 +394,7 @@ def main(
                 extender.kill()
         for kind, at_s, count in extender.listed():
             typer.echo(f"  {at_s:>6.2f} s  {count:>7} {kind}")
-        seen = churn(plane, extender.pid, nodes, churned)
+        seen = churn(plane, extender.pid, nodes, churned, churn_s)
         after = vitals(extender.pid)
         typer.echo(
             f"{seen.pods} pods came and went in {seen.took_s:.0f} s with {seen.writes} writes, "

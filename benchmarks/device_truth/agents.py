@@ -53,7 +53,7 @@ class Agent:
                 reserved_bytes=RESERVED_BYTES,
                 used_bytes=used[device],
                 unowned_bytes=0,
-                sharing="time-slicing",
+                sharing="time-slicing" if self._shape.replicas > 1 else "none",
                 resource=GPU,
                 replicas=Replicas(free=self._shape.replicas - held[device], allocated=held[device]),
             )

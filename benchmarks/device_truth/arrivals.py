@@ -2,7 +2,7 @@
 
 import csv
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,18 @@ class Job:
     request_bytes: int
     at_s: float
     life_s: float
+    #: Replicas that it asks for.
+    count: int = 1
+
+    @property
+    def selector(self) -> Mapping[str, str] | None:
+        """Of nodes; the benchmark itself offers those that it selects."""
+        return None
+
+    @property
+    def vram(self) -> str:
+        """What it annotates."""
+        return str(self.request_bytes)
 
 
 Draw = Callable[[random.Random], int]

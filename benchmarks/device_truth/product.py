@@ -57,11 +57,11 @@ class Product(Scheduler):
 
     choice = DeviceChoice.PREDICTED
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, rules: Rules = Rules()) -> None:  # noqa: B008 - a value
         self._world = world
         self._now_s = 0.0
-        self._cluster = ClusterState(Rules(), NEVER_S, EPOCH_S)
-        self._weighings = Weighings()
+        self._cluster = ClusterState(rules, NEVER_S, EPOCH_S)
+        self._weighings = Weighings(self._cluster.rules.weights)
         #: What the store told since the last decision: taken in one go, which decides the same.
         self._inbox: list[Event] = []
         #: Nodes that may hold a promise that is left over.
@@ -77,7 +77,7 @@ class Product(Scheduler):
             wall_s=lambda: EPOCH_S + self._now_s,
             new_id=lambda: str(next(numbers)),
         )
-        self._agents = [self._join(node, world.shape) for node in range(world.shape.nodes)]
+        self._agents = [self._join(node, shape) for node, shape in enumerate(world.shapes)]
 
     def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> int | None:
         self._now_s = now_s
@@ -87,9 +87,10 @@ class Product(Scheduler):
         assert isinstance(request, VramRequest)
         snap = self._cluster.snapshot()
         rows = snap.rows([name_of(node) for node in nodes])
-        ranking = self._weighings.weigh(request, snap, now_s).rank(
-            request.policy, snap, rows, now_s
-        )
+        usual = self._cluster.usual
+        usual.see(request, pod, snap, rows)
+        weighing = self._weighings.weigh(request, snap, now_s)
+        ranking = weighing.rank(request, snap, rows, now_s, usual.market)
         if ranking.winner is None:
             self._store.delete_pod(NAMESPACE, job.name)
             return None
@@ -131,19 +132,29 @@ class Product(Scheduler):
                 name=job.name,
                 namespace=NAMESPACE,
                 uid=job.name,
-                annotations={VRAM: str(job.request_bytes)},
+                annotations={VRAM: job.vram},
                 owner_references=[OwnerReference(kind="ReplicaSet", name="r", controller=True)],
             ),
             spec=PodSpec(
-                containers=[Container(name=MAIN, resources=ResourceRequirements(limits={GPU: "1"}))]
+                node_selector=job.selector,
+                containers=[
+                    Container(
+                        name=MAIN, resources=ResourceRequirements(limits={GPU: str(job.count)})
+                    )
+                ],
             ),
             status=PodStatus(phase="Pending"),
         )
 
+    def _annotations(self, shape: Shape) -> dict[str, str]:
+        """The node's. Whole devices are the plugin's to choose: any will do."""
+        choice = self.choice if shape.replicas > 1 else DeviceChoice.PREDICTED
+        return {DEVICE_CHOICE: choice.value}
+
     def _join(self, node: int, shape: Shape) -> Agent:
         name = name_of(node)
         amounts = {GPU: str(shape.gpus * shape.replicas)}
-        metadata = ObjectMeta(name=name, uid=name, annotations={DEVICE_CHOICE: self.choice.value})
+        metadata = ObjectMeta(name=name, uid=name, annotations=self._annotations(shape))
         self._inbox.append(
             NodeSeen(Node(metadata=metadata, status=NodeStatus(allocatable=amounts)))
         )
@@ -256,6 +267,8 @@ class Pinned(Product):
 
     def _pod(self, job: Job) -> Pod:
         pod = super()._pod(job)
+        if job.count > 1:
+            return pod  # it wants whole devices, any of them
         source = EnvVarSource(field_ref=FieldRef(f"metadata.annotations['{DEVICES}0']"))
         follows = EnvVar(VISIBLE_DEVICES, value_from=source)
         containers = [

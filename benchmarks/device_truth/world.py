@@ -5,7 +5,7 @@ Those models are held against the real kubelet and the real plugin by ``tests/st
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.device_truth.arrivals import GIB, Job
@@ -21,7 +21,8 @@ RESERVED_BYTES = GIB
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A fleet of equal nodes with time-sliced GPUs; 1 GiB of each is the driver's."""
+    """A fleet of equal nodes with time-sliced GPUs, unshared with one replica of each; 1 GiB of
+    each is the driver's."""
 
     nodes: int
     gpus: int
@@ -57,31 +58,38 @@ class Sample:
 
 
 class World:
-    def __init__(self, shape: Shape, seed: int) -> None:
+    """``shapes`` are those of the nodes, one by one, where they are not all alike."""
+
+    def __init__(self, shape: Shape, seed: int, shapes: Sequence[Shape] = ()) -> None:
         self.shape = shape
+        self.shapes = list(shapes) or [shape] * shape.nodes
         # "packed" came with v0.20; of the other both releases draw single replicas alike.
-        settings = Settings(shape.replicas, shape.policy, 20 if shape.policy == "packed" else 19)
+        release = 20 if shape.policy == "packed" else 19
         self._plugin = Drawn(random.Random(seed))
         self._nodes = [
-            StandIn([Gpu(uuid_of(device)) for device in range(shape.gpus)], settings)
-            for _ in range(shape.nodes)
+            StandIn(
+                [Gpu(uuid_of(device)) for device in range(each.gpus)],
+                Settings(each.replicas, each.policy, release),
+            )
+            for each in self.shapes
         ]
         #: By node, pod -> the device that it uses, and the bytes.
-        self._used: list[dict[str, tuple[int, int]]] = [{} for _ in range(shape.nodes)]
+        self._used: list[dict[str, tuple[int, int]]] = [{} for _ in self.shapes]
 
     def admit(self, job: Job, node: int, who: Callable[[Lots], Lots]) -> int | None:
-        """The kubelet admits the pod; returns the device of its replica, None where it does not.
+        """The kubelet admits the pod; returns the device of its replica, the first of several, and
+        None where it does not.
 
         ``who`` answers it when it asks what to prefer, the plugin or somebody in its place.
         """
-        pod = Pod(job.name, (Container(MAIN, 1),))
+        pod = Pod(job.name, (Container(MAIN, job.count),))
         if not self._nodes[node].admit(pod, who(self._plugin)).admitted:
             return None
-        return self._held(node, job.name).device
+        return self.given(node, job.name)[0].device
 
     def start(self, job: Job, node: int, device: int) -> None:
         """Its process takes what it asked for, or nothing where that is not there."""
-        free_bytes = self.shape.allocatable_bytes - sum(
+        free_bytes = self.shapes[node].allocatable_bytes - sum(
             size for there, size in self._used[node].values() if there == device
         )
         if job.request_bytes <= free_bytes:
@@ -99,15 +107,18 @@ class World:
 
     def sample(self, node: int) -> Sample:
         pods = [
-            self._held(node, uid) for uid, held in self._nodes[node].pods.items() if held.counts
+            each
+            for uid, held in self._nodes[node].pods.items()
+            if held.counts
+            for each in self.given(node, uid)
         ]
         return Sample(tuple(pods), dict(self._used[node]))
 
-    def _held(self, node: int, uid: str) -> Held:
+    def given(self, node: int, uid: str) -> list[Held]:
+        """The replicas that the kubelet gave a pod."""
         entry = self._nodes[node].devices.given(uid, MAIN)
         assert entry is not None
-        (replica,) = entry.replicas
-        return Held(uid, index_of(device_of(replica)), replica)
+        return [Held(uid, index_of(device_of(each)), each) for each in sorted(entry.replicas)]
 
 
 def uuid_of(device: int) -> str:

@@ -1,43 +1,38 @@
-"""How long filter and prioritize take, against reading and writing their bytes and nothing else.
+"""Filter and prioritize, against reading and writing their bytes and nothing else: a short table.
 
-    python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
-
-Bodies have the shape that kube-scheduler sends with nodeCacheCapable. Every call asks for another
-pod, offers all nodes in another order, and comes after a bind, so that it pays for what a new
-snapshot costs. Server and caller are two processes; the calls go over HTTP on the loopback. Beside
-each verb the *echo* is called with the very same body, so that the ratio holds on a busy machine
-too: a route of the same server that decodes the body with msgspec into plain Python values, encodes
-them again and decides nothing. What it sends back is smaller than what prioritize must.
+Every call asks for another pod, offers all nodes in another order, and comes after a bind, so that
+it pays for what a new snapshot costs. Server and caller are two processes; the calls go over HTTP
+on the loopback. Beside each verb the *echo* is called with the very same body, so that the ratio
+holds on a busy machine too: a route of the same server that decodes the body with msgspec into
+plain Python values, encodes them again and decides nothing. What it sends back is smaller than what
+prioritize must.
 
 Then the same is done with a stopwatch in the verbs, to show where their time goes.
 """
 
 import functools
 import gc
-import http.client
-import io
 import multiprocessing
-import os
-import platform
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
-import structlog
 import typer
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
-from contract.annotations import VRAM
+from benchmarks.hotpath.bodies import GPU, JSON, SEED, Bodies, bind_of, names_of
+from benchmarks.hotpath.calling import Caller
+from benchmarks.hotpath.machine import machine, quiet
 from contract.gpunode import (
     Charge,
     Device,
@@ -56,14 +51,13 @@ from extender.placement.weighing import Weighing, Weighings
 from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.names import NodeIndex
-from extender.web.serving import JSON, verbs_app
+from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
+from extender.wiring.memory import keep_what_answers_need
 
 GIB = 1 << 30
-GPU = "nvidia.com/gpu"
 DEVICES = 8
 REPLICAS = 4
-SEED = 1
 WARM_UP = 20
 
 
@@ -126,71 +120,6 @@ class Fleet:
             del self._promises[name][next(iter(self._promises[name]))]
         self._promise(name)
         self.state.apply([self._seen(name)])
-
-
-class Bodies:
-    """Filter calls, each for another pod, with the nodes in another order."""
-
-    def __init__(self, nodes: int) -> None:
-        self._random = random.Random(SEED)
-        self._names = names_of(nodes)
-        self._serial = 0
-
-    def another(self) -> bytes:
-        self._serial += 1
-        offered = self._random.sample(self._names, len(self._names))
-        size = self._random.choice(["4Gi", "10Gi", "24Gi", "40Gi", "25%"])
-        pod = pod_as_sent(f"train-{self._serial}", size)
-        return msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": offered})
-
-
-def names_of(nodes: int) -> list[str]:
-    return [f"gpu-a100-{i:04d}" for i in range(nodes)]
-
-
-def pod_as_sent(name: str, vram: str) -> dict[str, Any]:
-    resources = {"cpu": "100m", "memory": "1Gi", GPU: "1"}
-    managed = {
-        "manager": "unknown",
-        "operation": "Update",
-        "apiVersion": "v1",
-        "time": "2026-11-21T00:29:21Z",
-        "fieldsType": "FieldsV1",
-        "fieldsV1": {
-            "f:metadata": {"f:annotations": {".": {}, f"f:{VRAM}": {}}},
-            "f:spec": {"f:containers": {'k:{"name":"main"}': {".": {}, "f:resources": {}}}},
-        },
-    }
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "uid": f"3b8d9ff9-{name}",
-            "resourceVersion": "8760",
-            "creationTimestamp": "2026-11-21T00:29:21Z",
-            "labels": {"app": "train"},
-            "annotations": {VRAM: vram},
-            "managedFields": [managed],
-        },
-        "spec": {
-            "containers": [
-                {
-                    "name": "main",
-                    "image": "registry.example.com/ml/train:1",
-                    "resources": {"limits": resources, "requests": resources},
-                    "terminationMessagePath": "/dev/termination-log",
-                    "imagePullPolicy": "IfNotPresent",
-                }
-            ],
-            "restartPolicy": "Always",
-            "schedulerName": "default-scheduler",
-            "tolerations": [
-                {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
-            ],
-            "priority": 0,
-        },
-        "status": {"phase": "Pending", "qosClass": "Guaranteed"},
-    }
 
 
 def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
@@ -256,6 +185,7 @@ class Stopwatch:
 def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
     """The child process: verbs and echo behind one server on a free port of the loopback."""
     quiet()
+    keep_what_answers_need()
     watch = Stopwatch()
     if stopwatch:
         watch.attach()
@@ -291,26 +221,6 @@ def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-class Caller:
-    """kube-scheduler's side: one connection, as Go keeps it open."""
-
-    def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self._connection.connect()
-        # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
-        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def post(self, what: str, body: bytes = b"") -> tuple[bytes, int]:
-        """The answer, and the nanoseconds that it took."""
-        began = time.perf_counter_ns()
-        self._connection.request("POST", f"/{what}", body, {"Content-Type": JSON})
-        answer = self._connection.getresponse().read()
-        return answer, time.perf_counter_ns() - began
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 @dataclass
 class Measured:
     """Nanoseconds of each call; the i-th echo had the body of the i-th call of the verb."""
@@ -321,13 +231,6 @@ class Measured:
     reports: list[int]
     #: By verb; empty without a stopwatch.
     parts: dict[str, list[dict[str, int]]]
-
-
-def bind_of(body: bytes) -> bytes:
-    """The call that follows those of a pod; where it is for does not matter here."""
-    metadata = msgspec.json.decode(body)["Pod"]["metadata"]
-    args = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"]}
-    return msgspec.json.encode(args | {"PodUID": metadata["uid"], "Node": "any"})
 
 
 def measure(nodes: int, calls: int, stopwatch: bool = False) -> Measured:
@@ -368,25 +271,6 @@ def measure(nodes: int, calls: int, stopwatch: bool = False) -> Measured:
     return found
 
 
-def quiet() -> None:
-    """Log lines are made, and kept from the terminal."""
-    structlog.configure(
-        processors=[structlog.processors.JSONRenderer()],
-        logger_factory=structlog.PrintLoggerFactory(io.StringIO()),
-        cache_logger_on_first_use=True,
-    )
-
-
-def machine() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0))
-    return (
-        f"{models[0] if models else platform.machine()}, {cores} cores, "
-        f"Python {platform.python_version()}, numpy {np.__version__}, msgspec {msgspec.__version__}"
-    )
-
-
 def show(nodes: int, found: Measured) -> None:
     for verb, took in found.verbs.items():
         echoed = np.percentile(found.echoes[verb], [50, 99])
@@ -412,12 +296,8 @@ def show_parts(nodes: int, found: Measured) -> None:
     typer.echo(f"  a report, its snapshot, and what is weighed ahead: p50 {p50:.3f}, p99 {p99:.3f}")
 
 
-def main(
-    calls: Annotated[int, typer.Option(help="Calls of each verb that are counted.")] = 300,
-    nodes: Annotated[list[int] | None, typer.Option(help="Sizes of the fleet.")] = None,
-) -> None:
+def tabulate(calls: int, sizes: Sequence[int]) -> None:
     """Print p50 and p99, their ratios to the echo's, and where the time goes."""
-    sizes = nodes or [100, 1_000, 5_000]
     typer.echo(machine())
     typer.echo(
         f"{'':>19}{'p50 ms':>9}{'p99 ms':>9}{'echo p50':>10}{'p99':>9}{'ratio p50':>11}{'p99':>7}"
@@ -425,7 +305,3 @@ def main(
     for size in sizes:
         show(size, measure(size, calls))
     show_parts(sizes[-1], measure(sizes[-1], calls, stopwatch=True))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,0 +1,162 @@
+"""Pods per second of the real kube-scheduler: alone, with an extender that only binds, with ours.
+
+    python -m benchmarks.cluster [--nodes 1000] [--nodes 5000] [--rounds 3] [--pods 300] [--json]
+
+A real etcd, API server and kube-scheduler (the newest that the tests have) on plain Node objects of
+8 GPUs, each with its GPUNode and with pods that run there already. In every round each of these
+schedules as many pods that came at once, then some that come one at a time:
+
+    none      kube-scheduler without an extender
+    nothing   an extender that refuses nothing and binds (benchmarks/real/nothing.py)
+    swap      the same, and a bare compare-and-swap on the node's GPUNode before the Binding
+    headroom  the extender as it is shipped
+
+All are told the same ``percentageOfNodesToScore`` and start afresh, in another order each round;
+what is compared is the rate within a round. The CPU seconds of all processes for one pod stand
+beside it, as they say most of where the time went. Goal: headroom at least 0.9 of nothing.
+"""
+
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from benchmarks.hotpath.machine import machine
+from benchmarks.real.stage import UNHURRIED, Bound, Stage, latencies, pending, quantile, stage
+from benchmarks.real.start import start_nothing, start_scheduler
+from tests.processes import free_ports
+
+VARIANTS = ("none", "nothing", "swap", "headroom")
+GOAL = 0.9
+VRAM = "8Gi"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    nodes: int
+    percentage: int
+    round: int
+    variant: str
+    pods_per_s: float
+    #: Seconds from when a pod came until it was bound, with time to spare between two.
+    p50_s: float
+    p99_s: float
+    #: CPU milliseconds of each process for a pod of those that came at once.
+    cpu_ms: dict[str, float]
+
+
+@contextlib.contextmanager
+def extender(on: Stage, variant: str) -> Iterator[str | None]:
+    """Its address, where there is one."""
+    match variant:
+        case "none":
+            yield None
+        case "headroom":
+            yield on.start_headroom()
+            on.kill("extender")
+        case _:
+            (port,) = free_ports(1)
+            yield start_nothing(on.plane, port, *(["--swap"] if variant == "swap" else []))
+            on.kill("nothing")
+
+
+def run(on: Stage, turn: int, variant: str, pods: int, percentage: int, profile: str) -> Run:
+    names = [f"run-{turn}-{variant}-{number:04d}" for number in range(pods)]
+    config = {"clientConnection": UNHURRIED, "percentageOfNodesToScore": percentage}
+    with Bound(on.plane) as bound, extender(on, variant) as url:
+        start_scheduler(on.plane, url, config)
+        first = f"run-{turn}-{variant}-first"
+        on.put([pending(first, VRAM)])
+        bound.wait([first])
+        processes = ["etcd", "kube-apiserver", "kube-scheduler"]
+        processes += {"none": [], "headroom": ["extender"]}.get(variant, ["nothing"])
+        before = on.spent(*processes)
+        with on.profiled(profile, variant):
+            on.put(pending(name, VRAM) for name in names)
+            at_s = bound.wait(names)
+        spent = on.spent(*processes).since(before)
+        calm = [f"run-{turn}-{variant}-calm-{number}" for number in range(max(20, pods // 4))]
+        took_s = latencies(on, bound, calm, [VRAM] * len(calm), 0.1)
+        on.kill("kube-scheduler")
+    on.clear("run-")
+    return Run(
+        nodes=on.nodes,
+        percentage=percentage,
+        round=turn,
+        variant=variant,
+        pods_per_s=(len(names) - 1) / (max(at_s) - min(at_s)),
+        p50_s=statistics.median(took_s),
+        p99_s=quantile(took_s, 0.99),
+        cpu_ms={name: 1e3 * cpu_s / pods for name, cpu_s in spent.of.items()},
+    )
+
+
+def show(each: Run) -> None:
+    spent = "  ".join(f"{name} {ms:.1f}" for name, ms in each.cpu_ms.items())
+    typer.echo(
+        f"{each.nodes:>6}  {each.percentage or 'default':>7}  {each.round:>5}  {each.variant:<9}"
+        f"{each.pods_per_s:>8.1f}  {1e3 * each.p50_s:>7.1f}  {1e3 * each.p99_s:>7.1f}  {spent}",
+        err=True,
+    )
+
+
+def summary(runs: Sequence[Run]) -> Iterator[str]:
+    """The median of the ratios within each round."""
+    yield f"{'nodes':>6}  {'percent':>7}  {'variant':<9}{'pods/s':>8}  of nothing (each round)"
+    for nodes, percentage in sorted({(each.nodes, each.percentage) for each in runs}):
+        here = [each for each in runs if (each.nodes, each.percentage) == (nodes, percentage)]
+        rate = {(each.round, each.variant): each.pods_per_s for each in here}
+        for variant in dict.fromkeys(each.variant for each in here):
+            mine = {turn: r for (turn, what), r in rate.items() if what == variant}
+            line = f"{nodes:>6}  {percentage or 'default':>7}  {variant:<9}"
+            line += f"{statistics.median(mine.values()):>8.1f}"
+            ratios = [
+                r / rate[turn, "nothing"] for turn, r in mine.items() if (turn, "nothing") in rate
+            ]
+            if ratios:
+                each_round = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+                line += f"  {statistics.median(ratios):.2f} ({each_round})"
+            if variant == "headroom" and ratios:
+                line += ": goal met" if statistics.median(ratios) >= GOAL else ": goal NOT MET"
+            yield line
+
+
+def main(
+    nodes: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
+    percentage: Annotated[
+        list[int] | None, typer.Option(help="percentageOfNodesToScore; 0: the default.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    pods: Annotated[int, typer.Option(min=20, help="That come at once.")] = 300,
+    held: Annotated[int, typer.Option(help="Pods that each node runs already.")] = 4,
+    variants: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(VARIANTS),
+    profile: Annotated[
+        str, typer.Option(help="A py-spy: profiles of the extenders into the folder profiles.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Every run, as one list.")] = False,
+) -> None:
+    """Print how many pods a second each variant binds, and the ratios within each round."""
+    typer.echo(machine(), err=True)
+    runs: list[Run] = []
+    chosen = variants.split(",")
+    for size in nodes or [1_000, 5_000]:
+        with stage(size, held) as on:
+            for share in percentage or [100]:
+                for turn in range(rounds):
+                    for shift in range(len(chosen)):
+                        variant = chosen[(turn + shift) % len(chosen)]
+                        runs.append(run(on, turn, variant, pods, share, profile))
+                        show(runs[-1])
+    if as_json:
+        json.dump([asdict(each) for each in runs], sys.stdout, indent=1)
+    else:
+        typer.echo("\n".join(summary(runs)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

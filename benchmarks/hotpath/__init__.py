@@ -1,0 +1,1 @@
+"""What kube-scheduler's calls cost: see ``__main__``."""

@@ -1,0 +1,56 @@
+"""How long the verbs take, against reading and writing their bytes and nothing else.
+
+    python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
+    python -m benchmarks.hotpath --json [--quick] [--nodes F ...] [--pods-per-device F ...]
+        [--pod small|256Ki ...] [--form names|objects ...] [--fits all|one|none ...]
+        [--verb filter|prioritize|bind|explain|whatif ...] [--calls F]
+
+Without ``--json`` a short table of filter and prioritize, and where their time goes: see
+``table``. With it every verb in every case, as JSON: see ``matrix``. Each option that may be
+repeated chooses a part of the matrix; ``--quick`` is a part that takes half a minute.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from benchmarks.hotpath.matrix import QUICK, Choice, encoded, results
+from benchmarks.hotpath.table import tabulate
+
+
+def main(
+    calls: Annotated[int | None, typer.Option(min=1, help="Calls of each verb, counted.")] = None,
+    nodes: Annotated[list[int] | None, typer.Option(help="Sizes of the fleet.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The matrix, as JSON.")] = False,
+    quick: Annotated[bool, typer.Option(help="A small part of the matrix.")] = False,
+    pods_per_device: Annotated[list[int] | None, typer.Option(help="With --json.")] = None,
+    pod: Annotated[list[str] | None, typer.Option(help="With --json: small, 256Ki.")] = None,
+    form: Annotated[list[str] | None, typer.Option(help="With --json: names, objects.")] = None,
+    fits: Annotated[list[str] | None, typer.Option(help="With --json: all, one, none.")] = None,
+    verb: Annotated[list[str] | None, typer.Option(help="With --json: filter, bind ...")] = None,
+) -> None:
+    if not as_json:
+        tabulate(calls or 300, nodes or [100, 1_000, 5_000])
+        return
+    given: dict[str, Any] = {
+        "nodes": nodes,
+        "pods_per_device": pods_per_device,
+        "pods": pod,
+        "forms": form,
+        "fits": fits,
+        "verbs": verb,
+        "calls": calls,
+    }
+    chosen = {name: value for name, value in given.items() if value}
+    try:
+        whole = msgspec.structs.asdict(QUICK if quick else Choice())
+        choice = msgspec.convert({**whole, **chosen}, Choice)
+    except msgspec.ValidationError as err:
+        raise typer.BadParameter(f"{err}; right is, for example, --pod small --form names") from err
+    sys.stdout.buffer.write(encoded(results(choice)) + b"\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,198 @@
+"""The API server's part of a busy fleet: lists what there is, and watches that tell how agents
+report, as often as they are told to. It stores nothing and takes no writes.
+
+It listens on the loopback, in a process of its own, and is driven over the pipe.
+"""
+
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from benchmarks.hotpath.bodies import SEED
+from benchmarks.hotpath.fleet import MIB, Fleet, encoded, now
+from contract import annotations
+from contract.gpunode import GROUP, PLURAL, VERSION
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import ObjectMeta
+
+GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
+#: Each agent's Lease, and how many pods of the whole fleet change, in a second.
+_HEARTBEATS_EVERY_S, _PODS_PER_S = 30.0, 50.0
+_TICK_S = 0.01
+#: Stand in for what is another in each version; as long as what comes in their place.
+_VERSION, _OBSERVED_AT = "0000000000", "2000-01-01T00:00:00.000+00:00"
+
+
+class Order(msgspec.Struct):
+    """From now on so many reports a second; ``burst``: and all nodes at once, now."""
+
+    reports_per_s: float = 0.0
+    burst: bool = False
+    #: Heartbeats, and pods that change.
+    others: bool = False
+
+
+class Feed:
+    """What is listed, and what is told on each watch."""
+
+    def __init__(self, nodes: int, pods_per_device: int) -> None:
+        self._fleet = Fleet(nodes, pods_per_device)
+        self._random = random.Random(SEED)
+        self._version = itertools.count(1)
+        self._told = {path: queue.Queue[bytes]() for path in (GPUNODES, LEASES, PODS)}
+        names = self._fleet.names
+        #: Of each node, what its pods use first, and when they have grown.
+        self._reports = [[self._template(name, grown) for name in names] for grown in (0, 1, 2)]
+        self._pods = [
+            msgspec.json.encode(msgspec.structs.replace(pod, metadata=_versioned(pod.metadata)))
+            for name in names
+            for pod in self._fleet.kube_pods(name)
+        ]
+        self._stamps = dict.fromkeys(names, now())
+        self._next = itertools.cycle(range(nodes))
+        self._phase = 0
+
+    def _template(self, name: str, grown: int) -> bytes:
+        gpunode = self._fleet.gpunode(name)
+        status = msgspec.structs.replace(
+            self._fleet.status(name, grown * 256 * MIB), observed_at=_OBSERVED_AT
+        )
+        metadata = _versioned(gpunode.metadata)
+        return encoded(msgspec.structs.replace(gpunode, metadata=metadata, status=status))
+
+    def listed(self, path: str) -> bytes:
+        return b'{"metadata":{"resourceVersion":"1"},"items":[%b]}' % b",".join(self._items(path))
+
+    def _items(self, path: str) -> Iterator[bytes]:
+        if path == GPUNODES:
+            for index, name in enumerate(self._fleet.names):
+                yield self._filled(self._reports[0][index], self._stamps[name])
+        elif path == NODES:
+            for name in self._fleet.names:
+                yield msgspec.json.encode(self._fleet.kube_node(name))
+        elif path == PODS:
+            for pod in self._pods:
+                yield self._filled(pod, "")
+        elif path == LEASES:
+            for name in self._fleet.names:
+                yield self._lease(name)
+
+    def _filled(self, template: bytes, stamp: str) -> bytes:
+        version = f"{next(self._version):010d}".encode()
+        whole = template.replace(_VERSION.encode(), version, 1)
+        return whole.replace(_OBSERVED_AT.encode(), stamp.encode(), 1) if stamp else whole
+
+    def _lease(self, name: str) -> bytes:
+        vouch = Vouch(sampled_at=now(), gpunode=f"gpunode-{name}", observed_at=self._stamps[name])
+        metadata = {
+            "name": name,
+            "namespace": "headroom-system",
+            "resourceVersion": str(next(self._version)),
+            "annotations": {annotations.OBSERVED_AT: encode_vouch(vouch)},
+        }
+        return msgspec.json.encode({"metadata": metadata, "spec": {"renewTime": now()}})
+
+    def watched(self, path: str) -> "queue.Queue[bytes]":
+        """Nothing ever comes of the kinds that do not change."""
+        return self._told.get(path) or queue.Queue()
+
+    def obey(self, orders: Connection) -> None:
+        """For ever; answers each order with when it was taken."""
+        order, due, others_due, taken_s = Order(), 0.0, 0.0, time.monotonic()
+        while True:
+            if orders.poll(_TICK_S):
+                order = orders.recv()
+                orders.send(time.monotonic())
+                if order.burst:
+                    for _ in self._fleet.names:
+                        self._report()
+            now_s = time.monotonic()
+            due += order.reports_per_s * (now_s - taken_s)
+            others_due += order.others * (now_s - taken_s)
+            taken_s = now_s
+            while due >= 1:
+                self._report()
+                due -= 1
+            self._tell_others(others_due)
+            others_due = 0.0
+
+    def _report(self) -> None:
+        index = next(self._next)
+        if not index:
+            self._phase = (self._phase + 1) % len(self._reports)
+        name = self._fleet.names[index]
+        self._stamps[name] = now()
+        self._tell(GPUNODES, self._filled(self._reports[self._phase][index], self._stamps[name]))
+
+    def _tell_others(self, seconds: float) -> None:
+        for _ in range(self._some(len(self._fleet.names) / _HEARTBEATS_EVERY_S * seconds)):
+            self._tell(LEASES, self._lease(self._random.choice(self._fleet.names)))
+        for _ in range(self._some(_PODS_PER_S * seconds) if self._pods else 0):
+            self._tell(PODS, self._filled(self._random.choice(self._pods), ""))
+
+    def _some(self, expected: float) -> int:
+        return int(expected + self._random.random())
+
+    def _tell(self, path: str, item: bytes) -> None:
+        self._told[path].put(b'{"type":"MODIFIED","object":%b}\n' % item)
+
+
+def _versioned(metadata: ObjectMeta) -> ObjectMeta:
+    return msgspec.structs.replace(metadata, resource_version=_VERSION)
+
+
+def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
+    """The child process: sends its port, then takes orders."""
+    told = Feed(nodes, pods_per_device)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            if url.path not in (GPUNODES, NODES, PODS, LEASES):
+                return self._send(404 if "namespaces" not in url.path else 200, told.listed(""))
+            if "watch" in parse_qs(url.query):
+                return self._watch(url.path)
+            return self._send(200, told.listed(url.path))
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _watch(self, path: str) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            told_here = told.watched(path)
+            while True:
+                lines = [told_here.get()]
+                while not told_here.empty() and len(lines) < 64:
+                    lines.append(told_here.get())
+                try:
+                    for line in lines:
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+                except ConnectionError:
+                    return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    pipe.send(server.server_address[1])
+    told.obey(pipe)

@@ -1,0 +1,243 @@
+"""Every verb in every case, beside an echo of the same body: what ``--json`` prints.
+
+Each call is for another pod, offers the nodes in another order, and comes after a report of another
+node. The bodies of a case are the same in every run: the seed decides them.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import msgspec
+import typer
+
+from benchmarks.hotpath.bodies import SEED, Bodies, Form, bind_of
+from benchmarks.hotpath.calling import Caller, Spread, spread
+from benchmarks.hotpath.fleet import DEVICES, FITS_NOWHERE, ROOMY
+from benchmarks.hotpath.machine import cores, processor, versions
+from benchmarks.hotpath.replica import replica
+from benchmarks.hotpath.reports import Report, cost_of_reports
+
+SCHEMA = "headroom.hotpath/v1"
+Verb = Literal["filter", "prioritize", "bind", "explain", "whatif"]
+#: How many nodes the pods of a case fit on.
+Fits = Literal["all", "one", "none"]
+PodSize = Literal["small", "256Ki"]
+VERBS, FORMS, FITS, POD_SIZES = map(get_args, (Verb, Form, Fits, PodSize))
+
+_ASKED: dict[str, tuple[str, ...]] = {
+    "all": ("1Gi", "2Gi", "4Gi", "8Gi", "5%"),
+    "one": (ROOMY,),
+    "none": (FITS_NOWHERE,),
+}
+_PADDING = {"small": 0, "256Ki": 254 << 10}
+_WARM_UP = 5
+#: Of whole nodes, and of explanations: they take longer, and vary less.
+_MOST_LONG = 30
+_MOST_BINDS = 60
+
+
+class Case(msgspec.Struct, frozen=True):
+    nodes: int
+    pods_per_device: int
+    pod: PodSize
+    form: Form
+    fits: Fits
+
+
+class Figures(msgspec.Struct):
+    """One verb in one case; the i-th echo had the body of the i-th call."""
+
+    verb: Verb
+    calls: int
+    request_bytes: int
+    took: Spread
+    #: Null for explain, which has no body.
+    echo: Spread | None
+    ratio_p50: float | None
+    ratio_p99: float | None
+    #: At most at once during one call, and blocks that outlive it; null where it was not measured.
+    peak_bytes: int | None
+    blocks_kept: int | None
+
+
+class Measured(msgspec.Struct):
+    case: Case
+    figures: list[Figures]
+    #: Null, or why there are no figures: what the server said.
+    refused: str | None = None
+    #: What the refusal took, body and all.
+    refusal: Spread | None = None
+
+
+class Results(msgspec.Struct):
+    schema: str
+    machine: str
+    cores: int
+    versions: dict[str, str]
+    seed: int
+    devices_per_node: int
+    calls: int
+    cases: list[Measured]
+    #: What one report costs, by the size of the fleet.
+    reports: list[Report]
+    #: Verbs that were asked for, and that this version does not serve.
+    not_served: dict[str, str]
+    took_s: float
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which part of the matrix."""
+
+    nodes: Sequence[int] = (100, 1_000, 5_000)
+    pods_per_device: Sequence[int] = (0, 2, 6)
+    pods: Sequence[PodSize] = POD_SIZES
+    forms: Sequence[Form] = FORMS
+    fits: Sequence[Fits] = FITS
+    verbs: Sequence[Verb] = VERBS
+    calls: int = 100
+
+
+QUICK = Choice(
+    nodes=(100, 1_000), pods_per_device=(2,), pods=("small",), forms=("names",), calls=20
+)
+
+
+def results(choice: Choice) -> Results:
+    began_s = time.monotonic()
+    cases: list[Measured] = []
+    whatif = False
+    for nodes, pods_per_device in itertools.product(choice.nodes, choice.pods_per_device):
+        with replica(nodes, pods_per_device) as where:
+            whatif = where.has_whatif
+            caller, debug = Caller(where.verbs), Caller(where.debug)
+            for case in _cases(choice, nodes, pods_per_device):
+                _say(f"{time.monotonic() - began_s:>6.0f} s  {case}")
+                cases.append(_measure(case, choice, caller, debug))
+            caller.close()
+            debug.close()
+    _say(f"{time.monotonic() - began_s:>6.0f} s  what a report costs")
+    return Results(
+        schema=SCHEMA,
+        machine=processor(),
+        cores=cores(),
+        versions=versions(),
+        seed=SEED,
+        devices_per_node=DEVICES,
+        calls=choice.calls,
+        cases=cases,
+        reports=[cost_of_reports(nodes) for nodes in choice.nodes],
+        not_served={} if whatif else {"whatif": "this version does not serve POST /v1/whatif"},
+        took_s=round(time.monotonic() - began_s, 1),
+    )
+
+
+def _cases(choice: Choice, nodes: int, pods_per_device: int) -> Iterator[Case]:
+    for pod, form, fits in itertools.product(choice.pods, choice.forms, choice.fits):
+        yield Case(nodes, pods_per_device, pod, form, fits)
+
+
+def _measure(case: Case, choice: Choice, caller: Caller, debug: Caller) -> Measured:
+    bodies = Bodies(case.nodes, _ASKED[case.fits], _PADDING[case.pod], case.form)
+    if refused := _refused(bodies, caller):
+        took = [caller.post("filter", bodies.another())[1] for _ in range(3)]
+        return Measured(case, [], refused, spread(took))
+    run = _Run(case, choice, caller, debug)
+    calls = min(choice.calls, _MOST_LONG) if case.form == "objects" else choice.calls
+    for turn in range(-_WARM_UP, calls):
+        run.one_pod(bodies, turn)
+    return Measured(case, run.figures())
+
+
+def _refused(bodies: Bodies, caller: Caller) -> str | None:
+    answer = msgspec.json.decode(caller.post("filter", bodies.another())[0])
+    return answer["Error"] or None
+
+
+class _Run:
+    """The calls of one case."""
+
+    def __init__(self, case: Case, choice: Choice, caller: Caller, debug: Caller) -> None:
+        self._case, self._verbs = case, choice.verbs
+        self._caller, self._debug = caller, debug
+        self._took: dict[Verb, list[int]] = {}
+        self._echoed: dict[Verb, list[int]] = {}
+        #: The last body of each verb.
+        self._bodies: dict[Verb, bytes] = {}
+
+    def one_pod(self, bodies: Bodies, turn: int) -> None:
+        """As kube-scheduler calls for it; what comes before turn 0 is not counted."""
+        self._caller.post("drive/report")
+        body = bodies.another()
+        answer = self._call("filter", body, turn)
+        told = msgspec.json.decode(answer)
+        if told["Error"]:
+            raise RuntimeError(f"{self._case}: {told['Error']}")
+        passed = bodies.of_those_that_passed(body, answer)
+        expected = {"all": self._case.nodes, "one": 1, "none": 0}[self._case.fits]
+        count = len(told["NodeNames"] or (told["Nodes"] or {}).get("items") or ())
+        if count != expected:
+            raise RuntimeError(f"{self._case}: fits on {count} nodes, not on {expected}")
+        if "explain" in self._verbs and turn < _MOST_LONG:
+            self._explain(body, turn)
+        if not passed:
+            return
+        if "prioritize" in self._verbs:
+            scores = msgspec.json.decode(self._call("prioritize", passed, turn))
+            best = max(scores, key=lambda each: each["Score"])["Host"]
+            # Pods of the other cases would fill the node that has room.
+            if "bind" in self._verbs and self._case.fits == "all" and turn < _MOST_BINDS:
+                self._caller.post("drive/admit", body)
+                told = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))
+                if told["Error"]:
+                    raise RuntimeError(f"{self._case}: not bound: {told['Error']}")
+
+    def _call(self, verb: Verb, body: bytes, turn: int) -> bytes:
+        if verb not in self._verbs:
+            return self._caller.post(verb, body)[0]
+        _, echoed = self._caller.post("echo", body)
+        answer, took = self._caller.post(verb, body)
+        if turn >= 0:
+            self._took.setdefault(verb, []).append(took)
+            self._echoed.setdefault(verb, []).append(echoed)
+            self._bodies[verb] = body
+        return answer
+
+    def _explain(self, body: bytes, turn: int) -> None:
+        metadata = msgspec.json.decode(body)["Pod"]["metadata"]
+        path = f"v1/explain/pods/{metadata['namespace']}/{metadata['name']}"
+        took = self._debug.get(path)[1]
+        if turn >= 0:
+            self._took.setdefault("explain", []).append(took)
+
+    def figures(self) -> list[Figures]:
+        return [self._of(verb, took) for verb, took in self._took.items()]
+
+    def _of(self, verb: Verb, took_ns: Sequence[int]) -> Figures:
+        took, echo = spread(took_ns), None
+        taken: dict[str, int] = {}
+        if verb in self._echoed:
+            echo = spread(self._echoed[verb])
+        if verb in ("filter", "prioritize"):
+            answer, _ = self._caller.post(f"drive/allocations/{verb}", self._bodies[verb])
+            taken = msgspec.json.decode(answer)
+        return Figures(
+            verb=verb,
+            calls=len(took_ns),
+            request_bytes=len(self._bodies.get(verb, b"")),
+            took=took,
+            echo=echo,
+            ratio_p50=round(took.p50_ms / echo.p50_ms, 3) if echo else None,
+            ratio_p99=round(took.p99_ms / echo.p99_ms, 3) if echo else None,
+            peak_bytes=taken.get("peak_bytes"),
+            blocks_kept=taken.get("blocks_kept"),
+        )
+
+
+def encoded(found: Results) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(found), indent=2)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,143 @@
+"""A whole replica in a process of its own: the real wiring, verbs and debug API, a store in memory,
+and beside the verbs an echo and what drives the measurement."""
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+from starlette.requests import Request
+from starlette.responses import Response
+
+from benchmarks.hotpath.bodies import JSON
+from benchmarks.hotpath.fleet import MIB, Fleet
+from benchmarks.hotpath.machine import quiet
+from contract.kube import Node, Pod
+from extender.cluster.events import Relisted
+from extender.ledger.embedded import EmbeddedStore
+from extender.settings import Settings
+from extender.web.wire import decode_offer
+from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.replica import Extender, serve
+
+WHATIF = "/v1/whatif"
+_START_S = 600.0
+
+
+class Where(msgspec.Struct):
+    """Ports on the loopback, and what the debug API offers."""
+
+    verbs: int
+    debug: int
+    has_whatif: bool
+
+
+@contextlib.contextmanager
+def replica(nodes: int, pods_per_device: int, target: Any = None) -> Iterator[Where]:
+    """``target``: what the process does, if another than ``run``."""
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    args = (nodes, pods_per_device, theirs)
+    child = context.Process(target=target or run, args=args)
+    child.start()
+    try:
+        theirs.close()
+        if not ours.poll(_START_S):
+            raise RuntimeError(f"no replica of {nodes} nodes within {_START_S} s")
+        yield ours.recv()
+    finally:
+        child.terminate()
+        child.join()
+
+
+def run(nodes: int, pods_per_device: int, pipe: Connection) -> None:
+    quiet()
+    keep_what_answers_need()
+    uvloop.run(_run(Fleet(nodes, pods_per_device), pipe))
+
+
+async def _run(fleet: Fleet, pipe: Connection) -> None:
+    settings = Settings(verbs_port=0, debug_port=0, stale_after_s=1e9)
+    extender = Extender(settings, unready=lambda: "")
+    store = EmbeddedStore(extender.deliver, time.monotonic)
+    now_s = time.monotonic()
+    extender.tell([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), now_s)])
+    pods = [pod for name in fleet.names for pod in fleet.kube_pods(name)]
+    extender.tell([Relisted(Pod, tuple(pods), now_s)])
+    await extender.intake.idle()
+    for name in fleet.names:
+        gpunode = fleet.gpunode(name)
+        assert gpunode.status is not None
+        store.create_gpunode(gpunode)
+        store.report([(name, gpunode.status)])
+    await extender.intake.idle()
+    await answer(extender, store, fleet, pipe)
+
+
+async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
+    """Serve until a signal."""
+    verbs = extender.verbs_app(extender.open_ledger(store), shown=lambda pod: None)
+    own = extender.verbs(extender.open_ledger(store), shown=lambda pod: None)
+    reports = 0
+
+    async def echo(request: Request) -> Response:
+        body = await request.body()
+        return Response(msgspec.json.encode(msgspec.json.decode(body)), media_type=JSON)
+
+    async def report(_: Request) -> Response:
+        """One node reports: the next one each time, so that every call comes after a change."""
+        nonlocal reports
+        reports += 1
+        name = fleet.names[reports % len(fleet.names)]
+        status = fleet.status(name, 64 * MIB * (reports % 8))
+        began = time.perf_counter_ns()
+        store.report([(name, status)])
+        await extender.intake.idle()
+        return Response(str(time.perf_counter_ns() - began))
+
+    async def admit(request: Request) -> Response:
+        """The pod of a filter call exists, so that it can be bound."""
+        store.admit(decode_offer(await request.body()).pod)
+        return Response()
+
+    async def allocations(request: Request) -> Response:
+        """What one call takes from the allocator, by which it is slowed down."""
+        body, verb = await request.body(), request.path_params["verb"]
+        gc.collect()
+        tracemalloc.start()
+        blocks = sys.getallocatedblocks()
+        if verb == "bind":
+            await own.bind(body)
+        else:
+            getattr(own, verb)(body)
+        blocks = sys.getallocatedblocks() - blocks
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return Response(msgspec.json.encode({"peak_bytes": peak_bytes, "blocks_kept": blocks}))
+
+    for path, endpoint in (
+        ("/echo", echo),
+        ("/drive/report", report),
+        ("/drive/admit", admit),
+        ("/drive/allocations/{verb}", allocations),
+    ):
+        verbs.router.add_route(path, endpoint, methods=["POST"])
+    debug = extender.debug_app()
+    has_whatif = any(getattr(route, "path", "") == WHATIF for route in debug.routes)
+
+    def announce(line: str) -> None:
+        said = msgspec.json.decode(line)
+        ports = {which: urlsplit(said[which]).port for which in ("verbs", "debug")}
+        pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0, has_whatif))
+
+    await asyncio.sleep(0)
+    await serve(extender, extender.open_ledger(store), verbs, debug, announce)

@@ -1,0 +1,59 @@
+"""What one report costs a replica, by the size of its fleet: it should not hang on that."""
+
+import statistics
+import time
+
+import msgspec
+import numpy as np
+
+from benchmarks.hotpath.fleet import MIB, Fleet
+from contract.kube import Node, ObjectMeta, Pod
+from extender.cluster.events import Event, GPUNodeSeen, Relisted
+from extender.cluster.state import ClusterState
+from extender.placement.rules import Rules
+
+_REPORTS = 300
+
+
+class Report(msgspec.Struct):
+    """In this process, nothing else running in it."""
+
+    nodes: int
+    #: To take the report and weigh the node anew.
+    weighed_p50_us: float
+    #: The snapshot after it.
+    snapshot_p50_us: float
+    snapshot_p99_us: float
+
+
+def cost_of_reports(nodes: int, pods_per_device: int = 2) -> Report:
+    fleet = Fleet(nodes, pods_per_device)
+    state = ClusterState(Rules(), 1e9, time.time() - time.monotonic())
+    pods = tuple(pod for name in fleet.names for pod in fleet.kube_pods(name))
+    state.apply([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), 0.0)])
+    state.apply([Relisted(Pod, pods, 0.0)])
+    state.apply([GPUNodeSeen(fleet.gpunode(name), 0.0) for name in fleet.names])
+    state.snapshot()
+    weighed, shown = [], []
+    for number in range(_REPORTS):
+        event = _report(fleet, number)
+        began = time.perf_counter_ns()
+        state.apply([event])
+        applied = time.perf_counter_ns()
+        state.snapshot()
+        weighed.append(applied - began)
+        shown.append(time.perf_counter_ns() - applied)
+    return Report(
+        nodes=nodes,
+        weighed_p50_us=round(statistics.median(weighed) / 1e3, 1),
+        snapshot_p50_us=round(statistics.median(shown) / 1e3, 1),
+        snapshot_p99_us=round(float(np.percentile(shown, 99)) / 1e3, 1),
+    )
+
+
+def _report(fleet: Fleet, number: int) -> Event:
+    name = fleet.names[number * 7919 % len(fleet.names)]
+    gpunode = fleet.gpunode(name)
+    metadata = ObjectMeta(name=name, uid=gpunode.metadata.uid, resource_version=str(number + 1))
+    status = fleet.status(name, 64 * MIB * (number % 8 + 1))
+    return GPUNodeSeen(msgspec.structs.replace(gpunode, metadata=metadata, status=status), 0.0)

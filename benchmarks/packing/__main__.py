@@ -1,0 +1,171 @@
+"""How much of a cluster's GPU memory can be promised, by the way pods are placed.
+
+    python -m benchmarks.packing --policy bestfit --policy fgd --seed 42 --mode vram [--json]
+
+Inflation and churn as ``docs/packing.md`` describes them. Without --nodes and --pods the files of
+the published trace are taken where they lie beside the repository, else a workload made up from
+its counts.
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.packing import golden, synthetic
+from benchmarks.packing.play import READ_AT
+from benchmarks.packing.product import POLICIES
+from benchmarks.packing.rules import RULES
+from benchmarks.packing.runs import OTHERS, Run, play
+from benchmarks.packing.workload import (
+    BadFile,
+    Node,
+    Pod,
+    ask,
+    read_arrivals,
+    read_nodes,
+    read_pods,
+    read_ranks,
+)
+
+OPENB = Path("../shared/data/openb")
+CHOICES = ("mixed", "pinned", "steered", "predicted")
+MODES = ("milli", "vram")
+#: Seeds of the orders where neither a seed nor arrivals are given.
+SEEDS = (1, 2, 3)
+
+
+def main(
+    nodes: Annotated[Path | None, typer.Option(help="CSV of nodes.")] = None,
+    pods: Annotated[Path | None, typer.Option(help="CSV of pods.")] = None,
+    arrivals: Annotated[Path | None, typer.Option(help="CSV of the order of pods.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Of arrivals; or draws them.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Of the arrivals' rows: full, small.")] = None,
+    ranks: Annotated[Path | None, typer.Option(help="CSV of who wins a tie, by seed.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    mode: Annotated[str, typer.Option(help="Share devices by memory: vram; or milli.")] = "vram",
+    choice: Annotated[str | None, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = None,
+    others: Annotated[
+        str | None, typer.Option(help="Who places pods without a GPU: own, bestfit or aside.")
+    ] = None,
+    churn: Annotated[bool, typer.Option("--churn", help="Pods leave again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    against: Annotated[
+        Path | None, typer.Option("--golden", help="Folder of golden.json: compare with it.")
+    ] = None,
+) -> None:
+    """Play pods against each policy and say what was admitted."""
+    known = [*RULES, *POLICIES]
+    _check("mode", mode, MODES)
+    for name, given, right in (
+        ("choice", choice, CHOICES),
+        ("others", others, ("own", *OTHERS)),
+    ):
+        if given is not None:
+            _check(name, given, right)
+    for each in policy or ():
+        _check("policy", each, known)
+        if each in POLICIES and choice == "mixed":
+            raise typer.BadParameter(
+                f"policy {each!r} places no pod with several devices on shared nodes, so that it "
+                "has no choice 'mixed'; right is, for example: --choice pinned"
+            )
+    try:
+        if against is not None:
+            lines, most = golden.table(against, _in_turn)
+            typer.echo("\n".join([*lines, f"\nat most {most:.2f} points off"]))
+            return
+        (there, listed), told = _workload(nodes, pods)
+        listed = sorted(listed, key=lambda pod: pod.name)
+        which = cluster or ("small" if nodes and "small" in nodes.stem else "full")
+        orders: dict[int, tuple[int, ...]] = dict.fromkeys(seed or SEEDS, ())
+        if arrivals is not None:
+            orders = read_arrivals(arrivals, len(listed), mode, which, seed or ())
+        beside = nodes.parent / "node_ranks.csv" if nodes else OPENB / "node_ranks.csv"
+        if ranks is None and arrivals is not None and beside.exists():
+            ranks = beside
+        winners = read_ranks(ranks, there) if ranks else {}
+    except BadFile as err:
+        raise typer.BadParameter(str(err)) from err
+    asks = tuple(ask(pod, mode) for pod in listed)
+    runs = [
+        Run(
+            tuple(there),
+            asks,
+            mode,
+            each,
+            choice or ("pinned" if each in POLICIES else "mixed"),
+            others or ("bestfit" if each in POLICIES else "own"),
+            number,
+            order,
+            winners.get(number, ()),
+            churn,
+        )
+        for each in policy or known
+        for number, order in orders.items()
+    ]
+    found = list(_in_turn(runs))
+    if as_json:
+        typer.echo(
+            json.dumps({"workload": told, "machine": machine_line(), "runs": found}, indent=1)
+        )
+        return
+    typer.echo(f"{told}; {machine_line()}; seeds {', '.join(map(str, orders))}\n")
+    typer.echo("\n".join(_table(found, churn)))
+
+
+def machine_line() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def _workload(nodes: Path | None, pods: Path | None) -> tuple[tuple[list[Node], list[Pod]], str]:
+    if nodes is None and pods is None and not (OPENB / "nodes.csv").exists():
+        told = "workload made up from the published counts (the trace itself is not here)"
+        return (synthetic.nodes(), synthetic.pods()), told
+    nodes, pods = nodes or OPENB / "nodes.csv", pods or OPENB / "pods.csv"
+    return (read_nodes(nodes), read_pods(pods)), f"{nodes.name}, {pods.name}"
+
+
+def _check(name: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise typer.BadParameter(f"{name} {given!r} is not one of: {', '.join(known)}")
+
+
+def _in_turn(runs: list[Run]) -> list[dict[str, Any]]:
+    with multiprocessing.Pool(min(len(runs), os.cpu_count() or 1)) as pool:
+        return pool.map(play, runs, chunksize=1)
+
+
+def _table(found: Sequence[dict[str, Any]], churn: bool) -> list[str]:
+    if churn:
+        columns = ["running %", "refused %", "overcommits"]
+    else:
+        columns = [*(f"admitted % @{at}" for at in READ_AT), "idle % @100", "overcommits"]
+    lines = [f"| policy | choice | others | {' | '.join(columns)} |"]
+    lines.append("|---" * (3 + len(columns)) + "|")
+    rows: dict[tuple[str, ...], list[list[float]]] = {}
+    for each in found:
+        if churn:
+            figures = [each["running_pct"], each["refused_pct"], each["overcommits"]]
+        else:
+            figures = [*each["admitted_pct"].values(), each["idle_pct_at_100"], each["overcommits"]]
+        rows.setdefault((each["policy"], each["choice"], each["others"]), []).append(figures)
+    for names, seeds in rows.items():
+        cells = [_mean_and_spread(column) for column in zip(*seeds, strict=True)]
+        lines.append(f"| {' | '.join(names)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _mean_and_spread(figures: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+    return f"{statistics.mean(figures):.2f}{spread}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

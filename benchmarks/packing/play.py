@@ -1,0 +1,224 @@
+"""Plays pods against whoever places them, and says what came of it.
+
+*Inflation* (the published experiment): pods come one by one, nobody leaves, who does not fit is
+dropped. What is admitted is read where so much of the capacity has been asked for.
+
+*Churn*: pods come at random times and leave again; after a while as many come as leave.
+
+CPU, host memory and models are kube-scheduler's own filters: only nodes that pass are offered.
+"""
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.packing.judge import Judge
+from benchmarks.packing.workload import Ask, Demand, Node
+
+Rows = NDArray[np.int64]
+#: A node by its place, and devices by their index.
+Placed = tuple[int, tuple[int, ...]]
+
+#: Shares of the capacity asked for, in percent, at which the inflation is read.
+READ_AT = (90, 95, 100, 130)
+#: What makes the trace long enough for all of them.
+UNTIL = 1.3
+CHURN_LOAD, CHURN_LIVES = 0.95, 3.5
+
+
+class Scheduler(Protocol):
+    def choose(self, name: str, ask: Ask, offered: Rows) -> Placed | None:
+        """Place a pod on one of the nodes, and say on which devices it comes to sit."""
+
+    def ended(self, name: str) -> None: ...
+
+
+def share_of(ask: Ask) -> str:
+    """The class by which refusals are counted."""
+    if not ask.gpus:
+        return "cpu"
+    return "share" if ask.shares else f"{ask.gpus}-gpu"
+
+
+@dataclass(slots=True)
+class Inflation:
+    capacity: int
+    #: Percent of the capacity, rounded -> percents admitted at each arrival there.
+    _admitted: dict[int, list[float]] = field(default_factory=dict)
+    _idle: dict[int, list[float]] = field(default_factory=dict)
+    rejected: Counter[str] = field(default_factory=Counter)
+    overcommits: int = 0
+
+    def note(self, arrived: float, admitted: float, idle: float) -> None:
+        at = round(100 * arrived / self.capacity)
+        self._admitted.setdefault(at, []).append(100 * admitted / self.capacity)
+        self._idle.setdefault(at, []).append(100 * idle / self.capacity)
+
+    def admitted(self, at: int) -> float:
+        return self._read(self._admitted, at)
+
+    def idle(self, at: int) -> float:
+        return self._read(self._idle, at)
+
+    @staticmethod
+    def _read(figures: dict[int, list[float]], at: int) -> float:
+        """The mean over the arrivals there; few pods may jump over a percent: then the nearest."""
+        nearest = min(figures, key=lambda there: (abs(there - at), there))
+        return sum(figures[nearest]) / len(figures[nearest])
+
+
+@dataclass(slots=True)
+class Churn:
+    """Of the second half of the time."""
+
+    capacity: int
+    _time: float = 0.0
+    _running: float = 0.0
+    _offered: float = 0.0
+    _refused: float = 0.0
+    #: Class -> pods that came, and how many of them were refused.
+    by_class: dict[str, tuple[int, int]] = field(default_factory=dict)
+    overcommits: int = 0
+
+    @property
+    def running(self) -> float:
+        """Percent of the capacity that running pods had asked for, mean over time."""
+        return 100 * self._running / self._time / self.capacity
+
+    @property
+    def refused(self) -> float:
+        """Percent of what was asked for."""
+        return 100 * self._refused / self._offered
+
+    def goes_by(self, since: float, until: float, running: float) -> None:
+        counted = max(0.0, until - max(since, CHURN_LIVES / 2))
+        self._time += counted
+        self._running += counted * running
+
+    def note(self, which: str, worth: float, admitted: bool) -> None:
+        came, refused = self.by_class.get(which, (0, 0))
+        self.by_class[which] = came + 1, refused + (not admitted)
+        self._offered += worth
+        self._refused += 0 if admitted else worth
+
+
+class Filters:
+    """What kube-scheduler looks at before it asks anybody: CPU, memory, the model, the pool."""
+
+    def __init__(self, nodes: Sequence[Node], unshared: Sequence[int] = ()) -> None:
+        self._cpu = np.array([node.cpu_milli for node in nodes], np.int64)
+        self._memory = np.array([node.memory_mib for node in nodes], np.int64)
+        self._models = np.array([node.model for node in nodes])
+        self._unshared = np.zeros(len(nodes), np.bool_)
+        self._unshared[list(unshared)] = True
+        self._pools = bool(len(unshared))
+        self._allowed: dict[tuple[frozenset[str], bool], NDArray[np.bool_]] = {}
+
+    def offered(self, ask: Ask) -> Rows:
+        fits = (self._cpu >= ask.cpu_milli) & (self._memory >= ask.memory_mib)
+        if ask.gpus:
+            fits &= self._where(ask.models, ask.gpus > 1)
+        return np.flatnonzero(fits)
+
+    def take(self, ask: Ask, node: int, sign: int = 1) -> None:
+        self._cpu[node] -= sign * ask.cpu_milli
+        self._memory[node] -= sign * ask.memory_mib
+
+    def _where(self, models: frozenset[str], several: bool) -> NDArray[np.bool_]:
+        key = models, several
+        if key not in self._allowed:
+            allowed = np.ones(len(self._models), np.bool_)
+            if models:
+                allowed = np.isin(self._models, sorted(models))
+            if self._pools:
+                allowed = allowed & (self._unshared == several)
+            self._allowed[key] = allowed
+        return self._allowed[key]
+
+
+class Play:
+    """One cluster, one scheduler, one judge."""
+
+    def __init__(
+        self, filters: Filters, demand: Demand, judge: Judge, scheduler: Scheduler
+    ) -> None:
+        self._filters, self._demand = filters, demand
+        self._judge, self._scheduler = judge, scheduler
+
+    def inflate(self, asks: Sequence[Ask], order: Sequence[int]) -> Inflation:
+        found = Inflation(self._demand.capacity)
+        arrived = admitted = 0.0
+        for number, index in enumerate(order):
+            ask = asks[index]
+            worth = self._demand.of(ask)
+            arrived += worth
+            if self._place(f"p{number}", ask) is None:
+                found.rejected[share_of(ask)] += 1
+            else:
+                admitted += worth
+            found.note(arrived, admitted, self._judge.idle)
+        found.overcommits = self._judge.overcommits
+        return found
+
+    def churn(self, asks: Sequence[Ask], seed: int) -> Churn:
+        """Lives are drawn, on average one unit of time long."""
+        lots = random.Random(seed)
+        worth = [self._demand.of(ask) for ask in asks]
+        every = sum(worth) / len(worth) / (CHURN_LOAD * self._demand.capacity)
+        found = Churn(self._demand.capacity)
+        #: When each pod leaves, which it is, and its node.
+        leaving: list[tuple[float, str, int, int]] = []
+        now = running = 0.0
+        for number in itertools.count():
+            comes = now + lots.expovariate(1 / every)
+            while leaving and leaving[0][0] <= min(comes, CHURN_LIVES):
+                then, name, index, node = heapq.heappop(leaving)
+                found.goes_by(now, then, running)
+                now = then
+                running -= worth[index]
+                self._judge.went(name)
+                self._filters.take(asks[index], node, -1)
+                self._scheduler.ended(name)
+            found.goes_by(now, min(comes, CHURN_LIVES), running)
+            now = comes
+            if now >= CHURN_LIVES:
+                break
+            index, life, name = lots.randrange(len(asks)), lots.expovariate(1), f"p{number}"
+            placed = self._place(name, asks[index])
+            if placed is not None:
+                running += worth[index]
+                heapq.heappush(leaving, (now + life, name, index, placed[0]))
+            if now >= CHURN_LIVES / 2:
+                found.note(share_of(asks[index]), worth[index], placed is not None)
+        found.overcommits = self._judge.overcommits
+        return found
+
+    def _place(self, name: str, ask: Ask) -> Placed | None:
+        offered = self._filters.offered(ask)
+        placed = self._scheduler.choose(name, ask, offered) if len(offered) else None
+        if placed is None or not self._judge.came(name, ask, *placed):
+            return None
+        self._filters.take(ask, placed[0])
+        return placed
+
+
+def shuffled(worth: Sequence[float], capacity: float, seed: int) -> Iterator[int]:
+    """Each pod once, in any order, then some of them again until enough has been asked for."""
+    lots = random.Random(seed)
+    order = list(range(len(worth)))
+    lots.shuffle(order)
+    asked = 0.0
+    for index in order:
+        asked += worth[index]
+        yield index
+    while asked < UNTIL * capacity and any(worth):
+        index = lots.randrange(len(worth))
+        asked += worth[index]
+        yield index

@@ -1,0 +1,394 @@
+"""The inflation experiment inside a real kube-scheduler: its own plugins on, our weight as shipped.
+
+    python -m benchmarks.packing.real --nodes nodes_small.csv --pods pods.csv --policy fgd
+        --policy fragmentation [--arrivals arrivals.csv --cluster small] [--seed 100]
+
+A real etcd, API server and kube-scheduler; nodes are objects, and an agent of each says which
+device its pods sit on. Pods come one by one: one is bound or refused before the next comes, and who
+is refused is taken away. A published rule runs as an extender of its own that filters, scores and
+binds; of its score kube-scheduler gets what an extender can say, 0..10. Headroom is the real
+process, on steered nodes. Who sits where is judged as in the simulation. A pod takes some tenths
+of a second, so a small cluster has to be enough.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+import urllib3
+
+from benchmarks.packing.__main__ import OPENB, machine_line
+from benchmarks.packing.judge import Judge
+from benchmarks.packing.play import READ_AT, Filters, Inflation, Placed, Play, Rows, shuffled
+from benchmarks.packing.rules import RULES, Fleet, Rule
+from benchmarks.packing.runs import places, unshared
+from benchmarks.packing.workload import (
+    REPLICAS,
+    Ask,
+    Demand,
+    Node,
+    ask,
+    read_arrivals,
+    read_nodes,
+    read_pods,
+)
+from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source
+from tests.controlplane import SCHEDULER_NAME, ControlPlane
+from tests.e2e.cluster import NAMESPACE, PODS, Cluster, said
+from tests.e2e.nodes import RESOURCE, node_manifest
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+OURS = ("pack", "fragmentation")
+MERGE = "application/merge-patch+json"
+POOL, MODEL = "pool", "model"
+
+
+class Fleetful(Cluster):
+    """Nodes as the workload has them; those of ``pools`` are unshared."""
+
+    def __init__(self, plane: ControlPlane, nodes: Sequence[Node], pools: Sequence[int]) -> None:
+        super().__init__(plane, [node.name for node in nodes])
+        self.fleet, self.pools = nodes, frozenset(pools)
+
+    def create(self) -> None:
+        super().create()
+        for place, node in enumerate(self.fleet):
+            shares = 1 if place in self.pools else REPLICAS
+            manifest = node_manifest(node.name)
+            manifest["metadata"]["labels"] |= {POOL: self.pool(place), MODEL: node.model}
+            manifest["metadata"]["annotations"] = {"headroom.gpu/device-choice": "steered"}
+            self.plane.call("POST", "/api/v1/nodes", manifest)
+            path = f"/api/v1/nodes/{node.name}"
+            amounts = {
+                "cpu": f"{node.cpu_milli}m",
+                "memory": f"{node.memory_mib}Mi",
+                "pods": "1000",
+                RESOURCE: str(node.gpus * shares),
+            }
+            self.plane.call("PATCH", path, {"spec": {"taints": None}}, MERGE)
+            status = {"status": {"capacity": amounts, "allocatable": amounts}}
+            self.plane.call("PATCH", f"{path}/status", status, MERGE)
+
+    def pool(self, place: int) -> str:
+        return "unshared" if place in self.pools else "shared"
+
+
+def manifest(name: str, asked: Ask, pooled: bool) -> dict[str, Any]:
+    limits = {"cpu": f"{asked.cpu_milli}m", "memory": f"{asked.memory_mib}Mi"}
+    spec: dict[str, Any] = {"schedulerName": SCHEDULER_NAME}
+    made: dict[str, Any] = {"metadata": {"name": name}, "spec": spec}
+    if asked.gpus:
+        limits[RESOURCE] = str(asked.gpus)
+        vram = "100%" if asked.amount is None else f"{asked.amount}Mi"
+        made["metadata"]["annotations"] = {"headroom.gpu/vram": vram}
+        if pooled:
+            spec["nodeSelector"] = {POOL: "unshared" if asked.gpus > 1 else "shared"}
+        if asked.models:
+            terms = [{"key": MODEL, "operator": "In", "values": sorted(asked.models)}]
+            required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
+            spec["affinity"] = {
+                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}
+            }
+    spec["containers"] = [{"name": "main", "image": "none", "resources": {"limits": limits}}]
+    return made
+
+
+class Real(ABC):
+    """Places a pod as kube-scheduler does; subclasses say which devices it came to sit on."""
+
+    def __init__(self, cluster: Fleetful) -> None:
+        self.cluster = cluster
+        self._row = {node.name: row for row, node in enumerate(cluster.fleet)}
+
+    def choose(self, name: str, asked: Ask, offered: Rows) -> Placed | None:
+        cluster = self.cluster
+        cluster.plane.call("POST", PODS, manifest(name, asked, bool(cluster.pools)))
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            pod = cluster.pod(name)
+            if node := pod["spec"].get("nodeName"):
+                row = self._row[node]
+                if row not in offered:
+                    raise AssertionError(f"{name} is on {node}, which is none of its nodes")
+                return row, self.devices(name, asked, row, pod) if asked.gpus else ()
+            if said(pod):
+                cluster.delete_by_force(name)
+                return None
+            if time.monotonic() > until_s:
+                logs = {each: cluster.plane.log(each)[-3000:] for each in ("kube-scheduler",)}
+                raise TimeoutError(f"{name} is neither bound nor refused: {logs}")
+            time.sleep(0.005)
+
+    def ended(self, name: str) -> None:
+        raise AssertionError("nobody leaves in an inflation")
+
+    @abstractmethod
+    def devices(self, name: str, asked: Ask, row: int, pod: Any) -> tuple[int, ...]:
+        """On which devices of the node it sits."""
+
+
+class ByRule(Real):
+    """Its extender is a published rule, which sees the nodes that kube-scheduler offers."""
+
+    def __init__(self, cluster: Fleetful, rule: Rule, alone: bool) -> None:
+        super().__init__(cluster)
+        self._rule, self._alone = rule, alone
+        self._asked: dict[str, Ask] = {}
+        self._devices: dict[str, tuple[int, ...]] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def choose(self, name: str, asked: Ask, offered: Rows) -> Placed | None:
+        self._asked[name] = asked
+        placed = super().choose(name, asked, offered)
+        if placed is not None and not asked.gpus:  # no extender is asked about those
+            self._rule.note(name, asked, placed)
+        return placed
+
+    def devices(self, name: str, asked: Ask, row: int, pod: Any) -> tuple[int, ...]:
+        return self._devices[name]
+
+    def _rows(self, names: Sequence[str]) -> Rows:
+        return np.array([self._row[name] for name in names], np.int64)
+
+    def filter(self, args: Any) -> Any:
+        names = args["NodeNames"]
+        asked = self._asked[args["Pod"]["metadata"]["name"]]
+        rows = self._rule.fleet.fits(asked, self._rows(names))
+        fits = {self.cluster.fleet[row].name for row in rows}
+        no = {name: "no device has room" for name in names if name not in fits}
+        return {
+            "NodeNames": [name for name in names if name in fits],
+            "FailedAndUnresolvableNodes": no,
+        }
+
+    def prioritize(self, args: Any) -> Any:
+        names = args["NodeNames"]
+        asked, rows = self._asked[args["Pod"]["metadata"]["name"]], self._rows(args["NodeNames"])
+        scores = np.floor(10 * self._rule.scores(asked, rows)).clip(0, 10).astype(int)
+        if self._alone:
+            scores = np.where(rows == self._rule.pick(asked, rows), 10, 0)
+        return [
+            {"Host": name, "Score": int(score)} for name, score in zip(names, scores, strict=True)
+        ]
+
+    def bind(self, args: Any) -> Any:
+        name, node = args["PodName"], args["Node"]
+        row, asked = self._row[node], self._asked[name]
+        placed = row, self._rule.devices(asked, row)
+        self._rule.note(name, asked, placed)
+        self._devices[name] = placed[1]
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/binding"
+        self.cluster.plane.call("POST", path, {"metadata": {"name": name}, "target": target})
+        return {}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        verbs = {"/filter": self.filter, "/prioritize": self.prioritize, "/bind": self.bind}
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = json.dumps(verbs[self.path](body)).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        return Handler
+
+
+class ByHeadroom(Real):
+    """The agents tell of each pod before the next one comes."""
+
+    def __init__(self, cluster: Fleetful) -> None:
+        super().__init__(cluster)
+        self._uses: dict[int, list[PodUse]] = {row: [] for row in range(len(cluster.fleet))}
+        self._http = urllib3.PoolManager(retries=False, timeout=30.0)
+
+    def report_all(self) -> None:
+        for row in self._uses:
+            self._report(row)
+
+    def devices(self, name: str, asked: Ask, row: int, pod: Any) -> tuple[int, ...]:
+        placed = json.loads(pod["metadata"]["annotations"]["headroom.gpu/placement"])
+        sizes: Mapping[str, int] = placed["containers"]["main"]["bytes"]
+        # Of unshared devices the kubelet takes any that are free.
+        free = [uuid for uuid in sizes if all(use.device != uuid for use in self._uses[row])]
+        given = sorted(free if row in self.cluster.pools else sizes)[: asked.gpus]
+        self._uses[row] += [
+            PodUse(
+                uid=pod["metadata"]["uid"],
+                device=uuid,
+                namespace=NAMESPACE,
+                name=name,
+                container="main",
+                replica=f"{uuid}::{len(self._uses[row])}",
+                used_bytes=sizes[uuid],
+                source="test",
+            )
+            for uuid in given
+        ]
+        observed_at = self._report(row)
+        url = f"{self.cluster.debug_url()}/v1/nodes/{self.cluster.fleet[row].name}"
+        until_s = time.monotonic() + PATIENCE_S
+        while self._http.request("GET", url).json()["node"]["observed_at"] != observed_at:
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the report of {self.cluster.fleet[row].name} is not seen")
+            time.sleep(0.005)
+        return tuple(int(uuid.rpartition("-")[2]) for uuid in given)
+
+    def _report(self, row: int) -> str:
+        node, uses = self.cluster.fleet[row], self._uses[row]
+        shared = row not in self.cluster.pools
+        replicas = REPLICAS if shared else 1
+        devices = []
+        for index in range(node.gpus):
+            uuid = f"GPU-{node.name}-{index}"
+            on = [use for use in uses if use.device == uuid]
+            devices.append(
+                Device(
+                    uuid=uuid,
+                    index=index,
+                    model=node.model,
+                    memory_bytes=node.device_mib * MIB,
+                    reserved_bytes=0,
+                    used_bytes=sum(use.used_bytes or 0 for use in on),
+                    unowned_bytes=0,
+                    sharing="time-slicing" if shared else "none",
+                    resource=RESOURCE,
+                    replicas=Replicas(free=replicas - len(on), allocated=len(on)),
+                )
+            )
+        status = GPUNodeStatus(
+            observed_at=datetime.now(UTC).isoformat(),
+            devices=devices,
+            pods=uses,
+            plugin=Plugin(
+                allocation_policy="distributed",
+                topology_manager_policy="none",
+                steered=[RESOURCE] if shared else [],
+            ),
+            sources=[Source(name="checkpoint"), Source(name="proc")],
+        )
+        body = {"status": msgspec.to_builtins(status)}
+        path = f"/apis/headroom.gpu/v1alpha1/gpunodes/{node.name}/status"
+        self.cluster._unless(404, "PATCH", path, body)
+        return status.observed_at
+
+
+@contextlib.contextmanager
+def placing(policy: str, cluster: Fleetful, make: Any, alone: bool) -> Iterator[Real]:
+    if policy in OURS:
+        settings = {"policy": policy, "stale_after_s": 1e6}
+        ours = ByHeadroom(cluster)
+        cluster.start_scheduler(cluster.start_extender(settings=settings))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not cluster.initialised():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"not initialised:\n{cluster.plane.log('extender')[-4000:]}")
+            ours.report_all()
+            time.sleep(0.5)
+        ours.report_all()
+        time.sleep(1.0)
+        yield ours
+        return
+    theirs = ByRule(cluster, make(), alone)
+    try:
+        cluster.start_scheduler(theirs.url)
+        yield theirs
+    finally:
+        theirs.close()
+
+
+def main(
+    nodes: Annotated[Path, typer.Option(help="CSV of nodes.")] = OPENB / "nodes_small.csv",
+    pods: Annotated[Path, typer.Option(help="CSV of pods.")] = OPENB / "pods.csv",
+    arrivals: Annotated[Path | None, typer.Option(help="CSV of the order of pods.")] = None,
+    cluster: Annotated[str, typer.Option(help="Of the arrivals' rows: full, small.")] = "small",
+    seed: Annotated[list[int] | None, typer.Option(help="Of arrivals; or draws them.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Rules tell kube-scheduler their winner alone.")
+    ] = False,
+) -> None:
+    """Print what each policy admitted, for each order of arrivals."""
+    there = read_nodes(nodes)
+    asks = tuple(ask(pod, "vram") for pod in read_pods(pods))
+    orders: dict[int, tuple[int, ...]] = dict.fromkeys(seed or (1,), ())
+    if arrivals is not None:
+        orders = read_arrivals(arrivals, len(asks), "vram", cluster, seed or ())
+    demand = Demand(there, "vram")
+    pools = unshared(there, asks)
+    typer.echo(f"{nodes.name}, {pods.name}, {len(pools)} nodes unshared; {machine_line()}\n")
+    columns = [*(f"admitted % @{at}" for at in READ_AT), "idle % @100", "overcommits", "pods", "s"]
+    typer.echo(f"| policy | seed | {' | '.join(columns)} |")
+    typer.echo("|---" * (2 + len(columns)) + "|")
+    for number, given in orders.items():
+        order = given or tuple(
+            shuffled([demand.of(each) for each in asks], demand.capacity, number)
+        )
+        for each in policy or ("bestfit", "fgd", *OURS):
+            began_s = time.monotonic()
+            found = _inflated(each, there, asks, order, demand, pools, alone)
+            cells = [
+                *(f"{found.admitted(at):.2f}" for at in READ_AT),
+                f"{found.idle(100):.2f}",
+                str(found.overcommits),
+                str(len(order)),
+                f"{time.monotonic() - began_s:.0f}",
+            ]
+            typer.echo(f"| {each} | {number} | {' | '.join(cells)} |")
+
+
+def _inflated(
+    policy: str,
+    nodes: Sequence[Node],
+    asks: Sequence[Ask],
+    order: Sequence[int],
+    demand: Demand,
+    pools: Sequence[int],
+    alone: bool,
+) -> Inflation:
+    plane = ControlPlane()
+    try:
+        plane.start()
+        plane.install_crd()
+        there = Fleetful(plane, nodes, pools)
+        there.create()
+
+        def rule() -> Rule:
+            ranks = np.arange(len(nodes))
+            return RULES[policy](Fleet(nodes, "vram"), demand, asks, ranks)
+
+        with placing(policy, there, rule, alone) as scheduler:
+            judge = Judge(places(nodes, "vram", REPLICAS))
+            return Play(Filters(nodes, pools), demand, judge, scheduler).inflate(asks, order)
+    finally:
+        plane.stop()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,171 @@
+"""One run: a workload, an order of its pods, and who places them."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.packing.judge import Device, Judge, Place
+from benchmarks.packing.play import (
+    READ_AT,
+    Churn,
+    Filters,
+    Inflation,
+    Placed,
+    Play,
+    Rows,
+    Scheduler,
+    shuffled,
+)
+from benchmarks.packing.product import POLICIES, Headroom
+from benchmarks.packing.rules import RULES, BestFit, Fleet, Rule
+from benchmarks.packing.workload import Ask, Demand, Mode, Node, device_amount, replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    nodes: tuple[Node, ...]
+    asks: tuple[Ask, ...]
+    mode: Mode
+    policy: str
+    #: "mixed": one pool, and whoever places picks the device; else the choice of Headroom's nodes.
+    choice: str
+    #: Who places pods without a GPU: "own", "bestfit" or "aside".
+    others: str
+    seed: int
+    #: Places in ``asks`` as they arrive; drawn by the seed where empty.
+    order: tuple[int, ...] = ()
+    #: Who of equal nodes wins; the order of the nodes where empty.
+    ranks: tuple[int, ...] = ()
+    churn: bool = False
+
+
+def play(run: Run) -> dict[str, Any]:
+    """What came of it; percentages of the capacity."""
+    demand = Demand(run.nodes, run.mode)
+    pools = unshared(run.nodes, run.asks) if run.choice != "mixed" else []
+    # Pinned, a pod may use a device of which all replicas are taken: those of its node count.
+    pinned = run.choice == "pinned" and run.policy in POLICIES
+    judge = Judge(places(run.nodes, run.mode, sys.maxsize if pinned else replicas(run.mode)))
+    order = run.order or tuple(
+        shuffled([demand.of(ask) for ask in run.asks], demand.capacity, run.seed)
+    )
+    scheduler = _scheduler(run, demand, pools)
+    play = Play(Filters(run.nodes, pools), demand, judge, scheduler)
+    told: dict[str, Any] = {
+        "policy": run.policy,
+        "mode": run.mode,
+        "choice": run.choice,
+        "others": run.others,
+        "seed": run.seed,
+        "unshared_nodes": len(pools),
+    }
+    if run.churn:
+        return told | _churned(play.churn(run.asks, run.seed))
+    return told | _inflated(play.inflate(run.asks, order))
+
+
+def places(nodes: Sequence[Node], mode: Mode, most: int) -> list[Place]:
+    """The nodes as a judge keeps them, with nothing on them; a device takes ``most`` pods."""
+    found = []
+    for node in nodes:
+        size = device_amount(node, mode)
+        devices = [Device(size, size, most) for _ in range(node.gpus)]
+        found.append(Place(node.cpu_milli, node.memory_mib, node.model, devices))
+    return found
+
+
+def unshared(nodes: Sequence[Node], asks: Sequence[Ask]) -> list[int]:
+    """Nodes that stay unshared for pods that want several whole devices: among those with the most
+    devices evenly, as many as make up these pods' share of what is asked for."""
+    several = sum(ask.gpus for ask in asks if ask.gpus > 1)
+    asked = sum(ask.gpus for ask in asks)
+    if not several:
+        return []
+    most = max(ask.gpus for ask in asks)
+    large = [place for place, node in enumerate(nodes) if node.gpus >= most]
+    wanted = sum(node.gpus for node in nodes) * several / asked
+    every = max(1.0, sum(nodes[place].gpus for place in large) / wanted)
+    found: list[int] = []
+    while sum(nodes[place].gpus for place in found) < wanted and len(found) * every < len(large):
+        found.append(large[int(len(found) * every)])
+    return found
+
+
+class _Others(Scheduler):
+    """Places pods without a GPU by a rule of its own: such pods are none of Headroom's."""
+
+    def __init__(self, inner: Scheduler, others: Rule, inner_sees_all: Fleet | None) -> None:
+        self._inner, self._others, self._theirs = inner, others, inner_sees_all
+        self._by_rule: set[str] = set()
+
+    def choose(self, name: str, ask: Ask, offered: Rows) -> Placed | None:
+        if ask.gpus:
+            placed = self._inner.choose(name, ask, offered)
+            if placed is not None:
+                self._others.note(name, ask, placed)
+            return placed
+        placed = self._others.choose(name, ask, offered)
+        if placed is not None:
+            self._by_rule.add(name)
+            if self._theirs is not None:
+                self._theirs.take(ask, *placed)
+        return placed
+
+    def ended(self, name: str) -> None:
+        ask, placed = self._others.gone(name)
+        if name not in self._by_rule:
+            self._inner.ended(name)
+        elif self._theirs is not None:
+            self._theirs.take(ask, *placed, sign=-1)
+
+
+class Aside(BestFit):
+    """Out of the way: the node with the least memory left on its devices."""
+
+    def scores(self, ask: Ask, rows: Rows) -> Any:
+        left = self.fleet.left[rows].sum(axis=1)
+        return 1 - left / max(1, int(self.fleet.size.sum(axis=1).max()))
+
+
+OTHERS: dict[str, Callable[..., Rule]] = {"bestfit": BestFit, "aside": Aside}
+
+
+def _scheduler(run: Run, demand: Demand, pools: Sequence[int]) -> Scheduler:
+    ranks = np.array(run.ranks or range(len(run.nodes)), np.int64)
+    fleet = Fleet(run.nodes, run.mode)
+    if run.policy in RULES:
+        rule = RULES[run.policy](fleet, demand, run.asks, ranks)
+        if run.others == "own":
+            return rule
+        return _Others(rule, _others(run, demand, ranks), fleet)
+    ours = Headroom(run.nodes, run.mode, run.policy, run.choice, run.seed, pools)
+    return _Others(ours, _others(run, demand, ranks), None)
+
+
+def _others(run: Run, demand: Demand, ranks: Rows) -> Rule:
+    make = OTHERS["bestfit" if run.others == "own" else run.others]
+    return make(Fleet(run.nodes, run.mode), demand, run.asks, ranks)
+
+
+def _inflated(found: Inflation) -> dict[str, Any]:
+    return {
+        "admitted_pct": {str(at): round(found.admitted(at), 2) for at in READ_AT},
+        "idle_pct_at_100": round(found.idle(100), 2),
+        "rejected": dict(sorted(found.rejected.items())),
+        "overcommits": found.overcommits,
+    }
+
+
+def _churned(found: Churn) -> dict[str, Any]:
+    return {
+        "running_pct": round(found.running, 2),
+        "refused_pct": round(found.refused, 2),
+        "refused_pct_by_class": {
+            which: round(100 * refused / came, 2)
+            for which, (came, refused) in sorted(found.by_class.items())
+        },
+        "overcommits": found.overcommits,
+    }

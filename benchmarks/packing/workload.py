@@ -1,0 +1,244 @@
+"""Nodes, pods and the order in which pods arrive: read from files, every cell checked.
+
+The columns are those of the published trace that the numbers are compared with (``nodes.csv``,
+``pods.csv``, ``arrivals.csv``); columns that nothing here needs may be missing, or be there.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Mode = Literal["milli", "vram"]
+#: Of a device where it is shared by thousandths, and what a pod asks that wants all of it.
+WHOLE_MILLI = 1000
+#: Replicas of each shared device: pods that it takes at most.
+REPLICAS = 10
+#: Devices of a node at most.
+SLOTS = 8
+
+
+class BadFile(Exception):
+    """A file cannot be read as what it should be: where, what is there, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    model: str
+    #: Of each device, in MiB.
+    device_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    #: Of each device; 1000 for all of it.
+    gpu_milli: int
+    #: Models that it may run on; empty: any.
+    models: frozenset[str]
+    #: Of one device; -1 for all memory of each of its devices, 0 where it asks for none.
+    vram_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a pod needs, in the unit of the mode: MiB of memory, or thousandths of a device."""
+
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    #: Of one device; None for ``gpus`` devices that are empty.
+    amount: int | None
+    models: frozenset[str]
+
+    @property
+    def shares(self) -> bool:
+        return self.amount is not None
+
+
+def ask(pod: Pod, mode: Mode) -> Ask:
+    if not pod.gpus:
+        return Ask(pod.cpu_milli, pod.memory_mib, 0, 0, frozenset())
+    whole = pod.gpu_milli >= WHOLE_MILLI if mode == "milli" else pod.vram_mib < 0
+    share = pod.gpu_milli if mode == "milli" else pod.vram_mib
+    return Ask(pod.cpu_milli, pod.memory_mib, pod.gpus, None if whole else share, pod.models)
+
+
+def device_amount(node: Node, mode: Mode) -> int:
+    return WHOLE_MILLI if mode == "milli" else node.device_mib
+
+
+def replicas(mode: Mode) -> int:
+    """A device shared by thousandths has no replicas that could run out."""
+    return REPLICAS if mode == "vram" else 1 << 20
+
+
+class Demand:
+    """What a pod is worth, wherever it lands: its own amount, or the mean of what it may take."""
+
+    def __init__(self, nodes: Sequence[Node], mode: Mode) -> None:
+        self._of_model: dict[str, tuple[int, int]] = {}
+        for node in nodes:
+            amount, gpus = self._of_model.get(node.model, (0, 0))
+            more = node.gpus * device_amount(node, mode)
+            self._of_model[node.model] = amount + more, gpus + node.gpus
+
+    @property
+    def capacity(self) -> int:
+        return sum(amount for amount, _ in self._of_model.values())
+
+    def mean(self, models: frozenset[str] = frozenset()) -> float:
+        """Amount of a device of one of the models, on average."""
+        allowed = [figures for model, figures in self._of_model.items() if model in models]
+        found = allowed if models and allowed else list(self._of_model.values())
+        return sum(amount for amount, _ in found) / max(1, sum(gpus for _, gpus in found))
+
+    def of(self, ask: Ask) -> float:
+        return ask.gpus * self.mean(ask.models) if ask.amount is None else float(ask.amount)
+
+
+def read_nodes(path: Path) -> list[Node]:
+    """In the order of the file."""
+    nodes = []
+    for cells in _rows(path, ("name", "cpu_milli", "memory_mib", "gpu", "model", "gpu_mem_mib")):
+        number = cells.number
+        gpus = number("gpu", 0, SLOTS, "8")
+        nodes.append(
+            Node(
+                cells.text("name", "node-1"),
+                number("cpu_milli", 0, None, "96000"),
+                number("memory_mib", 0, None, "393216"),
+                gpus,
+                cells.text("model", "T4") if gpus else cells.values.get("model", ""),
+                number("gpu_mem_mib", 1 if gpus else 0, None, "15109"),
+            )
+        )
+    return nodes
+
+
+def read_pods(path: Path) -> list[Pod]:
+    """In the order of their names, which is what arrivals count in."""
+    pods = []
+    needed = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "vram_mib")
+    for cells in _rows(path, needed):
+        number = cells.number
+        gpus = number("num_gpu", 0, SLOTS, "1")
+        milli = number("gpu_milli", 1 if gpus else 0, WHOLE_MILLI, "460, or 1000 for a whole GPU")
+        vram = number("vram_mib", -1, None, "10456, or -1 for a whole GPU")
+        if gpus and not vram:
+            raise cells.wrong("vram_mib", "more than 0 for a pod with a GPU", "10456, or -1")
+        if gpus > 1 and (vram > 0 or milli < WHOLE_MILLI):
+            raise cells.wrong("vram_mib", "-1 for a pod with several GPUs", "-1, gpu_milli 1000")
+        models = frozenset(filter(None, cells.values["gpu_spec"].split("|")))
+        cpu = number("cpu_milli", 0, None, "12000")
+        memory = number("memory_mib", 0, None, "16384")
+        name = cells.text("name", "pod-1")
+        pods.append(Pod(name, cpu, memory, gpus, milli, models, vram))
+    return sorted(pods, key=lambda pod: pod.name)
+
+
+def read_arrivals(
+    path: Path, pods: int, mode: Mode, cluster: str, seeds: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """Orders by seed. Of a file with several modes or clusters only the rows of these count; all
+    its seeds where none are named."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    at = 0
+    for cells in _rows(path, ("pod",)):
+        others = (("mode", mode), ("cluster", cluster))
+        if any(cells.values.get(key, right) != right for key, right in others):
+            continue
+        seed = cells.number("seed", 0, None, "42") if "seed" in cells.values else 0
+        at += 1
+        k = cells.number("k", 0, None, "0") if "k" in cells.values else at
+        example = "0, the first of the pods in the order of their names"
+        found.setdefault(seed, []).append((k, cells.number("pod", 0, pods - 1, example)))
+    wrong = [seed for seed in seeds if seed not in found]
+    if wrong or not found:
+        there = ", ".join(map(str, sorted(found))) or "none"
+        wanted = f"seed {wrong[0]} of " if wrong else ""
+        raise BadFile(
+            f"{path}: has no arrivals of {wanted}mode {mode}, cluster {cluster} (seeds there: "
+            f"{there}); right is a row such as: cluster={cluster}, mode={mode}, seed=42, k=0, pod=7"
+        )
+    return {
+        seed: tuple(pod for _, pod in sorted(rows))
+        for seed, rows in found.items()
+        if not seeds or seed in seeds
+    }
+
+
+def read_ranks(path: Path, nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
+    """By seed; a seed that does not name every node is left out."""
+    found: dict[int, dict[str, int]] = {}
+    for cells in _rows(path, ("seed", "node", "rank")):
+        seed = cells.number("seed", 0, None, "42")
+        found.setdefault(seed, {})[cells.values["node"]] = cells.number("rank", 0, None, "7")
+    return {
+        seed: tuple(ranks[node.name] for node in nodes)
+        for seed, ranks in found.items()
+        if all(node.name in ranks for node in nodes)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    path: Path
+    line: int
+    values: Mapping[str, str]
+
+    def text(self, column: str, example: str) -> str:
+        if not self.values[column]:
+            raise self.wrong(column, "a name", example)
+        return self.values[column]
+
+    def number(self, column: str, least: int, most: int | None, example: str) -> int:
+        text = self.values[column]
+        digits = text.removeprefix("-")
+        # int() takes spaces, underscores and other alphabets besides, and very many digits.
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
+            raise self.wrong(column, "a whole number", example)
+        number = int(text)
+        if number < least or (most is not None and number > most):
+            range_ = f"from {least} to {most}" if most is not None else f"of at least {least}"
+            raise self.wrong(column, f"a whole number {range_}", example)
+        return number
+
+    def wrong(self, column: str, wanted: str, example: str) -> BadFile:
+        return BadFile(
+            f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
+            f"{wanted}; right is, for example: {example}"
+        )
+
+
+def _rows(path: Path, needed: Iterable[str]) -> Iterator[_Cells]:
+    needed = tuple(needed)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise BadFile(
+                    f"{path}, line 1: the column {missing[0]} is missing; right is a first line "
+                    f"such as: {','.join(needed)}"
+                )
+            for row in reader:
+                if None in row or None in row.values():
+                    count = len(reader.fieldnames or ())
+                    raise BadFile(
+                        f"{path}, line {reader.line_num}: has not {count} cells, as line 1 has; "
+                        f"right is one for each of: {','.join(reader.fieldnames or ())}"
+                    )
+                yield _Cells(path, reader.line_num, row)
+    except OSError as err:
+        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
+    except (csv.Error, UnicodeDecodeError) as err:
+        raise BadFile(f"{path} is not a CSV file in UTF-8: {err}") from err

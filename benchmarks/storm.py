@@ -1,0 +1,233 @@
+"""What refused pods cost the others: how long an ordinary pod waits while they are tried again.
+
+    python -m benchmarks.storm [--nodes 1000] [--refused 200] [--changes 200] [--rounds 2]
+
+The newest kube-schedulers try every pod that an extender refused again whenever any bound pod
+changes, and as fast as they can. Here 200 pods wait that nothing can hold, while bound pods change
+200 times a second; ordinary pods come one at a time, with a GPU and without, and must not wait more
+than twice as long as in a quiet cluster. Then there is room for refused pods, one at a time: how
+long they take to be bound. The ways to refuse:
+
+    headroom       as it is shipped: every node among FailedAndUnresolvableNodes, and kube-scheduler
+                   without SchedulerPopFromBackoffQ
+    with-pop       the same, kube-scheduler as it is by default
+    patient        headroom, and podMaxBackoffSeconds 60 in place of 10
+    unresolvable   as headroom answers, by an extender that only does that: the cheapest refusal
+    failed         every node among FailedNodes
+    omitted        no node and no reason
+    error          an Error, which kube-scheduler backs off from for 1 to 10 s
+
+The others are benchmarks/real/nothing.py, kube-scheduler as it is by default; it is told who has
+room now, whose pod is then annotated, as Headroom does it.
+"""
+
+import contextlib
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+import urllib3
+
+from benchmarks.hotpath.machine import machine
+from benchmarks.real.stage import Bound, Stage, latencies, pending, quantile, stage
+from benchmarks.real.start import start_nothing, start_scheduler
+from benchmarks.scale import gpunode, node_name, pod
+from contract.annotations import RETRY
+from tests.controlplane import SCHEDULER_FLAGS
+from tests.e2e.cluster import GPUNODES, PODS, said
+from tests.processes import free_ports
+
+OF_HEADROOM = ("headroom", "with-pop", "patient")
+SHIPPED = ("headroom", "patient")
+WAYS = {"unresolvable": "FailedAndUnresolvableNodes", "failed": "FailedNodes"}
+ROWS = (*OF_HEADROOM, *WAYS, "omitted", "error")
+PATIENT = {"podMaxBackoffSeconds": 60}
+MERGE = "application/merge-patch+json"
+#: Ordinary; and more than is left beside the one pod that every device holds.
+SMALL, LARGE = "8Gi", "72Gi"
+EVERY_S = 0.2
+
+
+class Room:
+    """Makes room for one more of the refused pods at a time."""
+
+    def __init__(self, on: Stage, extender_url: str, way: str) -> None:
+        self._on, self._way = on, way
+        self._url = extender_url
+        self._http = urllib3.PoolManager(retries=False, timeout=30.0)
+        self._allowed: list[str] = []
+
+    def script(self, **what: Any) -> int:
+        """Tell it to the extender; how many filter calls it had."""
+        if self._way in OF_HEADROOM:
+            sample = 'headroom_verb_duration_seconds_count{verb="filter"}'
+            return int(self._on.cluster.metric(sample))
+        return int(self._http.request("POST", f"{self._url}/script", json=what).data)
+
+    def make(self, number: int, name: str) -> None:
+        """For the pod of that name, or for any: the last pod of a device of its own node ends."""
+        if self._way not in OF_HEADROOM:
+            self._allowed.append(name)
+            self.script(allowed=self._allowed)
+            retry = {"metadata": {"annotations": {RETRY: f"{time.monotonic_ns()}"}}}
+            self._on.plane.call("PATCH", f"{PODS}/{name}", retry, MERGE)
+            return
+        pods = range(number, self._on.nodes * self._on.held, self._on.nodes)
+        path = f"{PODS}/pod-{pods[0]}/status"
+        ended = {"phase": "Succeeded", "containerStatuses": None}
+        self._on.plane.call("PATCH", path, {"status": ended}, MERGE)
+        status = gpunode(number, pods)["status"]
+        uuid = status["devices"][0]["uuid"]
+        status["pods"] = [use for use in status["pods"] if use["device"] != uuid]
+        status["devices"][0] |= {"usedBytes": 0}
+        status["devices"][0]["replicas"] |= {"free": 4, "allocated": 0}
+        status["observedAt"] = datetime.now(UTC).isoformat()
+        path = f"{GPUNODES}/{node_name(number)}/status"
+        self._on.plane.call("PATCH", path, {"status": status}, MERGE)
+
+
+@contextlib.contextmanager
+def changes(on: Stage, per_s: int) -> Iterator[None]:
+    """Pods that run change so often meanwhile."""
+    stop = threading.Event()
+    indices = itertools.cycle(range(on.nodes, on.nodes * on.held))
+
+    def change() -> None:
+        due_s = time.monotonic()
+        for turn in itertools.count():
+            changed = []
+            for index in itertools.islice(indices, per_s // 20):
+                changed.append(pod(index, index % on.nodes, gpu=True))
+                changed[-1]["metadata"]["annotations"]["changed"] = str(turn)
+            on.put(changed)
+            due_s += 0.05
+            if stop.wait(max(0.0, due_s - time.monotonic())):
+                return
+
+    thread = threading.Thread(target=change)
+    if per_s:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if per_s:
+            thread.join()
+
+
+def waits(on: Stage, bound: Bound, prefix: str, count: int) -> tuple[list[float], list[float]]:
+    """Seconds that ordinary pods waited: with a GPU, without."""
+    names = [f"{prefix}-{number:03d}" for number in range(count)]
+    took_s = latencies(on, bound, names, [SMALL, None] * (count // 2), EVERY_S)
+    return took_s[::2], took_s[1::2]
+
+
+def refuse(on: Stage, turn: int, way: str, count: int) -> list[str]:
+    """Put the pods that nothing can hold; returns when all were refused."""
+    names = [f"refused-{turn}-{way}-{number:03d}" for number in range(count)]
+    on.put(pending(name, LARGE) for name in names)
+    deadline_s = time.monotonic() + 120
+    while True:
+        listed = {each["metadata"]["name"]: each for each in on.plane.call("GET", PODS)["items"]}
+        if all(said(listed[name]) for name in names):
+            return names
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("the pods were not refused")
+        time.sleep(1.0)
+
+
+def play(on: Stage, turn: int, way: str, refused: int, per_s: int, count: int, rooms: int) -> None:
+    with contextlib.ExitStack() as stack:
+        if way in OF_HEADROOM:
+            url = on.start_headroom()
+            stack.callback(on.kill, "extender")
+        else:
+            (port,) = free_ports(1)
+            url = start_nothing(on.plane, port)
+            stack.callback(on.kill, "nothing")
+        bound = stack.enter_context(Bound(on.plane))
+        config = PATIENT if way == "patient" else {}
+        start_scheduler(on.plane, url, config, flags=SCHEDULER_FLAGS if way in SHIPPED else ())
+        stack.callback(on.kill, "kube-scheduler")
+        room = Room(on, url, way)
+        room.script(refuse=WAYS.get(way, way))
+        prefix = f"run-{turn}-{way}"
+        on.put([pending(f"{prefix}-first", SMALL)])
+        bound.wait([f"{prefix}-first"])
+        quiet = waits(on, bound, f"{prefix}-quiet", count)
+        with changes(on, per_s):
+            busy = waits(on, bound, f"{prefix}-busy", count)
+            names = refuse(on, turn, way, refused)
+            time.sleep(2.0)
+            began_s, calls = time.monotonic(), -room.script()
+            before = on.spent("kube-scheduler", "kube-apiserver")
+            stormy = waits(on, bound, f"{prefix}-stormy", count)
+            took_s = time.monotonic() - began_s
+            spent = on.spent("kube-scheduler", "kube-apiserver").since(before)
+            calls += room.script() - count // 2
+            roomy_s = [until_taken(bound, room, number, names) for number in range(rooms)]
+    typer.echo(
+        f"{way:<13}{turn:>5}  {calls / took_s:>9.0f}  "
+        + "  ".join(f"{figure:>15}" for figure in compared(quiet, busy, stormy))
+        + f"  {statistics.median(roomy_s):>6.2f}  {max(roomy_s):>6.2f}  "
+        + "  ".join(f"{cpu_s / took_s:.2f}" for cpu_s in spent.of.values())
+    )
+    on.clear("run-")
+    on.clear("refused-")
+    on.refill(range(rooms))
+
+
+def until_taken(bound: Bound, room: Room, number: int, names: Sequence[str]) -> float:
+    """Seconds from when there was room until one of the refused pods was bound."""
+    already = bound.at_s.keys() & set(names)
+    began_s = time.monotonic()
+    room.make(number, next(name for name in names if name not in already))
+    while time.monotonic() < began_s + 60:
+        if taken := (bound.at_s.keys() & set(names)) - already:
+            return min(bound.at_s[name] for name in taken) - began_s
+        time.sleep(0.01)
+    return float("inf")
+
+
+def compared(*phases: tuple[Sequence[float], Sequence[float]]) -> Iterator[str]:
+    """Median (p90) of the first phase in ms, of the others in times of that; with a GPU, then
+    without."""
+    for kind in (0, 1):
+        first, *others = (phase[kind] for phase in phases)
+        p50, p90 = statistics.median(first), quantile(first, 0.9)
+        yield f"{1e3 * p50:.0f} ({1e3 * p90:.0f}) ms"
+        for other in others:
+            yield f"{statistics.median(other) / p50:.2f} ({quantile(other, 0.9) / p90:.2f})"
+
+
+def main(
+    nodes: Annotated[int, typer.Option(help="Of 8 GPUs.")] = 1_000,
+    refused: Annotated[int, typer.Option(help="Pods that nothing can hold.")] = 200,
+    per_s: Annotated[int, typer.Option("--changes", help="Changes of bound pods a second.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1)] = 2,
+    count: Annotated[int, typer.Option("--pods", help="Ordinary ones of each phase.")] = 60,
+    rooms: Annotated[int, typer.Option(help="For how many refused pods there is room.")] = 5,
+    ways: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(ROWS),
+) -> None:
+    """Print how long ordinary pods waited: quiet, while pods change, and with refused pods."""
+    typer.echo(machine(), err=True)
+    phases = "quiet", "changes", "and refused"
+    columns = [f"{kind} {phase}" for kind in ("GPU", "CPU") for phase in phases]
+    typer.echo(
+        f"{'way':<13}{'round':>5}  {'refusals/s':>9}  "
+        + "  ".join(f"{each:>15}" for each in columns)
+        + "  room s  (most)  CPU of scheduler, API server"
+    )
+    with stage(nodes, held=8) as on:
+        for turn in range(rounds):
+            for way in ways.split(","):
+                play(on, turn, way, refused, per_s, count, rooms)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,83 @@
+"""The benchmarks of the hot path measure what they say, on a fleet of a few nodes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+
+from benchmarks.hotpath import busy, calling, matrix
+from benchmarks.hotpath.__main__ import main
+from benchmarks.hotpath.bodies import Bodies, node_as_sent, pod_as_sent
+
+
+@pytest.mark.slow
+def test_every_case_has_every_figure() -> None:
+    choice = matrix.Choice((12,), (1,), ("small",), matrix.FORMS, matrix.FITS, calls=2)
+    found = msgspec.json.decode(matrix.encoded(matrix.results(choice)), type=matrix.Results)
+    assert found.schema == matrix.SCHEMA
+    assert {"python", "numpy", "msgspec"} <= found.versions.keys()
+    cases = [measured.case for measured in found.cases]
+    assert [(case.form, case.fits) for case in cases] == [
+        (form, fits) for form in ("names", "objects") for fits in ("all", "one", "none")
+    ]
+    for measured in found.cases:
+        verbs = {figures.verb: figures for figures in measured.figures}
+        expected = {"filter", "explain"}
+        if measured.case.fits != "none":
+            expected.add("prioritize")
+        if measured.case.fits == "all":
+            expected.add("bind")
+        assert verbs.keys() == expected
+        assert (verbs["filter"].request_bytes > 12 * 8_000) == (measured.case.form == "objects")
+        for figures in verbs.values():
+            assert figures.calls == 2
+            assert 0 < figures.took.p50_ms <= figures.took.p99_ms <= figures.took.max_ms
+            assert (figures.echo is None) == (figures.verb == "explain")
+            if figures.verb in ("filter", "prioritize"):
+                assert figures.peak_bytes
+                assert figures.blocks_kept is not None
+    assert [report.nodes for report in found.reports] == [12]
+    assert found.not_served.keys() == {"whatif"}
+
+
+def test_a_choice_that_is_none_is_refused_with_a_right_one() -> None:
+    with pytest.raises(typer.BadParameter, match="--form names"):
+        main(as_json=True, form=["bytes"])
+
+
+def test_bodies_are_as_large_as_they_should_be() -> None:
+    assert 8_000 < len(msgspec.json.encode(node_as_sent("gpu-a100-0001"))) < 10_000
+    small = len(msgspec.json.encode(pod_as_sent("p", "1Gi")))
+    large = len(Bodies(1, padding_bytes=matrix._PADDING["256Ki"]).another())
+    assert small < 2_000
+    assert 250 << 10 < large < 262 << 10
+
+
+class Refusing:
+    """A server that takes no body of this size."""
+
+    def post(self, what: str, body: bytes = b"") -> tuple[bytes, int]:
+        return msgspec.json.encode({"Error": f"body of /{what} is too large"}), 1_000_000
+
+
+def test_a_refused_body_is_told_and_not_measured() -> None:
+    case = matrix.Case(2, 0, "small", "objects", "all")
+    caller: Any = Refusing()
+    measured = matrix._measure(case, matrix.QUICK, caller, caller)
+    assert measured.refused == "body of /filter is too large"
+    assert measured.refusal == calling.Spread(1.0, 1.0, 1.0)
+    assert measured.figures == []
+
+
+@pytest.mark.slow
+def test_a_busy_fleet_is_measured_against_a_quiet_one() -> None:
+    found = busy.results(nodes=12, pods_per_device=1, seconds=0.3, rounds=1)
+    assert [of.phase for of in found.phases] == [phase.name for phase in busy.PHASES]
+    quiet, *_ = found.phases
+    assert quiet.filter_ratio_p99 == pytest.approx(1.0)
+    for phase, of in zip(busy.PHASES, found.phases, strict=True):
+        assert of.calls > 0
+        assert of.lag_samples > 0
+        assert (of.views > 0) == phase.watched
+    assert found.phases[-1].burst_taken_in_s
