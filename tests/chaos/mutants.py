@@ -25,9 +25,8 @@ MUTANTS = {
     # The write no longer depends on the object that it was computed from.
     "no compare-and-swap": Mutant(
         "extender/ledger/kubernetes.py",
-        '"metadata": {"resourceVersion": _version(what, before.metadata.resource_version)},\n'
-        '            "spec"',
-        '"spec"',
+        '"metadata": {"resourceVersion": version, **untracked}, "spec": changes',
+        '"metadata": untracked, "spec": changes',
     ),
     # Promises that nobody needs any more stay.
     "no removal": Mutant(

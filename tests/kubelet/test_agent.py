@@ -297,6 +297,7 @@ def test_a_plugin_with_fewer_replicas_is_reported_as_it_counts_and_what_it_forgo
     agent = start_agent(node)
     for name in ("a", "b", "c", "d"):
         node.admit(gpu_pod(name))
+    node.wait(lambda: all(use.uid for use in agent.sample().pods), "all have a checkpoint")
     before = agent.sample()
     assert before.devices[0].replicas.allocated == 4
     configuration = node.folder / "plugin.yaml"
