@@ -221,7 +221,7 @@ def test_forced_deletion_frees_a_replica_whose_memory_is_still_taken(
     node.run(gpu_pod("old", terminationGracePeriodSeconds=30, containers=[stubborn]))
     node.delete("old", by_force=True)
     assert node.is_gone("old")
-    assert node.held() == []  # the kubelet tells nobody
+    node.wait(lambda: node.held() == [], "a kubelet that heard of it, and tells nobody")
     new = gpu_container("main", takes_bytes=GIB)
     assert node.run(gpu_pod("new", containers=[new]))["phase"] == "Running"
     assert processes(node) == 2  # on an unshared device
