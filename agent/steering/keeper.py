@@ -11,6 +11,9 @@ current and takes all devices for gone. So:
   anew, as above.
 * The plugin is brought back only after the kubelet has noticed that we are gone: earlier, the
   kubelet would drop the plugin for us.
+* Of an agent that is killed while it registers a message can be read after the end of its streams:
+  then the kubelet takes devices for healthy that nobody gives out. So whoever finds the socket of
+  a killed agent brings the plugin back, whatever the kubelet says of the devices.
 """
 
 import fcntl
@@ -238,8 +241,7 @@ def clean_up(folder: Path, healthy: Healthy) -> None:
     if not seat.take():
         return  # it still lives, and does so itself
     for plugin in leftovers(folder):
-        if healthy(resource_of(plugin)) is False:
-            bring_back(folder, plugin, healthy)
+        bring_back(folder, plugin, healthy)
         (folder / (PREFIX + plugin)).unlink(missing_ok=True)
     seat.leave()
 

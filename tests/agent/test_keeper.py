@@ -1,11 +1,17 @@
 """The keeper of a steered resource, where what it needs is in the way."""
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+import pytest
 from structlog.testing import capture_logs
 
-from agent.steering.keeper import Keeper, Seat, plugin_socket
+from agent.steering import keeper as keeping
+from agent.steering.keeper import Keeper, Seat, clean_up, plugin_socket
 from agent.steering.relay import PREFIX
 
 RESOURCE = "nvidia.com/gpu"
@@ -25,3 +31,44 @@ def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
             time.sleep(0.05)
         keeper.stop()
     assert [log["event"] for log in logs[:2]] == 2 * ["steering_broken"]
+
+
+@contextmanager
+def answering(socket: Path, service: str, method: str) -> Iterator[list[bytes]]:
+    """Answers every call of one method with nothing, and keeps what was asked."""
+    asked: list[bytes] = []
+
+    def answer(request: bytes, context: object) -> bytes:
+        asked.append(request)
+        return b""
+
+    handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield asked
+    finally:
+        server.stop(grace=None).wait()
+
+
+@pytest.mark.parametrize("healthy", [True, False, None])
+def test_the_plugin_is_brought_back_for_a_killed_agent_whatever_the_kubelet_says(
+    healthy: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
+    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
+    monkeypatch.setattr(keeping, "_BACK_TRIES", 1)
+    plugin = plugin_socket(RESOURCE)
+    left = tmp_path / f"{PREFIX}{plugin}"
+    left.touch()
+    with (
+        answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
+        answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
+    ):
+        clean_up(tmp_path, lambda _: healthy)
+    (request,) = registered
+    assert plugin.encode() in request
+    assert PREFIX.encode() not in request
+    assert not left.exists()

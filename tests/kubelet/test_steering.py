@@ -45,9 +45,12 @@ class SteeredNode:
         self.start_agent()
 
     def start_agent(self, *flags: str) -> None:
+        """Without flags it steers, and has said so itself: a killed one's words still stand."""
         steer = flags or (f"--steer={self.resource}",)
+        before = self.observed_at()
         self.node.start_agent(self.plane.kubeconfig(), *steer)
         if not flags:
+            self.node.wait(lambda: self.observed_at() != before, "a report of this agent")
             self.until_steered()
 
     def until_steered(self) -> None:
@@ -59,6 +62,9 @@ class SteeredNode:
 
     def reported(self) -> GPUNodeStatus:
         return self.gpunode().status or GPUNodeStatus()
+
+    def observed_at(self) -> str:
+        return self.reported().observed_at
 
     def steered(self) -> list[str]:
         return self.reported().plugin.steered
