@@ -236,10 +236,13 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
     def churn() -> int:
         """Let pods end that have run for long enough; how many jobs are done."""
         listed = cluster.pods()
-        waits = any(
-            pod["spec"]["schedulerName"] == SCHEDULER_NAME and "nodeName" not in pod["spec"]
-            for pod in listed
-        )
+        # Until then the nodes are crowded at some time: twice as much as fits has to go through.
+        others_to_come = done() < count - len(bypass)
+        leaving = {
+            pod["spec"].get("nodeName") for pod in listed if "deletionTimestamp" in pod["metadata"]
+        }
+        if to_delete:  # one of these may leave this very moment
+            leaving.update(cluster.names)
         for pod in listed:
             name, job = pod["metadata"]["name"], pod["metadata"]["labels"]["job"]
             with contextlib.suppress(ApiRefused):  # it went meanwhile
@@ -250,9 +253,9 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
                         cluster.plane.call("DELETE", f"{PODS}/{name}")
                 elif pod["spec"]["schedulerName"] == "another":
                     node = bypass.get(job)
-                    if node is None or not waits:  # others go where there is room
+                    if node is None or not others_to_come:  # they go where there is room
                         bind(cluster, name, max(cluster.names, key=most_gib))
-                    elif most_gib(node) < LARGE_GIB:
+                    elif most_gib(node) < LARGE_GIB and node not in leaving:
                         doomed.add(name)
                         bind(cluster, name, node)
                         del bypass[job]
@@ -265,8 +268,11 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
                 due = ends_at_s.setdefault(own.id, now_s + chance.uniform(1.0, 4.0)) <= now_s
                 if due and not any(waits_on(node, pod) for pod in held):
                     machine.runtime.exit(own, 0)
-        done = cluster.plane.call("GET", JOBS)["items"]
-        return sum(each["status"].get("succeeded", 0) for each in done)
+        return done()
+
+    def done() -> int:
+        listed = cluster.plane.call("GET", JOBS)["items"]
+        return sum(each["status"].get("succeeded", 0) for each in listed)
 
     for name, gib in sizes.items():
         job(cluster, name, gib, bypasses=name in bypass)
@@ -284,7 +290,8 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
     told = {each["involvedObject"]["name"] for each in listed if each["reason"] == "NoRoomOnGPU"}
     sent_from = {name: node for name, node in bound.items() if name in told}
     told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
-    assert told_no  # those that the other scheduler sent where there is no room, if nobody else
+    # Whoever sees it first tells: the gate, or who evicts. One may find room meanwhile.
+    assert doomed & (told_no | told)
     # Room can come between the look that sends a pod away and the answer that lets it start.
     begun = len(sent_from.keys() & set().union(*map(ever_ran, cluster.machines.values())))
     elsewhere = sum(node not in ran_on[job_of(pod)] for pod, node in sent_from.items())
