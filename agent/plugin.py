@@ -87,8 +87,11 @@ class ConfigurationProbe:
     def _only(self, command: str, source: str) -> tuple[Path | None, Reading]:
         """The folder of the only process of that name, or how that failed."""
         match self._found.get(command, []):
-            case [(pid, _)]:
+            # One that ends has no command line any more.
+            case [(pid, _)] if _text(self._root / str(pid) / "cmdline"):
                 return self._root / str(pid), SourceReading(source)
+            case [_]:
+                return None, SourceReading(source, "absent", f"process {command} ends")
             case []:
                 return None, SourceReading(source, "absent", f"no process {command} is seen")
         return None, SourceReading(source, "degraded", f"several processes {command} are seen")
@@ -284,7 +287,8 @@ def _flags(process: Path) -> dict[str, str]:
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    # Of a process that ended meanwhile there are none.
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
         if not argument.startswith("-"):
             continue
         name, equals, value = argument.lstrip("-").partition("=")

@@ -107,6 +107,19 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> No
     assert (found.sharing, found.replicas) == ("time-slicing", {GPU: 4})
 
 
+def test_a_process_that_ends_while_it_is_looked_at_is_absent(tree: Tree) -> None:
+    """As the kernel shows it from the end of its memory until somebody waits for it."""
+    tree.plugin(TIME_SLICING)
+    tree.process(300, "kubelet")
+    probe = ConfigurationProbe(tree.root)
+    assert {each.state for each in read(probe)[1].values()} == {"ok"}
+    for pid in (200, 300):
+        (tree.root / str(pid) / "cmdline").write_text("")
+    told, sources = read(probe)
+    assert told == []
+    assert {each.state for each in sources.values()} == {"absent"}
+
+
 def test_the_operator_s_environment_is_read(tree: Tree) -> None:
     tree.plugin(TIME_SLICING, DEVICE_LIST_STRATEGY="cdi-annotations,cdi-cri")
     assert plugin(tree).device_list_strategy == ("cdi-annotations", "cdi-cri")
@@ -336,6 +349,7 @@ def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
         (["--on", "--a=1"], {"on": "", "a": "1"}),
         (["--a=x", "--a=y"], {"a": "x,y"}),
         (["--a=b=c", "word"], {"a": "b=c"}),
+        ([], {}),
     ],
 )
 def test_flags_are_read_as_go_programs_read_them(
