@@ -122,9 +122,16 @@ class RealCluster(Cluster):
     def until(
         self, true: Callable[[], bool], what: str, patience_s: float = REAL_PATIENCE_S
     ) -> None:
-        """Wait for it; what became of the pods is shown when it does not come."""
+        """Wait for it; what became of the pods is shown when it does not come. Of a node none of
+        whose processes may end by itself it never will, where one did."""
+
+        def true_among_the_living() -> bool:
+            for machine in self.machines.values():
+                machine.raise_if_ended()
+            return true()
+
         try:
-            super().until(true, what, patience_s)
+            super().until(true_among_the_living, what, patience_s)
         except AssertionError as err:
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
