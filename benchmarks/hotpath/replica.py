@@ -132,7 +132,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
     ):
         verbs.router.add_route(path, endpoint, methods=["POST"])
     debug = extender.debug_app()
-    has_whatif = any(getattr(route, "path", "") == WHATIF for route in debug.routes)
+    has_whatif = WHATIF in debug.openapi()["paths"]
 
     def announce(line: str) -> None:
         said = msgspec.json.decode(line)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from contract.annotations import PREFIX, ReplicaShare, render_amount
 from contract.kube import Pod
@@ -113,8 +113,19 @@ class NodeView(BaseModel):
     devices: list[DeviceView]
 
 
-class NodesBody(Body):
+class Paged(Body):
+    """A list, or as much of it as was asked for."""
+
+    #: How many there are that match, on this page or not, and how many come after it.
+    matching: int
+    remaining: int
+    #: To be given as ``continue`` for the next page; null where this is the last one.
+    continue_: str | None = Field(serialization_alias="continue")
+
+
+class NodesBody(Paged):
     nodes: list[NodeView]
+    #: Of all nodes.
     overcommitted_bytes: int
 
 

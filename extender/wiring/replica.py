@@ -54,6 +54,7 @@ from extender.placement.placed import Placement
 from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
+from extender.web.api.context import Context
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.serving import verbs_app
@@ -239,7 +240,7 @@ class Extender:
         return verbs
 
     def debug_app(self) -> FastAPI:
-        return debug_app(
+        context = Context(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -247,7 +248,9 @@ class Extender:
             self.unready,
             time.monotonic,
             time.time,
+            self._name,
         )
+        return debug_app(context)
 
     async def tidy(self, ledger: Ledger) -> None:
         """Do the chores, for ever: promises that nobody needs any more are looked into at once, all

@@ -16,8 +16,10 @@ from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
+from extender.web.api.answers import json_chunks
+from extender.web.api.context import Context
 from extender.web.calls import Calls
-from extender.web.debug import _chunks, debug_app
+from extender.web.debug import debug_app
 from tests.builders import kube_node
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
@@ -116,6 +118,11 @@ def test_embedded_routes_refuse_what_is_wrong_and_change_nothing(server: Server)
     assert [node["devices"] for node in after] == [node["devices"] for node in before]
 
 
+def context(cluster: ClusterState) -> Context:
+    telemetry, clocks = Telemetry(CollectorRegistry()), (lambda: 0.0, lambda: 0.0)
+    return Context(cluster, Journal(), telemetry, Calls(), lambda: "", *clocks)
+
+
 class Owned(ClusterState):
     """Knows on which thread it was asked for a snapshot, which is made where there is none yet."""
 
@@ -139,9 +146,7 @@ def test_snapshots_are_made_by_who_owns_the_cluster_alone(path: str) -> None:
         cluster = Owned()
         waits = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"))
         cluster.apply([NodeSeen(kube_node()), PodSeen(waits)])
-        telemetry = Telemetry(CollectorRegistry())
-        clocks = (lambda: 0.0, lambda: 0.0)
-        app = debug_app(cluster, Journal(), telemetry, Calls(), lambda: "", *clocks)
+        app = debug_app(context(cluster))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
             answer = await client.get(path)
@@ -162,15 +167,15 @@ def test_a_view_of_many_nodes_comes_in_pieces_that_are_the_whole() -> None:
             told.append(view.name)
             yield view
 
-    calls, lock = Calls(), threading.Lock()
+    parts = context(ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0))
     chunks = []
-    for chunk in _chunks(empty, "pods", views(), calls, lock):
+    for chunk in json_chunks(parts, empty, "pods", views()):
         chunks.append(chunk)
-        assert not lock.locked()
+        assert not parts.computes.locked()
         assert sum(map(len, chunks)) + 10_000 > sum(map(len, told))  # made when it is sent
     assert len(chunks) > 2
     assert b"".join(chunks).decode() == whole.model_dump_json()
-    nothing = b"".join(_chunks(empty, "pods", iter(()), calls, lock))
+    nothing = b"".join(json_chunks(parts, empty, "pods", iter(())))
     assert nothing.decode() == empty.model_dump_json()
 
 

@@ -5,19 +5,22 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis import checks
 
+from extender.web.api.context import Context
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from tests.fuzz.world import WALL_S, World
 
 _world = World()
 _app = debug_app(
-    _world.cluster,
-    _world.journal,
-    _world.telemetry,
-    Calls(),
-    lambda: "",
-    lambda: _world.now_s,
-    lambda: WALL_S,
+    Context(
+        _world.cluster,
+        _world.journal,
+        _world.telemetry,
+        Calls(),
+        lambda: "",
+        lambda: _world.now_s,
+        lambda: WALL_S,
+    )
 )
 schema = schemathesis.openapi.from_asgi("/openapi.json", _app)
 
@@ -27,6 +30,11 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", _app)
     max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )
 def test_every_endpoint_answers_as_it_is_described(case: schemathesis.Case) -> None:
-    described = (checks.not_a_server_error,)
+    described = (
+        checks.not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    )
     case.call_and_validate(checks=described)
     _world.unharmed()

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
+import httpx
 import msgspec
 import pytest
-from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from extender.ledger.embedded import EmbeddedStore
@@ -54,7 +54,8 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         said = ""
         extender = Extender(Settings(), unready=lambda: said)
         server = EmbeddedStore(extender.deliver, time.monotonic)
-        debug = {r.path: r.endpoint for r in extender.debug_app().routes if isinstance(r, Route)}
+        transport = httpx.ASGITransport(extender.debug_app())
+        debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
         verbs = extender.verbs(extender.open_ledger(server), shown=lambda pod: None)
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
         wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
@@ -62,13 +63,13 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         said = BLIND
         assert msgspec.json.decode(verbs.filter(asked))["Error"] == BLIND
         assert msgspec.json.decode(await verbs.bind(wanted))["Error"] == BLIND
-        answer = debug["/readyz"]()
-        assert (answer.status_code, answer.body.decode()) == (503, f"{BLIND}\n")
+        answer = await debug.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, f"{BLIND}\n")
 
         said = ""
         assert not msgspec.json.decode(verbs.filter(asked))["Error"]
         assert msgspec.json.decode(await verbs.bind(wanted))["Error"] != BLIND
-        assert debug["/readyz"]().status_code == 200
+        assert (await debug.get("/readyz")).status_code == 200
 
     with capture_logs():
         asyncio.run(play())

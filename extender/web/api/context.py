@@ -1,0 +1,48 @@
+"""What every view of the debug API is made from, given to each group of routes once."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.placement.snapshot import Snapshot
+from extender.telemetry import Telemetry
+from extender.web.calls import Calls
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    cluster: ClusterState
+    journal: Journal
+    telemetry: Telemetry
+    calls: Calls
+    #: Why nothing can be decided yet, in a sentence; "" when it can.
+    unready: Callable[[], str]
+    monotonic_s: Callable[[], float]
+    wall_s: Callable[[], float]
+    #: Names this process: another one counts its generations anew.
+    replica: str = "one"
+    #: Each thread that computes has its share of the interpreter; together they have one.
+    computes: threading.Lock = field(default_factory=threading.Lock)
+
+    async def newest(self) -> Snapshot:
+        """A dependency: taken on the event loop, which alone may make a snapshot."""
+        return self.cluster.snapshot()
+
+    def overcommitted_bytes(self) -> int:
+        return sum(over.beyond_bytes for over in self.cluster.overcommits.now())
+
+    def tag(self, snap: Snapshot, *more: object) -> str:
+        """The weak ETag of a view of this snapshot, and of what ``more`` stands for.
+
+        Weak: bodies with the same tag say the same of the cluster, though ``generatedAt`` and the
+        ages, which count on from what a body says, are another moment's. A report that becomes
+        stale is news without a new snapshot, so which reports are fresh is part of the tag.
+        """
+        fresh = np.packbits(snap.fresh_until_s >= self.monotonic_s())
+        parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", *more)
+        return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))

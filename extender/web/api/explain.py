@@ -1,0 +1,59 @@
+"""Why a pod waits, or where it is."""
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, HTTPException, Path
+from starlette.responses import Response
+
+from extender.placement.equation import DeviceTerms
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
+from extender.web.api.answers import UNKNOWN, encoded
+from extender.web.api.context import Context
+from extender.web.views import ExplainBody, explain_body
+
+Namespace = Annotated[str, Path(examples=["default"])]
+PodName = Annotated[str, Path(examples=["trainer-0"])]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get(
+        "/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN
+    )
+    def explain_pod(namespace: Namespace, name: PodName, snap: Newest) -> Response:
+        """Why the pod waits, or where it is: its request as understood, reasons counted, the
+        nearest nodes with their devices, what would help."""
+        decision = context.journal.of_pod(namespace, name)
+        seen = cluster.pod_named(namespace, name)
+        pod = seen or (decision.pod if decision else None)
+        if pod is None:
+            raise HTTPException(
+                404,
+                f"pod {namespace}/{name} was neither seen in the cluster nor offered by "
+                "kube-scheduler; does it ask for a GPU?",
+            )
+        request = cluster.understand(pod)
+        explanation = None
+        if isinstance(request, VramRequest):
+            rows = np.arange(len(snap.nodes), dtype=np.int64)
+            with context.computes:
+                context.calls.give_way()
+                verdicts = fit(request, snap, rows, context.monotonic_s())
+                market = cluster.usual.market
+                explanation = explain(verdicts, cluster.rules.weights, market=market)
+        changed = cluster.edits.of(pod.metadata.uid)
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+
+        def aged(terms: DeviceTerms) -> float | None:
+            return cluster.activities.age_s(terms, now_s, at_s)
+
+        return encoded(explain_body(pod, changed, decision, request, explanation, snap, aged, at_s))
+
+    return routes

@@ -1,0 +1,168 @@
+"""Nodes and their devices, with every term of the equation."""
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from starlette.responses import Response
+
+from extender.placement.equation import DeviceTerms
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.web.api.answers import (
+    TABLE_TOO,
+    TAGGED,
+    UNKNOWN,
+    AskedForm,
+    AskedPage,
+    Form,
+    Held,
+    encoded,
+    holds,
+    listed,
+    only,
+    unchanged,
+)
+from extender.web.api.context import Context
+from extender.web.api.tables import Field, Table, mib, percent
+from extender.web.views import NodeBody, NodesBody, NodeView, node_view, stamp
+
+NodeName = Annotated[str, Path(examples=["gpu-a"])]
+Search = Annotated[
+    str,
+    Query(
+        max_length=256,
+        description="Only nodes with this in their name, their reason or its details, or in a "
+        "device's uuid, model, resource or fence, or in namespace/name of a pod there; in "
+        "capitals or not.",
+        examples=["a100"],
+    ),
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    def view(node: NodeTerms) -> NodeView:
+        return node_view(node, context.cluster, context.monotonic_s(), context.wall_s())
+
+    @routes.get("/v1/nodes", response_model=NodesBody, responses=TABLE_TOO | TAGGED)
+    def nodes(
+        snap: Newest,
+        page: AskedPage,
+        search: Search = "",
+        form: AskedForm = Form.JSON,
+        held: Held = None,
+    ) -> Response:
+        """Every node with every term of the equation of every device, by name. The next page goes
+        on after the last name of this one, whatever has come or gone meanwhile."""
+        tag = context.tag(snap)
+        if holds(held, tag):
+            return unchanged(tag)
+        wanted = search.lower()
+        found = only(context, snap.nodes, lambda node: not wanted or _has(node, wanted))
+        after = sorted((n for n in found if n.name > page.after), key=attrgetter("name"))
+        shown = after[: page.limit]
+        remaining = len(after) - len(shown)
+        more = shown[-1].name if remaining else None
+        body = NodesBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            matching=len(found),
+            remaining=remaining,
+            continue_=more,
+            nodes=[],
+            overcommitted_bytes=context.overcommitted_bytes(),
+        )
+        return listed(context, form, body, "nodes", map(view, shown), _TABLE, tag, more)
+
+    @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
+    def one_node(name: NodeName, snap: Newest, held: Held = None) -> Response:
+        """One node, as in the list of all."""
+        tag = context.tag(snap)
+        if holds(held, tag):
+            return unchanged(tag)
+        if name not in snap.row_of:
+            raise HTTPException(
+                404, f"node {name} is not known; GET /v1/nodes lists those that are"
+            )
+        body = NodeBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            node=view(snap.nodes[snap.row_of[name]]),
+        )
+        return encoded(body, tag)
+
+    return routes
+
+
+def _has(node: NodeTerms, wanted: str) -> bool:
+    return any(wanted in word.lower() for word in _words(node))
+
+
+def _words(node: NodeTerms) -> Iterator[str]:
+    yield node.name
+    if node.reason is not None:
+        yield node.reason.sentence
+    yield node.detail
+    yield node.unmeasured
+    for terms in node.devices:
+        yield from _device_words(terms)
+
+
+def _device_words(terms: DeviceTerms) -> Iterator[str]:
+    yield terms.device.uuid
+    yield terms.device.model
+    yield terms.device.resource
+    if terms.fence is not None:
+        yield terms.fence.code
+    yield terms.fence_detail
+    for holder in terms.holders:
+        yield f"{holder.namespace}/{holder.name}"
+
+
+def _rows(node: NodeView) -> Iterator[tuple[Field, ...]]:
+    """A line for each device, and one for a node without any."""
+    absent = (None,) * (len(_TABLE.headers) - 2)
+    if not node.devices:
+        yield (node.name, *absent, node.message or node.detail)
+    for device in node.devices:
+        fence = device.fenced_detail or device.fenced
+        yield (
+            node.name,
+            device.index,
+            device.uuid,
+            device.model,
+            device.resource,
+            mib(device.allocatable_bytes),
+            mib(device.promised_bytes + device.awaited_bytes),
+            mib(device.strays_bytes + device.unowned_bytes),
+            mib(device.headroom_bytes),
+            mib(device.used_bytes),
+            percent(device.sm_activity_ratio),
+            device.replicas_free,
+            len(device.holders),
+            node.message or fence,
+        )
+
+
+_TABLE: Table[NodeView] = Table(
+    (
+        "NODE",
+        "GPU",
+        "UUID",
+        "MODEL",
+        "RESOURCE",
+        "ALLOCATABLE(MiB)",
+        "PROMISED(MiB)",
+        "OTHERS(MiB)",
+        "HEADROOM(MiB)",
+        "USED(MiB)",
+        "SM(%)",
+        "REPLICAS-FREE",
+        "PODS",
+        "TAKES-NOTHING-BECAUSE",
+    ),
+    _rows,
+)

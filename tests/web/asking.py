@@ -1,0 +1,71 @@
+"""A debug API over a cluster in this process, asked without a network."""
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import httpx
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.placement.rules import Rules
+from extender.telemetry import Telemetry
+from extender.web.api.context import Context
+from extender.web.calls import Calls
+from extender.web.debug import debug_app
+from tests.builders import DISTRIBUTED, gpunode, kube_node, shared
+
+#: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.
+WALL_S = 1_795_219_200.0
+STALE_AFTER_S = 90.0
+_NUMBERS = itertools.count()
+
+
+@dataclass(slots=True)
+class Asked:
+    """``now_s`` is the time on every clock, since the reports were made."""
+
+    now_s: float = 0.0
+    cluster: ClusterState = field(
+        default_factory=lambda: ClusterState(Rules(), STALE_AFTER_S, epoch_s=WALL_S)
+    )
+    journal: Journal = field(default_factory=Journal)
+    context: Context = field(init=False)
+    app: FastAPI = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.context = Context(
+            self.cluster,
+            self.journal,
+            Telemetry(CollectorRegistry(), self.cluster.overcommits.now),
+            Calls(),
+            lambda: "",
+            lambda: self.now_s,
+            lambda: WALL_S + self.now_s,
+            f"replica-{next(_NUMBERS)}",
+        )
+        self.app = debug_app(self.context)
+
+    def add_node(self, name: str) -> None:
+        """With two shared GPUs, reported now."""
+        devices = shared(f"GPU-{name}-0"), shared(f"GPU-{name}-1", 1)
+        self.cluster.apply(
+            [
+                NodeSeen(kube_node(name)),
+                GPUNodeSeen(gpunode(*devices, name=name, plugin=DISTRIBUTED), self.now_s),
+            ]
+        )
+
+    def get(
+        self, path: str, headers: Mapping[str, str] = {}, method: str = "GET"
+    ) -> httpx.Response:
+        async def asking() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
+                return await client.request(method, path, headers=dict(headers))
+
+        return asyncio.run(asking())

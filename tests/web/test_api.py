@@ -1,0 +1,168 @@
+"""What all views of the debug API have in common: errors, tags, tables, pages."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.web.asking import STALE_AFTER_S, Asked
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    asked = Asked()
+    for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
+        asked.add_node(name)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="no such node"),
+        pytest.param("GET", "/v1/explain/pods/a/b", 404, "does it ask for a GPU", id="no such pod"),
+        pytest.param("GET", "/v1/nothing", 404, "/v1/nothing is no view; GET /open", id="no view"),
+        pytest.param("POST", "/v1/nodes", 405, "takes no POST; right is GET", id="wrong method"),
+        pytest.param("GET", "/v1/nodes?limit=0", 422, "query limit: ", id="too small"),
+        pytest.param(
+            "GET",
+            "/v1/nodes?limit=x",
+            422,
+            "not 'x'; right is, for example, limit=100",
+            id="no number",
+        ),
+        pytest.param("GET", "/v1/drift?format=xml", 422, "query format: ", id="unknown word"),
+        pytest.param("GET", "/v1/nodes?limit=x&format=y", 422, "; query format: ", id="two slips"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_form(
+    fleet: Asked, method: str, path: str, status: int, said: str
+) -> None:
+    answer = fleet.get(path, method=method)
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        status,
+        "application/problem+json",
+    )
+    body = answer.json()
+    assert (body["status"], said in body["detail"]) == (status, True), body
+    assert body["type"].startswith("urn:headroom:problem:")
+    assert body["title"]
+
+
+def test_a_fault_of_ours_is_a_problem_too_and_is_logged_but_not_shown(fleet: Asked) -> None:
+    def broken() -> None:
+        raise RuntimeError("what nobody outside is to read")
+
+    fleet.app.add_api_route("/broken", broken)
+    with capture_logs() as logged:
+        answer = fleet.get("/broken")
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:headroom:problem:internal")
+    assert "nobody" not in answer.text
+    assert [(entry["event"], entry["path"]) for entry in logged] == [("view_failed", "/broken")]
+
+
+def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, operations in fleet.get("/openapi.json").json()["paths"].items():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                yield path, parameter
+
+
+def test_every_parameter_says_a_right_example_that_is_right(fleet: Asked) -> None:
+    """It is quoted to who gives a wrong one."""
+    for path, parameter in parameters(fleet):
+        if parameter["name"] == "If-None-Match":
+            continue
+        where = f"{path} {parameter['name']}"
+        assert parameter["schema"].get("examples"), where
+        example = parameter["schema"]["examples"][0]
+        if parameter["in"] == "query":
+            filled = re.sub(r"\{\w+\}", "x", path)
+            answer = fleet.get(f"{filled}?{parameter['name']}={example}")
+            assert answer.status_code in (200, 404), f"{where}: {answer.text}"
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/gpu-a", "/v1/drift"])
+def test_who_has_an_answer_is_not_sent_it_again_until_something_has_changed(
+    fleet: Asked, path: str
+) -> None:
+    first = fleet.get(path)
+    fleet.now_s += 1.0
+    held = {"If-None-Match": f'"another", {first.headers["etag"]}'}
+    again = fleet.get(path, held)
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert fleet.get(path, {"If-None-Match": '"another"'}).status_code == 200
+
+    fleet.add_node("gpu-a")  # reported again
+    newer = fleet.get(path, held)
+    assert newer.status_code == 200
+    assert newer.headers["etag"] != first.headers["etag"]
+
+
+def test_a_report_that_becomes_stale_is_news(fleet: Asked) -> None:
+    first = fleet.get("/v1/nodes/gpu-a")
+    fleet.now_s += STALE_AFTER_S + 1
+    later = fleet.get("/v1/nodes/gpu-a", {"If-None-Match": first.headers["etag"]})
+    assert (first.json()["node"]["fresh"], later.json()["node"]["fresh"]) == (True, False)
+    assert first.json()["snapshot_generation"] == later.json()["snapshot_generation"]
+
+
+def test_another_process_has_other_tags(fleet: Asked) -> None:
+    """It counts its generations anew."""
+    other = Asked()
+    for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
+        other.add_node(name)
+    one, two = (asked.get("/v1/nodes") for asked in (fleet, other))
+    assert one.json()["snapshot_generation"] == two.json()["snapshot_generation"]
+    assert one.headers["etag"] != two.headers["etag"]
+
+
+def cells(text: str) -> list[list[str]]:
+    return [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+
+
+def test_a_table_says_what_the_body_says(fleet: Asked) -> None:
+    answer = fleet.get("/v1/nodes?format=table")
+    assert answer.headers["content-type"].startswith("text/plain")
+    head, *rows = cells(answer.text)
+    nodes = fleet.get("/v1/nodes").json()["nodes"]
+    told = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(line["NODE"], line["UUID"], int(line["HEADROOM(MiB)"])) for line in told] == [
+        (node["name"], device["uuid"], device["headroom_bytes"] >> 20)
+        for node in nodes
+        for device in node["devices"]
+    ]
+    starts = {line.index("GPU-") for line in answer.text.splitlines()[1:]}
+    assert len(starts) == 1, "columns are aligned"
+
+
+def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) -> None:
+    seen, after = [], ""
+    while after is not None:
+        body = fleet.get(f"/v1/nodes?limit=2&continue={after}").json()
+        page = [node["name"] for node in body["nodes"]]
+        seen.append((page, body["matching"], body["remaining"]))
+        after = body["continue"]
+    assert seen == [
+        (["another", "gpu-a"], 5, 3),
+        (["gpu-b", "gpu-c"], 5, 1),
+        (["gpu-d"], 5, 0),
+    ]
+    # A page goes on after a name, also one that is not there any more.
+    page = fleet.get("/v1/nodes?limit=2&continue=gpu-bb").json()
+    assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
+    table = fleet.get("/v1/nodes?limit=2&format=table").text.splitlines()
+    assert table[-1] == "# there are more: continue=gpu-a"
+
+
+def test_nodes_are_found_by_what_is_shown_of_them(fleet: Asked) -> None:
+    def found(search: str) -> list[str]:
+        return [node["name"] for node in fleet.get(f"/v1/nodes?search={search}").json()["nodes"]]
+
+    assert found("ANOTHER") == ["another"]
+    assert found("gpu-gpu-a-1") == ["gpu-a"]
+    assert found("nvidia.com/gpu") == ["another", "gpu-a", "gpu-b", "gpu-c", "gpu-d"]
+    assert found("nobody has this") == []
