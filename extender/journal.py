@@ -1,4 +1,5 @@
-"""The last decision about each pod: what the debug API quotes and what bind reminds itself of.
+"""What was decided lately: the last decision about each pod, which bind and waking remind
+themselves of, and the records of attempts, which the debug API reads.
 
 kube-scheduler's bind call names the pod and nothing else; the pod itself, with the
 resourceVersion that makes the Binding conditional, was in the filter call before it.
@@ -8,8 +9,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from contract.decision import decision_id
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.placement.snapshot import CODE_OF
+from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,17 @@ class Decision:
     refused: Mapping[Reason, int]
     #: False: nodes were refused for pods that had not come yet, and may never come.
     sure: bool = True
+    took_s: float = 0.0
+    asked: tuple[Asked, ...] = ()
+    #: The node, where one alone fits.
+    only: str = ""
 
 
 class Journal:
     """Bounded: the pod decided about longest ago is forgotten first."""
 
-    def __init__(self, capacity: int = 10_000) -> None:
-        self._capacity = capacity
+    def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+        self.records = Records(bounds)
         self._by_uid: OrderedDict[str, Decision] = OrderedDict()
         self._uid_of: dict[tuple[str, str], str] = {}
 
@@ -43,14 +51,34 @@ class Journal:
         self._by_uid[metadata.uid] = decision
         self._by_uid.move_to_end(metadata.uid)
         self._uid_of[metadata.namespace, metadata.name] = metadata.uid
-        while len(self._by_uid) > self._capacity:
+        while len(self._by_uid) > self.records.bounds.decisions:
             uid, oldest = self._by_uid.popitem(last=False)
             key = (oldest.pod.metadata.namespace, oldest.pod.metadata.name)
             if self._uid_of.get(key) == uid:
                 del self._uid_of[key]
+        part = Filtered(
+            decision.at_s,
+            micros(decision.took_s),
+            decision.generation,
+            decision.offered,
+            decision.fits,
+            {CODE_OF[reason]: nodes for reason, nodes in decision.refused.items()},
+            decision.asked,
+        )
+        self.note(decision.pod, part, decision.at_s, decision.only)
+
+    def note(self, pod: Pod, part: Part, at_s: float, node: str = "") -> None:
+        """Put on record what a verb made of this very version of the pod."""
+        metadata = pod.metadata
+        which = decision_id(metadata.uid, metadata.resource_version)
+        self.records.note(which, metadata.namespace, metadata.name, part, at_s, node)
 
     def of_uid(self, uid: str) -> Decision | None:
         return self._by_uid.get(uid)
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
         return self._by_uid.get(self._uid_of.get((namespace, name), ""))
+
+
+def micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)

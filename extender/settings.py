@@ -21,6 +21,7 @@ from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
 from extender.errors import BadSettings
 from extender.placement.rules import MIB, Rules, VisibleDevices, Weights
+from extender.records import DEFAULT_BOUNDS, Bounds
 from extender.tls import TlsFiles
 
 
@@ -146,6 +147,18 @@ class Settings(BaseModel):
     agent_namespace: str = Field(
         "headroom-system", description="Namespace of the agents' heartbeat Leases."
     )
+    journal_decisions: int = Field(
+        DEFAULT_BOUNDS.decisions,
+        ge=1,
+        description="Decisions that the debug API remembers, the last ones.",
+    )
+    journal_bytes: QuantityBytes = Field(
+        DEFAULT_BOUNDS.size_bytes,
+        description="Memory that they may take, as in 16Mi; each takes about 1 KiB.",
+    )
+    journal_age_s: float = Field(
+        DEFAULT_BOUNDS.age_s, gt=0, description="Seconds after which a decision is forgotten."
+    )
     prometheus_url: str | None = Field(
         None,
         repr=False,
@@ -225,6 +238,10 @@ class Settings(BaseModel):
         if self.tls_cert is None or self.tls_key is None:
             return None
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def journal(self) -> Bounds:
+        return Bounds(self.journal_decisions, self.journal_bytes, self.journal_age_s)
 
     @property
     def rules(self) -> Rules:

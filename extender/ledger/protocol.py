@@ -66,12 +66,16 @@ class BindAsk:
 class Bound:
     """The pod is bound to the node it was asked for, now or already."""
 
+    #: resourceVersion of the pod that was decided about; empty where none was.
+    version: str = field(default="", compare=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Declined:
     """There is no room (any more): kube-scheduler will try the pod again."""
 
     reason: Reason
+    version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Failed:
     """It could not be done; ``message`` says why, for the pod's condition."""
 
     message: str
+    version: str = field(default="", compare=False)
 
 
 Outcome = Bound | Declined | Failed
@@ -175,7 +180,7 @@ class Ledger:
                 pod, placement = state, self._judge(state, gpunode)
                 if isinstance(placement, Reason):
                     if held is None:
-                        return Declined(placement)
+                        return Declined(placement, pod.metadata.resource_version)
                     # What a watch told may be behind what the others have made of the node.
                     gpunode = None
                     continue
@@ -190,7 +195,7 @@ class Ledger:
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
                 self._store.bind(_binding(pod, ask.node, placement))
-                return Bound()
+                return Bound(pod.metadata.resource_version)
             except StoreError as err:
                 trouble = err
             # 5. Refused or unanswered: what became of the pod decides.

@@ -23,7 +23,9 @@ from contract.annotations import (
     parse_policy,
     parse_processes,
     parse_vram,
+    render_amount,
 )
+from contract.decision import decision_id
 from contract.errors import BadAnnotation, BadQuantity, shortened
 from contract.gate import is_gated
 from contract.kube import Container, Pod
@@ -48,6 +50,11 @@ class ContainerAsk:
     amount: Amount
     #: Where the amount was learned: "annotation", "namespace" or "replica".
     source: str
+
+    @property
+    def amount_text(self) -> str:
+        """As users write it; "1 replica" where nobody wrote anything."""
+        return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ class VramRequest:
     @property
     def decision_id(self) -> str:
         """The same on every replica and in every verb."""
-        return f"{self.uid}.{self.resource_version}"
+        return decision_id(self.uid, self.resource_version)
 
 
 Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str, bool]]

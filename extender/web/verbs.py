@@ -5,20 +5,25 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
 import structlog
 
+from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
-from extender.journal import Decision, Journal
+from extender.journal import Decision, Journal, micros
+from extender.placement.best import best
 from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
+from extender.placement.score import Ranking
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
 from extender.placement.weighing import Weighings
+from extender.records import TERMS, Asked, Candidate, Candidates, Preempted, Ranked
 from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.names import Names, NodeIndex
@@ -29,6 +34,11 @@ log = structlog.get_logger()
 BIND_FOLLOWS_WITHIN_S = 0.25
 #: Of those pods the last ones: leaving room for each costs a fraction of a millisecond.
 BINDS_EXPECTED = 2
+
+#: Of those that were ranked, on record with the terms of their scores.
+CONTENDERS = 5
+#: Rankings that wait for that; each keeps its snapshot in memory.
+MOST_UNEXPLAINED = 4
 
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
@@ -70,15 +80,22 @@ class Verbs:
         #: What filter answered last: kube-scheduler asks prioritize about these next.
         self._passed: Names | None = None
         self._passed_rows = np.empty(0, np.int64)
+        #: What prioritize ranked and nobody has yet looked at any closer.
+        self._unexplained: deque[tuple[Pod, VramRequest, Snapshot, Rows, Ranking]] = deque(
+            maxlen=MOST_UNEXPLAINED
+        )
         #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
         self._coming: dict[str, tuple[Pod, str, float]] = {}
 
     def work_ahead(self) -> bool:
-        """Between calls: a step towards the next ones; false where there is nothing to do."""
-        return self._weighings.ahead(self._cluster.snapshot(), self._monotonic_s())
+        """Between calls: a step towards the next ones, then what can be told of the last ones;
+        false where there is nothing to do."""
+        ahead = self._weighings.ahead(self._cluster.snapshot(), self._monotonic_s())
+        return ahead or self._keep_contenders()
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
+        began_s = self._monotonic_s()
         if unready := self._unready():
             return self.filter_error(unready)
         try:
@@ -92,15 +109,19 @@ class Verbs:
         codes = self._codes(request, rows, snap)
         asks = isinstance(request, VramRequest) and bool(request.asks)
         sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
-        self._record(offered, snap, codes, sure)
         if isinstance(request, VramRequest) and asks:
             self._cluster.usual.see(request, offered.pod, snap, rows)
         fits = codes == 0
         passed = offered.names.only(fits)
         self._passed, self._passed_rows = passed, rows[fits]
+        only = ""
         if asks and len(passed) == 1:  # then prioritize is not called
-            self._expect(offered.pod, int(self._passed_rows[0]), snap)
-        return wire.encode_filter(offered, passed, codes, SENTENCES)
+            row = int(self._passed_rows[0])
+            only = snap.nodes[row].name
+            self._expect(offered.pod, row, snap)
+        answer = wire.encode_filter(offered, passed, codes, SENTENCES)
+        self._record(offered, request, snap, codes, sure, only, began_s)
+        return answer
 
     def filter_error(self, message: str) -> bytes:
         """kube-scheduler backs off after an Error, and shows it on the pod."""
@@ -110,6 +131,7 @@ class Verbs:
 
     def prioritize(self, body: bytes) -> bytes:
         """Name the best of the nodes that filter let pass; raises ``wire.MalformedBody``."""
+        began_s = self._monotonic_s()
         offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
         request = self._understand(offered.pod)
@@ -124,11 +146,21 @@ class Verbs:
                 row = int(rows[known][ranking.winner])
                 winner = snap.nodes[row].name
                 self._expect(offered.pod, row, snap)
+                self._unexplained.append((offered.pod, request, snap, rows[known], ranking))
+        ranked = Ranked(
+            self._wall_s(),
+            micros(self._monotonic_s() - began_s),
+            snap.generation,
+            len(offered.names),
+            winner or "",
+        )
+        self._journal.note(offered.pod, ranked, ranked.at_s, ranked.winner)
         return wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
         """Keep the nodes on which kube-scheduler's victims would make room; raises
         ``wire.MalformedBody``. Nobody is evicted for nothing."""
+        began_s = self._monotonic_s()
         pod, offered = wire.decode_preempt(body)
         kept = {
             node: victims
@@ -137,6 +169,9 @@ class Verbs:
                 pod, node, {victim.uid for victim in victims.pods or ()}, self._monotonic_s()
             )
         }
+        took_us = micros(self._monotonic_s() - began_s)
+        preempted = Preempted(self._wall_s(), took_us, len(offered), len(kept))
+        self._journal.note(pod, preempted, preempted.at_s)
         return wire.encode_preempt(kept)
 
     async def bind(self, body: bytes) -> bytes:
@@ -228,19 +263,54 @@ class Verbs:
                 left = left or reason is not None
         return left
 
-    def _record(self, offered: wire.Offered, snap: Snapshot, codes: Codes, sure: bool) -> None:
+    def _keep_contenders(self) -> bool:
+        """Put on record who came next to the winner, and why; kube-scheduler did not wait for
+        it."""
+        if not self._unexplained:
+            return False
+        pod, request, snap, rows, ranking = self._unexplained.popleft()
+        market, weights = self._cluster.usual.market, self._cluster.rules.weights
+        contenders = best(
+            request, snap, rows, ranking, self._monotonic_s(), weights, market, CONTENDERS
+        )
+        part = Candidates(
+            tuple(
+                Candidate(
+                    each.node,
+                    round(1000 * each.score),
+                    tuple(round(1000 * each.terms[name]) for name in TERMS),
+                )
+                for each in contenders
+            )
+        )
+        self._journal.note(pod, part, self._wall_s())
+        return True
+
+    def _record(
+        self,
+        offered: wire.Offered,
+        request: VramRequest | Unreadable,
+        snap: Snapshot,
+        codes: Codes,
+        sure: bool,
+        only: str,
+        began_s: float,
+    ) -> None:
         metadata = offered.pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
         counts = {r: n for r, n in zip(REASONS, nodes_by_code, strict=True) if r and n}
         decision = Decision(
             pod=offered.pod,
-            decision_id=f"{metadata.uid}.{metadata.resource_version}",
+            decision_id=decision_id(metadata.uid, metadata.resource_version),
             at_s=self._wall_s(),
             generation=snap.generation,
             offered=len(offered.names),
             fits=nodes_by_code[0],
             refused=counts,
             sure=sure,
+            took_s=self._monotonic_s() - began_s,
+            asked=_asked(request),
+            only=only,
         )
         self._journal.record(decision)
         for reason, count in counts.items():
@@ -253,4 +323,14 @@ class Verbs:
             pod=metadata.name,
             offered=decision.offered,
             fits=decision.fits,
+            took_ms=round(1000 * decision.took_s, 3),
         )
+
+
+def _asked(request: VramRequest | Unreadable) -> tuple[Asked, ...]:
+    if isinstance(request, Unreadable):
+        return ()
+    return tuple(
+        Asked(ask.name, ask.resource, ask.count, ask.amount_text, ask.source)
+        for ask in request.containers
+    )

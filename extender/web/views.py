@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, Field
 
-from contract.annotations import PREFIX, ReplicaShare, render_amount
+from contract.annotations import PREFIX
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.freshness import age
@@ -297,7 +297,7 @@ def ask_view(ask: ContainerAsk) -> AskView:
         container=ask.name,
         resource=ask.resource,
         count=ask.count,
-        amount="1 replica" if isinstance(ask.amount, ReplicaShare) else render_amount(ask.amount),
+        amount=ask.amount_text,
         source=ask.source,
     )
 

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
@@ -44,13 +45,16 @@ from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
 from extender.errors import StoreError
-from extender.journal import Journal
+from extender.journal import Journal, micros
 from extender.ledger.eviction import Evictions, Hands
-from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger
+from extender.ledger.protocol import Outcome as BindOutcome
 from extender.ledger.store import Store
 from extender.placement.misplaced import Misplaced
 from extender.placement.observed import Result
 from extender.placement.placed import Placement
+from extender.placement.snapshot import CODE_OF
+from extender.records import BindTried
 from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
@@ -85,6 +89,8 @@ AT_ONCE = 50
 #: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
 #: loop asks several times in each call.
 SWITCH_S = 0.0005
+#: Of what failed, on record.
+MOST_QUOTED = 200
 NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
 
 
@@ -102,7 +108,7 @@ class Extender:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
-        self.journal = Journal()
+        self.journal = Journal(settings.journal)
         self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
         self._sources_unready = unready
         self.calls = Calls()
@@ -209,19 +215,12 @@ class Extender:
             ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
             if pod is not None:
                 self.deliver([BindBegun(pod, ask.node)])
+            began_s = time.monotonic()
             try:
                 outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
             finally:
                 self.deliver([BindEnded(ask.uid, ask.node)])
-            self.telemetry.binds.labels(type(outcome).__name__.lower()).inc()
-            log.info(
-                "bind",
-                pod=f"{ask.namespace}/{ask.name}",
-                pod_uid=ask.uid,
-                node=ask.node,
-                outcome=type(outcome).__name__.lower(),
-                reason=outcome.reason.code if isinstance(outcome, Declined) else None,
-            )
+            self._note_bind(ask, outcome, time.monotonic() - began_s)
             if isinstance(outcome, Bound):
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
@@ -238,6 +237,30 @@ class Extender:
         )
         self._ahead = verbs.work_ahead
         return verbs
+
+    def _note_bind(self, ask: BindAsk, outcome: BindOutcome, took_s: float) -> None:
+        said = type(outcome).__name__.lower()
+        reason = outcome.reason if isinstance(outcome, Declined) else None
+        message = outcome.message if isinstance(outcome, Failed) else ""
+        version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
+        part = BindTried(
+            time.time(), micros(took_s), ask.node, said, CODE_OF[reason], message[:MOST_QUOTED]
+        )
+        which = decision_id(ask.uid, version) if version else ""
+        if which:
+            node = ask.node if isinstance(outcome, Bound) else ""
+            self.journal.records.note(which, ask.namespace, ask.name, part, part.at_s, node)
+        self.telemetry.binds.labels(said).inc()
+        log.info(
+            "bind",
+            decision_id=which,
+            pod=f"{ask.namespace}/{ask.name}",
+            pod_uid=ask.uid,
+            node=ask.node,
+            outcome=said,
+            reason=reason.code if reason else None,
+            took_ms=round(1000 * took_s, 3),
+        )
 
     def debug_app(self) -> FastAPI:
         context = Context(

@@ -24,6 +24,7 @@ from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.records import Bounds
 from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.web.serving import verbs_app
@@ -96,7 +97,7 @@ class World:
         self.cluster = ClusterState(settings.rules, 1e9, WALL_S - self.now_s)
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
         self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
-        self.journal = Journal(capacity=64)
+        self.journal = Journal(Bounds(decisions=64))
         self.bound: list[BindArgs] = []
         ids = iter(range(10**9))
         self.ledger = Ledger(

@@ -1,0 +1,207 @@
+"""Decisions on record: what each verb made of an attempt to place a pod, compact and bounded.
+
+An attempt is known by its decision id, the pod's uid and resourceVersion. Kept are codes and
+columns, each part as MessagePack, and no text but names: sentences are made when somebody reads.
+The part of a verb that is called again for the same version of a pod takes the place of the one
+before, so that a storm of retries is one record that is counted up and pushes nobody out.
+
+One thread writes; others may read at any time what they were handed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+import msgspec
+
+from extender.placement.rules import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is kept: whichever is reached first."""
+
+    decisions: int = 10_000
+    size_bytes: int = 16 << 20
+    age_s: float = 86_400.0
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one container asks for."""
+
+    container: str
+    resource: str
+    count: int
+    #: As users write it, and who says so.
+    amount: str
+    source: str
+
+
+class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    #: Unix time, seconds; as in all parts.
+    at_s: float
+    took_us: int
+    generation: int
+    offered: int
+    fits: int
+    #: Code of the reason -> nodes refused for it.
+    refused: dict[int, int]
+    asked: tuple[Asked, ...]
+
+
+class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    at_s: float
+    took_us: int
+    generation: int
+    offered: int
+    #: Empty where any would do.
+    winner: str
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    node: str
+    #: In thousandths; the terms in the order of ``TERMS``.
+    score: int
+    terms: tuple[int, ...]
+
+    @property
+    def score_ratio(self) -> float:
+        return self.score / 1000
+
+    @property
+    def score_terms(self) -> Mapping[str, float]:
+        return {name: term / 1000 for name, term in zip(TERMS, self.terms, strict=True)}
+
+
+class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The best of those that were ranked, the winner first."""
+
+    best: tuple[Candidate, ...]
+
+
+class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    at_s: float
+    took_us: int
+    #: Nodes with victims that kube-scheduler proposed, and those on which they make room.
+    offered: int
+    kept: int
+
+
+class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    at_s: float
+    took_us: int
+    node: str
+    #: bound, declined or failed.
+    outcome: str
+    #: Code of the reason why it was declined, 0 for none; what failed, in words.
+    reason: int
+    message: str
+
+
+Part = Filtered | Ranked | Candidates | Preempted | BindTried
+_KINDS: tuple[type, ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
+#: The terms of a score.
+TERMS = tuple(each.name for each in fields(Weights))
+P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
+MOST_NAME_CHARS = 1024
+_encode = msgspec.msgpack.encode
+#: What a record takes without its parts and its texts, and a part without its bytes: measured.
+RECORD_BYTES, PART_BYTES = 430, 55
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    decision_id: str
+    namespace: str
+    name: str
+    #: Unix time, seconds: of the first call and of the last.
+    first_at_s: float
+    at_s: float = 0.0
+    #: The node that it was bound to, or that won; empty for none.
+    node: str = ""
+    #: Of each kind what it says, and how often that verb was called.
+    _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
+    _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
+
+    @property
+    def uid(self) -> str:
+        return self.decision_id.rpartition(".")[0]
+
+    def part(self, kind: type[P]) -> P | None:
+        part = self._parts[_KINDS.index(kind)]
+        return msgspec.msgpack.decode(part, type=kind) if part else None
+
+    def times(self, kind: type) -> int:
+        return self._times[_KINDS.index(kind)]
+
+    def put(self, part: Part) -> None:
+        place = _KINDS.index(type(part))
+        self._parts[place] = _encode(part)
+        self._times[place] += 1
+
+    @property
+    def size_bytes(self) -> int:
+        texts = len(self.decision_id) + len(self.namespace) + len(self.name) + len(self.node)
+        parts = sum(len(part) + PART_BYTES for part in self._parts if part)
+        return RECORD_BYTES + texts + parts
+
+
+class Records:
+    """Those written to last come last; the others go first."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        #: As reckoned from what is kept; a test holds it against what Python takes.
+        self.size_bytes = 0
+        #: Grows with every part that is noted.
+        self.version = 0
+        self._records: dict[str, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def oldest_at_s(self) -> float | None:
+        oldest = next(iter(list(self._records.values())), None)
+        return oldest.at_s if oldest else None
+
+    def note(
+        self, decision_id: str, namespace: str, name: str, part: Part, at_s: float, node: str = ""
+    ) -> None:
+        """Put what a verb did on record; ``at_s`` is now, in Unix seconds.
+
+        What has longer names than an API server takes is not recorded.
+        """
+        if len(decision_id) + len(namespace) + len(name) > MOST_NAME_CHARS:
+            return
+        record = self._records.pop(decision_id, None)
+        if record is None:
+            record = Record(decision_id, namespace, name, at_s)
+        else:
+            self.size_bytes -= record.size_bytes
+        record.put(part)
+        record.at_s = at_s
+        record.node = node or record.node
+        self.version += 1
+        self._records[decision_id] = record
+        self.size_bytes += record.size_bytes
+        self._forget(at_s)
+
+    def of_id(self, decision_id: str) -> Record | None:
+        return self._records.get(decision_id)
+
+    def newest_first(self) -> Iterator[Record]:
+        return reversed(list(self._records.values()))
+
+    def _forget(self, now_s: float) -> None:
+        bounds = self.bounds
+        while self._records:
+            first = next(iter(self._records.values()))
+            too_many = len(self._records) > bounds.decisions or self.size_bytes > bounds.size_bytes
+            if not too_many and first.at_s >= now_s - bounds.age_s:
+                return
+            del self._records[first.decision_id]
+            self.size_bytes -= first.size_bytes

@@ -1,0 +1,150 @@
+"""What a decision keeps, and how much of it: bounded in number, age and bytes."""
+
+import asyncio
+import gc
+import json
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from contract.decision import decision_of
+from contract.kube import Pod
+from extender.records import (
+    DEFAULT_BOUNDS,
+    TERMS,
+    Asked,
+    BindTried,
+    Bounds,
+    Candidate,
+    Candidates,
+    Filtered,
+    Preempted,
+    Ranked,
+    Records,
+)
+from tests.builders import pod
+from tests.fuzz.world import NODES, WALL_S, World
+from tests.serving import binding, offer
+from tests.serving import pod as sent
+
+ASKED = (Asked("main", "nvidia.com/gpu", 1, "8Gi", "annotation"),)
+
+
+def filtered(at_s: float, fits: int = 3200) -> Filtered:
+    return Filtered(at_s, 412, 99, 5000, fits, {14: 1500, 15: 300}, ASKED)
+
+
+def note(records: Records, number: int, at_s: float) -> None:
+    """What is usual: filter, prioritize with five contenders, and bind."""
+    uid = f"3f2b7c1e-aaaa-4bbb-8ccc-{number:012d}"
+    node = f"gpu-a100-{number % 5000:04d}"
+    best = tuple(
+        Candidate(f"gpu-a100-{number % 4000 + place:04d}", 812, (500, 812, 1000, 1000, 123, 1000))
+        for place in range(5)
+    )
+    bound = BindTried(at_s, 15_000, node, "bound", 0, "")
+    ranked = Ranked(at_s, 220, 99, 3200, node)
+    for part in (filtered(at_s), ranked, Candidates(best), bound):
+        name = f"trainer-7d9f8c6b5-{number:05d}"
+        records.note(f"{uid}.{100_000 + number}", "team-a", name, part, at_s, node)
+
+
+def test_the_memory_that_is_told_is_the_memory_that_is_taken() -> None:
+    for most in (1, 4):  # decisions that were only filtered, and whole ones
+        gc.collect()
+        tracemalloc.start()
+        records = Records(replace(DEFAULT_BOUNDS, size_bytes=1 << 40))
+        for number in range(2000):
+            if most == 1:
+                at_s = 1000.0 + number
+                records.note(f"{number:036d}.{number}", "team-a", "p", filtered(at_s), at_s)
+            else:
+                note(records, number, 1000.0 + number)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert records.size_bytes == pytest.approx(taken, rel=0.25)
+        assert taken / len(records) < 1500
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        pytest.param(Bounds(decisions=3), 3, id="so many"),
+        pytest.param(Bounds(size_bytes=2600), 2, id="so many bytes"),
+        pytest.param(Bounds(age_s=4.5), 5, id="so old"),
+    ],
+)
+def test_the_oldest_are_forgotten(bounds: Bounds, kept: int) -> None:
+    records = Records(bounds)
+    for number in range(10):
+        note(records, number, 1000.0 + number)
+    assert [record.at_s for record in records.newest_first()] == [
+        1009.0 - age for age in range(kept)
+    ]
+    assert records.oldest_at_s == 1010.0 - kept
+    assert records.size_bytes == sum(record.size_bytes for record in records.newest_first())
+
+
+def test_a_storm_of_retries_is_one_decision_that_pushes_nobody_out() -> None:
+    records = Records(Bounds(decisions=2))
+    records.note("other.1", "default", "other", filtered(1.0), 1.0)
+    for turn in range(1000):
+        records.note("same.7", "default", "same", filtered(2.0 + turn, fits=turn), 2.0 + turn)
+    same, other = records.newest_first()
+    assert (other.decision_id, other.times(Filtered)) == ("other.1", 1)
+    assert (same.first_at_s, same.at_s, same.times(Filtered)) == (2.0, 1001.0, 1000)
+    latest = same.part(Filtered)
+    assert latest is not None
+    assert latest.fits == 999
+    assert (same.uid, same.part(Ranked)) == ("same", None)
+
+
+def test_names_that_no_api_server_takes_push_nobody_out() -> None:
+    records = Records(Bounds(size_bytes=4000))
+    records.note("u.1", "default", "p", filtered(1.0), 1.0)
+    records.note("v.1", "default", "q" * 5000, filtered(2.0), 2.0)
+    assert [record.name for record in records.newest_first()] == ["p"]
+
+
+def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> None:
+    world = World()
+    shown = sent("half", "12Gi", version="1")
+    world.call("filter", json.dumps(offer(shown, *NODES)).encode())
+    ranked = json.loads(
+        world.call("prioritize", json.dumps(offer(shown, *NODES[:4])).encode()).body
+    )
+    while world.verbs.work_ahead():
+        pass
+    victims = {NODES[0]: {"Pods": [{"UID": "uid-sits"}]}}
+    world.call("preempt", json.dumps({"Pod": shown, "NodeNameToMetaVictims": victims}).encode())
+    record = world.journal.records.of_id("uid-half.1")
+    assert record is not None
+    filter_, rank, rest = record.part(Filtered), record.part(Ranked), record.part(Preempted)
+    assert filter_ is not None
+    assert (filter_.offered, filter_.asked[0].amount) == (5, "12Gi")
+    assert filter_.fits + sum(filter_.refused.values()) == 5
+    assert rank is not None
+    assert [rank.winner] == [each["Host"] for each in ranked] == [record.node]
+    assert (rest and rest.offered, rest and rest.kept) == (1, 1)
+    found = record.part(Candidates)
+    assert found is not None
+    first = found.best[0]
+    assert first.node == rank.winner
+    assert first.score_ratio == max(each.score_ratio for each in found.best)
+    assert set(first.score_terms) == set(TERMS)
+
+    body = json.dumps(binding(shown, rank.winner)).encode()
+    assert json.loads(asyncio.run(world.verbs.bind(body)))["Error"] == ""
+    bound = world.store.read_pod("default", "half")
+    assert bound is not None
+    assert decision_of(bound) == record.decision_id
+    assert record.at_s == WALL_S
+
+
+@pytest.mark.parametrize("text", [None, "no json", "[]", '{"decision": 5}', "{}"])
+def test_a_placement_that_somebody_else_wrote_names_no_decision(text: str | None) -> None:
+    annotations = {} if text is None else {"headroom.gpu/placement": text}
+    shown: Pod = pod(annotations=annotations)
+    assert decision_of(shown) == ""
