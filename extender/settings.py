@@ -159,6 +159,15 @@ class Settings(BaseModel):
     journal_age_s: float = Field(
         DEFAULT_BOUNDS.age_s, gt=0, description="Seconds after which a decision is forgotten."
     )
+    peers: tuple[str, ...] = Field(
+        (),
+        description="Where the debug APIs of the other replicas are: names or addresses, each with "
+        "a port unless it is debug_port; best the one name of a headless Service, which stands for "
+        "all replicas. Whoever finds itself among them does not ask itself.",
+    )
+    peers_timeout_s: float = Field(
+        0.5, gt=0, le=30, description="Peers that take longer are left out, and named."
+    )
     prometheus_url: str | None = Field(
         None,
         repr=False,
@@ -188,6 +197,22 @@ class Settings(BaseModel):
     prometheus_ca: Path | None = Field(
         None, description="CA certificates in PEM for Prometheus' own; else those of the system."
     )
+
+    @field_validator("peers")
+    @classmethod
+    def _are_places(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in peers:
+            try:
+                parts = urlsplit(f"//{peer}")
+                sound = bool(parts.hostname) and parts.netloc == peer and parts.port != 0
+            except ValueError:
+                sound = False
+            if not sound or "@" in peer:
+                raise ValueError(
+                    f"{peer!r} is no place; right is, for example, "
+                    "headroom-peers.headroom-system.svc or 10.1.2.3:8889"
+                )
+        return peers
 
     @field_validator("prometheus_url")
     @classmethod

@@ -32,7 +32,7 @@ BUDGETS_S = {
     "standin": 150,
     "truth": 40,
     "web": 70,
-    "wiring": 10,
+    "wiring": 25,
     "modules beside": 100,
 }
 

@@ -7,11 +7,11 @@ group of views is a module of ``web.api`` with a ``router``, and a line here.
 
 from fastapi import FastAPI
 
-from extender.web.api import drift, explain, nodes, probes
+from extender.web.api import decisions, drift, explain, nodes, probes
 from extender.web.api.context import Context
 from extender.web.api.problems import tell_problems
 
-_GROUPS = (probes, nodes, explain, drift)
+_GROUPS = (probes, nodes, explain, decisions, drift)
 
 
 def debug_app(context: Context) -> FastAPI:
@@ -26,5 +26,5 @@ def debug_app(context: Context) -> FastAPI:
     )
     for group in _GROUPS:
         app.include_router(group.router(context))
-    tell_problems(app)
+    tell_problems(app, context.replica)
     return app

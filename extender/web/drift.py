@@ -9,7 +9,7 @@ from contract.gpunode import ADOPTED, GPUNode, Reservation
 from extender.cluster.observations import Observations, Outcome
 from extender.cluster.state import ClusterState
 from extender.placement.observed import Result, chosen, observed, predicted
-from extender.web.views import Body, stamp
+from extender.web.bodies import Body, stamp
 
 
 class PodOnDeviceView(BaseModel):

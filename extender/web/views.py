@@ -1,16 +1,14 @@
 """The bodies of the debug API: every figure with its unit in its name, absent is null."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from contract.annotations import PREFIX
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
-from extender.journal import Decision
 from extender.placement.equation import DeviceTerms
 from extender.placement.explain import (
     DeviceExplanation,
@@ -20,17 +18,11 @@ from extender.placement.explain import (
     certainty,
 )
 from extender.placement.prose import told
-from extender.placement.request import ContainerAsk, Unreadable, VramRequest
+from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import reach
-
-
-class Body(BaseModel):
-    """What every body begins with."""
-
-    apiVersion: str = "headroom.gpu/v1"
-    generatedAt: str
-    snapshot_generation: int
+from extender.web.bodies import AskView, Body, Paged, ReasonView, ask_view, reason_view, stamp
+from extender.web.decisions import DecisionView, Unanswered
 
 
 class HolderView(BaseModel):
@@ -113,16 +105,6 @@ class NodeView(BaseModel):
     devices: list[DeviceView]
 
 
-class Paged(Body):
-    """A list, or as much of it as was asked for."""
-
-    #: How many there are that match, on this page or not, and how many come after it.
-    matching: int
-    remaining: int
-    #: To be given as ``continue`` for the next page; null where this is the last one.
-    continue_: str | None = Field(serialization_alias="continue")
-
-
 class NodesBody(Paged):
     nodes: list[NodeView]
     #: Of all nodes.
@@ -131,16 +113,6 @@ class NodesBody(Paged):
 
 class NodeBody(Body):
     node: NodeView
-
-
-class AskView(BaseModel):
-    container: str
-    resource: str
-    count: int
-    #: As written: 8Gi, 25%, or "1 replica" where nobody wrote anything.
-    amount: str
-    #: "annotation", "namespace" or "replica".
-    source: str
 
 
 class CandidateView(BaseModel):
@@ -170,25 +142,6 @@ class NearestView(BaseModel):
     told: list[str]
 
 
-class ReasonView(BaseModel):
-    reason: str
-    message: str
-    nodes: int
-    #: Whether evicting pods could cure it.
-    evictable: bool
-
-
-class DecisionView(BaseModel):
-    """The last filter call for the pod, as it was answered."""
-
-    decision_id: str
-    at: str
-    snapshot_generation: int
-    offered: int
-    fits: int
-    reasons: list[ReasonView]
-
-
 class ExplainBody(Body):
     namespace: str
     name: str
@@ -208,7 +161,9 @@ class ExplainBody(Body):
     reasons: list[ReasonView]
     nearest: list[NearestView]
     suggestions: list[str]
+    #: Of all replicas.
     last_decision: DecisionView | None
+    unanswered: list[Unanswered]
 
 
 #: How old the SM activity of a device is, in seconds.
@@ -292,16 +247,6 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-def ask_view(ask: ContainerAsk) -> AskView:
-    return AskView(
-        container=ask.name,
-        resource=ask.resource,
-        count=ask.count,
-        amount=ask.amount_text,
-        source=ask.source,
-    )
-
-
 def candidate_view(device: DeviceExplanation, aged: Aged) -> CandidateView:
     return CandidateView(
         device=device_view(device.terms, aged),
@@ -327,36 +272,16 @@ def nearest_view(node: NodeExplanation, aged: Aged) -> NearestView:
     )
 
 
-def reason_view(reason: Reason, nodes: int) -> ReasonView:
-    return ReasonView(
-        reason=reason.code, message=reason.sentence, nodes=nodes, evictable=reason.evictable
-    )
-
-
-def decision_view(decision: Decision) -> DecisionView:
-    return DecisionView(
-        decision_id=decision.decision_id,
-        at=stamp(decision.at_s),
-        snapshot_generation=decision.generation,
-        offered=decision.offered,
-        fits=decision.fits,
-        reasons=[reason_view(reason, nodes) for reason, nodes in decision.refused.items()],
-    )
-
-
-def stamp(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
-
-
 def explain_body(
     pod: Pod,
     changed: str,
-    decision: Decision | None,
+    decision: DecisionView | None,
     request: VramRequest | Unreadable,
     explanation: Explanation | None,
     snap: Snapshot,
     aged: Aged,
     wall_s: float,
+    unanswered: Sequence[Unanswered] = (),
 ) -> ExplainBody:
     """``changed`` says how its request was changed after it was bound; ``explanation`` is None
     where nothing was fitted, because the pod cannot be read."""
@@ -380,7 +305,8 @@ def explain_body(
         reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
         nearest=[nearest_view(node, aged) for node in explanation.nearest] if explanation else [],
         suggestions=_suggestions(explanation) if explanation and not pod.node else [],
-        last_decision=decision_view(decision) if decision else None,
+        last_decision=decision,
+        unanswered=list(unanswered),
     )
 
 

@@ -61,6 +61,7 @@ from extender.tls import ServerTls
 from extender.web.api.context import Context
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
+from extender.web.peers import nobody
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
@@ -70,6 +71,7 @@ from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
 from extender.wiring.memory import collect_in_lulls
 from extender.wiring.patience import Patient, counting
+from extender.wiring.peers import Peers
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -129,6 +131,8 @@ class Extender:
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
         self._announcing = Announcing(post, self._pool)
+        peers = settings.peers, settings.debug_port, settings.peers_timeout_s
+        self._peers = Peers(*peers, self._name) if settings.peers else None
 
     def unready(self) -> str:
         """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
@@ -272,6 +276,7 @@ class Extender:
             time.monotonic,
             time.time,
             self._name,
+            self._peers.ask if self._peers else nobody,
         )
         return debug_app(context)
 

@@ -17,6 +17,7 @@ from extender.telemetry import Telemetry
 from extender.web.api.context import Context
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
+from extender.web.peers import AskPeers, nobody
 from tests.builders import DISTRIBUTED, gpunode, kube_node, shared
 
 #: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.
@@ -34,6 +35,8 @@ class Asked:
         default_factory=lambda: ClusterState(Rules(), STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
+    #: What the other replicas say.
+    peers: AskPeers = nobody
     context: Context = field(init=False)
     app: FastAPI = field(init=False)
 
@@ -47,6 +50,7 @@ class Asked:
             lambda: self.now_s,
             lambda: WALL_S + self.now_s,
             f"replica-{next(_NUMBERS)}",
+            lambda path, credentials: self.peers(path, credentials),
         )
         self.app = debug_app(self.context)
 

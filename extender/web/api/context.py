@@ -12,6 +12,7 @@ from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
 from extender.web.calls import Calls
+from extender.web.peers import AskPeers, nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Context:
     wall_s: Callable[[], float]
     #: Names this process: another one counts its generations anew.
     replica: str = "one"
+    ask_peers: AskPeers = nobody
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 

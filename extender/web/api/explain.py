@@ -13,6 +13,8 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import UNKNOWN, encoded
 from extender.web.api.context import Context
+from extender.web.api.decisions import Sought, decisions
+from extender.web.peers import AskedPeers, Credentials
 from extender.web.views import ExplainBody, explain_body
 
 Namespace = Annotated[str, Path(examples=["default"])]
@@ -27,9 +29,15 @@ def router(context: Context) -> APIRouter:
     @routes.get(
         "/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN
     )
-    def explain_pod(namespace: Namespace, name: PodName, snap: Newest) -> Response:
+    def explain_pod(
+        namespace: Namespace,
+        name: PodName,
+        snap: Newest,
+        ask_peers: AskedPeers = True,
+        credentials: Credentials = None,
+    ) -> Response:
         """Why the pod waits, or where it is: its request as understood, reasons counted, the
-        nearest nodes with their devices, what would help."""
+        nearest nodes with their devices, what would help; and the last decision about it."""
         decision = context.journal.of_pod(namespace, name)
         seen = cluster.pod_named(namespace, name)
         pod = seen or (decision.pod if decision else None)
@@ -54,6 +62,12 @@ def router(context: Context) -> APIRouter:
         def aged(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)
 
-        return encoded(explain_body(pod, changed, decision, request, explanation, snap, aged, at_s))
+        found, unanswered = decisions(
+            context, Sought(pod=(namespace, name)), 1, ask_peers, credentials
+        )
+        last = found[0] if found else None
+        return encoded(
+            explain_body(pod, changed, last, request, explanation, snap, aged, at_s, unanswered)
+        )
 
     return routes

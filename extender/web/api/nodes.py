@@ -25,7 +25,8 @@ from extender.web.api.answers import (
 )
 from extender.web.api.context import Context
 from extender.web.api.tables import Field, Table, mib, percent
-from extender.web.views import NodeBody, NodesBody, NodeView, node_view, stamp
+from extender.web.bodies import stamp
+from extender.web.views import NodeBody, NodesBody, NodeView, node_view
 
 NodeName = Annotated[str, Path(examples=["gpu-a"])]
 Search = Annotated[

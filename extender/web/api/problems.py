@@ -21,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from extender.web.peers import REPLICA
+
 log = structlog.get_logger()
 
 PROBLEM_JSON = "application/problem+json"
@@ -61,8 +63,9 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return Response(body.model_dump_json(), status, headers, PROBLEM_JSON)
 
 
-def tell_problems(app: FastAPI) -> None:
-    """Have the application answer every error in this form, and describe that."""
+def tell_problems(app: FastAPI, replica: str) -> None:
+    """Have the application answer every error in this form, and describe that; and name the
+    replica with every answer."""
 
     async def refused(request: Request, err: Exception) -> Response:
         assert isinstance(err, HTTPException)
@@ -81,7 +84,7 @@ def tell_problems(app: FastAPI) -> None:
 
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(RequestValidationError, malformed)
-    app.add_middleware(_Faults)
+    app.add_middleware(_Edge, replica=replica)
     describe = app.openapi
 
     def described() -> dict[str, Any]:
@@ -92,11 +95,12 @@ def tell_problems(app: FastAPI) -> None:
     app.openapi = described  # type: ignore[method-assign]
 
 
-class _Faults:
+class _Edge:
     """A fault of ours is logged whole, and answered without a word of it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, replica: str) -> None:
         self._app = app
+        self._replica = REPLICA.lower().encode(), replica.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
@@ -104,6 +108,8 @@ class _Faults:
         async def noting(message: Message) -> None:
             nonlocal begun
             begun = True
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), self._replica]
             await send(message)
 
         try:
@@ -113,7 +119,7 @@ class _Faults:
             if begun:
                 raise  # half an answer is worse than a connection that breaks
             answer = problem(500, "internal error in Headroom: see the log of the extender")
-            await answer(scope, receive, send)
+            await answer(scope, receive, noting)
 
 
 def _said(finding: dict[str, Any], examples: dict[str, object]) -> str:

@@ -1,0 +1,256 @@
+"""What was decided about pods, on all replicas together."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from starlette.responses import Response
+
+from extender.placement.snapshot import Snapshot
+from extender.records import Record
+from extender.web.api.answers import (
+    TABLE_TOO,
+    UNKNOWN,
+    AskedForm,
+    AskedPage,
+    Form,
+    encoded,
+    listed,
+)
+from extender.web.api.context import Context
+from extender.web.api.tables import Field, Table
+from extender.web.bodies import stamp
+from extender.web.decisions import (
+    DecisionBody,
+    DecisionsBody,
+    DecisionView,
+    Unanswered,
+    decision_view,
+    merged,
+    position,
+)
+from extender.web.peers import AskedPeers, Credentials, read
+
+USUAL_PAGE = 100
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+
+AskedPod = Annotated[
+    str | None,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        description="Only of this pod, also of one that had its name before.",
+        examples=["default/trainer-0"],
+    ),
+]
+AskedUid = Annotated[
+    str | None,
+    Query(description="Only of this pod.", examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab"]),
+]
+AskedNode = Annotated[
+    str | None, Query(description="Only where this node won or was bound to.", examples=["gpu-a"])
+]
+AskedSince = Annotated[
+    str | None,
+    Query(description="Only from then on: a time, or how long ago (s, m, h).", examples=["15m"]),
+]
+DecisionId = Annotated[
+    str,
+    Path(
+        description="uid and resourceVersion of the pod, as its placement annotation says it.",
+        examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab.1234"],
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Which decisions; what is None or empty does not matter."""
+
+    pod: tuple[str, str] | None = None
+    uid: str | None = None
+    node: str | None = None
+    #: Unix time, seconds.
+    since_s: float | None = None
+    #: Only those before this stamp and id in the order of time.
+    before: tuple[str, str] | None = None
+
+    def wants(self, record: Record) -> bool:
+        return (
+            (self.pod is None or self.pod == (record.namespace, record.name))
+            and (self.uid is None or self.uid == record.uid)
+            and (self.node is None or self.node == record.node)
+            and (self.since_s is None or record.at_s >= self.since_s)
+            and (self.before is None or (stamp(record.at_s), record.decision_id) < self.before)
+        )
+
+    def query(self, limit: int) -> str:
+        """The same for a peer, which is to answer with what it knows itself."""
+        asked = {
+            "pod": self.pod and "/".join(self.pod),
+            "uid": self.uid,
+            "node": self.node,
+            "since": None if self.since_s is None else stamp(self.since_s),
+            "continue": self.before and "_".join(self.before),
+            "limit": limit,
+            "peers": "false",
+        }
+        return urlencode({name: value for name, value in asked.items() if value is not None})
+
+
+def decisions(
+    context: Context, sought: Sought, limit: int, ask_peers: bool, credentials: str | None
+) -> tuple[list[DecisionView], list[Unanswered]]:
+    """At most so many, the newest first, and who did not say what it knows of them."""
+    own = (
+        decision_view(record, context.replica)
+        for record in _gently(context)
+        if sought.wants(record)
+    )
+    found = list(islice(own, limit))
+    if not ask_peers:
+        return found, []
+    answers = context.ask_peers(f"/v1/decisions?{sought.query(limit)}", credentials)
+    bodies, unanswered = read(answers, DecisionsBody)
+    theirs = [view for body in bodies for view in body.decisions]
+    return merged([*found, *theirs])[:limit], unanswered
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    @routes.get("/v1/decisions", response_model=DecisionsBody, responses=TABLE_TOO)
+    def many(
+        snap: Newest,
+        page: AskedPage,
+        pod: AskedPod = None,
+        uid: AskedUid = None,
+        node: AskedNode = None,
+        since: AskedSince = None,
+        form: AskedForm = Form.JSON,
+        ask_peers: AskedPeers = True,
+        credentials: Credentials = None,
+    ) -> Response:
+        """The last decisions of all replicas, the newest first; 100 unless ``limit`` says more.
+        One to which another call came meanwhile can come again on the next page."""
+        namespace, _, name = (pod or "").partition("/")
+        sought = Sought(
+            pod=(namespace, name) if pod else None,
+            uid=uid,
+            node=node,
+            since_s=None if since is None else _since_s(since, context.wall_s()),
+            before=_before(page.after) if page.after else None,
+        )
+        limit = page.limit or USUAL_PAGE
+        found, unanswered = decisions(context, sought, limit + 1, ask_peers, credentials)
+        shown = found[:limit]
+        more = "_".join(position(shown[-1])) if len(found) > limit else None
+        body = DecisionsBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            decisions=[],
+            continue_=more,
+            unanswered=unanswered,
+        )
+        return listed(context, form, body, "decisions", shown, _TABLE, more=more)
+
+    @routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
+    def one(
+        decision_id: DecisionId,
+        snap: Newest,
+        ask_peers: AskedPeers = True,
+        credentials: Credentials = None,
+    ) -> Response:
+        """One decision: what every verb made of it, on whichever replica."""
+        record = context.journal.records.of_id(decision_id)
+        found = [decision_view(record, context.replica)] if record else []
+        unanswered: list[Unanswered] = []
+        if ask_peers:
+            path = f"/v1/decisions/{quote(decision_id, safe='')}?peers=false"
+            bodies, unanswered = read(context.ask_peers(path, credentials), DecisionBody)
+            found += [body.decision for body in bodies]
+        if not found:
+            silent = "".join(f"; {each.peer} did not answer" for each in unanswered)
+            raise HTTPException(
+                404,
+                f"decision {decision_id} is not known, or not any more{silent}; "
+                "GET /v1/decisions lists those that are",
+            )
+        body = DecisionBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            decision=merged(found)[0],
+            unanswered=unanswered,
+        )
+        return encoded(body)
+
+    return routes
+
+
+def _gently(context: Context) -> Iterator[Record]:
+    """All records, the newest first; calls go before some more of them are looked at."""
+    for number, record in enumerate(context.journal.records.newest_first()):
+        if number % 100 == 0:
+            context.calls.give_way()
+        yield record
+
+
+def _since_s(text: str, now_s: float) -> float:
+    if ago := re.fullmatch(r"(\d{1,6})([smh])", text):
+        return now_s - int(ago[1]) * _UNITS_S[ago[2]]
+    try:
+        then = datetime.fromisoformat(text.replace(" ", "+"))  # a plus that was not quoted
+    except ValueError:
+        raise HTTPException(
+            422,
+            f"query since: {text[:80]!r} is neither a time nor how long ago; right is, for "
+            "example, since=15m or since=2026-11-21T10:00:00Z",
+        ) from None
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+
+
+def _before(after: str) -> tuple[str, str]:
+    at, _, decision_id = after.partition("_")
+    return at, decision_id
+
+
+def _rows(view: DecisionView) -> Iterator[tuple[Field, ...]]:
+    filtered, bound = view.filter, view.bind
+    why = ", ".join(f"{each.nodes} {each.message}" for each in filtered.reasons) if filtered else ""
+    phases = (view.filter, view.prioritize, view.bind)
+    yield (
+        view.at,
+        view.namespace,
+        view.name,
+        view.decision_id,
+        filtered.offered if filtered else None,
+        filtered.fits if filtered else None,
+        view.node,
+        bound.outcome if bound else None,
+        *(phase.took_ms if phase else None for phase in phases),
+        (bound.message if bound else None) or why,
+    )
+
+
+_TABLE: Table[DecisionView] = Table(
+    (
+        "AT",
+        "NAMESPACE",
+        "POD",
+        "DECISION",
+        "OFFERED",
+        "FITS",
+        "NODE",
+        "BIND",
+        "FILTER(ms)",
+        "PRIORITIZE(ms)",
+        "BIND(ms)",
+        "BECAUSE",
+    ),
+    _rows,
+)

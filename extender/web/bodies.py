@@ -1,0 +1,65 @@
+"""What the bodies of the debug API are made of: every figure with its unit in its name, absent is
+null."""
+
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, Field
+
+from contract.reasons import Reason
+from extender.placement.request import ContainerAsk
+
+
+class Body(BaseModel):
+    """What every body begins with."""
+
+    apiVersion: str = "headroom.gpu/v1"
+    generatedAt: str
+    snapshot_generation: int
+
+
+class Paged(Body):
+    """A list, or as much of it as was asked for."""
+
+    #: How many there are that match, on this page or not, and how many come after it.
+    matching: int
+    remaining: int
+    #: To be given as ``continue`` for the next page; null where this is the last one.
+    continue_: str | None = Field(serialization_alias="continue")
+
+
+class AskView(BaseModel):
+    container: str
+    resource: str
+    count: int
+    #: As written: 8Gi, 25%, or "1 replica" where nobody wrote anything.
+    amount: str
+    #: "annotation", "namespace" or "replica".
+    source: str
+
+
+class ReasonView(BaseModel):
+    reason: str
+    message: str
+    nodes: int
+    #: Whether evicting pods could cure it.
+    evictable: bool
+
+
+def ask_view(ask: ContainerAsk) -> AskView:
+    return AskView(
+        container=ask.name,
+        resource=ask.resource,
+        count=ask.count,
+        amount=ask.amount_text,
+        source=ask.source,
+    )
+
+
+def reason_view(reason: Reason, nodes: int) -> ReasonView:
+    return ReasonView(
+        reason=reason.code, message=reason.sentence, nodes=nodes, evictable=reason.evictable
+    )
+
+
+def stamp(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")

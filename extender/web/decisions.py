@@ -1,0 +1,238 @@
+"""The bodies that tell of decisions: an attempt to place a pod, verb by verb, whichever replica
+served it."""
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from extender.placement.snapshot import REASONS
+from extender.records import BindTried, Candidates, Filtered, Preempted, Ranked, Record
+from extender.web.bodies import AskView, Body, ReasonView, reason_view, stamp
+
+
+class PhaseView(BaseModel):
+    """The last call of one verb."""
+
+    #: The replica that served it.
+    replica: str
+    at: str
+    took_ms: float
+    #: How often the verb was called for the same version of the pod.
+    times: int
+
+
+class FilterView(PhaseView):
+    snapshot_generation: int
+    #: Nodes that kube-scheduler asked about, and those that can take the pod.
+    offered: int
+    fits: int
+    reasons: list[ReasonView]
+
+
+class ContenderView(BaseModel):
+    node: str
+    #: 0..1, and the named terms of which it is the weighted mean (setting score_weights).
+    score_ratio: float
+    score_terms: dict[str, float]
+
+
+class PrioritizeView(PhaseView):
+    snapshot_generation: int
+    #: Nodes that were ranked.
+    offered: int
+    #: Null where any would do.
+    winner: str | None
+    #: The best of them, the winner first; empty where there was no time to keep them.
+    candidates: list[ContenderView]
+
+
+class PreemptView(PhaseView):
+    #: Nodes for which kube-scheduler proposed victims, and those on which they make room.
+    offered: int
+    kept: int
+
+
+class BindView(PhaseView):
+    node: str
+    #: bound, declined (no room any more) or failed.
+    outcome: str
+    #: Why it was declined, as a code; why it was declined or failed, in words.
+    reason: str | None
+    message: str | None
+
+
+class DecisionView(BaseModel):
+    """What was decided about one version of a pod."""
+
+    decision_id: str
+    namespace: str
+    name: str
+    uid: str
+    #: Of the first call and of the last.
+    first_at: str
+    at: str
+    #: Where it was bound to, or the winner; null for none.
+    node: str | None
+    request: list[AskView]
+    filter: FilterView | None
+    prioritize: PrioritizeView | None
+    preempt: PreemptView | None
+    bind: BindView | None
+
+
+class Unanswered(BaseModel):
+    """A peer that was asked and did not answer: what it knows is missing here."""
+
+    peer: str
+    message: str
+
+
+class DecisionsBody(Body):
+    # What a peer answers is read by this too.
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    #: The newest first.
+    decisions: list[DecisionView]
+    #: To be given as ``continue`` for the next page; null where this is the last one.
+    continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
+    unanswered: list[Unanswered]
+
+
+class DecisionBody(Body):
+    decision: DecisionView
+    unanswered: list[Unanswered]
+
+
+def decision_view(record: Record, replica: str) -> DecisionView:
+    """As far as this replica served its calls."""
+    filtered = record.part(Filtered)
+    return DecisionView(
+        decision_id=record.decision_id,
+        namespace=record.namespace,
+        name=record.name,
+        uid=record.uid,
+        first_at=stamp(record.first_at_s),
+        at=stamp(record.at_s),
+        node=record.node or None,
+        request=[
+            AskView(
+                container=ask.container,
+                resource=ask.resource,
+                count=ask.count,
+                amount=ask.amount,
+                source=ask.source,
+            )
+            for ask in (filtered.asked if filtered else ())
+        ],
+        filter=_filter_view(record, replica, filtered) if filtered else None,
+        prioritize=_prioritize_view(record, replica),
+        preempt=_preempt_view(record, replica),
+        bind=_bind_view(record, replica),
+    )
+
+
+def _filter_view(record: Record, replica: str, part: Filtered) -> FilterView:
+    return FilterView(
+        replica=replica,
+        at=stamp(part.at_s),
+        took_ms=part.took_us / 1000,
+        times=record.times(Filtered),
+        snapshot_generation=part.generation,
+        offered=part.offered,
+        fits=part.fits,
+        reasons=[
+            reason_view(reason, nodes)
+            for code, nodes in part.refused.items()
+            if (reason := REASONS[code])
+        ],
+    )
+
+
+def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
+    part, best = record.part(Ranked), record.part(Candidates)
+    if part is None:
+        return None
+    return PrioritizeView(
+        replica=replica,
+        at=stamp(part.at_s),
+        took_ms=part.took_us / 1000,
+        times=record.times(Ranked),
+        snapshot_generation=part.generation,
+        offered=part.offered,
+        winner=part.winner or None,
+        candidates=[
+            ContenderView(
+                node=each.node, score_ratio=each.score_ratio, score_terms=dict(each.score_terms)
+            )
+            for each in (best.best if best else ())
+        ],
+    )
+
+
+def _preempt_view(record: Record, replica: str) -> PreemptView | None:
+    part = record.part(Preempted)
+    if part is None:
+        return None
+    return PreemptView(
+        replica=replica,
+        at=stamp(part.at_s),
+        took_ms=part.took_us / 1000,
+        times=record.times(Preempted),
+        offered=part.offered,
+        kept=part.kept,
+    )
+
+
+def _bind_view(record: Record, replica: str) -> BindView | None:
+    part = record.part(BindTried)
+    if part is None:
+        return None
+    reason = REASONS[part.reason]
+    return BindView(
+        replica=replica,
+        at=stamp(part.at_s),
+        took_ms=part.took_us / 1000,
+        times=record.times(BindTried),
+        node=part.node,
+        outcome=part.outcome,
+        reason=reason.code if reason else None,
+        message=part.message or (reason.sentence if reason else None),
+    )
+
+
+def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
+    """One view of each decision, of all replicas that served a part of it; the newest first."""
+    whole: dict[str, DecisionView] = {}
+    for view in views:
+        known = whole.get(view.decision_id)
+        whole[view.decision_id] = view if known is None else _joined(known, view)
+    return sorted(whole.values(), key=position, reverse=True)
+
+
+def position(view: DecisionView) -> tuple[str, str]:
+    """Its place in the order of time; stamps are of one length and one zone."""
+    return view.at, view.decision_id
+
+
+def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
+    older, newer = sorted((one, two), key=position)
+    phases = {
+        name: _later(getattr(older, name), getattr(newer, name))
+        for name in ("filter", "prioritize", "preempt", "bind")
+    }
+    return newer.model_copy(
+        update={
+            **phases,
+            "first_at": min(one.first_at, two.first_at),
+            "node": newer.node or older.node,
+            "request": newer.request or older.request,
+        }
+    )
+
+
+def _later(one: PhaseView | None, two: PhaseView | None) -> PhaseView | None:
+    """The later call, counted with those that another replica served."""
+    if one is None or two is None:
+        return one or two
+    later = max(one, two, key=lambda phase: phase.at)
+    return later.model_copy(update={"times": one.times + two.times})
