@@ -122,6 +122,8 @@ class Record:
     at_s: float = 0.0
     #: The node that it was bound to, or that won; empty for none.
     node: str = ""
+    #: That of all records when this one was written to last.
+    version: int = 0
     #: Of each kind what it says, and how often that verb was called.
     _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
     _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
@@ -186,6 +188,7 @@ class Records:
         record.at_s = at_s
         record.node = node or record.node
         self.version += 1
+        record.version = self.version
         self._records[decision_id] = record
         self.size_bytes += record.size_bytes
         self._forget(at_s)

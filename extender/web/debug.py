@@ -7,11 +7,11 @@ group of views is a module of ``web.api`` with a ``router``, and a line here.
 
 from fastapi import FastAPI
 
-from extender.web.api import decisions, drift, explain, nodes, probes
+from extender.web.api import decisions, drift, events, explain, nodes, probes
 from extender.web.api.context import Context
 from extender.web.api.problems import tell_problems
 
-_GROUPS = (probes, nodes, explain, decisions, drift)
+_GROUPS = (probes, nodes, explain, decisions, drift, events)
 
 
 def debug_app(context: Context) -> FastAPI:

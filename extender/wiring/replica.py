@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.decision import decision_id
+from contract.decision import decision_id, decision_of
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
@@ -51,7 +51,7 @@ from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger
 from extender.ledger.protocol import Outcome as BindOutcome
 from extender.ledger.store import Store
 from extender.placement.misplaced import Misplaced
-from extender.placement.observed import Result
+from extender.placement.observed import Result, Surprise
 from extender.placement.placed import Placement
 from extender.placement.snapshot import CODE_OF
 from extender.records import BindTried
@@ -61,6 +61,7 @@ from extender.tls import ServerTls
 from extender.web.api.context import Context
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
+from extender.web.feed import Feed
 from extender.web.peers import nobody
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
@@ -72,6 +73,7 @@ from extender.wiring.lag import sample_lag
 from extender.wiring.memory import collect_in_lulls
 from extender.wiring.patience import Patient, counting
 from extender.wiring.peers import Peers
+from extender.wiring.watching import Watching, watch
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -111,6 +113,7 @@ class Extender:
         self.loop = asyncio.get_running_loop()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.journal = Journal(settings.journal)
+        self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
         self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
         self._sources_unready = unready
         self.calls = Calls()
@@ -127,6 +130,7 @@ class Extender:
         self._room_came = asyncio.Event()
         #: Begins the ids of what this process writes, so that it knows its own promises again.
         self._name = uuid.uuid4().hex[:12]
+        self.watching = Watching(self.cluster, self.journal.records, self.feed, self._name)
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
@@ -158,6 +162,8 @@ class Extender:
         if self.cluster.begun:
             self.begun.set()
         for outcome in self.cluster.observations.take():
+            if outcome.surprise is not None:
+                self._tell_followers(outcome, outcome.surprise)
             if outcome.promise.attempt.startswith(self._name):
                 self._tell(outcome)
         if self.cluster.has_unsettled:
@@ -165,6 +171,20 @@ class Extender:
         if self.cluster.latest_room != self._latest_room:
             self._latest_room = self.cluster.latest_room
             self._room_came.set()
+
+    def _tell_followers(self, outcome: Outcome, surprise: Surprise) -> None:
+        pod = self.cluster.pod(outcome.uid)
+        self.feed.tell(
+            "prediction_missed",
+            node=outcome.node,
+            device=",".join(outcome.observed),
+            namespace=outcome.promise.namespace,
+            name=outcome.promise.name,
+            uid=outcome.uid,
+            decision_id=decision_of(pod) if pod else "",
+            cause=surprise.value,
+            message=surprise.sentence,
+        )
 
     def _tell(self, outcome: Outcome) -> None:
         """Count how our prediction for a pod turned out; of a miss tell why."""
@@ -277,6 +297,7 @@ class Extender:
             time.time,
             self._name,
             self._peers.ask if self._peers else nobody,
+            self.feed,
         )
         return debug_app(context)
 
@@ -411,6 +432,7 @@ async def serve(
     servers = {"verbs": _server(verbs, counted, tls), "debug": _server(debug, Patient)}
 
     def stop() -> None:
+        extender.feed.close()  # a server that ends waits for who follows
         for server in servers.values():
             server.should_exit = True
 
@@ -421,6 +443,7 @@ async def serve(
         asyncio.create_task(extender.tidy(ledger)),
         asyncio.create_task(sample_lag(extender.telemetry.loop_lag_seconds.observe)),
         asyncio.create_task(_collect(extender)),
+        asyncio.create_task(_watch(extender)),
     ]
     running = [
         asyncio.create_task(servers[name].serve(sockets=[sockets[name]])) for name in servers
@@ -441,6 +464,11 @@ async def serve(
 async def _collect(extender: Extender) -> None:
     await extender.begun.wait()
     await collect_in_lulls(extender.calls)
+
+
+async def _watch(extender: Extender) -> None:
+    await extender.begun.wait()
+    await watch(extender.watching, extender.feed)
 
 
 def _epoch_s() -> float:

@@ -17,6 +17,7 @@ from extender.telemetry import Telemetry
 from extender.web.api.context import Context
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
+from extender.web.feed import Feed
 from extender.web.peers import AskPeers, nobody
 from tests.builders import DISTRIBUTED, gpunode, kube_node, shared
 
@@ -37,6 +38,7 @@ class Asked:
     journal: Journal = field(default_factory=Journal)
     #: What the other replicas say.
     peers: AskPeers = nobody
+    feed: Feed = field(default_factory=Feed.over)
     context: Context = field(init=False)
     app: FastAPI = field(init=False)
 
@@ -51,6 +53,7 @@ class Asked:
             lambda: WALL_S + self.now_s,
             f"replica-{next(_NUMBERS)}",
             lambda path, credentials: self.peers(path, credentials),
+            self.feed,
         )
         self.app = debug_app(self.context)
 

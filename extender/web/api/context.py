@@ -12,6 +12,7 @@ from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
 from extender.web.calls import Calls
+from extender.web.feed import Feed
 from extender.web.peers import AskPeers, nobody
 
 
@@ -28,6 +29,7 @@ class Context:
     #: Names this process: another one counts its generations anew.
     replica: str = "one"
     ask_peers: AskPeers = nobody
+    feed: Feed = field(default_factory=Feed.over)
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 

@@ -143,7 +143,7 @@ def router(context: Context) -> APIRouter:
             pod=(namespace, name) if pod else None,
             uid=uid,
             node=node,
-            since_s=None if since is None else _since_s(since, context.wall_s()),
+            since_s=None if since is None else moment_s(since, context.wall_s()),
             before=_before(page.after) if page.after else None,
         )
         limit = page.limit or USUAL_PAGE
@@ -200,7 +200,8 @@ def _gently(context: Context) -> Iterator[Record]:
         yield record
 
 
-def _since_s(text: str, now_s: float) -> float:
+def moment_s(text: str, now_s: float) -> float:
+    """Unix time of what ``since`` says, in seconds; refuses with 422."""
     if ago := re.fullmatch(r"(\d{1,6})([smh])", text):
         return now_s - int(ago[1]) * _UNITS_S[ago[2]]
     try:

@@ -1,0 +1,207 @@
+"""Tells the feed what has changed since the last look: promises, reports, devices, decisions.
+
+It looks at what is, not at what happened, now and then and a few nodes at a time, so that nothing
+that decides has to tell anybody. What came and went between two looks is not seen; its decision is.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import structlog
+
+from contract.gpunode import ADOPTED, EVICTED, Reservation
+from contract.quantity import format_bytes
+from extender.cluster.state import ClusterState
+from extender.placement.snapshot import REASONS, NodeTerms
+from extender.records import BindTried, Filtered, Ranked, Record, Records
+from extender.web.feed import Feed
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 0.5
+#: Nodes, or decisions, that are looked at before others have a turn.
+AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A node as it was at the last look."""
+
+    terms: NodeTerms
+    fresh: bool
+    promises: Mapping[str, Reservation]
+    #: Device -> why it is fenced.
+    fences: Mapping[str, str] = field(default_factory=dict)
+    #: Pod and device, of those that a report shows there.
+    observed: frozenset[tuple[str, str]] = frozenset()
+
+
+class Watching:
+    """``name`` begins the ids of the promises that this replica makes."""
+
+    def __init__(self, cluster: ClusterState, records: Records, feed: Feed, name: str) -> None:
+        self._cluster = cluster
+        self._records = records
+        self._feed = feed
+        self._name = name
+        #: None before the first look, of which nothing is news.
+        self._seen: dict[str, _Seen] | None = None
+        self._version = 0
+        #: Decision -> what was told of it, of those on record.
+        self._told: dict[str, str] = {}
+
+    def look(self, now_s: float) -> Iterator[None]:
+        """Tell what is new; calls may come between two steps."""
+        snap = self._cluster.snapshot()
+        before, seen = self._seen or {}, dict[str, _Seen]()
+        for number, terms in enumerate(snap.nodes, 1):
+            known = before.get(terms.name)
+            seen[terms.name] = now = self._now(terms, known, now_s)
+            if known is not None:
+                self._compare(known, now)
+            elif self._seen is not None:
+                self._feed.tell("node_appeared", node=terms.name)
+            if number % AT_ONCE == 0:
+                yield
+        for name in before.keys() - seen.keys():
+            self._feed.tell("node_gone", node=name)
+        self._seen = seen
+        yield from self._decisions()
+
+    def _now(self, terms: NodeTerms, known: _Seen | None, now_s: float) -> _Seen:
+        fresh = terms.fresh_until_s >= now_s
+        gpunode = self._cluster.gpunode(terms.name)
+        promises = gpunode.spec.reservations if gpunode else {}
+        if known is not None and known.terms is terms:
+            return _Seen(terms, fresh, promises, known.fences, known.observed)
+        fences = {
+            each.device.uuid: each.fence_detail or each.fence.sentence
+            for each in terms.devices
+            if each.fence is not None
+        }
+        observed = frozenset(
+            (holder.uid, each.device.uuid)
+            for each in terms.devices
+            for holder in each.holders
+            if holder.observed
+        )
+        return _Seen(terms, fresh, promises, fences, observed)
+
+    def _compare(self, was: _Seen, now: _Seen) -> None:
+        node, feed = now.terms.name, self._feed
+        if was.promises is not now.promises:
+            self._compare_promises(node, was.promises, now.promises)
+        if was.fresh != now.fresh and now.terms.devices:
+            feed.tell("report_returned" if now.fresh else "report_lost", node=node)
+        for device in was.fences.keys() - now.fences.keys():
+            feed.tell("device_healthy", node=node, device=device)
+        for device, why in now.fences.items():
+            if was.fences.get(device) != why:
+                feed.tell("device_fenced", node=node, device=device, message=why)
+        for uid, device in sorted(now.observed - was.observed):
+            promise = now.promises.get(uid)
+            feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(promise))
+
+    def _compare_promises(
+        self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
+    ) -> None:
+        for uid, promise in now.items():
+            before = was.get(uid)
+            if before is None:
+                told = "promise_made", self._maker(promise), _amount(promise)
+            elif before != promise:
+                told = "promise_changed", _change(before, promise), _amount(promise)
+            else:
+                continue
+            kind, cause, message = told
+            said = _pod(promise)
+            self._feed.tell(kind, node=node, uid=uid, cause=cause, message=message, **said)
+        for uid in was.keys() - now.keys():
+            cause = self._why_gone(uid, node)
+            said = _pod(was[uid])
+            self._feed.tell("promise_removed", node=node, uid=uid, cause=cause, **said)
+
+    def _maker(self, promise: Reservation) -> str:
+        if ADOPTED in promise.flags:
+            return "bound_without_us"
+        return "bind" if promise.attempt.startswith(self._name) else "bind_on_another_replica"
+
+    def _why_gone(self, uid: str, node: str) -> str:
+        pod = self._cluster.pod(uid)
+        if pod is None:
+            return "pod_gone"
+        if pod.ended:
+            return "pod_ended"
+        return "bound_elsewhere" if pod.node and pod.node != node else "taken_back"
+
+    def _decisions(self) -> Iterator[None]:
+        version = self._version
+        news = list(takewhile(lambda r: r.version > version, self._records.newest_first()))
+        self._version = self._records.version
+        for number, record in enumerate(reversed(news), 1):
+            cause, message = _decided(record)
+            if cause and self._told.get(record.decision_id) != cause:
+                self._told.pop(record.decision_id, None)
+                self._told[record.decision_id] = cause
+                self._feed.tell(
+                    "decision",
+                    node=record.node,
+                    namespace=record.namespace,
+                    name=record.name,
+                    uid=record.uid,
+                    decision_id=record.decision_id,
+                    cause=cause,
+                    message=message,
+                )
+            if number % AT_ONCE == 0:
+                yield
+        while len(self._told) > self._records.bounds.decisions:
+            del self._told[next(iter(self._told))]
+
+
+async def watch(watching: Watching, feed: Feed) -> None:
+    """For ever: look, and let others have their turn between two steps."""
+    loop = asyncio.get_running_loop()
+    while not feed.closed:
+        try:
+            for _ in watching.look(loop.time()):
+                await asyncio.sleep(0)
+        except Exception:  # a feed that is silent for ever would be taken for a quiet cluster
+            log.exception("watching_broken")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _pod(promise: Reservation | None) -> dict[str, str]:
+    return {"namespace": promise.namespace, "name": promise.name} if promise else {}
+
+
+def _amount(promise: Reservation) -> str:
+    """What it is charged at the most on one device, and on which devices that may be."""
+    devices = sorted({uuid for charge in promise.charges for uuid in charge.candidates})
+    most = max((max(c.candidates.values(), default=0) for c in promise.charges), default=0)
+    if len(devices) == 1:
+        return f"{format_bytes(most)} on {devices[0]}"
+    return f"{format_bytes(most)} on each that it may be on, of {len(devices)} devices"
+
+
+def _change(before: Reservation, after: Reservation) -> str:
+    if (EVICTED in after.flags) != (EVICTED in before.flags):
+        return "is_to_leave" if EVICTED in after.flags else "may_stay"
+    return "bound_again" if before.attempt != after.attempt else "corrected"
+
+
+def _decided(record: Record) -> tuple[str, str]:
+    """How it stands with the pod by this decision, and why; nothing as long as it is only wished
+    for."""
+    bound, filtered = record.part(BindTried), record.part(Filtered)
+    if bound is not None:
+        reason = REASONS[bound.reason]
+        return bound.outcome, bound.message or (reason.sentence if reason else "")
+    if filtered is not None and not filtered.fits:
+        told = [f"{n} {reason.sentence}" for code, n in filtered.refused.items()
+                if (reason := REASONS[code])]  # fmt: skip
+        return "refused", f"none of {filtered.offered} nodes: {', '.join(told)}"
+    ranked = record.part(Ranked)
+    return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

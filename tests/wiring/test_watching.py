@@ -1,0 +1,176 @@
+"""What has changed since the last look is told once, with what brought it about."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import ADOPTED, EVICTED, Reservation
+from contract.kube import Pod
+from extender.cluster.events import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
+from extender.cluster.state import ClusterState
+from extender.placement.rules import Rules
+from extender.records import BindTried, Bounds, Filtered, Ranked, Records
+from extender.web.feed import Feed
+from extender.wiring.watching import Watching
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
+
+EPOCH_S = 1_795_219_200.0
+
+
+class Looking:
+    def __init__(self) -> None:
+        self.state = ClusterState(Rules(), 90.0, EPOCH_S)
+        self.records = Records(Bounds())
+        self.feed = Feed(lambda: EPOCH_S, lambda: 1)
+        self.watching = Watching(self.state, self.records, self.feed, "ours")
+        self.version = 0
+        self.state.apply([NodeSeen(kube_node("n"))])
+
+    def report(self, healthy: bool = True, **promises: Reservation) -> None:
+        self.version += 1
+        report = gpunode(
+            shared("GPU-0", healthy=healthy),
+            shared("GPU-1"),
+            name="n",
+            version=str(self.version),
+            promises={f"uid-{name}": each for name, each in promises.items()},
+            plugin=DISTRIBUTED,
+        )
+        self.state.apply([GPUNodeSeen(report, 0.0)])
+
+    def told(self, now_s: float = 1.0) -> list[tuple[str, str, str]]:
+        before = max((each.number for each in self.feed.past()), default=0)
+        for _ in self.watching.look(now_s):
+            pass
+        return [(each.kind, each.uid, each.cause) for each in self.feed.past(before)]
+
+
+@pytest.fixture
+def looking() -> Looking:
+    looking = Looking()
+    looking.report()
+    assert looking.told() == []  # of the first look nothing is news
+    return looking
+
+
+def made(attempt: str = "ours-1", **other: Any) -> Reservation:
+    held = promise({"GPU-0": GIB, "GPU-1": 2 * GIB}, name="p")
+    return msgspec.structs.replace(held, attempt=attempt, **other)
+
+
+def test_nothing_new_is_nothing_told(looking: Looking) -> None:
+    looking.report()
+    assert looking.told() == []
+
+
+@pytest.mark.parametrize(
+    ("held", "cause"),
+    [
+        pytest.param(made(), "bind", id="ours"),
+        pytest.param(made("another-1"), "bind_on_another_replica", id="another's"),
+        pytest.param(made(flags=[ADOPTED]), "bound_without_us", id="a bystander's"),
+    ],
+)
+def test_a_promise_is_told_with_who_made_it(
+    looking: Looking, held: Reservation, cause: str
+) -> None:
+    looking.report(p=held)
+    assert looking.told() == [("promise_made", "uid-p", cause)]
+    latest = looking.feed.past()[-1]
+    assert (latest.namespace, latest.name, latest.node) == ("default", "p", "n")
+    assert latest.message == "2Gi on each that it may be on, of 2 devices"
+
+
+@pytest.mark.parametrize(
+    ("now", "cause"),
+    [
+        pytest.param(made("ours-2"), "bound_again", id="another attempt"),
+        pytest.param(made(flags=[EVICTED]), "is_to_leave", id="evicted"),
+        pytest.param(made(charges=[]), "corrected", id="corrected"),
+    ],
+)
+def test_a_promise_that_changes_is_told(looking: Looking, now: Reservation, cause: str) -> None:
+    looking.report(p=made())
+    looking.told()
+    looking.report(p=now)
+    assert looking.told() == [("promise_changed", "uid-p", cause)]
+
+
+@pytest.mark.parametrize(
+    ("pod", "cause"),
+    [
+        pytest.param(None, "pod_gone", id="gone"),
+        pytest.param(pod(node="n", phase="Succeeded"), "pod_ended", id="ended"),
+        pytest.param(pod(node="other"), "bound_elsewhere", id="elsewhere"),
+        pytest.param(pod(), "taken_back", id="still unbound"),
+    ],
+)
+def test_a_promise_that_is_taken_back_is_told_with_why(
+    looking: Looking, pod: Pod | None, cause: str
+) -> None:
+    looking.report(p=made())
+    looking.told()
+    looking.state.apply([PodGone("uid-p")] if pod is None else [PodSeen(pod)])
+    looking.report()
+    assert looking.told() == [("promise_removed", "uid-p", cause)]
+
+
+def test_reports_are_lost_and_return(looking: Looking) -> None:
+    assert looking.told(100.0) == [("report_lost", "", "")]
+    assert looking.told(101.0) == []
+    assert looking.told(1.0) == [("report_returned", "", "")]
+
+
+def test_devices_are_fenced_and_heal(looking: Looking) -> None:
+    looking.report(healthy=False)
+    assert looking.told() == [("device_fenced", "", "")]
+    latest = looking.feed.past()[-1]
+    assert latest.device == "GPU-0"
+    assert latest.message
+    looking.report()
+    assert looking.told() == [("device_healthy", "", "")]
+
+
+def test_a_pod_that_a_report_shows_is_told_with_its_device(looking: Looking) -> None:
+    looking.report(p=made())
+    looking.told()
+    looking.version += 1
+    shows = gpunode(
+        shared("GPU-0", free=3, allocated=1),
+        shared("GPU-1"),
+        name="n",
+        version=str(looking.version),
+        promises={"uid-p": made()},
+        pods=[use("uid-p", "GPU-0", GIB, replica="GPU-0::0", name="p")],
+        plugin=DISTRIBUTED,
+    )
+    looking.state.apply([GPUNodeSeen(shows, 0.0)])
+    assert looking.told() == [("pod_observed", "uid-p", "")]
+    assert looking.feed.past()[-1].device == "GPU-0"
+
+
+def test_nodes_come_and_go(looking: Looking) -> None:
+    looking.state.apply([NodeSeen(kube_node("m"))])
+    assert looking.told() == [("node_appeared", "", "")]
+    looking.state.apply([NodeGone("n"), GPUNodeGone("n")])
+    assert looking.told() == [("node_gone", "", "")]
+
+
+def test_a_decision_is_told_once_for_each_way_that_it_ends(looking: Looking) -> None:
+    def note(part: Filtered | Ranked | BindTried) -> None:
+        looking.records.note("u.1", "default", "p", part, 1.0)
+
+    refused = Filtered(1.0, 400, 7, 5, 0, {1: 5}, ())
+    for _ in range(3):
+        note(refused)
+    assert looking.told() == [("decision", "u", "refused")]
+    note(refused)
+    assert looking.told() == []
+    note(Filtered(1.0, 400, 7, 5, 1, {1: 4}, ()))
+    assert looking.told() == []
+    note(Ranked(1.0, 200, 7, 1, "n"))
+    assert looking.told() == [("decision", "u", "chosen")]
+    note(BindTried(1.0, 9000, "n", "declined", 1, ""))
+    assert looking.told() == [("decision", "u", "declined")]
+    assert looking.feed.past()[-1].message
