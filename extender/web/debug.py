@@ -7,11 +7,11 @@ group of views is a module of ``web.api`` with a ``router``, and a line here.
 
 from fastapi import FastAPI
 
-from extender.web.api import decisions, drift, events, explain, nodes, probes
+from extender.web.api import decisions, drift, events, explain, nodes, probes, status
 from extender.web.api.context import Context
 from extender.web.api.problems import tell_problems
 
-_GROUPS = (probes, nodes, explain, decisions, drift, events)
+_GROUPS = (probes, nodes, explain, decisions, drift, events, status)
 
 
 def debug_app(context: Context) -> FastAPI:

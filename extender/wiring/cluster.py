@@ -51,6 +51,8 @@ async def serve_cluster(
         concerns=extender.cluster.concerns,
         pace=pace,
     )
+    watches = sources
+    extender.observed.health = lambda: watches.health
     store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
     extender.send_away(store, ledger, KubernetesHands(api, post))

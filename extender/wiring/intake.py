@@ -78,12 +78,13 @@ class Intake:
 
     async def idle(self) -> None:
         """Until all that was told has been applied."""
-        if self._is_behind:
+        if self.is_behind:
             self._begin()
         await self._idle.wait()
 
     @property
-    def _is_behind(self) -> bool:
+    def is_behind(self) -> bool:
+        """Whether something that was told is not applied yet."""
         return bool(self._told) or self._taking is not None or self._cluster.has_unweighed
 
     def _take_ours(self) -> None:
@@ -136,14 +137,14 @@ class Intake:
             self._snapshot_at_s = time.monotonic()
         elif self._ahead_due:
             self._ahead_due = self._ahead()
-        elif self._is_behind:
+        elif self.is_behind:
             until_s = time.monotonic() + TURN_S
             while self._step() and time.monotonic() < until_s:
                 pass
             self._turned()
             late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
-            self._snapshot_due = late or not self._is_behind
-        return self._snapshot_due or self._ahead_due or self._is_behind
+            self._snapshot_due = late or not self.is_behind
+        return self._snapshot_due or self._ahead_due or self.is_behind
 
     def _step(self) -> bool:
         """Take all that was told before weighing any node: of what was told twice once is enough;

@@ -17,7 +17,6 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.decision import decision_id, decision_of
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
@@ -45,16 +44,13 @@ from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
 from extender.errors import StoreError
-from extender.journal import Journal, micros
+from extender.journal import Journal
 from extender.ledger.eviction import Evictions, Hands
-from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger
-from extender.ledger.protocol import Outcome as BindOutcome
+from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.placement.misplaced import Misplaced
-from extender.placement.observed import Result, Surprise
+from extender.placement.observed import Result
 from extender.placement.placed import Placement
-from extender.placement.snapshot import CODE_OF
-from extender.records import BindTried
 from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
@@ -70,7 +66,9 @@ from extender.wiring.announcing import Announcing, Post
 from extender.wiring.evicting import Evicting
 from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
+from extender.wiring.machinery import Observed
 from extender.wiring.memory import collect_in_lulls
+from extender.wiring.noting import note_bind, tell_followers
 from extender.wiring.patience import Patient, counting
 from extender.wiring.peers import Peers
 from extender.wiring.watching import Watching, watch
@@ -93,8 +91,6 @@ AT_ONCE = 50
 #: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
 #: loop asks several times in each call.
 SWITCH_S = 0.0005
-#: Of what failed, on record.
-MOST_QUOTED = 200
 NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
 
 
@@ -122,6 +118,7 @@ class Extender:
         self.intake = Intake(
             self.cluster, self.calls, self._took, self._turned, lambda: self._ahead()
         )
+        self.observed = Observed(lambda: self.intake.is_behind)
         #: Set when all that was awaited was weighed.
         self.begun = asyncio.Event()
         self._unsettled = asyncio.Event()
@@ -162,8 +159,7 @@ class Extender:
         if self.cluster.begun:
             self.begun.set()
         for outcome in self.cluster.observations.take():
-            if outcome.surprise is not None:
-                self._tell_followers(outcome, outcome.surprise)
+            tell_followers(self.feed, outcome, self.cluster.pod(outcome.uid))
             if outcome.promise.attempt.startswith(self._name):
                 self._tell(outcome)
         if self.cluster.has_unsettled:
@@ -171,20 +167,6 @@ class Extender:
         if self.cluster.latest_room != self._latest_room:
             self._latest_room = self.cluster.latest_room
             self._room_came.set()
-
-    def _tell_followers(self, outcome: Outcome, surprise: Surprise) -> None:
-        pod = self.cluster.pod(outcome.uid)
-        self.feed.tell(
-            "prediction_missed",
-            node=outcome.node,
-            device=",".join(outcome.observed),
-            namespace=outcome.promise.namespace,
-            name=outcome.promise.name,
-            uid=outcome.uid,
-            decision_id=decision_of(pod) if pod else "",
-            cause=surprise.value,
-            message=surprise.sentence,
-        )
 
     def _tell(self, outcome: Outcome) -> None:
         """Count how our prediction for a pod turned out; of a miss tell why."""
@@ -244,7 +226,7 @@ class Extender:
                 outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
             finally:
                 self.deliver([BindEnded(ask.uid, ask.node)])
-            self._note_bind(ask, outcome, time.monotonic() - began_s)
+            note_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
             if isinstance(outcome, Bound):
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
@@ -262,29 +244,9 @@ class Extender:
         self._ahead = verbs.work_ahead
         return verbs
 
-    def _note_bind(self, ask: BindAsk, outcome: BindOutcome, took_s: float) -> None:
-        said = type(outcome).__name__.lower()
-        reason = outcome.reason if isinstance(outcome, Declined) else None
-        message = outcome.message if isinstance(outcome, Failed) else ""
-        version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
-        part = BindTried(
-            time.time(), micros(took_s), ask.node, said, CODE_OF[reason], message[:MOST_QUOTED]
-        )
-        which = decision_id(ask.uid, version) if version else ""
-        if which:
-            node = ask.node if isinstance(outcome, Bound) else ""
-            self.journal.records.note(which, ask.namespace, ask.name, part, part.at_s, node)
-        self.telemetry.binds.labels(said).inc()
-        log.info(
-            "bind",
-            decision_id=which,
-            pod=f"{ask.namespace}/{ask.name}",
-            pod_uid=ask.uid,
-            node=ask.node,
-            outcome=said,
-            reason=reason.code if reason else None,
-            took_ms=round(1000 * took_s, 3),
-        )
+    def note_lag(self, late_s: float) -> None:
+        self.telemetry.loop_lag_seconds.observe(late_s)
+        self.observed.lag(late_s)
 
     def debug_app(self) -> FastAPI:
         context = Context(
@@ -298,6 +260,7 @@ class Extender:
             self._name,
             self._peers.ask if self._peers else nobody,
             self.feed,
+            self.observed.now,
         )
         return debug_app(context)
 
@@ -441,7 +404,7 @@ async def serve(
     sys.setswitchinterval(SWITCH_S)
     tasks = [
         asyncio.create_task(extender.tidy(ledger)),
-        asyncio.create_task(sample_lag(extender.telemetry.loop_lag_seconds.observe)),
+        asyncio.create_task(sample_lag(extender.note_lag)),
         asyncio.create_task(_collect(extender)),
         asyncio.create_task(_watch(extender)),
     ]

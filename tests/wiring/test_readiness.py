@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from extender.ledger.embedded import EmbeddedStore
 from extender.settings import Settings
 from extender.sources.reflector import DEFAULT_PACE, Health
+from extender.wiring.machinery import Observed
 from extender.wiring.readiness import unready
 from extender.wiring.replica import Extender
 from tests.serving import binding, offer, pod
@@ -73,3 +74,19 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
 
     with capture_logs():
         asyncio.run(play())
+
+
+def test_how_the_watches_do_is_told_as_it_is() -> None:
+    observed = Observed(behind=lambda: True)
+    listed, unheard = Health("pods", True, 1.23456, 2, 3, 4), Health("nodes", False, None, 0, 0, 0)
+    observed.health = lambda: [listed, unheard]
+    for late_s in (0.001, 0.2, 0.003):
+        observed.lag(late_s)
+    now = observed.now()
+    pods, nodes = now.sources
+    assert (pods.kind, pods.synced, pods.contact_age_s) == ("pods", True, 1.235)
+    assert (pods.reconnects, pods.lists, pods.unreadable) == (2, 3, 4)
+    assert (nodes.synced, nodes.contact_age_s, now.behind) == (False, None, True)
+    assert now.loop_lag is not None
+    assert (now.loop_lag.p50_s, now.loop_lag.max_s) == (0.003, 0.2)
+    assert Observed(behind=bool).now().loop_lag is None

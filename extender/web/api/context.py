@@ -13,6 +13,7 @@ from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
 from extender.web.calls import Calls
 from extender.web.feed import Feed
+from extender.web.machinery import Machinery, unknown
 from extender.web.peers import AskPeers, nobody
 
 
@@ -30,6 +31,7 @@ class Context:
     replica: str = "one"
     ask_peers: AskPeers = nobody
     feed: Feed = field(default_factory=Feed.over)
+    machinery: Callable[[], Machinery] = unknown
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 

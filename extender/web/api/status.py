@@ -1,0 +1,194 @@
+"""Whether the machinery is sound."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from extender.cluster.agreement import Mismatch, mismatches, unreported
+from extender.cluster.freshness import age
+from extender.placement.snapshot import Snapshot
+from extender.web.api.answers import encoded
+from extender.web.api.context import Context
+from extender.web.bodies import Body, stamp
+from extender.web.decisions import Unanswered
+from extender.web.machinery import LagView, SourceView
+from extender.web.peers import AskedPeers, Credentials, read
+
+T = TypeVar("T")
+
+
+class ReportsView(BaseModel):
+    """Nodes by what is heard of their agents."""
+
+    fresh: int
+    stale: int
+    #: They have GPUs, and no agent ever reported any.
+    missing: int
+    #: Of those that ever reported, by the clocks of the nodes.
+    oldest_age_s: float | None
+
+
+class CountsView(BaseModel):
+    nodes: int
+    gpu_nodes: int
+    devices: int
+    devices_fenced: int
+    pods_bound: int
+    pods_waiting: int
+    reservations: int
+
+
+class JournalView(BaseModel):
+    decisions: int
+    bytes: int
+    oldest_age_s: float | None
+    #: The settings that bound it.
+    most_decisions: int
+    most_bytes: int
+    most_age_s: float
+
+
+class PeerView(BaseModel):
+    replica: str
+    version: str
+    ready: bool
+    not_ready_because: str | None
+    snapshot_generation: int
+
+
+class StatusBody(Body):
+    replica: str
+    version: str
+    python: str
+    started_at: str
+    ready: bool
+    not_ready_because: str | None
+    sources: list[SourceView]
+    #: Whether something that was heard is not taken in yet.
+    behind: bool
+    reports: ReportsView
+    counts: CountsView
+    #: Pods of which ledger, API server and agents do not say the same, by what.
+    mismatches: dict[str, int]
+    overcommitted_bytes: int
+    journal: JournalView
+    memory_bytes: int | None
+    loop_lag: LagView | None
+    peers: list[PeerView]
+    unanswered: list[Unanswered]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get("/v1/status", response_model=StatusBody)
+    def status(
+        snap: Newest, ask_peers: AskedPeers = True, credentials: Credentials = None
+    ) -> Response:
+        """Whether this replica sees and decides, how much it holds, whether ledger, API server and
+        agents agree, and how its peers are."""
+        bodies: list[StatusBody] = []
+        unanswered: list[Unanswered] = []
+        if ask_peers:
+            answers = context.ask_peers("/v1/status?peers=false", credentials)
+            bodies, unanswered = read(answers, StatusBody)
+        machinery, missing = context.machinery(), context.unready()
+        with context.computes:
+            found = Counter(
+                mismatch.value
+                for gpunode in gently(cluster.gpunodes())
+                for mismatch in mismatches(cluster, gpunode)
+            )
+            reports, counts = _reports(snap), _counts(snap)
+        body = StatusBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            replica=context.replica,
+            version=machinery.version,
+            python=machinery.python,
+            started_at=stamp(machinery.started_at_s),
+            ready=not missing,
+            not_ready_because=missing or None,
+            sources=machinery.sources,
+            behind=machinery.behind,
+            reports=reports,
+            counts=counts,
+            mismatches={each.value: found[each.value] for each in Mismatch},
+            overcommitted_bytes=context.overcommitted_bytes(),
+            journal=_journal(),
+            memory_bytes=machinery.memory_bytes,
+            loop_lag=machinery.loop_lag,
+            peers=[
+                PeerView(
+                    replica=each.replica,
+                    version=each.version,
+                    ready=each.ready,
+                    not_ready_because=each.not_ready_because,
+                    snapshot_generation=each.snapshot_generation,
+                )
+                for each in bodies
+            ],
+            unanswered=unanswered,
+        )
+        return encoded(body)
+
+    def gently(things: Iterable[T]) -> Iterator[T]:
+        """Calls go before the next one is looked at."""
+        for thing in things:
+            context.calls.give_way()
+            yield thing
+
+    def _reports(snap: Snapshot) -> ReportsView:
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+        reported = Counter[bool]()
+        oldest_s: float | None = None
+        missing = sum(unreported(cluster, node) for node in gently(cluster.nodes()))
+        for gpunode in gently(cluster.gpunodes()):
+            row = snap.row_of.get(gpunode.name)
+            if gpunode.status is None or row is None:
+                continue
+            reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
+            age_s = age(gpunode.status.observed_at, at_s)
+            if age_s is not None:
+                oldest_s = max(age_s, oldest_s or 0.0)
+        return ReportsView(
+            fresh=reported[True],
+            stale=reported[False],
+            missing=missing,
+            oldest_age_s=None if oldest_s is None else round(oldest_s, 3),
+        )
+
+    def _counts(snap: Snapshot) -> CountsView:
+        gpunodes = cluster.gpunodes()
+        pods, waiting = len(cluster.pods()), len(cluster.unbound())
+        columns = snap.columns
+        return CountsView(
+            nodes=len(snap.nodes),
+            gpu_nodes=len(gpunodes),
+            devices=int((columns.replicas >= 0).sum()),
+            devices_fenced=int((columns.fence > 0).sum()),
+            pods_bound=pods - waiting,
+            pods_waiting=waiting,
+            reservations=sum(len(each.spec.reservations) for each in gpunodes),
+        )
+
+    def _journal() -> JournalView:
+        records = context.journal.records
+        oldest_at_s, bounds = records.oldest_at_s, records.bounds
+        age_s = None if oldest_at_s is None else round(context.wall_s() - oldest_at_s, 3)
+        return JournalView(
+            decisions=len(records),
+            bytes=records.size_bytes,
+            oldest_age_s=age_s,
+            most_decisions=bounds.decisions,
+            most_bytes=bounds.size_bytes,
+            most_age_s=bounds.age_s,
+        )
+
+    return routes

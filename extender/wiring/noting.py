@@ -1,0 +1,66 @@
+"""Puts what has happened where it is read: in the journal, the metrics, the log and the feed."""
+
+import time
+
+import structlog
+
+from contract.decision import decision_id, decision_of
+from contract.kube import Pod
+from extender.cluster.observations import Outcome
+from extender.journal import Journal, micros
+from extender.ledger.protocol import BindAsk, Bound, Declined, Failed
+from extender.ledger.protocol import Outcome as BindOutcome
+from extender.placement.snapshot import CODE_OF
+from extender.records import BindTried
+from extender.telemetry import Telemetry
+from extender.web.feed import Feed
+
+log = structlog.get_logger()
+
+#: Of what failed, on record.
+MOST_QUOTED = 200
+
+
+def note_bind(
+    journal: Journal, telemetry: Telemetry, ask: BindAsk, outcome: BindOutcome, took_s: float
+) -> None:
+    """What became of a bind, under the version of the pod that it was about."""
+    said = type(outcome).__name__.lower()
+    reason = outcome.reason if isinstance(outcome, Declined) else None
+    message = outcome.message if isinstance(outcome, Failed) else ""
+    version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
+    which = decision_id(ask.uid, version) if version else ""
+    if which:
+        at_s, node = time.time(), ask.node if isinstance(outcome, Bound) else ""
+        part = BindTried(
+            at_s, micros(took_s), ask.node, said, CODE_OF[reason], message[:MOST_QUOTED]
+        )
+        journal.records.note(which, ask.namespace, ask.name, part, at_s, node)
+    telemetry.binds.labels(said).inc()
+    log.info(
+        "bind",
+        decision_id=which,
+        pod=f"{ask.namespace}/{ask.name}",
+        pod_uid=ask.uid,
+        node=ask.node,
+        outcome=said,
+        reason=reason.code if reason else None,
+        took_ms=round(1000 * took_s, 3),
+    )
+
+
+def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
+    """That a prediction was missed, whoever made it."""
+    if outcome.surprise is None:
+        return
+    feed.tell(
+        "prediction_missed",
+        node=outcome.node,
+        device=",".join(outcome.observed),
+        namespace=outcome.promise.namespace,
+        name=outcome.promise.name,
+        uid=outcome.uid,
+        decision_id=decision_of(pod) if pod else "",
+        cause=outcome.surprise.value,
+        message=outcome.surprise.sentence,
+    )
