@@ -8,6 +8,7 @@ before, so that a storm of retries is one record that is counted up and pushes n
 One thread writes; others may read at any time what they were handed.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
@@ -103,13 +104,14 @@ class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 Part = Filtered | Ranked | Candidates | Preempted | BindTried
 _KINDS: tuple[type, ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
+_PLACE_OF = {kind: place for place, kind in enumerate(_KINDS)}
 #: The terms of a score.
 TERMS = tuple(each.name for each in fields(Weights))
 P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
 MOST_NAME_CHARS = 1024
 _encode = msgspec.msgpack.encode
 #: What a record takes without its parts and its texts, and a part without its bytes: measured.
-RECORD_BYTES, PART_BYTES = 430, 55
+RECORD_BYTES, PART_BYTES = 540, 55
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +126,8 @@ class Record:
     node: str = ""
     #: That of all records when this one was written to last.
     version: int = 0
+    #: As reckoned from what is kept; a test holds it against what Python takes.
+    size_bytes: int = 0
     #: Of each kind what it says, and how often that verb was called.
     _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
     _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
@@ -133,22 +137,21 @@ class Record:
         return self.decision_id.rpartition(".")[0]
 
     def part(self, kind: type[P]) -> P | None:
-        part = self._parts[_KINDS.index(kind)]
+        part = self._parts[_PLACE_OF[kind]]
         return msgspec.msgpack.decode(part, type=kind) if part else None
 
     def times(self, kind: type) -> int:
-        return self._times[_KINDS.index(kind)]
+        return self._times[_PLACE_OF[kind]]
 
-    def put(self, part: Part) -> None:
-        place = _KINDS.index(type(part))
-        self._parts[place] = _encode(part)
+    def put(self, part: Part) -> int:
+        """Returns by how many bytes it has grown."""
+        place, said = _PLACE_OF[type(part)], _encode(part)
+        before = self._parts[place]
+        self._parts[place] = said
         self._times[place] += 1
-
-    @property
-    def size_bytes(self) -> int:
-        texts = len(self.decision_id) + len(self.namespace) + len(self.name) + len(self.node)
-        parts = sum(len(part) + PART_BYTES for part in self._parts if part)
-        return RECORD_BYTES + texts + parts
+        grown = len(said) - len(before) + (0 if before else PART_BYTES)
+        self.size_bytes += grown
+        return grown
 
 
 class Records:
@@ -156,11 +159,10 @@ class Records:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        #: As reckoned from what is kept; a test holds it against what Python takes.
         self.size_bytes = 0
         #: Grows with every part that is noted.
         self.version = 0
-        self._records: dict[str, Record] = {}
+        self._records: OrderedDict[str, Record] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -179,18 +181,18 @@ class Records:
         """
         if len(decision_id) + len(namespace) + len(name) > MOST_NAME_CHARS:
             return
-        record = self._records.pop(decision_id, None)
+        record = self._records.get(decision_id)
         if record is None:
-            record = Record(decision_id, namespace, name, at_s)
-        else:
-            self.size_bytes -= record.size_bytes
-        record.put(part)
+            texts = len(decision_id) + len(namespace) + len(name)
+            record = Record(decision_id, namespace, name, at_s, size_bytes=RECORD_BYTES + texts)
+            self._records[decision_id] = record
+            self.size_bytes += record.size_bytes
+        self._records.move_to_end(decision_id)
+        self.size_bytes += record.put(part)
         record.at_s = at_s
         record.node = node or record.node
         self.version += 1
         record.version = self.version
-        self._records[decision_id] = record
-        self.size_bytes += record.size_bytes
         self._forget(at_s)
 
     def of_id(self, decision_id: str) -> Record | None:

@@ -298,7 +298,8 @@ class Verbs:
     ) -> None:
         metadata = offered.pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
-        counts = {r: n for r, n in zip(REASONS, nodes_by_code, strict=True) if r and n}
+        refused = {code: n for code, n in enumerate(nodes_by_code) if code and n}
+        counts = {reason: n for code, n in refused.items() if (reason := REASONS[code])}
         decision = Decision(
             pod=offered.pod,
             decision_id=decision_id(metadata.uid, metadata.resource_version),
