@@ -1,7 +1,9 @@
 """Writes Kubernetes Events, each once, however many replicas have the same to tell.
 
-An Event's name is made of the pod, the reason and the occurrence, so that the second who writes it
-is told that it exists. Nothing hangs on an Event; what fails is tried again by whoever looks next.
+An Event's name is made of what it is about, the reason and the occurrence, so that the second who
+writes it is told that it exists. One whose message follows what it is about is applied: it is one
+object, of which the last writer's words stand. Nothing hangs on an Event; what fails is tried again
+by whoever looks next.
 """
 
 import hashlib
@@ -20,6 +22,8 @@ log = structlog.get_logger()
 COMPONENT = "headroom"
 #: What the API server takes of a message.
 _MESSAGE_CHARS = 1024
+#: Where the API server takes Events on what is in no namespace.
+_NODES_NAMESPACE = "default"
 #: Answers after which it may be accepted later.
 _LATER = (408, 429)
 
@@ -35,36 +39,45 @@ class KubeEvents:
 
     def post(self, notice: Notice) -> bool:
         """Whether it is told, or never will be; else it should be tried again."""
-        namespace = notice.pod.metadata.namespace
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
         try:
-            self._api.call("POST", path, body=_encode(self._event(notice)))
+            self._write(notice)
         except ApiStatus as err:
             if err.status == 409:
                 return True  # another replica was faster
             if err.status in _LATER or err.status >= 500:
                 return False
             # As in a namespace that is being deleted.
-            log.warning("event_refused", pod_uid=notice.pod.metadata.uid, message=str(err))
+            log.warning("event_refused", uid=notice.about.uid, message=str(err))
             return True
         except ApiError:
             return False
         return True
 
-    def _event(self, notice: Notice) -> dict[str, object]:
-        metadata = notice.pod.metadata
+    def _write(self, notice: Notice) -> None:
+        namespace = notice.about.namespace or _NODES_NAMESPACE
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+        body = _encode(self._event(notice, namespace))
+        if notice.follows:
+            self._api.call(
+                "PATCH",
+                f"{path}/{event_name(notice)}",
+                query={"fieldManager": COMPONENT, "force": "true"},
+                body=body,
+                content_type="application/apply-patch+yaml",  # of which JSON is a part
+            )
+        else:
+            self._api.call("POST", path, body=body)
+
+    def _event(self, notice: Notice, namespace: str) -> dict[str, object]:
+        about = notice.about
         now = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        regarding = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": metadata.namespace,
-            "name": metadata.name,
-            "uid": metadata.uid,
-        }
+        regarding = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
+        if about.namespace:
+            regarding["namespace"] = about.namespace
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"namespace": metadata.namespace, "name": event_name(notice)},
+            "metadata": {"namespace": namespace, "name": event_name(notice)},
             "involvedObject": regarding,
             "type": "Warning",
             "reason": notice.reason,
@@ -78,6 +91,6 @@ class KubeEvents:
 
 def event_name(notice: Notice) -> str:
     """The same on every replica, another for each occurrence; a name that the server takes."""
-    what = "\n".join((notice.pod.metadata.uid, notice.reason, notice.key))
+    what = "\n".join((notice.about.uid, notice.reason, notice.key))
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
-    return f"{notice.pod.metadata.name[:200].rstrip('-.')}.{digest}"
+    return f"{notice.about.name[:200].rstrip('-.')}.{digest}"

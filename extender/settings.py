@@ -144,6 +144,20 @@ class Settings(BaseModel):
     orphan_after_s: float = Field(
         60.0, gt=0, description="Age at which a promise without a bound pod is looked into."
     )
+    waiting_events_per_s: int = Field(
+        10,
+        ge=0,
+        le=1000,
+        description="Events a second, at most, that tell why pods wait; each pod's is written anew "
+        "once a minute at most, and only when it says something new. 0: none are written.",
+    )
+    device_series: int = Field(
+        2000,
+        ge=0,
+        le=100_000,
+        description="Devices, at most, of which /metrics has series of their own, by the names of "
+        "nodes; headroom_ledger_devices_left_out says how many are not. 0: sums only.",
+    )
     agent_namespace: str = Field(
         "headroom-system", description="Namespace of the agents' heartbeat Leases."
     )

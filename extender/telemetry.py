@@ -1,12 +1,20 @@
 """What we tell Prometheus about ourselves; the registry is an argument, never a global."""
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    generate_latest,
+)
 
-from extender.cluster.overcommits import Overcommit
+from contract.reasons import Reason
+from extender.placement.observed import Result
+from extender.placement.snapshot import Snapshot
 
 #: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -17,14 +25,25 @@ _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 #: From a kubelet that has nothing else to do to one that is kept waiting by the disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
+#: Writes that can be refused because somebody else was faster.
+CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
+
 
 class Telemetry:
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        overcommitted: Callable[[], Iterable[Overcommit]] = tuple,
-    ) -> None:
+    """Counters whose labels are known tell 0 from the start: what is absent raises no alarm."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        #: What is scraped just now, on the thread that does; None while nobody does.
+        self.scraped: Snapshot | None = None
+        self._scraping = threading.Lock()
+        build = Info("headroom_build", "Version of the extender.", registry=registry)
+        build.info({"version": _version()})
+        self.ready = Gauge(
+            "headroom_ready",
+            "1 while decisions can be made, as /readyz tells.",
+            registry=registry,
+        )
         self.verb_seconds = Histogram(
             "headroom_verb_duration_seconds",
             "Time from the last byte of a scheduler call to the first of its answer.",
@@ -51,7 +70,7 @@ class Telemetry:
             registry=registry,
         )
         self.predictions = Counter(
-            "headroom_prediction_total",
+            "headroom_predictions_total",
             "Pods by how the device that they were given compares with the candidates at their "
             "binding: hit; shifted (to where pods bound by us later can push it, which had room); "
             "miss; unseen (no report showed the pod before it was gone). Each is counted by the "
@@ -98,27 +117,60 @@ class Telemetry:
             buckets=_LAG_SECONDS,
             registry=registry,
         )
+        self.ledger_conflicts = Counter(
+            "headroom_ledger_conflicts_total",
+            "Writes that the API server refused because somebody else wrote the object first, by "
+            "what was written: spec, pod, binding, finalizer or a new object. Each was tried again "
+            "on the newer object, or left.",
+            ["write"],
+            registry=registry,
+        )
+        self.wakes = Counter(
+            "headroom_wakes_total",
+            "Refused pods that kube-scheduler was made to try again because there is room for them "
+            "now, by outcome: woken, overtaken (by another replica, or the pod changed), failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.events = Counter(
+            "headroom_events_total",
+            "Kubernetes Events by outcome: told (or told already by another replica), failed (and "
+            "tried again later).",
+            ["reason", "outcome"],
+            registry=registry,
+        )
         self.generation = Gauge(
             "headroom_snapshot_generation",
             "Generation of the snapshot that decisions are made on.",
             registry=registry,
         )
-        registry.register(_Overcommitted(overcommitted))
+        for counter, outcomes in (
+            (self.verb_errors, ("filter", "prioritize", "preempt", "bind")),
+            (self.refused_nodes, [reason.code for reason in Reason]),
+            (self.binds, ("bound", "declined", "failed")),
+            (self.predictions, [result.value for result in Result]),
+            (self.evictions, ("evicted", "refused")),
+            (self.ledger_conflicts, CONFLICTING),
+            (self.wakes, ("woken", "overtaken", "failed")),
+        ):
+            for outcome in outcomes:
+                counter.labels(outcome)
+
+    def exposition(self, snap: Snapshot, ready: bool) -> bytes:
+        """What /metrics answers; one at a time. The snapshot is let go of at the end: while it is
+        held, the next ones are copied."""
+        with self._scraping:
+            self.scraped = snap
+            try:
+                self.generation.set(snap.generation)
+                self.ready.set(ready)
+                return generate_latest(self.registry)
+            finally:
+                self.scraped = None
 
 
-class _Overcommitted(Collector):
-    """A sample for each device that is, and none for the others: it is gone when that is cured."""
-
-    def __init__(self, overcommitted: Callable[[], Iterable[Overcommit]]) -> None:
-        self._overcommitted = overcommitted
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "headroom_overcommitted_bytes",
-            "Bytes committed, in the worst case, beyond what the device has; absent where nothing "
-            "is. Every replica tells the same.",
-            labels=["node", "device"],
-        )
-        for over in self._overcommitted():
-            family.add_metric([over.node, over.device], over.beyond_bytes)
-        yield family
+def _version() -> str:
+    try:
+        return version("headroom-gpu")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"

@@ -20,6 +20,9 @@ class Overcommit:
     beyond_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
+    #: Used by pods to which nothing is promised there, and by nobody that is known to be a pod.
+    strays_bytes: int = 0
+    unowned_bytes: int = 0
 
 
 class Overcommits:
@@ -54,4 +57,6 @@ def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcomm
                 -term.headroom_bytes,
                 term.allocatable_bytes,
                 term.holders,
+                term.strays_bytes,
+                term.unowned_bytes,
             )

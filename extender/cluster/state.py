@@ -67,6 +67,7 @@ from extender.cluster.labels import believed, why_not_believed
 from extender.cluster.mig import mig_obstacle
 from extender.cluster.observations import Circumstances, Observations
 from extender.cluster.overcommits import Overcommits, any_overcommitted
+from extender.cluster.overuses import Overuses
 from extender.cluster.pinning import why_not_pinned
 from extender.cluster.rooms import Rooms
 from extender.placement.equation import DeviceTerms, weigh, without
@@ -138,6 +139,8 @@ class ClusterState:
         #: Nodes that may have somebody to send away, or to keep after all.
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()
+        #: Who uses more than was asked for.
+        self.overuses = Overuses()
         #: Whose request was changed after they were bound.
         self.edits = Edits()
         #: Who else gives out GPUs, and of which nodes.
@@ -349,6 +352,7 @@ class ClusterState:
             self._sitting_on.pop(name, None)
             self.observations.weighed(name, ())
             self.overcommits.weighed(name, ())
+            self.overuses.weighed(name, ())
             self.activities.weighed(name, ())
             self._woke_up.discard(name)
             return
@@ -366,6 +370,7 @@ class ClusterState:
         if assumed and any_overcommitted(held):  # what may come is not there yet
             held = self._weigh(name, gpunode).devices
         self.overcommits.weighed(name, held)
+        self.overuses.weighed(name, held)
         before, generation = self._table.get(name), self._table.next_generation
         if name in self._woke_up or _grew(before, terms):
             self.rooms.note(name, generation)

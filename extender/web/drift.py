@@ -1,7 +1,7 @@
 """The drift of every pod: promised, measured, predicted and actual, side by side."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 
@@ -41,6 +41,8 @@ class DriftView(BaseModel):
     since: str | None
     #: From the promise to the report that showed the pod.
     window_s: float | None
+    #: What it uses beyond what it asked for, where it has done so for more than a minute; else 0.
+    overuse_bytes: int
 
 
 class MissView(BaseModel):
@@ -87,11 +89,16 @@ def drift_body(
 
 def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
     """Every pod with a promise, node by node."""
+    overused = Counter[str]()
+    for each in cluster.overuses.lasting:
+        overused[each.uid] += each.beyond_bytes
     for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
-        yield from _pods(gpunode, cluster.observations)
+        yield from _pods(gpunode, cluster.observations, overused)
 
 
-def _pods(gpunode: GPUNode, watched: Observations) -> Iterator[DriftView]:
+def _pods(
+    gpunode: GPUNode, watched: Observations, overused: Mapping[str, int]
+) -> Iterator[DriftView]:
     for uid, promise in gpunode.spec.reservations.items():
         outcome = watched.of_pod(gpunode.name, uid)
         surprise = outcome.surprise if outcome else None
@@ -109,6 +116,7 @@ def _pods(gpunode: GPUNode, watched: Observations) -> Iterator[DriftView]:
             message=surprise.sentence if surprise else None,
             since=promise.since or None,
             window_s=round(outcome.window_s, 3) if outcome else None,
+            overuse_bytes=overused.get(uid, 0),
         )
 
 

@@ -9,15 +9,26 @@ from concurrent.futures import Executor
 import structlog
 
 from extender.cluster.notices import Notice
+from extender.telemetry import Telemetry
 
 log = structlog.get_logger()
 
 #: Each is a write; the others come with the next round.
 AT_ONCE = 64
 REMEMBERED = 10_000
+LOOKED_AT_TOGETHER = 64
 
 #: Tells it; whether it need not be tried again.
 Post = Callable[[Notice], bool]
+
+
+def counted(post: Post, telemetry: Telemetry) -> Post:
+    def post_and_count(notice: Notice) -> bool:
+        told = post(notice)
+        telemetry.events.labels(notice.reason, "told" if told else "failed").inc()
+        return told
+
+    return post_and_count
 
 
 class Announcing:
@@ -27,26 +38,37 @@ class Announcing:
         self._told: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     async def tell(self, notices: Iterable[Notice]) -> None:
-        untold = {key: n for n in notices if (key := _key(n)) not in self._told}
+        untold: dict[tuple[str, str, str], Notice] = {}
+        for number, notice in enumerate(notices):
+            if (key := _key(notice)) not in self._told:
+                untold[key] = notice
+            if len(untold) == AT_ONCE:
+                break
+            if number % LOOKED_AT_TOGETHER == 0:
+                await asyncio.sleep(0)  # kube-scheduler's calls do not wait for all of them
         loop = asyncio.get_running_loop()
 
         async def one(key: tuple[str, str, str], notice: Notice) -> None:
             if await loop.run_in_executor(self._pool, self._post, notice):
                 self._told[key] = None
-                metadata = notice.pod.metadata
-                log.warning(
-                    "pod_noticed",
-                    pod=f"{metadata.namespace}/{metadata.name}",
-                    pod_uid=metadata.uid,
-                    node=notice.pod.node,
-                    reason=notice.reason,
-                    message=notice.message,
-                )
+                log.warning("noticed", **told(notice))
 
-        await asyncio.gather(*(one(*each) for each in list(untold.items())[:AT_ONCE]))
+        await asyncio.gather(*(one(*each) for each in untold.items()))
         while len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
 
 
+def told(notice: Notice) -> dict[str, str]:
+    """What a log says of it."""
+    about = notice.about
+    return {
+        "kind": about.kind,
+        "name": f"{about.namespace}/{about.name}" if about.namespace else about.name,
+        "uid": about.uid,
+        "reason": notice.reason,
+        "message": notice.message,
+    }
+
+
 def _key(notice: Notice) -> tuple[str, str, str]:
-    return notice.pod.metadata.uid, notice.reason, notice.key
+    return notice.about.uid, notice.reason, notice.key

@@ -55,7 +55,7 @@ async def serve_cluster(
     extender.observed.health = lambda: watches.health
     store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    extender.send_away(store, ledger, KubernetesHands(api, post))
+    extender.send_away(store, ledger, KubernetesHands(api, extender.post))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
     waker = asyncio.create_task(extender.wake(ledger))

@@ -44,6 +44,7 @@ from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.cluster.waking import Waking, refused_by_us
 from extender.errors import StoreError
+from extender.fleetmetrics import FleetCollector
 from extender.journal import Journal
 from extender.ledger.eviction import Evictions, Hands
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
@@ -62,7 +63,8 @@ from extender.web.peers import nobody
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
-from extender.wiring.announcing import Announcing, Post
+from extender.wiring.announcing import Announcing, Post, counted
+from extender.wiring.conflicts import ConflictsCounted
 from extender.wiring.evicting import Evicting
 from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
@@ -71,6 +73,7 @@ from extender.wiring.memory import collect_in_lulls
 from extender.wiring.noting import note_bind, tell_followers
 from extender.wiring.patience import Patient, counting
 from extender.wiring.peers import Peers
+from extender.wiring.telling import Telling
 from extender.wiring.watching import Watching, watch
 
 log = structlog.get_logger()
@@ -81,6 +84,7 @@ T = TypeVar("T")
 KEEP_ALIVE_S = 120
 #: Binds open at once; kube-scheduler has no bound of its own.
 BIND_THREADS = 16
+EVENT_THREADS = 2
 CHORES_EVERY_S = 5.0
 #: Between two looks at the pods that wait; what gets room meanwhile is looked at together.
 WAKE_EVERY_S = 0.25
@@ -101,16 +105,17 @@ class Extender:
         self,
         settings: Settings,
         unready: Callable[[], str],
-        post: Post = lambda notice: True,
+        post: Post | None = None,
         awaited: Iterable[type] = (),
     ) -> None:
-        """``awaited``: kinds of which a list will come."""
+        """``post`` writes Events, where there is anywhere to write them; ``awaited``: kinds of
+        which a list will come."""
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
-        self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
+        self.telemetry = Telemetry(CollectorRegistry())
         self._sources_unready = unready
         self.calls = Calls()
         #: What the verbs can do before they are called; whether there was anything to do.
@@ -131,9 +136,31 @@ class Extender:
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
-        self._announcing = Announcing(post, self._pool)
         peers = settings.peers, settings.debug_port, settings.peers_timeout_s
         self._peers = Peers(*peers, self._name) if settings.peers else None
+        #: Not the binds': an API server that is slow to take Events must not keep them waiting.
+        self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
+        #: Writes an Event, counted; does nothing where nobody reads them.
+        self.post = counted(post, self.telemetry) if post else lambda notice: True
+        self._announcing = Announcing(self.post, self._events_pool)
+        self.telling = Telling(
+            self.cluster,
+            self.journal,
+            self.post if post else None,
+            settings.waiting_events_per_s,
+            self.calls.give_way,
+            self._events_pool,
+        )
+        self.telemetry.registry.register(
+            FleetCollector(
+                self.cluster,
+                lambda: self.telemetry.scraped,
+                lambda: self.telling.pending,
+                self.calls.give_way,
+                settings.device_series,
+                settings.stale_after_s,
+            )
+        )
 
     def unready(self) -> str:
         """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
@@ -195,7 +222,7 @@ class Extender:
             return self.cluster.judge(pod, gpunode, time.monotonic())
 
         return Ledger(
-            store,
+            ConflictsCounted(store, self.telemetry),
             judge,
             self.cluster.adopt,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
@@ -210,7 +237,7 @@ class Extender:
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
-        evictions = Evictions(store, ledger, hands, misplaced_now)
+        evictions = Evictions(ConflictsCounted(store, self.telemetry), ledger, hands, misplaced_now)
         self._evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver, self._pool)
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
@@ -319,6 +346,7 @@ class Extender:
             with _told():
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
                 log.info("nodes_initialised", nodes=ready)
+        self.cluster.overuses.look(time.monotonic())
         await self._announcing.tell(notices(self.cluster))
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
@@ -373,7 +401,10 @@ class Extender:
         except StoreError as err:
             log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
             self._waking.missed(pod.metadata.uid)
+            self.telemetry.wakes.labels("failed").inc()
             return
+        ours = retry is not None and retry.startswith(self._name)
+        self.telemetry.wakes.labels("woken" if ours else "overtaken").inc()
         if retry is not None:
             self._waking.woken(pod.metadata.uid, retry)
 
@@ -405,6 +436,7 @@ async def serve(
     tasks = [
         asyncio.create_task(extender.tidy(ledger)),
         asyncio.create_task(sample_lag(extender.note_lag)),
+        asyncio.create_task(extender.telling.for_ever(extender.unready)),
         asyncio.create_task(_collect(extender)),
         asyncio.create_task(_watch(extender)),
     ]

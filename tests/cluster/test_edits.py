@@ -7,7 +7,7 @@ from contract.annotations import PLACEMENT, VRAM
 from contract.kube import Pod
 from extender.cluster.edits import edit
 from extender.cluster.events import GPUNodeGone, PodGone, PodSeen
-from extender.cluster.notices import notices
+from extender.cluster.notices import notices, pod_subject
 from extender.cluster.state import ClusterState
 from extender.placement.placed import Placement
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, shared
@@ -39,10 +39,10 @@ def bound(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
 def test_an_edit_is_told(asked: str | None, now: str | None, says: str) -> None:
     state, edited = bound(asked, now)
     state.apply([PodSeen(edited)])
-    found = notices(state)
+    found = list(notices(state))
     assert bool(found) == bool(says) == bool(edit(edited))
     for notice in found:
-        assert (notice.pod, notice.reason) == (edited, "RequestChangeIgnored")
+        assert (notice.about, notice.reason) == (pod_subject(edited), "RequestChangeIgnored")
         assert says in notice.message
         assert len(notice.message) < 400
 
@@ -50,13 +50,13 @@ def test_an_edit_is_told(asked: str | None, now: str | None, says: str) -> None:
 def test_it_is_told_no_more_when_it_is_taken_back_or_the_pod_goes() -> None:
     state, edited = bound("8Gi", "1Gi")
     state.apply([PodSeen(edited)])
-    assert notices(state)
+    assert list(notices(state))
     annotations = {**(edited.metadata.annotations or {}), VRAM: "8Gi"}
     metadata = msgspec.structs.replace(edited.metadata, annotations=annotations)
     state.apply([PodSeen(msgspec.structs.replace(edited, metadata=metadata))])
-    assert notices(state) == []
+    assert list(notices(state)) == []
     state.apply([PodSeen(edited), PodGone("uid-p")])
-    assert notices(state) == []
+    assert list(notices(state)) == []
 
 
 def test_a_second_edit_is_another_notice() -> None:
@@ -120,7 +120,8 @@ def test_an_edit_of_a_pod_bound_by_others_is_told_too(
     state, edited = adopted_as(asked, now)
     told = [notice for notice in notices(state) if notice.reason == "RequestChangeIgnored"]
     assert bool(told) == bool(says)
-    assert all(notice.pod == edited and says in notice.message for notice in told)
+    about = pod_subject(edited)
+    assert all(notice.about == about and says in notice.message for notice in told)
     assert says in state.edits.of("uid-p")
     state.apply([PodGone("uid-p")])
     assert state.edits.of("uid-p") == ""

@@ -106,6 +106,11 @@ def test_who_goes_around_two_replicas_is_charged_and_told_once(new_cluster: NewC
         for replica in ("extender-a", "extender-b"):
             cluster.until(lambda r=replica: not cluster.metric(over, r), "the alarm ends")  # type: ignore[misc]
     assert told("Overcommitted") == ["theirs"]
+    uid = cluster.plane.call("GET", f"/api/v1/nodes/{node}")["metadata"]["uid"]
+    query = f"fieldSelector=involvedObject.uid={uid},reason=GPUOvercommitted"
+    events = cluster.plane.call("GET", f"/api/v1/namespaces/default/events?{query}")["items"]
+    assert len(events) == 1
+    assert "pods bound without Headroom (e2e/theirs)" in events[0]["message"]
     assert told("RequestChangeIgnored") == ["ours"]
 
 

@@ -169,7 +169,7 @@ def filter_calls(cluster: RealCluster) -> float:
 
 
 def predictions(cluster: RealCluster, *results: str) -> float:
-    return sum(cluster.metric(f'headroom_prediction_total{{result="{r}"}}') for r in results)
+    return sum(cluster.metric(f'headroom_predictions_total{{result="{r}"}}') for r in results)
 
 
 def shown(outcome: Outcome) -> str:

@@ -96,7 +96,7 @@ class World:
         # Nobody here is silent for too long.
         self.cluster = ClusterState(settings.rules, 1e9, WALL_S - self.now_s)
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
-        self.telemetry = Telemetry(CollectorRegistry(), self.cluster.overcommits.now)
+        self.telemetry = Telemetry(CollectorRegistry())
         self.journal = Journal(Bounds(decisions=64))
         self.bound: list[BindArgs] = []
         ids = iter(range(10**9))

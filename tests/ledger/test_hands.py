@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from contract.kube import Pod
+from extender.cluster.notices import Notice, Subject, pod_subject
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.kubeapi import KubeApi
 from extender.kubeevents import KubeEvents
@@ -110,3 +111,40 @@ def test_what_is_told_stands_beside_the_pod_once(
     assert (event["type"], event["reason"]) == ("Warning", "NoRoomOnGPU")
     assert event["message"] == "There is no room."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
+
+
+def test_what_follows_its_subject_is_one_event_with_the_last_words(
+    plane: ControlPlane, api: KubeApi
+) -> None:
+    """Of two replicas, and again when the server has forgotten it."""
+    replicas = [KubeEvents(api, lambda at=at: at) for at in (1e9, 2e9)]  # type: ignore[misc]
+    about = pod_subject(bound(plane))
+    query = f"fieldSelector=involvedObject.uid={about.uid}"
+
+    def tell(number: int, message: str) -> dict[str, Any]:
+        assert replicas[number].post(Notice(about, "NoGPUFits", message, "", follows=True))
+        (event,) = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?{query}")["items"]
+        found: dict[str, Any] = event
+        return found
+
+    for number, message in ((0, "short by 2"), (1, "short by 2"), (0, "short by 1")):
+        event = tell(number, message)
+        assert (event["reason"], event["message"]) == ("NoGPUFits", message)
+    assert event["lastTimestamp"] == "2001-09-09T01:46:40Z"
+    plane.call("DELETE", f"/api/v1/namespaces/{NAMESPACE}/events/{event['metadata']['name']}")
+    assert tell(1, "short by 1")["message"] == "short by 1"
+
+
+def test_events_on_nodes_are_found_by_who_describes_the_node(
+    plane: ControlPlane, api: KubeApi
+) -> None:
+    made = plane.call("POST", "/api/v1/nodes", {"metadata": {"name": "events-node"}})
+    uid = made["metadata"]["uid"]
+    try:
+        notice = Notice(Subject("Node", "", "events-node", uid), "GPUFenced", "XID 79", "a")
+        assert KubeEvents(api, lambda: 1e9).post(notice)
+        query = f"fieldSelector=involvedObject.uid={uid},involvedObject.kind=Node"
+        (event,) = plane.call("GET", f"/api/v1/events?{query}")["items"]
+        assert event["message"] == "XID 79"
+    finally:
+        plane.call("DELETE", "/api/v1/nodes/events-node")

@@ -288,7 +288,7 @@ def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
                 replica.deliver([seen(node(2, *ASTRAY, shown="D1", promises=own))])
         counted = [
             replica.telemetry.registry.get_sample_value(
-                "headroom_prediction_total", {"result": "miss"}
+                "headroom_predictions_total", {"result": "miss"}
             )
             for replica in replicas
         ]

@@ -46,7 +46,7 @@ class Asked:
         self.context = Context(
             self.cluster,
             self.journal,
-            Telemetry(CollectorRegistry(), self.cluster.overcommits.now),
+            Telemetry(CollectorRegistry()),
             Calls(),
             lambda: "",
             lambda: self.now_s,

@@ -17,10 +17,11 @@ from contract.gpunode import (
 )
 from contract.kube import ObjectMeta
 from extender.cluster.events import GPUNodeSeen
+from extender.cluster.overuses import LASTING_S
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
 from extender.web.drift import drift_views
-from tests.builders import DISTRIBUTED
+from tests.builders import DISTRIBUTED, gpunode, promise, shared, use
 from tests.serving import Server, binding, offer, pod, serving
 
 GI = 1 << 30
@@ -95,8 +96,8 @@ def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
         assert (short["pods"], short["results"]) == ([], told["results"])
 
         metrics = server.get("/metrics").body.decode()
-        assert 'headroom_prediction_total{result="hit"} 1.0' in metrics
-        assert 'headroom_prediction_total{result="miss"} 1.0' in metrics
+        assert 'headroom_predictions_total{result="hit"} 1.0' in metrics
+        assert 'headroom_predictions_total{result="miss"} 1.0' in metrics
         misses = 'headroom_prediction_misses_total{overcommitted="yes",surprise="unknown"} 1.0'
         assert misses in metrics
         assert "headroom_prediction_window_seconds_count 2.0" in metrics
@@ -138,3 +139,15 @@ def test_drift_adds_up_what_the_containers_of_a_pod_are_promised_on_one_device()
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
     (told,) = drift_views(cluster)
     assert {on.uuid: on.promised_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
+
+
+def test_drift_shows_who_has_used_more_than_it_asked_for_for_a_minute() -> None:
+    cluster = ClusterState(Rules(), 90.0, 0.0)
+    promises = {"u": promise({"a": 8 * GI}), "v": promise({"a": 8 * GI})}
+    uses = [use("u", "a", 10 * GI, replica="a::0"), use("v", "a", GI, replica="a::1")]
+    device = shared("a", free=2, allocated=2, used_bytes=11 * GI)
+    cluster.apply([GPUNodeSeen(gpunode(device, pods=uses, promises=promises), 0.0)])
+    for now_s, overuse in ((0.0, 0), (LASTING_S, 2 * GI)):
+        cluster.overuses.look(now_s)
+        told = {each.uid: each.overuse_bytes for each in drift_views(cluster)}
+        assert told == {"u": overuse, "v": 0}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from extender.cluster.notices import Notice
+from extender.cluster.notices import Notice, pod_subject
 from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.kubeevents import KubeEvents, event_name
 from extender.wiring.announcing import AT_ONCE, Announcing
@@ -17,7 +17,7 @@ from tests.builders import pod
 
 
 def notice(uid: str = "uid-p", key: str = "n", name: str = "p") -> Notice:
-    return Notice(pod(uid=uid, name=name, node="n"), "Overcommitted", "too much", key)
+    return Notice(pod_subject(pod(uid=uid, name=name, node="n")), "Overcommitted", "too much", key)
 
 
 def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
@@ -41,7 +41,7 @@ def test_what_was_told_is_not_told_again() -> None:
     with capture_logs() as logs:
         tell(post, [notice()], [notice(), other], [notice(), other])
     assert posted == [notice(), other]
-    assert [entry["event"] for entry in logs] == ["pod_noticed"] * 2
+    assert [entry["event"] for entry in logs] == ["noticed"] * 2
 
 
 def test_what_failed_is_tried_again() -> None:
@@ -62,7 +62,7 @@ def test_many_are_told_in_portions() -> None:
     assert len(posted) == AT_ONCE
     posted.clear()
     tell(post, many, many)
-    assert len({one.pod.metadata.uid for one in posted}) == len(posted) == AT_ONCE + 1
+    assert len({one.about.uid for one in posted}) == len(posted) == AT_ONCE + 1
 
 
 class Server:

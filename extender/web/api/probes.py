@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from extender.placement.snapshot import Snapshot
@@ -39,7 +39,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse)
     def metrics(snap: Newest) -> Response:
         """For Prometheus."""
-        context.telemetry.generation.set(snap.generation)
-        return Response(generate_latest(context.telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+        told = context.telemetry.exposition(snap, not context.unready())
+        return Response(told, media_type=CONTENT_TYPE_LATEST)
 
     return routes

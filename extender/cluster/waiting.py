@@ -1,0 +1,108 @@
+"""Why pods wait, and what their authors are told of it.
+
+kube-scheduler counts our constant reasons into the pod's condition; the numbers are told here, in
+one Event for each pod, made of its last decision and of the newest snapshot.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.cluster.eligible import eligible
+from extender.cluster.notices import Notice, mib, pod_subject
+from extender.cluster.state import ClusterState
+from extender.journal import Decision
+from extender.placement.explain import NodeExplanation, explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
+
+#: The code of who waits and was never refused by us: kube-scheduler has not asked about it.
+NOT_ASKED = "not_asked"
+#: Nodes that are looked at for one that the pod may run on.
+_NEAREST = 20
+#: Reasons that one message tells.
+_MOST_REASONS = 3
+#: As kube-scheduler counts them; the longest first, since some begin like others.
+_COUNTED = re.compile(
+    r"(\d+) ("
+    + "|".join(sorted((re.escape(r.sentence) for r in Reason), key=len, reverse=True))
+    + ")"
+)
+_REASON_OF = {reason.sentence: reason for reason in Reason}
+
+
+@dataclass(slots=True)
+class Pending:
+    """Pods that no node has, by the code of the reason that most nodes were refused for."""
+
+    pods: Counter[str] = field(default_factory=Counter)
+    #: When the oldest of them was created, RFC 3339.
+    oldest: dict[str, str] = field(default_factory=dict)
+
+    def add(self, code: str, created: str) -> None:
+        self.pods[code] += 1
+        self.oldest[code] = min(self.oldest.get(code, created), created)
+
+
+def told_by_condition(pod: Pod) -> dict[Reason, int]:
+    """Nodes by our reason, as kube-scheduler quotes it on the pod: what every replica can read."""
+    found: Counter[Reason] = Counter()
+    for condition in (pod.status and pod.status.conditions) or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            for count, sentence in _COUNTED.findall(condition.message):
+                found[_REASON_OF[sentence]] += int(count[:9])
+    return dict(found)
+
+
+def main_reason(refused: Mapping[Reason, int]) -> str:
+    """The code of the reason for most nodes; ``NOT_ASKED`` where there is none."""
+    if not refused:
+        return NOT_ASKED
+    return min(refused, key=lambda reason: (-refused[reason], reason.code)).code
+
+
+def waiting_notice(
+    state: ClusterState, snap: Snapshot, pod: Pod, decision: Decision, now_s: float
+) -> Notice | None:
+    """What the pod's author is told; None where there is nothing to tell: it would fit now, and is
+    about to be tried again. From any thread."""
+    nearest: NodeExplanation | None = None
+    request = state.understand(pod)
+    if isinstance(request, VramRequest):
+        verdicts = fit(request, snap, np.arange(len(snap.nodes)), now_s)
+        for each in explain(verdicts, state.rules.weights, nearest=_NEAREST).nearest:
+            node = state.node(each.node)
+            if node is not None and eligible(pod, node):
+                nearest = each
+                break
+        if nearest is not None and nearest.reason is None:
+            return None
+    metadata = pod.metadata
+    parts = [_counted(decision), _nearest(nearest) if nearest else ""]
+    parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
+    message = " ".join(filter(None, parts))
+    return Notice(pod_subject(pod), "NoGPUFits", message, key="", follows=True)
+
+
+def _counted(decision: Decision) -> str:
+    refused = sorted(decision.refused.items(), key=lambda each: (-each[1], each[0].code))
+    told = [f"{count} {reason.sentence}" for reason, count in refused[:_MOST_REASONS]]
+    if more := sum(count for _, count in refused[_MOST_REASONS:]):
+        told.append(f"{more} for other reasons")
+    return f"None of {decision.offered} nodes: {'; '.join(told)}."
+
+
+def _nearest(node: NodeExplanation) -> str:
+    """The device that decides on the node that comes nearest."""
+    if not node.short_bytes:
+        return ""
+    device = max(node.candidates, key=lambda each: each.short_bytes)
+    seen, needs = device.terms.device, mib(device.need_bytes)
+    which = seen.uuid if seen.index < 0 else f"{seen.index} ({seen.uuid})"
+    return f"Nearest: short by {mib(device.short_bytes)} of {needs} on GPU {which} of {node.node}."

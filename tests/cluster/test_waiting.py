@@ -1,0 +1,107 @@
+"""What the author of a refused pod reads: numbers of the nearest device, and reasons as counted."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from contract.kube import ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.cluster.state import ClusterState
+from extender.cluster.waiting import (
+    NOT_ASKED,
+    Pending,
+    main_reason,
+    told_by_condition,
+    waiting_notice,
+)
+from extender.journal import Decision
+from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, promise, shared
+from tests.cluster.test_state import seen, state_of
+from tests.cluster.test_waking import SAID, refused
+
+TWO = {Reason.MEMORY_ON_ANY: 2, Reason.STALE_REPORT: 1}
+
+
+def decision(of: Pod, refused: Mapping[Reason, int] = TWO) -> Decision:
+    return Decision(of, "id", 0.0, 1, sum(refused.values()), 0, refused)
+
+
+def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
+    """Nodes of one 24 GiB GPU, number 3 of its node, of which so many GiB are promised."""
+    what: list[object] = []
+    for name, gib, labels in labelled:
+        metadata = ObjectMeta(name=name, uid=name, labels=labels)
+        what.append(msgspec.structs.replace(kube_node(name), metadata=metadata))
+        promises = {f"u-{name}": promise({f"GPU-{name}": gib * GIB})}
+        what.append(gpunode(shared(f"GPU-{name}", index=3), name=name, promises=promises))
+    return state_of(*seen(*what))  # type: ignore[arg-type]
+
+
+def message(state: ClusterState, of: Pod, refused: Mapping[Reason, int] = TWO) -> str | None:
+    notice = waiting_notice(state, state.snapshot(), of, decision(of, refused), NOW_S)
+    return None if notice is None else notice.message
+
+
+def test_the_numbers_of_the_nearest_device_are_told() -> None:
+    state = world(("far", 20, {}), ("near", 8, {}))
+    assert message(state, pod("20Gi", name="p")) == (
+        "None of 3 nodes: 2 insufficient GPU memory on any device; 1 GPU report of the node is "
+        "stale. Nearest: short by 4096 MiB of 20480 MiB on GPU 3 (GPU-near) of near. "
+        "More: kubectl headroom why -n default p"
+    )
+
+
+def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
+    state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
+    picky = pod("20Gi")
+    spec = msgspec.structs.replace(picky.spec, node_selector={"pool": "mine"})
+    told = message(state, msgspec.structs.replace(picky, spec=spec))
+    assert told is not None
+    assert "short by 16384 MiB of 20480 MiB on GPU 3 (GPU-far) of far" in told
+
+
+def test_who_would_fit_by_now_is_told_nothing() -> None:
+    assert message(world(("n", 2, {})), pod("20Gi")) is None
+
+
+def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alone() -> None:
+    state = world(("n", 2, {}))
+    told = message(state, pod("much"), {Reason.BAD_VRAM: 1})
+    assert told == (
+        "None of 1 nodes: 1 annotation headroom.gpu/vram is not valid, right is 8Gi. "
+        "More: kubectl headroom why -n default p"
+    )
+    nobody = message(ClusterState(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})
+    assert nobody is not None
+    assert "Nearest" not in nobody
+
+
+def test_of_many_reasons_the_most_frequent_are_told() -> None:
+    many = {reason: 2 + i for i, reason in enumerate(list(Reason)[:6])}
+    told = message(world(), pod("8Gi"), many)
+    assert told is not None
+    assert "; 9 for other reasons." in told
+    assert told.index(list(Reason)[5].sentence) < told.index(list(Reason)[3].sentence)
+
+
+@pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
+def test_every_reason_is_read_off_a_condition(reason: Reason) -> None:
+    said = f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
+    assert told_by_condition(refused("u", message=said)) == {reason: 7}
+
+
+def test_the_main_reason_is_that_of_most_nodes() -> None:
+    assert told_by_condition(refused("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
+    assert main_reason(TWO) == "memory_on_any"
+    assert main_reason({}) == NOT_ASKED == main_reason(told_by_condition(pod()))
+    even = {Reason.STALE_REPORT: 1, Reason.MEMORY_ON_ANY: 1}
+    assert main_reason(even) == main_reason(dict(reversed(even.items())))
+
+
+def test_the_oldest_of_each_reason_is_kept() -> None:
+    pending = Pending()
+    for code, created in (("a", "2026-11-21T02:00:00Z"), ("a", "2026-11-21T01:00:00Z"), ("b", "")):
+        pending.add(code, created)
+    assert pending.pods == {"a": 2, "b": 1}
+    assert pending.oldest == {"a": "2026-11-21T01:00:00Z", "b": ""}
