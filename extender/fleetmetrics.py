@@ -138,8 +138,8 @@ class FleetCollector(Collector):
     def _overusing(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "headroom_pod_overuse_bytes",
-            "What a pod uses of a device beyond what it asked for, where it has done so for more "
-            "than a minute; absent for all others.",
+            "What a pod uses of a device beyond what it asked for, where it has done so for longer "
+            "than overuse_after_s; absent for all others.",
             labels=["namespace", "pod", "node", "device"],
         )
         worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.beyond_bytes)
@@ -163,7 +163,7 @@ class FleetCollector(Collector):
         )
         for code, count in sorted(pending.pods.items()):
             pods.add_metric([code], count)
-            age_s = age(pending.oldest[code], now_s)
+            age_s = age(pending.oldest.get(code, ""), now_s)
             if age_s is not None:
                 oldest.add_metric([code], max(0.0, age_s))
         yield pods

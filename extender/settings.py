@@ -144,6 +144,11 @@ class Settings(BaseModel):
     orphan_after_s: float = Field(
         60.0, gt=0, description="Age at which a promise without a bound pod is looked into."
     )
+    overuse_after_s: float = Field(
+        Rules().overuse_after_s,
+        ge=0,
+        description="A pod that uses more than it asked for is told of after so many seconds.",
+    )
     waiting_events_per_s: int = Field(
         10,
         ge=0,
@@ -288,6 +293,7 @@ class Settings(BaseModel):
             resources=self.resources,
             refuse_unannotated=self.refuse_unannotated,
             require_report=self.require_report,
+            overuse_after_s=self.overuse_after_s,
             evict_misses=self.on_miss is OnMiss.EVICT,
             policy=self.policy,
             weights=self.score_weights.rules,

@@ -13,7 +13,7 @@ from prometheus_client import (
 )
 
 from contract.reasons import Reason
-from extender.placement.observed import Result
+from extender.placement.observed import Result, Surprise
 from extender.placement.snapshot import Snapshot
 
 #: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
@@ -150,11 +150,16 @@ class Telemetry:
             (self.binds, ("bound", "declined", "failed")),
             (self.predictions, [result.value for result in Result]),
             (self.evictions, ("evicted", "refused")),
+            (self.history_queries, ("answered", "failed")),
             (self.ledger_conflicts, CONFLICTING),
             (self.wakes, ("woken", "overtaken", "failed")),
         ):
             for outcome in outcomes:
                 counter.labels(outcome)
+
+        for surprise in Surprise:
+            for overcommitted in ("yes", "no"):
+                self.misses.labels(surprise.value, overcommitted)
 
     def exposition(self, snap: Snapshot, ready: bool) -> bytes:
         """What /metrics answers; one at a time. The snapshot is let go of at the end: while it is

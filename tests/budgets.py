@@ -26,6 +26,7 @@ BUDGETS_S = {
     "kubelet": 300,
     "ledger": 25,
     "model": 60,
+    "monitoring": 45,
     "nvidia": 45,
     "placement": 150,
     "sources": 30,

@@ -53,6 +53,8 @@ SLOW_MODULES = (
     "tests/history/test_real_prometheus",
     "tests/kubelet/",
     "tests/model/",
+    "tests/monitoring/test_metrics",
+    "tests/monitoring/test_real_prometheus",
     "tests/nvidia/",
     "tests/placement/test_agreement",
     "tests/test_cli",

@@ -166,7 +166,7 @@ def _overusing(state: ClusterState) -> Iterator[Notice]:
             "GPUMemoryOveruse",
             f"This pod uses {mib(over.measured_bytes)} of device {over.device} of {over.node}, "
             f"{mib(over.beyond_bytes)} more than the {mib(over.requested_bytes)} that it asked "
-            "for, for more than a minute. It is charged what it uses, and other pods of the device "
+            "for, and goes on to. It is charged what it uses, and other pods of the device "
             "may run out of memory; ask for more, or make it use less.",
             key=f"{over.device}\n{over.beyond_bytes.bit_length()}",
         )

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from extender.placement.equation import DeviceTerms
 
-#: Shorter overuse is nobody's business.
-LASTING_S = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class Overuse:
@@ -37,11 +34,13 @@ class Overuse:
 class Overuses:
     """Written by the thread that owns the cluster state; ``lasting`` may be read by any."""
 
-    def __init__(self) -> None:
+    def __init__(self, lasting_s: float) -> None:
+        #: Shorter overuse is nobody's business.
+        self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
         #: (pod, device) -> when it was first looked at, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
-        #: Those that have gone on for ``LASTING_S``; replaced, never changed in place.
+        #: Those that have gone on for so long; replaced, never changed in place.
         self.lasting: tuple[Overuse, ...] = ()
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
@@ -56,7 +55,7 @@ class Overuses:
         found = [each for of_node in self._of_node.values() for each in of_node]
         self._since_s = {each.place: self._since_s.get(each.place, now_s) for each in found}
         self.lasting = tuple(
-            each for each in found if now_s - self._since_s[each.place] >= LASTING_S
+            each for each in found if now_s - self._since_s[each.place] >= self._lasting_s
         )
 
 

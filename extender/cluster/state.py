@@ -140,7 +140,7 @@ class ClusterState:
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()
         #: Who uses more than was asked for.
-        self.overuses = Overuses()
+        self.overuses = Overuses(rules.overuse_after_s)
         #: Whose request was changed after they were bound.
         self.edits = Edits()
         #: Who else gives out GPUs, and of which nodes.

@@ -9,13 +9,14 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from contract.reasons import Reason
 from extender.cluster.overuses import first_of_each_memory
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 
 #: Of a node that takes pods, beside the codes of the reasons of those that do not.
 OPEN = "open"
-STALE = "stale_report"
+STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,14 @@ class FleetTotals:
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
-    """``open``, or the code of the reason why a node takes nothing -> number of nodes."""
+    """``open``, or the code of the reason why a node takes nothing -> number of nodes; that
+    it does not report, or did long ago, and ``open`` are told in any case."""
     closed = snap.node_reason > 0
     stale = ~closed & (snap.fresh_until_s < now_s)
     counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
-    states = {reason.code: n for reason, n in zip(REASONS, counts, strict=True) if reason}
-    states[STALE] += int(stale.sum())
-    return {OPEN: int((~closed & ~stale).sum()), **states}
+    found = {reason.code: n for reason, n in zip(REASONS, counts, strict=True) if reason and n}
+    found[STALE] = found.get(STALE, 0) + int(stale.sum())
+    return {OPEN: int((~closed & ~stale).sum()), NO_REPORT: 0, **found}
 
 
 def report_ages_s(snap: Snapshot, stale_after_s: float, now_s: float) -> dict[str, float]:

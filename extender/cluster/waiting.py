@@ -47,7 +47,8 @@ class Pending:
 
     def add(self, code: str, created: str) -> None:
         self.pods[code] += 1
-        self.oldest[code] = min(self.oldest.get(code, created), created)
+        if created:  # else nobody knows its age
+            self.oldest[code] = min(self.oldest.get(code, created), created)
 
 
 def told_by_condition(pod: Pod) -> dict[Reason, int]:

@@ -60,6 +60,8 @@ class Rules:
     visible_devices: VisibleDevices = VisibleDevices.REFUSE
     #: Whether an ``envFrom`` is taken to set NVIDIA_VISIBLE_DEVICES where it could.
     suspect_env_from: bool = False
+    #: How long a pod may use more than it asked for before anybody is told.
+    overuse_after_s: float = 60.0
 
     def manages(self, resource: str) -> bool:
         return any(

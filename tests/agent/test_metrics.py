@@ -20,6 +20,7 @@ from contract.gpunode import (
     SmActivity,
     Source,
 )
+from tests.monitoring.documented import documented
 
 DOCS = Path(__file__).parents[2] / "docs/agent.md"
 GPU = "nvidia.com/gpu"
@@ -114,17 +115,11 @@ def test_every_series_is_told_once_and_every_name_is_in_the_docs(told: dict[str,
         for sample in metric.samples
     )
     assert set(series.values()) == {1}
-    rows = re.findall(r"^\| `(headroom_\w+)` \| ([^|]*) \| ([^|]*) \|$", DOCS.read_text(), re.M)
-    device = {"gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE"}
-    of = {"device": device, "pod": device | {"namespace", "pod", "container", "pod_uid"}}
-    listed = {}
-    for name, labels, _ in rows:
-        words = set(re.findall(r"\w+", labels))
-        listed[name] = (words - of.keys()).union(*(of[word] for word in words & of.keys()))
+    listed = documented("The agent")
     samples = [s for metric in told.values() for s in metric.samples if "_created" not in s.name]
     assert {s.name for s in samples} == listed.keys()
     for sample in samples:
-        assert sample.labels.keys() == listed[sample.name], sample.name
+        assert sample.labels.keys() == listed[sample.name].labels, sample.name
 
 
 def test_what_a_promtool_would_object_to(told: dict[str, Metric]) -> None:

@@ -9,9 +9,10 @@ from contract.annotations import PLACEMENT
 from contract.gpunode import GPUNode, UnownedProcess
 from extender.cluster.events import PodGone
 from extender.cluster.notices import Notice, notices
-from extender.cluster.overuses import LASTING_S, Overuses
+from extender.cluster.overuses import Overuses
 from extender.cluster.state import ClusterState
 from extender.kubeevents import event_name
+from extender.placement.rules import Rules
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -28,6 +29,7 @@ from tests.builders import (
 )
 from tests.cluster.test_state import seen, state_of
 
+LASTING_S = Rules().overuse_after_s
 OURS = {PLACEMENT: '{"node":"n"}'}
 
 
@@ -149,7 +151,7 @@ def test_who_stops_and_begins_again_has_another_minute() -> None:
 
 
 def test_a_memory_that_devices_share_is_told_of_once() -> None:
-    overuses = Overuses()
+    overuses = Overuses(LASTING_S)
     devices = [mig("m1", 1, used_bytes=2 * GIB), mig("m2", 1, used_bytes=2 * GIB)]
     row = use("u", "m1", 2 * GIB, replica="m1")
     overuses.weighed("n", terms(*devices, pods=[row], promises={"u": promise({"m1": GIB})}))
@@ -163,7 +165,7 @@ def test_a_memory_that_devices_share_is_told_of_once() -> None:
     [pytest.param(0, id="idle"), pytest.param(8192, id="all of it")],
 )
 def test_what_was_asked_for_is_no_overuse(used_mib: int) -> None:
-    overuses = Overuses()
+    overuses = Overuses(LASTING_S)
     row = use("u", "a", used_mib * MIB, replica="a::0")
     device = shared("a", used_bytes=used_mib * MIB)
     overuses.weighed("n", terms(device, pods=[row], promises={"u": promise({"a": 8 * GIB})}))

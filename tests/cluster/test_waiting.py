@@ -101,7 +101,12 @@ def test_the_main_reason_is_that_of_most_nodes() -> None:
 
 def test_the_oldest_of_each_reason_is_kept() -> None:
     pending = Pending()
-    for code, created in (("a", "2026-11-21T02:00:00Z"), ("a", "2026-11-21T01:00:00Z"), ("b", "")):
+    for code, created in (
+        ("a", "2026-11-21T02:00:00Z"),
+        ("a", "2026-11-21T01:00:00Z"),
+        ("a", ""),
+        ("b", ""),
+    ):
         pending.add(code, created)
-    assert pending.pods == {"a": 2, "b": 1}
-    assert pending.oldest == {"a": "2026-11-21T01:00:00Z", "b": ""}
+    assert pending.pods == {"a": 3, "b": 1}
+    assert pending.oldest == {"a": "2026-11-21T01:00:00Z"}

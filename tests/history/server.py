@@ -1,11 +1,14 @@
 """A real Prometheus on loopback that scrapes exporters, and remembers what they never told."""
 
+import json
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 from tests.agent.exporter import StandIn
 from tests.history.debian import programs
@@ -15,6 +18,7 @@ from tests.waiting import until
 #: Labels that Prometheus gives each target, as the GPU Operator's ServiceMonitor does.
 TARGET = {"namespace": "gpu-operator", "pod": "dcgm-exporter", "container": "exporter"}
 _SCRAPED_EVERY_S = 1
+_INTERVALS = "scrape_interval", "evaluation_interval"
 _JOB = "dcgm"
 
 
@@ -35,6 +39,26 @@ class Prometheus:
             f"scrape_configs:\n- job_name: {_JOB}\n  static_configs:\n"
             f"  - {{targets: [{targets}], labels: {{{labels}}}}}\n"
         )
+
+    def watch(self, targets: Sequence[str], rules: Path) -> None:
+        """Scrape these HOST:PORT, and evaluate a file of rules, every second."""
+        often = ", ".join(f"{each}: {_SCRAPED_EVERY_S}s" for each in _INTERVALS)
+        (self._folder / "prometheus.yml").write_text(
+            f"global: {{{often}, scrape_timeout: 1s}}\nrule_files: [{rules}]\n"
+            f"scrape_configs: [{{job_name: headroom, static_configs: "
+            f"[{{targets: [{', '.join(map(repr, targets))}]}}]}}]\n"
+        )
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of a successful answer of its API."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+            answer = json.load(connection.getresponse())
+        finally:
+            connection.close()
+        assert answer["status"] == "success", answer
+        return answer["data"]
 
     def remember(self, lines: Sequence[str]) -> None:
         """Put samples of the past into its memory, as series with their time, before it runs."""
@@ -72,12 +96,11 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus() -> Iterator[Prometheus]:
+def prometheus(port: int | None = None) -> Iterator[Prometheus]:
     """One that is neither configured nor running yet. Raises ``Unavailable``."""
     processes = Processes("headroom-prometheus-")
     try:
-        (port,) = free_ports(1)
-        yield Prometheus(processes, port)
+        yield Prometheus(processes, port or free_ports(1)[0])
     finally:
         processes.stop()
 

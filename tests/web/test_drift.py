@@ -17,7 +17,6 @@ from contract.gpunode import (
 )
 from contract.kube import ObjectMeta
 from extender.cluster.events import GPUNodeSeen
-from extender.cluster.overuses import LASTING_S
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
 from extender.web.drift import drift_views
@@ -25,6 +24,7 @@ from tests.builders import DISTRIBUTED, gpunode, promise, shared, use
 from tests.serving import Server, binding, offer, pod, serving
 
 GI = 1 << 30
+LASTING_S = Rules().overuse_after_s
 FLEET = """
 nodes:
   - {name: shared, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4}

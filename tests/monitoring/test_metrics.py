@@ -1,0 +1,129 @@
+"""docs/metrics.md says what real scrapes say, and Prometheus finds no fault with those."""
+
+import http.client
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.history.debian import Unavailable, programs
+from tests.monitoring.conftest import World
+from tests.monitoring.documented import documented
+from tests.monitoring.test_rules import alerts
+from tests.waiting import until
+
+#: Told by an agent that steers, which needs a kubelet and a cluster.
+ELSEWHERE = {"headroom_agent_steered_total"}
+#: Nothing of these happens here, so that their labels cannot be seen.
+UNSEEN = {
+    "headroom_events_total",
+    "headroom_report_age_seconds",
+    "headroom_device_sm_occupancy_ratio",
+    "headroom_device_utilization_ratio",
+    "headroom_pod_sm_activity_ratio",
+    "headroom_container_used_bytes",
+    "headroom_container_limit_bytes",
+}
+#: What a histogram adds to its own.
+_LE = {"le"}
+
+
+def text_of(world: World) -> tuple[str, str]:
+    """What the extender and the agent serve, once something was sampled."""
+    connection = http.client.HTTPConnection(world.agent, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        agent = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    return world.extender.get("/metrics").body.decode(), agent
+
+
+@pytest.fixture(scope="module")
+def scrapes(world: World) -> tuple[str, str]:
+    def shows(number: int, line: str) -> Callable[[], bool]:
+        return lambda: line in text_of(world)[number]
+
+    until(shows(0, "headroom_pod_overuse_bytes{"), "who is greedy is told")
+    until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} 1.0'), "who waits is told")
+    until(shows(1, "headroom_device_sm_activity_smoothed_ratio{"), "the agent has two samples")
+    return text_of(world)
+
+
+def full_name(family: Metric) -> str:
+    return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+
+
+def families(scrapes: tuple[str, str]) -> dict[str, Metric]:
+    found = [f for text in scrapes for f in text_string_to_metric_families(text)]
+    kept = {full_name(f): f for f in found if not f.name.endswith("_created")}
+    assert len(kept) == len([f for f in found if not f.name.endswith("_created")]), "told twice"
+    return kept
+
+
+def test_the_docs_name_every_metric_and_no_other(scrapes: tuple[str, str]) -> None:
+    told = families(scrapes)
+    assert documented().keys() - ELSEWHERE == told.keys()
+    for name, family in told.items():
+        assert documented()[name].type == family.type, name
+
+
+def test_the_docs_name_the_labels(scrapes: tuple[str, str]) -> None:
+    told = families(scrapes)
+    assert {name for name, family in told.items() if not labels_of(family)} >= UNSEEN
+    for name, family in told.items():
+        if name not in UNSEEN:
+            assert labels_of(family) == documented()[name].labels, name
+
+
+def labels_of(family: Metric) -> set[str]:
+    return {label for s in family.samples for label in s.labels} - _LE
+
+
+def test_each_metric_without_labels_has_a_value(scrapes: tuple[str, str]) -> None:
+    for name, family in families(scrapes).items():
+        if not documented()[name].labels:
+            assert family.samples, name
+
+
+def test_the_docs_name_the_alerts_of_each_metric() -> None:
+    used: dict[str, set[str]] = {}
+    for alert, rule in alerts().items():
+        for name in set(re.findall(r"headroom_\w+", str(rule["expr"]))):
+            used.setdefault(name.removesuffix("_bucket"), set()).add(alert)
+    for name, row in documented().items():
+        assert row.alerts == used.get(name, set()), name
+    assert used.keys() <= documented().keys()
+
+
+def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) -> None:
+    try:
+        _, promtool = programs()
+    except Unavailable as err:
+        pytest.skip(f"needs promtool: {err}")
+    for text in scrapes:
+        done = subprocess.run(
+            [promtool, "check", "metrics"],
+            input=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        # dcgm-exporter's names of labels are what dashboards of GPUs are made for.
+        told = [line for line in done.stdout.splitlines() if not line.endswith("'camelCase'")]
+        assert told == []
+
+
+def test_devices_without_series_of_their_own_are_counted(scrapes: tuple[str, str]) -> None:
+    """Of four, three may have some."""
+    told = families(scrapes)
+    devices = {s.labels["device"] for s in told["headroom_ledger_device_headroom_bytes"].samples}
+    assert devices == {"GPU-broken-0", "GPU-broken-1", "GPU-shared-0"}
+    (left_out,) = told["headroom_ledger_devices_left_out"].samples
+    (fleet,) = told["headroom_fleet_devices"].samples
+    assert (left_out.value, fleet.value) == (1, 4)

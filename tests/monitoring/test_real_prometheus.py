@@ -1,0 +1,123 @@
+"""Every query of the dashboard and every rule is run by a real Prometheus on real scrapes."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.history.debian import Unavailable
+from tests.history.server import Prometheus, prometheus
+from tests.monitoring.conftest import World
+from tests.monitoring.test_rules import DOCS, RULES, alerts
+from tests.serving import offer, pod
+from tests.waiting import until
+
+DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headroom.json"
+#: What is wrong in this world, and nothing else of what one instant shows.
+ACTIVE = {
+    "HeadroomOvercommitted",
+    "HeadroomPodOveruse",
+    "HeadroomGPUFenced",
+    "HeadroomUnownedMemory",
+    "HeadroomPodsPendTooLong",
+}
+#: Of these a rate must rise first, or a machine be slow.
+MAY_BE_ACTIVE = {"HeadroomPredictionMisses", "HeadroomSlow", "HeadroomLoopLag"}
+
+
+def panels() -> list[dict[str, Any]]:
+    found = json.loads(DASHBOARD.read_text())["panels"]
+    return [panel for panel in found if panel["type"] != "row"]
+
+
+QUERIES = {
+    f"{panel['title']}: {target['refId']}": target["expr"]
+    for panel in panels()
+    for target in panel["targets"]
+}
+
+
+@pytest.fixture(scope="module")
+def real(world: World) -> Iterator[Prometheus]:
+    try:
+        with prometheus(world.port) as running:
+            extender = world.extender.debug.removeprefix("http://")
+            running.watch([extender, world.agent], RULES)
+            running.run()
+            asked = 'headroom_history_queries_total{outcome="answered"} > 0'
+            until(lambda: answered(running, asked), "the extender has asked it for history")
+            yield running
+    except Unavailable as err:
+        pytest.skip(f"needs a real Prometheus: {err}")
+
+
+def answered(real: Prometheus, query: str) -> list[Any]:
+    found: list[Any] = real.ask("query", query=query)["result"]
+    return found
+
+
+def test_every_query_of_the_dashboard_returns_data(world: World, real: Prometheus) -> None:
+    """While kube-scheduler calls, since a rate is of what goes on."""
+    silent = dict(QUERIES)
+
+    def all_told() -> bool:
+        world.extender.post("/filter", offer(pod("too-large", "50Gi"), "shared", "broken"))
+        for name, query in list(silent.items()):
+            values = [each["value"][1] for each in answered(real, query)]
+            if any(value != "NaN" for value in values):
+                del silent[name]
+        return not silent
+
+    try:
+        until(all_told, "every query returns data", within_s=20.0)
+    except AssertionError:
+        raise AssertionError(f"return nothing: {silent}") from None
+
+
+def test_every_rule_is_evaluated_and_what_is_wrong_here_is_seen(real: Prometheus) -> None:
+    def rules() -> list[dict[str, Any]]:
+        groups = real.ask("rules")["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    until(lambda: {rule["health"] for rule in rules()} == {"ok"}, "all rules were evaluated")
+
+    def active() -> set[str]:
+        return {rule["name"] for rule in rules() if rule["state"] != "inactive"}
+
+    until(lambda: active() >= ACTIVE, "what is wrong is seen")
+    assert active() - MAY_BE_ACTIVE == ACTIVE
+    assert {rule["name"] for rule in rules()} == alerts().keys()
+
+
+def test_every_series_that_a_rule_goes_by_is_there(real: Prometheus) -> None:
+    names = {
+        name
+        for rule in alerts().values()
+        for name in re.findall(r"headroom_\w+", str(rule["expr"]))
+    }
+    assert [name for name in sorted(names) if not answered(real, name)] == []
+
+
+def test_panels_are_where_nothing_else_is() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+    ids = [panel["id"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_what_the_docs_tell_to_ask_is_served(world: World) -> None:
+    """The debug API's paths in docs/alerts.md, with what stands for a name in capitals."""
+    served = world.extender.get("/openapi.json").json()["paths"]
+    asked = re.findall(r"\$D(/[\w/]*)", DOCS.read_text())
+    assert asked
+    patterns = [re.sub(r"\{\w+\}", "[A-Z]+", path) for path in served]
+    for path in set(asked):
+        assert any(re.fullmatch(pattern, path) for pattern in patterns), path
