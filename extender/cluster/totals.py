@@ -78,9 +78,8 @@ def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
 def report_ages_s(snap: Snapshot, stale_after_s: float, now_s: float) -> dict[str, float]:
     """Node -> since when nothing was heard of its agent, where something ever was."""
     ages = now_s - (snap.fresh_until_s - stale_after_s)
-    return {
-        node.name: age for node, age in zip(snap.nodes, ages.tolist(), strict=True) if age < 1e12
-    }
+    heard_of = np.flatnonzero(np.isfinite(ages))
+    return {snap.nodes[row].name: float(ages[row]) for row in heard_of.tolist()}
 
 
 def fenced(snap: Snapshot) -> dict[str, int]:

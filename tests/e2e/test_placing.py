@@ -38,6 +38,7 @@ def test_every_supported_scheduler_binds_and_is_woken_by_memory_that_comes_free(
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
+    assert cluster.metric('headroom_wakes_total{outcome="woken"}') >= 1
 
 
 def test_a_new_node_gets_its_ledger_and_takes_it_along_when_it_is_deleted(
@@ -134,6 +135,7 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
             assert kind == "Warning"
             assert message.startswith(saying[reason, source])
         assert time.monotonic() < since_s + 60.0, told
+    assert cluster.metric('headroom_events_total{outcome="told",reason="NoGPUFits"}') == 1
     time.sleep(max(0.0, since_s + 10.0 - time.monotonic()))
     assert filter_calls(cluster) <= asked + 1
 

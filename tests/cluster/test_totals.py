@@ -1,0 +1,127 @@
+"""The sums of the fleet are those of its devices, whatever changed since they were last taken."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from contract.reasons import Reason
+from extender.cluster.totals import (
+    FleetTotals,
+    Totals,
+    fenced,
+    nodes_by_state,
+    report_ages_s,
+    some_devices,
+)
+from extender.placement.snapshot import NodeTerms
+from extender.placement.table import build
+from tests.builders import FRESH_S, GIB, NOW_S, device, mig, promise, shared, use, weighed
+
+#: 8 GiB promised to one that uses 10, 4 to one that uses 1; a stray uses 2, strangers 5.
+FULL = weighed(
+    shared("a", free=1, allocated=3, used_bytes=18 * GIB, unowned_bytes=5 * GIB),
+    shared("b"),
+    pods=[
+        use("u", "a", 10 * GIB, replica="0"),
+        use("v", "a", GIB, replica="1"),
+        use("stray", "a", 2 * GIB, replica="2"),
+    ],
+    promises={"u": promise({"a": 8 * GIB}), "v": promise({"a": 4 * GIB})},
+    tolerance_bytes=0,
+)
+LOST = device("lost", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="lost")
+
+
+def node(name: str, **other: object) -> NodeTerms:
+    return weighed(device(f"GPU-{name}"), name=name, **other)  # type: ignore[arg-type]
+
+
+def test_every_term_is_added_up() -> None:
+    assert FleetTotals().of(build([FULL, node("m")])) == Totals(
+        devices=3,
+        capacity=72 * GIB,
+        allocatable=72 * GIB,
+        promised=14 * GIB,
+        awaited=0,
+        committed=21 * GIB,
+        used=18 * GIB,
+        unowned=5 * GIB,
+        headroom=51 * GIB,
+        overcommitted=0,
+        beyond=2 * GIB,
+        unused=3 * GIB,
+        unpromised=2 * GIB,
+    )
+    assert FleetTotals().of(build([])) == Totals()
+
+
+def test_too_much_on_one_device_is_not_made_up_for_by_another() -> None:
+    promises = {"u": promise({"a": 20 * GIB}), "v": promise({"a": 8 * GIB})}
+    uses = [use("u", "a", 0, replica="0"), use("v", "a", 0, replica="1")]
+    over = weighed(shared("a", free=2, allocated=2), shared("b"), pods=uses, promises=promises)
+    totals = FleetTotals().of(build([over]))
+    assert (totals.overcommitted, totals.headroom) == (4 * GIB, 24 * GIB)
+
+
+def test_what_cannot_be_believed_is_counted_and_not_added() -> None:
+    totals = FleetTotals().of(build([weighed(LOST)]))
+    assert totals == Totals(devices=1)
+
+
+def test_a_memory_that_devices_share_counts_once() -> None:
+    cut = weighed(mig("m1", 1), mig("m2", 1), mig("m3", 2))
+    totals = FleetTotals().of(build([cut]))
+    assert (totals.devices, totals.capacity) == (2, 20 * GIB)
+
+
+def test_sums_follow_what_changes_comes_and_goes() -> None:
+    between: list[int] = []
+    totals = FleetTotals(lambda: between.append(1))
+    one, other = node("a"), node("b")
+    for nodes in ([one], [one, other], [FULL, other], [other], []):
+        assert totals.of(build(nodes)) == FleetTotals().of(build(nodes))
+    many = [node(f"n{i}") for i in range(FleetTotals.EVERY + 1)]
+    between.clear()
+    assert totals.of(build(many)).devices == len(many)
+    assert len(between) == 2  # others have a turn
+
+
+def test_nodes_are_counted_by_what_closes_them() -> None:
+    snap = build([
+        node("a"), node("b"), node("silent", fresh_until_s=NOW_S - 1),
+        node("new", reason=Reason.NO_REPORT), node("cut", reason=Reason.MIG_CHANGING),
+    ])  # fmt: skip
+    assert nodes_by_state(snap, NOW_S) == {
+        "open": 2, "stale_report": 1, "no_report": 1, "mig_changing": 1
+    }  # fmt: skip
+    assert nodes_by_state(build([]), NOW_S) == {"open": 0, "stale_report": 0, "no_report": 0}
+
+
+def test_ages_are_of_nodes_that_were_ever_heard_of() -> None:
+    snap = build([node("a"), node("never", fresh_until_s=-np.inf), node("l", fresh_until_s=np.inf)])
+    assert report_ages_s(snap, 90.0, NOW_S) == {"a": 90.0 - (FRESH_S - NOW_S)}
+
+
+def test_fenced_devices_are_counted_by_what_fences_them() -> None:
+    broken = device("x", healthy=False, health_reason="XID 79")
+    snap = build([weighed(broken, device("y")), weighed(LOST, name="m")])
+    assert fenced(snap) == {"unhealthy_device": 1, "memory_unknown": 1}
+    assert fenced(build([node("a")])) == {}
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 9])
+def test_some_devices_are_the_first_by_the_names_of_nodes(most: int) -> None:
+    nodes = [node("c"), weighed(device("GPU-a0"), device("GPU-a1"), name="a"), node("b")]
+    named = [(name, terms.device.uuid) for name, terms in some_devices(build(nodes), most)]
+    everything = [("a", "GPU-a0"), ("a", "GPU-a1"), ("b", "GPU-b"), ("c", "GPU-c")]
+    assert named == everything[:most]
+
+
+def test_no_sum_is_forgotten() -> None:
+    """Each field of the sums is other than 0 somewhere above, or it is not tested."""
+    fields = {field.name for field in dataclasses.fields(Totals)}
+    told = FleetTotals().of(build([FULL]))
+    waits = weighed(shared("a"), promises={"u": promise({"a": 30 * GIB})})
+    waited = FleetTotals().of(build([waits]))
+    assert {name for name in fields if getattr(told, name) or getattr(waited, name)} == fields

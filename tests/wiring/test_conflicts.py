@@ -1,0 +1,57 @@
+"""Writes that somebody else was faster with are counted by kind, and refused all the same."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from contract.gpunode import GPUNodeSpec
+from extender.errors import StoreConflict, StoreRefused
+from extender.ledger.store import Binding, Store
+from extender.telemetry import CONFLICTING, Telemetry
+from extender.wiring.conflicts import ConflictsCounted
+from tests.builders import gpunode, pod
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "create": lambda store: store.create_gpunode(gpunode()),
+    "spec": lambda store: store.write_spec(gpunode(), GPUNodeSpec()),
+    "finalizer": lambda store: store.let_go(gpunode()),
+    "binding": lambda store: store.bind(Binding("ns", "p", "u", "1", "n")),
+    "pod": lambda store: store.touch_pod(pod(), "x"),
+}
+
+
+class Refusing:
+    def __init__(self, err: Exception) -> None:
+        self._err = err
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def refuse(*_: object) -> None:
+            raise self._err
+
+        return refuse
+
+
+def counts(telemetry: Telemetry) -> dict[str, float]:
+    value = telemetry.registry.get_sample_value
+    name = "headroom_ledger_conflicts_total"
+    return {write: value(name, {"write": write}) or 0.0 for write in CONFLICTING}
+
+
+@pytest.mark.parametrize("write", CONFLICTING)
+def test_a_conflict_is_counted(write: str) -> None:
+    telemetry = Telemetry(CollectorRegistry())
+    store = ConflictsCounted(cast(Store, Refusing(StoreConflict("newer"))), telemetry)
+    with pytest.raises(StoreConflict):
+        WRITES[write](store)
+    assert {name: count for name, count in counts(telemetry).items() if count} == {write: 1}
+
+
+def test_what_is_refused_for_another_reason_is_no_conflict() -> None:
+    telemetry = Telemetry(CollectorRegistry())
+    store = ConflictsCounted(cast(Store, Refusing(StoreRefused("no right"))), telemetry)
+    for write in CONFLICTING:
+        with pytest.raises(StoreRefused):
+            WRITES[write](store)
+    assert not any(counts(telemetry).values())
