@@ -57,6 +57,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
     debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
+    debug_open: Annotated[
+        bool | None,
+        typer.Option("--debug-open", help="Debug API for every process of this machine."),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate in PEM: kube-scheduler's port speaks TLS only.")
     ] = None,
@@ -81,6 +85,7 @@ def serve(
             host=host,
             verbs_port=verbs_port,
             debug_port=debug_port,
+            debug_open=debug_open,
             tls_cert=tls_cert,
             tls_key=tls_key,
             tls_client_ca=tls_client_ca,

@@ -1,6 +1,7 @@
 """Every setting of the extender, what it means and what it is when nobody says."""
 
 from enum import Enum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -81,6 +82,11 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address that both servers listen on.")
     verbs_port: int = Field(8888, ge=0, le=65535, description="kube-scheduler's port; 0: any.")
     debug_port: int = Field(8889, ge=0, le=65535, description="Debug API's port; 0: any.")
+    debug_open: bool = Field(
+        False,
+        description="In a cluster, answer the debug API without asking the API server who may read "
+        "it; only where host is a loopback address.",
+    )
     tls_cert: Path | None = Field(
         None,
         description="Certificate in PEM, with the chain: kube-scheduler's port speaks TLS only.",
@@ -262,6 +268,15 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _open_on_loopback_alone(self) -> Self:
+        if self.debug_open and not _is_loopback(self.host):
+            raise ValueError(
+                f"debug_open is set and host is {self.host}, where others than this machine's own "
+                "processes can read it; right is host: 127.0.0.1, or debug_open: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
@@ -300,6 +315,13 @@ class Settings(BaseModel):
             visible_devices=self.visible_devices,
             suspect_env_from=self.suspect_env_from,
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name may stand for anything
+        return False
 
 
 def load_settings(path: Path | None, **overrides: Any) -> Settings:

@@ -32,6 +32,7 @@ TOKENS = {
     "controllers-of-the-tests": "system:kube-controller-manager",
     "extender-of-the-tests": "headroom-extender",
     "agent-of-the-tests": "headroom-agent",
+    "viewer-of-the-tests": "headroom-viewer",
 }
 #: Pods that name it are scheduled with the extender, all others wait for a scheduler for ever.
 SCHEDULER_NAME = "headroom"

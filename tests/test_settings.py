@@ -61,3 +61,15 @@ def test_the_password_of_a_url_is_quoted_nowhere() -> None:
         load_settings(None, prometheus_url="htp://u:s3cret@p:9090")
     assert "right is, for example, http://prometheus.monitoring:9090" in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_the_debug_api_may_be_open_to_this_machine(host: str) -> None:
+    assert load_settings(None, host=host, debug_open=True).debug_open
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
+def test_the_debug_api_is_not_open_to_others(host: str) -> None:
+    assert not load_settings(None, host=host).debug_open
+    with pytest.raises(BadSettings, match=r"right is host: 127\.0\.0\.1"):
+        load_settings(None, host=host, debug_open=True)

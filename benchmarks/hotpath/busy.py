@@ -143,7 +143,7 @@ def _extender(api_port: int) -> Iterator[tuple[int, dict[str, int]]]:
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder, "kubeconfig"), Path(folder, "log")
         file.write_text(yaml.safe_dump(kubeconfig), encoding="utf-8")
-        command = [sys.executable, "-m", "extender", "serve"]
+        command = [sys.executable, "-m", "extender", "serve", "--debug-open"]
         command += ["--verbs-port", "0", "--debug-port", "0"]
         with (
             log.open("wb") as stderr,

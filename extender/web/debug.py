@@ -5,18 +5,34 @@ immutable; the snapshot is taken before them, on the event loop, which alone may
 group of views is a module of ``web.api`` with a ``router``, and a line here.
 """
 
-from fastapi import FastAPI
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
 
 from extender.web.api import decisions, drift, events, explain, nodes, probes, status
 from extender.web.api.context import Context
 from extender.web.api.problems import tell_problems
+from extender.web.auth import Guard
 
 _GROUPS = (probes, nodes, explain, decisions, drift, events, status)
 
 
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "Nobody known to the API server"},
+    403: {"description": "Who may not read this"},
+    503: {"description": "The API server cannot be asked who may"},
+}
+
+
 def debug_app(context: Context) -> FastAPI:
     """The ASGI application of the debug port; it describes itself in /openapi.json."""
+    guard = context.guard
     app = FastAPI(
+        dependencies=[] if guard is None else [Depends(_guarded(guard))],
+        responses={} if guard is None else _REFUSALS,
         title="Headroom debug API",
         description="Why pods are where they are, from the objects that decided.",
         version="v1",
@@ -28,3 +44,13 @@ def debug_app(context: Context) -> FastAPI:
         app.include_router(group.router(context))
     tell_problems(app, context.replica)
     return app
+
+
+def _guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
+    """A dependency of every view, which comes before the view looks at anything."""
+    Shown = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+
+    async def guarded(request: Request, shown: Shown) -> None:
+        await guard.check(request, shown)
+
+    return guarded

@@ -9,12 +9,14 @@ from kubernetes.config import ConfigException
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
 from extender.kubeevents import KubeEvents
+from extender.kubereviews import KubeReviews
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
 from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import DEFAULT_PACE, Pace
+from extender.web.auth import Guard
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.readiness import unready
@@ -29,12 +31,16 @@ async def serve_cluster(
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
     keep_what_answers_need()
     try:
-        api = KubeApi(load_configuration())
+        configuration = load_configuration()
     except ConfigException as err:
         raise BadSettings(
             f"no cluster is configured: {err}; to try without one: "
             "headroom serve --embedded FLEET.yaml"
         ) from err
+    api = KubeApi(configuration)
+    # Of its own, since whoever reads may ask for more than connections that binds need.
+    reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
+    guard = None if settings.debug_open else Guard(KubeReviews(reviews), time.monotonic)
     sources: KubernetesSources | None = None
 
     def missing() -> str:
@@ -61,8 +67,9 @@ async def serve_cluster(
     waker = asyncio.create_task(extender.wake(ledger))
     try:
         async with history_brought(settings, extender):
-            await serve(extender, ledger, verbs, extender.debug_app(), announce)
+            await serve(extender, ledger, verbs, extender.debug_app(guard), announce)
     finally:
         waker.cancel()
         await extender.loop.run_in_executor(None, sources.stop)
         api.close()
+        reviews.close()

@@ -56,6 +56,7 @@ from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
 from extender.web.api.context import Context
+from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.feed import Feed
@@ -275,7 +276,7 @@ class Extender:
         self.telemetry.loop_lag_seconds.observe(late_s)
         self.observed.lag(late_s)
 
-    def debug_app(self) -> FastAPI:
+    def debug_app(self, guard: Guard | None = None) -> FastAPI:
         context = Context(
             self.cluster,
             self.journal,
@@ -288,6 +289,7 @@ class Extender:
             self._peers.ask if self._peers else nobody,
             self.feed,
             self.observed.now,
+            guard,
         )
         return debug_app(context)
 

@@ -188,7 +188,7 @@ class Site:
         config.write_text(yaml.safe_dump(dict(self.scale.settings or {})))
         self.plane.spawn(
             name,
-            *(sys.executable, "-m", "extender", "serve", "--config", str(config)),
+            *(sys.executable, "-m", "extender", "serve", "--debug-open", "--config", str(config)),
             *("--verbs-port", str(self._verbs_ports[index])),
             *("--debug-port", str(self._debug_ports[index])),
             env={

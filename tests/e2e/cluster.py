@@ -81,16 +81,19 @@ class Cluster:
         settings: Mapping[str, Any] | None = None,
         module: str = "extender",
         api_port: int | None = None,
+        guarded: bool = False,
     ) -> str:
         """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address.
 
-        ``settings`` are those of its file; ``api_port`` is where it reaches the API server.
+        ``settings`` are those of its file; ``api_port`` is where it reaches the API server;
+        ``guarded``: its debug API is not for everybody.
         """
         port = port or self.port
         (debug_port,) = free_ports(1)
         self.plane.spawn(
             name,
             *(sys.executable, "-m", module, "serve", "--host", "127.0.0.1"),
+            *(() if guarded else ("--debug-open",)),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
             *(_options(tls) if tls else ()),
             *self._config(name, settings),

@@ -15,6 +15,7 @@ from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
 from extender.web.api.context import Context
+from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.feed import Feed
@@ -39,6 +40,7 @@ class Asked:
     #: What the other replicas say.
     peers: AskPeers = nobody
     feed: Feed = field(default_factory=Feed.over)
+    guard: Guard | None = None
     context: Context = field(init=False)
     app: FastAPI = field(init=False)
 
@@ -54,6 +56,7 @@ class Asked:
             f"replica-{next(_NUMBERS)}",
             lambda path, credentials: self.peers(path, credentials),
             self.feed,
+            guard=self.guard,
         )
         self.app = debug_app(self.context)
 

@@ -11,6 +11,7 @@ from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
+from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.feed import Feed
 from extender.web.machinery import Machinery, unknown
@@ -32,6 +33,8 @@ class Context:
     ask_peers: AskPeers = nobody
     feed: Feed = field(default_factory=Feed.over)
     machinery: Callable[[], Machinery] = unknown
+    #: Who may read; None: everybody who gets here.
+    guard: Guard | None = None
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 

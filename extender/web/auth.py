@@ -1,0 +1,195 @@
+"""Who may read the debug API: whom the API server knows, and lets read the same of the cluster.
+
+Views of a single pod are for whoever may ``get`` that pod; all others, and these too, for whoever
+may ``get`` the path itself (``nonResourceURLs``), as of the API server's own /metrics. Probes and
+the page, which hold nothing of the cluster, are for everybody.
+
+The API server is asked by threads of its own, a few at a time, once for all who ask the same, and
+its answers are kept for some seconds: a view costs it next to nothing, and a right that was taken
+away is gone as fast. Where it cannot be asked nobody is let in. Probes and kube-scheduler's calls
+never wait for any of it.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from fastapi import HTTPException
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.requests import Request
+
+#: Of anybody's.
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+#: Views of whose query ``pod`` names the only pod that they tell of.
+_OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
+THREADS = 4
+_RIGHT = 'right is, for example, -H "Authorization: Bearer $(kubectl create token NAME)"'
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    #: For so long an answer of the API server holds, and so many are kept.
+    kept_s: float = 10.0
+    most_kept: int = 4096
+    #: Questions that wait for an answer, beyond which nobody else is let wait; and for how long.
+    most_under_way: int = 64
+    wait_s: float = 5.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """As the API server knows the bearer of a token."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    #: Of what the authenticator tells beside these: to be passed on as it is.
+    extra: Mapping[str, Sequence[str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetPod:
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"get pod {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPath:
+    verb: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} path {self.path}"
+
+
+#: What somebody wants to do.
+Wish = GetPod | ReadPath
+
+
+class ReviewFailed(Exception):
+    """The API server did not say; why, in a sentence."""
+
+
+class Reviews(Protocol):
+    """Asks the API server; blocks. Both raise ``ReviewFailed``."""
+
+    def who(self, token: str) -> User | None:
+        """Whose token it is; None where it is nobody's."""
+
+    def may(self, user: User, wish: Wish) -> bool: ...
+
+
+def wishes(
+    method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
+) -> list[Wish]:
+    """Of these one must be allowed, for this request to be answered."""
+    of_path = ReadPath(method.lower(), path)
+    if path.startswith("/v1/explain/pods/") and {"namespace", "name"} <= path_params.keys():
+        return [GetPod(path_params["namespace"], path_params["name"]), of_path]
+    namespace, slash, name = query.get("pod", "").partition("/")
+    if path in _OF_A_POD and slash and namespace and name:
+        return [GetPod(namespace, name), of_path]
+    return [of_path]
+
+
+class Guard:
+    """Lets a request pass, or raises what it is answered with. On one event loop."""
+
+    def __init__(
+        self,
+        reviews: Reviews,
+        monotonic_s: Callable[[], float],
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._reviews = reviews
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="reviews")
+        self._users = _Answers[User | None](pool, monotonic_s, limits)
+        self._allowed = _Answers[bool](pool, monotonic_s, limits)
+
+    async def check(self, request: Request, shown: HTTPAuthorizationCredentials | None) -> None:
+        if request.url.path in OPEN_PATHS:
+            return
+        if shown is None or not shown.credentials:
+            raise _unauthenticated("no token was sent")
+        asked = wishes(request.method, request.url.path, request.path_params, request.query_params)
+        try:
+            user, key = await self._user(shown.credentials)
+            for wish in asked:
+                if await self._allowed.get((key, wish), partial(self._reviews.may, user, wish)):
+                    return
+        except ReviewFailed as err:
+            detail = f"who may read this is asked of the API server: {err}; try again in a moment"
+            raise HTTPException(503, detail, {"Retry-After": "5"}) from err
+        raise HTTPException(403, _forbidden(user, asked))
+
+    async def _user(self, token: str) -> tuple[User, bytes]:
+        """With what stands for the token, which itself is kept nowhere."""
+        key = hashlib.sha256(token.encode()).digest()
+        user = await self._users.get(key, partial(self._reviews.who, token))
+        if user is None:
+            raise _unauthenticated("the API server does not know this token")
+        return user, key
+
+
+class _Answers(Generic[V]):
+    """What was answered lately, by whatever stands for the question."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, monotonic_s: Callable[[], float], limits: Limits
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._monotonic_s = monotonic_s
+        #: Question -> answer, and until when it holds.
+        self._kept: OrderedDict[Any, tuple[V, float]] = OrderedDict()
+        self._under_way: dict[Any, asyncio.Future[V]] = {}
+
+    async def get(self, key: Any, ask: Callable[[], V]) -> V:
+        """Raises ``ReviewFailed``."""
+        kept = self._kept.get(key)
+        if kept is not None and self._monotonic_s() < kept[1]:
+            return kept[0]
+        future = self._under_way.get(key)
+        if future is None:
+            if len(self._under_way) >= self._limits.most_under_way:
+                raise ReviewFailed("too many wait for its answers")
+            future = asyncio.get_running_loop().run_in_executor(self._pool, ask)
+            self._under_way[key] = future
+            future.add_done_callback(lambda done: self._came(key, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), self._limits.wait_s)
+        except TimeoutError as err:
+            raise ReviewFailed(f"no answer within {self._limits.wait_s:g} s") from err
+
+    def _came(self, key: Any, future: asyncio.Future[V]) -> None:
+        self._under_way.pop(key, None)
+        if future.cancelled() or future.exception() is not None:
+            return
+        self._kept.pop(key, None)
+        self._kept[key] = future.result(), self._monotonic_s() + self._limits.kept_s
+        while len(self._kept) > self._limits.most_kept:
+            self._kept.popitem(last=False)
+
+
+def _unauthenticated(why: str) -> HTTPException:
+    return HTTPException(401, f"{why}; {_RIGHT}", {"WWW-Authenticate": "Bearer"})
+
+
+def _forbidden(user: User, asked: Sequence[Wish]) -> str:
+    may_not = f"{user.name} may not {' or '.join(map(str, asked))}"
+    if isinstance(asked[0], GetPod):
+        namespace = asked[0].namespace
+        return f"{may_not}; right is a Role in {namespace} with {{resources: [pods], verbs: [get]}}"
+    return f"{may_not}; right is, for example, ClusterRole headroom-viewer of deploy/base/rbac.yaml"
