@@ -18,6 +18,10 @@ class _Placement(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Placement).decode
 
 
+#: Annotation of our Events on pods that wait: the decision that they tell of.
+DECISION = "headroom.gpu/decision"
+
+
 def decision_id(uid: str, resource_version: str) -> str:
     return f"{uid}.{resource_version}"
 

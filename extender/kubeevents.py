@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from contract.decision import DECISION
 from extender.cluster.notices import Notice
 from extender.kubeapi import ApiError, ApiStatus, KubeApi
 
@@ -74,10 +75,13 @@ class KubeEvents:
         regarding = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
         if about.namespace:
             regarding["namespace"] = about.namespace
+        metadata: dict[str, object] = {"namespace": namespace, "name": event_name(notice)}
+        if notice.decision_id:
+            metadata["annotations"] = {DECISION: notice.decision_id}
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"namespace": namespace, "name": event_name(notice)},
+            "metadata": metadata,
             "involvedObject": regarding,
             "type": "Warning",
             "reason": notice.reason,

@@ -41,6 +41,8 @@ class Notice:
     key: str
     #: Whether it is told again when its message has changed, in the same Event.
     follows: bool = False
+    #: The decision that it tells of, where there is one.
+    decision_id: str = ""
 
 
 def pod_subject(pod: Pod) -> Subject:

@@ -88,7 +88,8 @@ def waiting_notice(
     parts = [_counted(decision), _nearest(nearest) if nearest else ""]
     parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
     message = " ".join(filter(None, parts))
-    return Notice(pod_subject(pod), "NoGPUFits", message, key="", follows=True)
+    which = decision.decision_id
+    return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
 
 
 def _counted(decision: Decision) -> str:

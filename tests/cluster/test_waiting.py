@@ -40,6 +40,7 @@ def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
 
 def message(state: ClusterState, of: Pod, refused: Mapping[Reason, int] = TWO) -> str | None:
     notice = waiting_notice(state, state.snapshot(), of, decision(of, refused), NOW_S)
+    assert notice is None or notice.decision_id == "id"
     return None if notice is None else notice.message
 
 

@@ -122,7 +122,8 @@ def test_what_follows_its_subject_is_one_event_with_the_last_words(
     query = f"fieldSelector=involvedObject.uid={about.uid}"
 
     def tell(number: int, message: str) -> dict[str, Any]:
-        assert replicas[number].post(Notice(about, "NoGPUFits", message, "", follows=True))
+        notice = Notice(about, "NoGPUFits", message, "", follows=True, decision_id="u.7")
+        assert replicas[number].post(notice)
         (event,) = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?{query}")["items"]
         found: dict[str, Any] = event
         return found
@@ -130,6 +131,7 @@ def test_what_follows_its_subject_is_one_event_with_the_last_words(
     for number, message in ((0, "short by 2"), (1, "short by 2"), (0, "short by 1")):
         event = tell(number, message)
         assert (event["reason"], event["message"]) == ("NoGPUFits", message)
+        assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
     assert event["lastTimestamp"] == "2001-09-09T01:46:40Z"
     plane.call("DELETE", f"/api/v1/namespaces/{NAMESPACE}/events/{event['metadata']['name']}")
     assert tell(1, "short by 1")["message"] == "short by 1"

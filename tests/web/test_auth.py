@@ -161,7 +161,9 @@ def test_probes_and_the_page_are_for_everybody() -> None:
     assert world.reviews.asked == []
 
 
-def test_nobody_is_let_in_while_the_api_server_cannot_be_asked() -> None:
+def test_nobody_is_let_in_while_the_api_server_cannot_be_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World(sre=NODES)
     world.reviews.fails = "it did not answer a TokenReview"
     answer = world.get("/v1/nodes", "sre")
@@ -170,6 +172,7 @@ def test_nobody_is_let_in_while_the_api_server_cannot_be_asked() -> None:
     assert "it did not answer a TokenReview" in answer.json()["detail"]
     world.reviews.fails = ""
     assert world.get("/v1/nodes", "sre").status_code == 200  # no failure is kept
+    assert [each for each in caplog.records if each.name == "asyncio" and each.exc_info] == []
 
 
 def test_answers_hold_for_a_moment_and_no_longer() -> None:
