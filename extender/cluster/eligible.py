@@ -24,9 +24,13 @@ def eligible(pod: Pod, node: Node) -> bool:
     ):
         return False
     taints = list(node.spec.taints or ()) if node.spec else []
-    if node.spec and node.spec.unschedulable:
+    if cordoned(node):
         taints.append(CORDONED)
     return all(_tolerated(taint, pod.spec.tolerations or ()) for taint in taints)
+
+
+def cordoned(node: Node) -> bool:
+    return bool(node.spec and node.spec.unschedulable)
 
 
 def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:

@@ -247,6 +247,12 @@ class ClusterState:
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
         return verdicts.reason(0) or place(request, snap, verdicts, 0)
 
+    def weighed(self, gpunode: GPUNode, besides: Set[str] = frozenset()) -> NodeTerms:
+        """The node as filter would see it if this were its object, binds under way included and
+        promises to the pods with the uids ``besides`` not; from any thread."""
+        assumed = dict(self._assumed.get(gpunode.name, {}))
+        return self._weigh(gpunode.name, gpunode, besides, assumed.items())
+
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
         """What a pod bound to the node without our promise is charged; None if it is not ours."""
         if not asks_for_gpu(pod, self.rules):

@@ -16,7 +16,7 @@ from extender.placement.mix import Market
 from extender.placement.request import VramRequest
 from extender.placement.rules import Weights
 from extender.placement.score import Ranking, rank
-from extender.placement.snapshot import CODE_OF, NodeTerms
+from extender.placement.snapshot import CODE_OF, NodeTerms, Rows
 from extender.placement.visible import Visible
 
 INT64_MAX = int(np.iinfo(np.int64).max)
@@ -154,16 +154,16 @@ def explain(
     order = np.lexsort(
         (snap.name_rank[verdicts.rows], lacking, -ranking.scores, ~won, ~verdicts.fits)
     )
-    largest = _largest_fitting(verdicts)
+    largest = largest_fitting(verdicts)
     return Explanation(
         fits=counts.pop(None, 0),
         reasons=tuple((reason, n) for reason, n in counts.most_common() if reason is not None),
-        nearest=tuple(_explain_node(verdicts, ranking, i) for i in order[:nearest].tolist()),
+        nearest=tuple(explain_node(verdicts, ranking, i) for i in order[:nearest].tolist()),
         largest_fitting_bytes=largest if request.asks else None,
     )
 
 
-def _explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanation:
+def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanation:
     """The i-th node of ``verdicts``, device by device."""
     node = verdicts.snap.nodes[int(verdicts.rows[i])]
     chosen_by = _chooser(verdicts.request, node)
@@ -220,9 +220,12 @@ def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.where(by_memory, lacking, INT64_MAX)
 
 
-def _largest_fitting(verdicts: Verdicts) -> int | None:
-    """The most bytes that fit on every candidate of some node where only memory is in the way."""
+def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
+    """The most bytes per device that fit on some node where memory alone is in the way; None where
+    more is, everywhere. ``among``: only on these places of the verdicts."""
     by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
+    if among is not None:
+        by_memory &= np.isin(np.arange(len(verdicts.rows)), among)
     if not verdicts.asks or not by_memory.any():
         return None
     least = np.full(len(verdicts.rows), INT64_MAX)

@@ -1,6 +1,7 @@
 """Whether a pod can be placed on each node: on every device that it could end on, or not at all."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,9 @@ class AskVerdict:
     all_room_bytes: Bytes2D
     #: (nodes,) where the device is ours to choose, not the plugin's.
     all_ours: Nodes
+    #: Reason -> (nodes,) where it holds, in the order in which one is told; of those that are found
+    #: together. Nobody reads it on the way to an answer.
+    all_refused: Mapping[Reason, Nodes]
 
     @property
     def candidates(self) -> Mask:
@@ -81,6 +85,8 @@ class Verdicts:
     asks: tuple[AskVerdict, ...]
     #: The receiver's monotonic clock.
     now_s: float
+    #: Reason -> (n,) where it holds of the node as a whole, and of this pod there.
+    closed: Mapping[Reason, Nodes] = field(default_factory=dict)
 
     @property
     def fits(self) -> Mask:
@@ -101,20 +107,22 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     if not request.asks:
         return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), (), now_s)
     codes = snap.node_reason[rows].astype(np.int8)
-    codes[(codes == 0) & (snap.fresh_until_s[rows] < now_s)] = CODE_OF[Reason.STALE_REPORT]
+    closed: dict[Reason, Nodes] = {Reason.STALE_REPORT: snap.fresh_until_s[rows] < now_s}
     if obstacle := _OBSTACLES.get(request.visible):
         # Rare, so no column: the pod could sit on any device, whatever the plugin chose.
         nodes = [snap.nodes[row] for row in rows.tolist()]
-        where = np.array([n.obeys_environment and not by_environment(request, n) for n in nodes])
-        codes[(codes == 0) & where.astype(bool)] = CODE_OF[obstacle]
+        where = [n.obeys_environment and not by_environment(request, n) for n in nodes]
+        closed[obstacle] = np.array(where, bool)
     if not request.gated:
         # What the node promises is kept by gates alone: a pod without one could start on a device
         # without room, or take what one that has started was given.
-        codes[(codes == 0) & snap.gated[rows]] = CODE_OF[Reason.NO_GATE]
+        closed[Reason.NO_GATE] = snap.gated[rows]
+    for reason, at in closed.items():
+        codes[(codes == 0) & at] = CODE_OF[reason]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)
-    return Verdicts(request, snap, rows, codes, asks, now_s)
+    return Verdicts(request, snap, rows, codes, asks, now_s, closed)
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
@@ -193,7 +201,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         # Enough memory where replicas are too few.
         codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
     ours = steered if by_itself is None else by_itself.pinned
-    return AskVerdict(ask, rows, codes, could, need, room, ours)
+    return AskVerdict(ask, rows, codes, could, need, room, ours, refused)
 
 
 def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, unrest: Bytes2D, spreads: bool) -> Mask:

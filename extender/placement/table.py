@@ -39,6 +39,28 @@ class Table:
         self._latest: Snapshot | None = None
         self._generation = 0
 
+    @classmethod
+    def after(cls, snap: Snapshot) -> "Table":
+        """A table of its own that begins with what the snapshot holds."""
+        table = cls()
+        table._nodes, table._row_of = list(snap.nodes), dict(snap.row_of)
+        table._resources = dict(snap.resources)
+        table._columns = {name: getattr(snap.columns, name).copy(order="K") for name, _ in _COLUMNS}
+        memory_bytes = np.maximum(snap.columns.memory_bytes, 0)
+        table._per_node = {
+            "reason": snap.node_reason.copy(),
+            "gated": snap.gated.copy(),
+            "fresh_until_s": snap.fresh_until_s.copy(),
+            "ageing_from_s": snap.ageing_from_s.copy(),
+            "degraded": snap.degraded.copy(),
+            "changed_in": snap.changed_in.copy(),
+            "headroom_bytes": snap.node_headroom_bytes.copy(),
+            "memory_bytes": memory_bytes.sum(axis=1),
+            "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
+        }
+        table._name_rank, table._generation = snap.name_rank, snap.generation
+        return table
+
     @property
     def next_generation(self) -> int:
         """Of the snapshot that shows what is put now."""

@@ -1,0 +1,350 @@
+"""A trial changes nothing, and what it says is what happens."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+from prometheus_client import CollectorRegistry
+
+from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
+from contract.gpunode import GPUNode, Plugin
+from contract.kube import NodeSpec, OwnerReference, Pod
+from contract.reasons import Reason
+from extender.cluster.counting import count_on, counted
+from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from extender.cluster.state import ClusterState
+from extender.cluster.trial import NotPlaced, Placed, Trial
+from extender.journal import Journal
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.telemetry import Telemetry
+from extender.web.verbs import Verbs
+from extender.web.wire import BindArgs
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    NOW_S,
+    container,
+    gpunode,
+    kube_node,
+    pod,
+    promise,
+    shared,
+    use,
+)
+from tests.cluster.digest import digest
+from tests.cluster.test_state import EPOCH_S, seen, state_of
+from tests.placement.worlds import RESOURCES, World, pods, worlds
+from tests.serving import binding, offer
+
+PLUGINS = (
+    None,
+    DISTRIBUTED,
+    Plugin(allocation_policy="packed", topology_manager_policy="none"),
+    Plugin(allocation_policy="distributed", topology_manager_policy="none", pinning="honoured"),
+    Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[*RESOURCES]),
+)
+CHOICES = ("predicted", "predicted", "any", "pinned", "steered")
+
+
+def cluster_of(
+    fleet: Sequence[World],
+    plugins: Sequence[Plugin | None] = (),
+    choices: Sequence[str] = (),
+) -> ClusterState:
+    """Each world is a node; pods with promises there are known and bound."""
+    state = state_of()
+    for index, world in enumerate(fleet):
+        name = f"n{index}"
+        plugin = plugins[index] if index < len(plugins) else None
+        choice = choices[index] if index < len(choices) else "predicted"
+        state.apply(
+            [
+                NodeSeen(kube_node(name, {DEVICE_CHOICE: choice})),
+                GPUNodeSeen(
+                    gpunode(
+                        *world.status.devices,
+                        name=name,
+                        uid=f"gn-{name}",
+                        promises={f"{u}-{name}": p for u, p in world.promises.items()},
+                        pods=[
+                            use(
+                                f"{row.uid}-{name}",
+                                row.device,
+                                row.used_bytes,
+                                container=row.container,
+                                replica=row.replica,
+                            )
+                            for row in world.status.pods
+                        ],
+                        plugin=plugin,
+                    ),
+                    NOW_S,
+                ),
+                *(
+                    PodSeen(pod("4Gi", uid=f"{u}-{name}", name=f"{u}-{name}", node=name))
+                    for u in world.promises
+                ),
+            ]
+        )
+    return state
+
+
+fleets = st.lists(worlds(), min_size=1, max_size=4)
+plugins_of = st.lists(st.sampled_from(PLUGINS), min_size=4, max_size=4)
+choices_of = st.lists(st.sampled_from(CHOICES), min_size=4, max_size=4)
+sizes = st.sampled_from(["1Gi", "3Gi", "4Gi", "6Gi", "25%"])
+
+
+def asking(vram: str, uid: str, resource: str = GPU, policy: str = "pack") -> Pod:
+    main = container(resource=resource)
+    return pod(None, main, uid=uid, name=uid, annotations={VRAM: vram, POLICY: policy})
+
+
+def understood(state: ClusterState, of: Pod) -> VramRequest:
+    request = state.understand(of)
+    assert isinstance(request, VramRequest)
+    return request
+
+
+def place_in(trial: Trial, state: ClusterState, of: Pod) -> Placed | NotPlaced:
+    return trial.place(understood(state, of), trial.offered(of))
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets, plugins_of, choices_of, st.data())
+def test_a_trial_changes_nothing(
+    fleet: list[World], plugins: list[Plugin], choices: list[str], data: DataObject
+) -> None:
+    state = cluster_of(fleet, plugins, choices)
+    snap = state.snapshot()
+    before = digest(state)
+    trial = Trial(state, snap, NOW_S)
+    names = st.sampled_from([node.name for node in snap.nodes])
+    for step in range(data.draw(st.integers(1, 6))):
+        match data.draw(st.sampled_from(["place", "release", "drain", "add", "replicas", "count"])):
+            case "place":
+                some = st.one_of(pods(st.just("4Gi")), st.just(asking("1M", f"new-{step}")))
+                place_in(trial, state, data.draw(some))
+            case "release":
+                trial.release(f"u{data.draw(st.integers(0, 2))}-{data.draw(names)}")
+            case "drain":
+                trial.drain(data.draw(names))
+            case "add":
+                with contextlib.suppress(KeyError):
+                    trial.add(data.draw(names), step + 1)
+            case "replicas":
+                with contextlib.suppress(KeyError, ValueError):
+                    trial.set_replicas(data.draw(names), data.draw(st.integers(1, 9)))
+            case "count":
+                request = understood(state, asking("4Gi", "c"))
+                rows = np.arange(len(snap.nodes))
+                verdicts = fit(request, snap, rows, NOW_S)
+                list(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+    trial.snapshot()
+    assert digest(state) == before
+    assert state.snapshot() is snap
+
+
+class Real:
+    """A state with its ledger over the store in memory, asked by the verbs of kube-scheduler."""
+
+    def __init__(self, like: ClusterState) -> None:
+        self.state = state_of()
+        store = EmbeddedStore(lambda events: self.state.apply(events), lambda: NOW_S)
+        ids = iter(range(1000))
+        ledger = Ledger(
+            store,
+            lambda pod, gpunode: self.state.judge(pod, gpunode, NOW_S),
+            self.state.adopt,
+            written=lambda gpunode: self.state.apply([GPUNodeSeen(gpunode, NOW_S)]),
+            wall_s=lambda: NOW_S + EPOCH_S,
+            new_id=lambda: f"id-{next(ids)}",
+        )
+
+        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
+            names = args.pod_namespace, args.pod_name, args.pod_uid, args.node
+            outcome = ledger.bind(BindAsk(*names, pod, gpunode))
+            return "" if isinstance(outcome, Bound) else repr(outcome)
+
+        self._verbs = Verbs(
+            self.state,
+            Journal(),
+            Telemetry(CollectorRegistry()),
+            bind,
+            lambda: "",
+            lambda pod: None,
+            lambda: NOW_S,
+            lambda: NOW_S + EPOCH_S,
+        )
+        self._store = store
+        self.state.apply(NodeSeen(node) for node in like.nodes())
+        for each in like.gpunodes():
+            made = store.create_gpunode(each)
+            store.write_spec(made, each.spec)
+            if each.status is not None:
+                store.report([(each.name, each.status)])
+        for known in like.pods():
+            store.admit(known)
+
+    def place(self, of: Pod) -> str | None:
+        """Filter, prioritize and bind; the node, or None where none takes it."""
+        self._store.admit(of)
+        sent = msgspec.to_builtins(of)
+        names = sorted(node.metadata.name for node in self.state.nodes())
+        body = json.dumps(offer(sent, *names)).encode()
+        passed = json.loads(self._verbs.filter(body))["NodeNames"]
+        if not passed:
+            return None
+        ranked = json.loads(self._verbs.prioritize(json.dumps(offer(sent, *passed)).encode()))
+        best = str(max(ranked, key=lambda each: each["Score"])["Host"])
+        answer = asyncio.run(self._verbs.bind(json.dumps(binding(sent, best)).encode()))
+        assert json.loads(answer)["Error"] == ""
+        return best
+
+
+asks = st.tuples(sizes, st.sampled_from([GPU, *RESOURCES[:2]]), st.sampled_from(["pack", "spread"]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets, plugins_of, choices_of, st.lists(asks, min_size=1, max_size=8))
+def test_pods_that_are_placed_for_real_go_where_the_trial_says(
+    fleet: list[World],
+    plugins: list[Plugin],
+    choices: list[str],
+    burst: list[tuple[str, str, str]],
+) -> None:
+    real = Real(cluster_of(fleet, plugins, choices))
+    trial = Trial(real.state, real.state.snapshot(), NOW_S)
+    coming = [asking(vram, f"new-{i}", *how) for i, (vram, *how) in enumerate(burst)]
+    told = [place_in(trial, real.state, each) for each in coming]
+    assert [each.node if isinstance(each, Placed) else None for each in told] == [
+        real.place(each) for each in coming
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets, plugins_of, choices_of, sizes, st.sampled_from(RESOURCES[:2]))
+def test_counting_pods_equals_placing_them_one_by_one(
+    fleet: list[World], plugins: list[Plugin], choices: list[str], vram: str, resource: str
+) -> None:
+    state = cluster_of(fleet, plugins, choices)
+    snap = state.snapshot()
+    rows = np.arange(len(snap.nodes))
+    verdicts = fit(understood(state, asking(vram, "c", resource)), snap, rows, NOW_S)
+    found = dict(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+    for row in rows.tolist():
+        trial = Trial(state, snap, NOW_S)
+        placed = 0
+        while isinstance(
+            trial.place(understood(state, asking(vram, f"c{placed}", resource)), rows[[row]]),
+            Placed,
+        ):
+            placed += 1
+        assert found.get(row, 0) == placed
+
+
+def two_nodes() -> ClusterState:
+    """On each two devices of 24 GiB with four replicas; pod a has 20 GiB of one, b bypassed us."""
+    sits = [use("ua", "A0", 10 * GIB, replica="A0::0")]
+    owners = [OwnerReference(kind="DaemonSet", name="d", controller=True)]
+    daemon = pod("1Gi", uid="ud", name="d", node="a")
+    metadata = msgspec.structs.replace(daemon.metadata, owner_references=owners)
+    return state_of(
+        *seen(
+            kube_node("a"),
+            kube_node("b"),
+            pod("20Gi", uid="ua", name="a", node="a", phase="Running"),
+            pod("6Gi", uid="ub", name="b", node="a", phase="Running", priority=7),
+            msgspec.structs.replace(daemon, metadata=metadata),
+            gpunode(
+                shared("A0", free=3, allocated=1, used_bytes=10 * GIB),
+                shared("A1"),
+                name="a",
+                promises={"ua": promise({"A0": 20 * GIB}, name="a")},
+                pods=sits,
+                plugin=DISTRIBUTED,
+            ),
+            gpunode(shared("B0"), shared("B1"), name="b", plugin=DISTRIBUTED),
+        )
+    )
+
+
+def place_all(trial: Trial, state: ClusterState, vram: str, count: int) -> list[str | None]:
+    told = [place_in(trial, state, asking(vram, f"new-{n}")) for n in range(count)]
+    return [each.node if isinstance(each, Placed) else None for each in told]
+
+
+def test_a_released_pod_leaves_its_memory_and_its_replica() -> None:
+    state = two_nodes()
+    trial = Trial(state, state.snapshot(), NOW_S)
+    assert place_all(trial, state, "16Gi", 4) == ["b", "b", None, None]
+    trial = Trial(state, state.snapshot(), NOW_S)
+    assert trial.release("ua") == ["a"]
+    terms = next(node for node in trial.snapshot().nodes if node.name == "a")
+    assert (terms.devices[0].promised_bytes, terms.devices[0].device.replicas.free) == (0, 4)
+    assert trial.release("nobody") == []
+
+
+def test_a_drained_node_takes_nothing_and_its_pods_go_elsewhere() -> None:
+    state = two_nodes()
+    trial = Trial(state, state.snapshot(), NOW_S)
+    moving = trial.drain("a")
+    assert [each.metadata.name for each in moving] == ["b", "a"]  # a daemon's stays
+    placed = [place_in(trial, state, each) for each in moving]
+    assert [each.node for each in placed if isinstance(each, Placed)] == ["b", "b"]
+    assert set(trial.snapshot().row_of) == {"b"}
+    assert trial.release("ua") == []  # it is not there any more
+
+
+def test_added_nodes_are_idle_ones_like_the_other() -> None:
+    state = two_nodes()
+    trial = Trial(state, state.snapshot(), NOW_S)
+    assert trial.add("a", 2) == ["a+1", "a+2"]
+    assert trial.add("a", 1) == ["a+3"]
+    assert place_all(trial, state, "24Gi", 9).count(None) == 1
+    with pytest.raises(KeyError):
+        trial.add("nowhere", 1)
+
+
+def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
+    state = two_nodes()
+    trial = Trial(state, state.snapshot(), NOW_S)
+    assert place_all(trial, state, "1Gi", 20).count(None) == 12
+    trial = Trial(state, state.snapshot(), NOW_S)
+    trial.set_replicas("b", 8)
+    assert place_all(trial, state, "1Gi", 20).count(None) == 4
+    half = gpunode(shared("A0", free=2, allocated=2), name="c")
+    crowded = state_of(*seen(kube_node("c"), half))
+    trial = Trial(crowded, crowded.snapshot(), NOW_S)
+    with pytest.raises(ValueError, match="2 replicas of A0 are taken"):
+        trial.set_replicas("c", 1)
+
+
+def test_refusals_count_the_nodes_of_each_reason_and_those_not_offered() -> None:
+    state = two_nodes()
+    (cordoned,) = (node for node in state.nodes() if node.metadata.name == "b")
+    closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
+    state.apply([NodeSeen(closed)])
+    trial = Trial(state, state.snapshot(), NOW_S)
+    told = place_in(trial, state, asking("16Gi", "new"))
+    assert told == NotPlaced({Reason.MEMORY_ON_SOME: 1}, not_offered=1)
+    assert trial.offered(None).tolist() == [state.snapshot().row_of["a"]]
+
+
+def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:
+    state = two_nodes()
+    b = state.gpunode("b")
+    assert b is not None
+    for vram, count in (("1Gi", 8), ("8Gi", 6), ("13Gi", 2), ("25Gi", 0)):
+        assert count_on(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count

@@ -1,0 +1,105 @@
+"""Full or fragmented, and where what is left lies."""
+
+import pytest
+
+from contract.gpunode import Replicas
+from contract.reasons import Reason
+from extender.placement.capacity import device_classes, space, told
+from extender.placement.snapshot import NodeTerms
+from tests.builders import DISTRIBUTED, GIB, judged, mig, promise, shared, use, weighed
+
+
+def taken(uuid: str, gib: int, free: int = 3) -> NodeTerms:
+    """A node named like its device, of whose 24 GiB so many are taken by one pod."""
+    return weighed(
+        shared(uuid, free=free, allocated=4 - free, used_bytes=gib * GIB),
+        name=uuid,
+        promises={"u": promise({uuid: gib * GIB})},
+        pods=[use("u", uuid, gib * GIB, replica="r")],
+        plugin=DISTRIBUTED,
+    )
+
+
+def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
+    found = space(judged("8Gi", taken("a", 4), taken("b", 20), taken("c", 10, free=0))[1])
+    assert (found.open_nodes, found.closed_nodes, found.fitting_nodes) == (3, 0, 1)
+    assert found.headroom_bytes == (20 + 4 + 14) * GIB
+    assert found.stranded_bytes == 14 * GIB  # c has no replica
+    assert (found.replicas_free, found.replicas_stranded) == (6, 3)  # those of b have no room
+    assert (found.need_bytes, found.largest_fitting_bytes) == (8 * GIB, 20 * GIB)
+    assert told(found, 2, at_least=False) == (
+        "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are left in all; 14.0 GiB lie on devices "
+        "without a free replica"
+    )
+    assert told(found, 2, at_least=True).startswith("at least 2 such pods fit now")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fullness", "sentence"),
+    [
+        pytest.param(
+            [taken("a", 18), taken("b", 20)],
+            "fragmented",
+            "fragmented: 10.0 GiB are left in all, and the largest request that fits is 6.0 GiB",
+            id="enough in all and nowhere together",
+        ),
+        pytest.param(
+            [taken("a", 20)],
+            "full",
+            "full: 4.0 GiB are left in all, less than one such pod needs",
+            id="less than one pod needs",
+        ),
+        pytest.param(
+            [taken("a", 4, free=0)],
+            "fragmented",
+            "fragmented: 20.0 GiB are left in all, and more than memory is in the way on every "
+            "node; 20.0 GiB lie on devices without a free replica",
+            id="memory without replicas",
+        ),
+        pytest.param(
+            [weighed(shared(), reason=Reason.NOT_INITIALISED)],
+            "closed",
+            "no node with a device of this resource takes pods now",
+            id="no node takes pods",
+        ),
+        pytest.param(
+            [weighed(shared(resource="nvidia.com/other"))],
+            "closed",
+            "no node with a device of this resource takes pods now",
+            id="nobody has the resource",
+        ),
+    ],
+)
+def test_why_no_such_pod_fits(fleet: list[NodeTerms], fullness: str, sentence: str) -> None:
+    found = space(judged("8Gi", *fleet)[1])
+    assert (found.fullness, told(found, 0, at_least=False)) == (fullness, sentence)
+
+
+def test_memory_of_closed_nodes_is_told_apart() -> None:
+    found = space(judged("8Gi", taken("a", 4), weighed(shared(), fresh_until_s=0.0))[1])
+    assert (found.open_nodes, found.closed_nodes, found.closed_bytes) == (1, 1, 24 * GIB)
+    assert found.headroom_bytes == 20 * GIB
+
+
+def test_replicas_that_pods_on_their_way_wait_for_are_nobodys() -> None:
+    waiting = {f"u{n}": promise({"a": GIB}) for n in range(2)}
+    node = weighed(shared("a", free=2, allocated=2), promises=waiting, plugin=DISTRIBUTED)
+    found = space(judged("8Gi", node)[1])
+    assert found.stranded_bytes == found.headroom_bytes == 22 * GIB
+
+
+def test_memory_that_instances_share_is_counted_once() -> None:
+    instances = [mig(f"MIG-{n}", 0, resource="nvidia.com/gpu") for n in range(2)]
+    assert space(judged("1Gi", weighed(*instances))[1]).headroom_bytes == 10 * GIB
+
+
+def test_each_make_of_device_has_its_largest_request() -> None:
+    big = weighed(
+        shared("A", model="A100", memory_bytes=80 * GIB, replicas=Replicas(free=4)), name="big"
+    )
+    found = device_classes(judged("1Gi", taken("t", 4), big, taken("s", 10))[1])
+    assert [(each.model, each.memory_bytes // GIB, each.nodes) for each in found] == [
+        ("A100", 80, 1),
+        ("", 24, 2),
+    ]
+    assert [each.largest_fitting_bytes for each in found] == [80 * GIB, 20 * GIB]

@@ -1,0 +1,67 @@
+"""One node beside the others."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.annotations import MAX_SM, VRAM
+from contract.gpunode import SmActivity
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.placement.comparison import compare
+from extender.placement.rules import Weights
+from tests.builders import DISTRIBUTED, GIB, device, judged, pod, shared, weighed
+from tests.placement.worlds import World, pods, worlds
+
+
+def test_every_check_that_fails_is_told_the_first_one_as_filter_tells_it() -> None:
+    busy = SmActivity(0.9, "dcgm")
+    crowded = shared("A", free=0, allocated=4, healthy=False, sm_activity=busy)
+    asks = pod(None, annotations={VRAM: "30Gi", MAX_SM: "50%"})
+    verdicts = judged(asks, weighed(crowded, name="n", plugin=DISTRIBUTED, fresh_until_s=0.0))[1]
+    told = compare(verdicts, 0, Weights(), None)
+    assert told.failing == (Reason.STALE_REPORT, Reason.NO_REPLICA, Reason.MEMORY_ON_ANY)
+    assert (told.rank, told.fits, told.winner, told.terms) == (None, 0, "", ())
+
+
+def test_what_a_broader_reason_implies_is_left_out() -> None:
+    other = weighed(device(resource="nvidia.com/other"))
+    assert compare(judged("1Gi", other)[1], 0, Weights(), None).failing == (
+        Reason.NO_SUCH_RESOURCE,
+    )
+    unheard = weighed(name="u", reason=Reason.NO_REPORT, fresh_until_s=float("-inf"))
+    assert compare(judged("1Gi", unheard)[1], 0, Weights(), None).failing == (Reason.NO_REPORT,)
+
+
+def test_rank_counts_those_with_a_higher_score_and_equals_are_told() -> None:
+    fleet = [
+        weighed(device("A"), name="whole"),
+        weighed(device("B"), name="twin"),
+        weighed(device("C", memory_bytes=12 * GIB), name="tight"),
+        weighed(device("D", memory_bytes=4 * GIB), name="small"),
+    ]
+    verdicts = judged("8Gi", *fleet)[1]
+    whole, twin, tight, small = (compare(verdicts, i, Weights(), None) for i in range(4))
+    assert [each.rank for each in (whole, twin, tight, small)] == [2, 2, 1, None]
+    assert [each.tied for each in (whole, twin, tight, small)] == [1, 1, 0, 0]
+    assert {each.winner for each in (whole, twin, tight, small)} == {"tight"}
+    assert whole.fits == 3
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(worlds(), min_size=1, max_size=4), pods())
+def test_the_terms_make_the_score_and_what_fails_is_what_filter_says(
+    fleet: list[World], asked: Pod
+) -> None:
+    verdicts = judged(asked, *(world.weighed(str(i)) for i, world in enumerate(fleet)))[1]
+    for i in range(len(fleet)):
+        told = compare(verdicts, i, Weights(), None)
+        assert (told.failing[0] if told.failing else None) == verdicts.reason(i)
+        if told.node.score is None:
+            continue
+        assert sum(term.part for term in told.terms) == pytest.approx(1)
+        mean = sum(term.part * term.value for term in told.terms)
+        assert told.node.score == pytest.approx(mean)
+        assert told.winner_score is not None
+        assert told.winner_score >= told.node.score
+        assert (told.rank == 1) == (told.node.score == told.winner_score)
