@@ -1,11 +1,13 @@
 """What the bodies of the debug API are made of: every figure with its unit in its name, absent is
 null."""
 
+from collections import Counter
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, Field
 
 from contract.reasons import Reason
+from extender.placement.fit import Verdicts
 from extender.placement.request import ContainerAsk
 
 
@@ -59,6 +61,12 @@ def reason_view(reason: Reason, nodes: int) -> ReasonView:
     return ReasonView(
         reason=reason.code, message=reason.sentence, nodes=nodes, evictable=reason.evictable
     )
+
+
+def reasons_of(verdicts: Verdicts) -> list[ReasonView]:
+    """Why the pod does not fit, by number of nodes."""
+    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
+    return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
 
 
 def stamp(wall_s: float) -> str:

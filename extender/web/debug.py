@@ -12,12 +12,37 @@ from fastapi import Depends, FastAPI, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
-from extender.web.api import decisions, drift, events, explain, nodes, probes, status
+from extender.web.api import (
+    capacity,
+    decisions,
+    devices,
+    drift,
+    events,
+    explain,
+    nodes,
+    probes,
+    score,
+    status,
+    whatif,
+)
+from extender.web.api.bounded import Bounded
 from extender.web.api.context import Context
 from extender.web.api.problems import tell_problems
 from extender.web.auth import Guard
 
-_GROUPS = (probes, nodes, explain, decisions, drift, events, status)
+_GROUPS = (
+    probes,
+    nodes,
+    devices,
+    explain,
+    score,
+    capacity,
+    whatif,
+    decisions,
+    drift,
+    events,
+    status,
+)
 
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -43,6 +68,7 @@ def debug_app(context: Context) -> FastAPI:
     for group in _GROUPS:
         app.include_router(group.router(context))
     tell_problems(app, context.replica)
+    app.add_middleware(Bounded)
     return app
 
 

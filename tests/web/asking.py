@@ -73,9 +73,17 @@ class Asked:
     def get(
         self, path: str, headers: Mapping[str, str] = {}, method: str = "GET"
     ) -> httpx.Response:
+        return self._ask(method, path, headers, None)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return self._ask("POST", path, {}, body)
+
+    def _ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: object
+    ) -> httpx.Response:
         async def asking() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
-                return await client.request(method, path, headers=dict(headers))
+                return await client.request(method, path, headers=dict(headers), json=body)
 
         return asyncio.run(asking())

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, HTTPException, Path
+from fastapi import APIRouter, Depends, Path
 from starlette.responses import Response
 
 from extender.placement.equation import DeviceTerms
@@ -12,6 +12,7 @@ from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import UNKNOWN, encoded
+from extender.web.api.asked import pod_named
 from extender.web.api.context import Context
 from extender.web.api.decisions import Sought, decisions
 from extender.web.peers import AskedPeers, Credentials
@@ -38,15 +39,7 @@ def router(context: Context) -> APIRouter:
     ) -> Response:
         """Why the pod waits, or where it is: its request as understood, reasons counted, the
         nearest nodes with their devices, what would help; and the last decision about it."""
-        decision = context.journal.of_pod(namespace, name)
-        seen = cluster.pod_named(namespace, name)
-        pod = seen or (decision.pod if decision else None)
-        if pod is None:
-            raise HTTPException(
-                404,
-                f"pod {namespace}/{name} was neither seen in the cluster nor offered by "
-                "kube-scheduler; does it ask for a GPU?",
-            )
+        pod = pod_named(context, namespace, name)
         request = cluster.understand(pod)
         explanation = None
         if isinstance(request, VramRequest):

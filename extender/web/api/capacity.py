@@ -1,0 +1,196 @@
+"""How many pods of one size fit now, and where what is left lies."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from extender.cluster.counting import counted
+from extender.placement.capacity import device_classes, space, told
+from extender.placement.fit import Verdicts, fit
+from extender.placement.snapshot import Snapshot
+from extender.web.api.answers import TABLE_TOO, AskedForm, Form, listed
+from extender.web.api.asked import made_up, of_size, paced, understood, usual_resource
+from extender.web.api.context import Context
+from extender.web.api.spaces import SpaceView, space_view, uncordoned
+from extender.web.api.tables import Field, Table, mib
+from extender.web.bodies import AskView, Body, ReasonView, ask_view, reasons_of, stamp
+
+
+class DeviceClassView(BaseModel):
+    model: str
+    memory_bytes: int
+    devices: int
+    nodes: int
+    #: On nodes with a device of this make that the pod could end on; null where none takes it for
+    #: more than memory.
+    largest_fitting_bytes: int | None
+
+
+class CapacityNodeView(BaseModel):
+    name: str
+    #: That fit there now; a lower bound of 1 where they were not counted.
+    pods: int
+    counted: bool
+    #: Why one more does not fit; null where it does.
+    reason: str | None
+    message: str | None
+    headroom_bytes: int
+    stranded_bytes: int
+    replicas_free: int
+    replicas_stranded: int
+
+
+class CapacityBody(Body):
+    request: AskView
+    #: That fit now, placed one after another before any of them is seen on a device.
+    pods: int
+    #: Whether there may be more: not every node was counted.
+    pods_at_least: bool
+    #: room, fragmented (enough is left in all, and nowhere together), full, or closed (no node
+    #: with such a device takes pods).
+    fullness: str
+    message: str
+    space: SpaceView
+    classes: list[DeviceClassView]
+    reasons: list[ReasonView]
+    cordoned_nodes: int
+    #: By name, where ``by_node`` asks for them.
+    nodes: list[CapacityNodeView]
+
+
+Vram = Annotated[
+    str,
+    Query(
+        max_length=256,
+        description="As in headroom.gpu/vram; without it, what a replica is worth.",
+        examples=["8Gi"],
+    ),
+]
+Gpus = Annotated[int, Query(ge=1, le=1024, description="GPUs of each pod.", examples=[1])]
+Resource = Annotated[
+    str,
+    Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"]),
+]
+ByNode = Annotated[bool, Query(description="Every node with its part.", examples=["true"])]
+MostNodes = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=100_000,
+        description="Nodes on which pods are counted, those with most left first; on the others "
+        "where one fits it counts as one. Each takes some milliseconds.",
+        examples=[500],
+    ),
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get("/v1/capacity", response_model=CapacityBody, responses=TABLE_TOO)
+    def capacity(
+        snap: Newest,
+        vram: Vram = "",
+        count: Gpus = 1,
+        resource: Resource = "",
+        by_node: ByNode = False,
+        most_nodes: MostNodes = 500,
+        form: AskedForm = Form.JSON,
+    ) -> Response:
+        """How many such pods fit now: each is placed beside those before it, as filter places
+        them. Whether the cluster is full or fragmented, the largest request that fits, and what is
+        stranded: memory without replicas, replicas without memory."""
+        pod = made_up("asked", vram, count, resource or usual_resource(cluster))
+        request = of_size(understood(cluster, pod, "query"))
+        with context.computes:
+            context.calls.give_way()
+            rows = uncordoned(cluster, snap)
+            verdicts = fit(request, snap, rows, context.monotonic_s())
+            found = space(verdicts)
+            classes = device_classes(verdicts)
+        fitting = np.flatnonzero(verdicts.fits)
+        left = snap.node_headroom_bytes[verdicts.rows[fitting]]
+        order = fitting[np.argsort(-left, kind="stable")].tolist()
+        pods = dict(paced(context, counted(cluster, verdicts, order[:most_nodes])))
+        whole = sum(pods.values()) + len(order[most_nodes:])
+        at_least = len(order) > most_nodes
+        body = CapacityBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            request=ask_view(request.containers[0]),
+            pods=whole,
+            pods_at_least=at_least,
+            fullness=found.fullness,
+            message=told(found, whole, at_least),
+            space=space_view(found),
+            classes=[
+                DeviceClassView(
+                    model=each.model,
+                    memory_bytes=each.memory_bytes,
+                    devices=each.devices,
+                    nodes=each.nodes,
+                    largest_fitting_bytes=each.largest_fitting_bytes,
+                )
+                for each in classes
+            ],
+            reasons=reasons_of(verdicts),
+            cordoned_nodes=len(snap.nodes) - len(rows),
+            nodes=[],
+        )
+        wanted = by_node or form is Form.TABLE
+        views = _by_node(verdicts, pods) if wanted else iter(())
+        return listed(context, form, body, "nodes", views, _TABLE)
+
+    return routes
+
+
+def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:
+    snap, rows = verdicts.snap, verdicts.rows
+    order = sorted(range(len(rows)), key=lambda i: snap.nodes[int(rows[i])].name)
+    for i in order:
+        part = snap.part(rows[[i]])
+        alone = space(fit(verdicts.request, part, np.zeros(1, np.int64), verdicts.now_s))
+        reason = verdicts.reason(i)
+        yield CapacityNodeView(
+            name=part.nodes[0].name,
+            pods=pods.get(i, int(reason is None)),
+            counted=i in pods or reason is not None,
+            reason=reason.code if reason else None,
+            message=reason.sentence if reason else None,
+            headroom_bytes=alone.headroom_bytes + alone.closed_bytes,
+            stranded_bytes=alone.stranded_bytes,
+            replicas_free=alone.replicas_free,
+            replicas_stranded=alone.replicas_stranded,
+        )
+
+
+def _row(node: CapacityNodeView) -> Iterator[tuple[Field, ...]]:
+    yield (
+        node.name,
+        node.pods,
+        mib(node.headroom_bytes),
+        mib(node.stranded_bytes),
+        node.replicas_free,
+        node.replicas_stranded,
+        node.message,
+    )
+
+
+_TABLE: Table[CapacityNodeView] = Table(
+    (
+        "NODE",
+        "PODS-FIT",
+        "HEADROOM(MiB)",
+        "STRANDED(MiB)",
+        "REPLICAS-FREE",
+        "REPLICAS-STRANDED",
+        "NO-MORE-BECAUSE",
+    ),
+    _row,
+)

@@ -1,0 +1,168 @@
+"""Why this node, or why not: one pod on one node, beside all others."""
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, HTTPException, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from extender.cluster.trial import Trial
+from extender.placement.comparison import Comparison, compare
+from extender.placement.equation import DeviceTerms
+from extender.placement.fit import fit
+from extender.placement.snapshot import Snapshot
+from extender.web.api.answers import UNKNOWN, encoded
+from extender.web.api.asked import pod_named, understood
+from extender.web.api.context import Context
+from extender.web.api.decisions import Sought, decisions
+from extender.web.bodies import Body, stamp
+from extender.web.decisions import DecisionView, Unanswered
+from extender.web.peers import AskedPeers, Credentials
+from extender.web.views import Aged, NearestView, nearest_view
+
+
+class CheckView(BaseModel):
+    reason: str
+    message: str
+    evictable: bool
+
+
+class TermView(BaseModel):
+    name: str
+    #: 0 to 1: how much speaks for the node.
+    value_ratio: float
+    #: As the settings have it (score_weights), and as its part of all weights.
+    weight: float
+    part_ratio: float
+    #: value_ratio times part_ratio; these add up to the score.
+    contribution_ratio: float
+
+
+class LiveScoreView(BaseModel):
+    """As filter and prioritize would answer now, if all nodes were offered."""
+
+    node: NearestView
+    #: All that stands in the way, first what filter tells; empty where the pod fits.
+    failing: list[CheckView]
+    score_ratio: float | None
+    terms: list[TermView]
+    #: Nodes on which the pod fits.
+    fits: int
+    #: 1 and the number of nodes with a higher score; null where it does not fit.
+    rank: int | None
+    #: Others of the same score: of those the one with the least memory left comes first.
+    tied: int
+    wins: bool
+    winner: str | None
+    winner_score_ratio: float | None
+
+
+class ScoreBody(Body):
+    namespace: str
+    name: str
+    uid: str
+    bound_to: str | None
+    #: Whether it is weighed as if it had not been bound, and what it uses were free.
+    taken_back: bool
+    live: LiveScoreView
+    #: The last attempt to place the pod, with the best nodes then; null where none was seen.
+    stored: DecisionView | None
+    unanswered: list[Unanswered]
+
+
+PodKey = Annotated[
+    str,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        max_length=512,
+        description="Namespace and name of the pod.",
+        examples=["default/trainer-0"],
+    ),
+]
+NodeName = Annotated[
+    str, Query(max_length=256, description="Any node, also one that refuses.", examples=["gpu-a"])
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
+    def score(
+        pod: PodKey,
+        node: NodeName,
+        snap: Newest,
+        ask_peers: AskedPeers = True,
+        credentials: Credentials = None,
+    ) -> Response:
+        """Why the pod would go to this node, or would not: every check that fails, or the score by
+        its terms and how it ranks among all nodes. Reckoned anew, beside what was answered."""
+        namespace, _, name = pod.partition("/")
+        of = pod_named(context, namespace, name)
+        request = understood(cluster, of, f"pod {pod}")
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+        with context.computes:
+            context.calls.give_way()
+            if of.node:
+                trial = Trial(cluster, snap, now_s)
+                trial.release(of.metadata.uid)
+                snap = trial.snapshot()
+            if node not in snap.row_of:
+                raise HTTPException(
+                    404, f"node {node} is not known; GET /v1/nodes lists those that are"
+                )
+            verdicts = fit(request, snap, np.arange(len(snap.nodes), dtype=np.int64), now_s)
+            weights, market = cluster.rules.weights, cluster.usual.market
+            found = compare(verdicts, snap.row_of[node], weights, market)
+
+        def aged(terms: DeviceTerms) -> float | None:
+            return cluster.activities.age_s(terms, now_s, at_s)
+
+        sought = Sought(uid=of.metadata.uid)
+        stored, unanswered = decisions(context, sought, 1, ask_peers, credentials)
+        return encoded(
+            ScoreBody(
+                generatedAt=stamp(at_s),
+                snapshot_generation=snap.generation,
+                namespace=namespace,
+                name=name,
+                uid=of.metadata.uid,
+                bound_to=of.node or None,
+                taken_back=bool(of.node),
+                live=_live_view(found, aged),
+                stored=stored[0] if stored else None,
+                unanswered=unanswered,
+            )
+        )
+
+    return routes
+
+
+def _live_view(found: Comparison, aged: Aged) -> LiveScoreView:
+    return LiveScoreView(
+        node=nearest_view(found.node, aged),
+        failing=[
+            CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
+            for r in found.failing
+        ],
+        score_ratio=found.node.score,
+        terms=[
+            TermView(
+                name=term.name,
+                value_ratio=term.value,
+                weight=term.weight,
+                part_ratio=term.part,
+                contribution_ratio=term.value * term.part,
+            )
+            for term in found.terms
+        ],
+        fits=found.fits,
+        rank=found.rank,
+        tied=found.tied,
+        wins=bool(found.winner) and found.winner == found.node.node,
+        winner=found.winner or None,
+        winner_score_ratio=found.winner_score,
+    )

@@ -1,0 +1,51 @@
+"""What is left for pods of one size, as several views show it."""
+
+import numpy as np
+from pydantic import BaseModel
+
+from extender.cluster.eligible import cordoned
+from extender.cluster.state import ClusterState
+from extender.placement.capacity import Space
+from extender.placement.snapshot import Rows, Snapshot
+
+
+class SpaceView(BaseModel):
+    """Of the nodes that are not cordoned, for one size of pods."""
+
+    #: That have a device of the resource and take pods; and that have one and take none.
+    open_nodes: int
+    closed_nodes: int
+    #: On which one more pod fits.
+    fitting_nodes: int
+    #: What one pod takes of a node, where that is least; null without devices.
+    need_bytes: int | None
+    #: Left on the sound devices of the resource, on open nodes; and on closed ones.
+    headroom_bytes: int
+    closed_bytes: int
+    #: Of the headroom what lies on devices without a replica for anybody.
+    stranded_bytes: int
+    #: Replicas on open nodes that nobody holds, and of those the ones on devices without room.
+    replicas_free: int
+    replicas_stranded: int
+    #: The largest request per device that fits; null where more than memory is in the way.
+    largest_fitting_bytes: int | None
+
+
+def uncordoned(cluster: ClusterState, snap: Snapshot) -> Rows:
+    nodes = ((row, cluster.node(terms.name)) for row, terms in enumerate(snap.nodes))
+    return np.array([row for row, node in nodes if node is None or not cordoned(node)], np.int64)
+
+
+def space_view(found: Space) -> SpaceView:
+    return SpaceView(
+        open_nodes=found.open_nodes,
+        closed_nodes=found.closed_nodes,
+        fitting_nodes=found.fitting_nodes,
+        need_bytes=found.need_bytes,
+        headroom_bytes=found.headroom_bytes,
+        closed_bytes=found.closed_bytes,
+        stranded_bytes=found.stranded_bytes,
+        replicas_free=found.replicas_free,
+        replicas_stranded=found.replicas_stranded,
+        largest_fitting_bytes=found.largest_fitting_bytes,
+    )
