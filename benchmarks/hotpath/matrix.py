@@ -18,6 +18,7 @@ from benchmarks.hotpath.fleet import DEVICES, FITS_NOWHERE, ROOMY
 from benchmarks.hotpath.machine import cores, processor, versions
 from benchmarks.hotpath.replica import replica
 from benchmarks.hotpath.reports import Report, cost_of_reports
+from contract.annotations import VRAM
 
 SCHEMA = "headroom.hotpath/v1"
 Verb = Literal["filter", "prioritize", "bind", "explain", "whatif"]
@@ -36,6 +37,8 @@ _WARM_UP = 5
 #: Of whole nodes, and of explanations: they take longer, and vary less.
 _MOST_LONG = 30
 _MOST_BINDS = 60
+#: In one question.
+_WHATIF_PODS = 6
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -82,8 +85,6 @@ class Results(msgspec.Struct):
     cases: list[Measured]
     #: What one report costs, by the size of the fleet.
     reports: list[Report]
-    #: Verbs that were asked for, and that this version does not serve.
-    not_served: dict[str, str]
     took_s: float
 
 
@@ -107,10 +108,8 @@ QUICK = Choice(
 def results(choice: Choice) -> Results:
     began_s = time.monotonic()
     cases: list[Measured] = []
-    whatif = False
     for nodes, pods_per_device in itertools.product(choice.nodes, choice.pods_per_device):
         with replica(nodes, pods_per_device) as where:
-            whatif = where.has_whatif
             caller, debug = Caller(where.verbs), Caller(where.debug)
             for case in _cases(choice, nodes, pods_per_device):
                 _say(f"{time.monotonic() - began_s:>6.0f} s  {case}")
@@ -128,7 +127,6 @@ def results(choice: Choice) -> Results:
         calls=choice.calls,
         cases=cases,
         reports=[cost_of_reports(nodes) for nodes in choice.nodes],
-        not_served={} if whatif else {"whatif": "this version does not serve POST /v1/whatif"},
         took_s=round(time.monotonic() - began_s, 1),
     )
 
@@ -181,6 +179,8 @@ class _Run:
             raise RuntimeError(f"{self._case}: fits on {count} nodes, not on {expected}")
         if "explain" in self._verbs and turn < _MOST_LONG:
             self._explain(body, turn)
+        if "whatif" in self._verbs and turn < _MOST_LONG:
+            self._whatif(body, turn)
         if not passed:
             return
         if "prioritize" in self._verbs:
@@ -210,6 +210,20 @@ class _Run:
         took = self._debug.get(path)[1]
         if turn >= 0:
             self._took.setdefault("explain", []).append(took)
+
+    def _whatif(self, body: bytes, turn: int) -> None:
+        """Where some pods like this one would go, one beside the other."""
+        vram = msgspec.json.decode(body)["Pod"]["metadata"]["annotations"][VRAM]
+        asked = msgspec.json.encode({"pods": [{"vram": vram, "count": _WHATIF_PODS}]})
+        _, echoed = self._caller.post("echo", asked)
+        answer, took = self._debug.post("v1/whatif", asked)
+        placed = msgspec.json.decode(answer)["placed"]
+        if bool(placed) != (self._case.fits != "none"):
+            raise RuntimeError(f"{self._case}: of {_WHATIF_PODS} pods {placed} are placed")
+        if turn >= 0:
+            self._took.setdefault("whatif", []).append(took)
+            self._echoed.setdefault("whatif", []).append(echoed)
+            self._bodies["whatif"] = asked
 
     def figures(self) -> list[Figures]:
         return [self._of(verb, took) for verb, took in self._took.items()]

@@ -29,16 +29,14 @@ from extender.web.wire import decode_offer
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.replica import Extender, serve
 
-WHATIF = "/v1/whatif"
 _START_S = 600.0
 
 
 class Where(msgspec.Struct):
-    """Ports on the loopback, and what the debug API offers."""
+    """Ports on the loopback."""
 
     verbs: int
     debug: int
-    has_whatif: bool
 
 
 @contextlib.contextmanager
@@ -132,12 +130,11 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
     ):
         verbs.router.add_route(path, endpoint, methods=["POST"])
     debug = extender.debug_app()
-    has_whatif = WHATIF in debug.openapi()["paths"]
 
     def announce(line: str) -> None:
         said = msgspec.json.decode(line)
         ports = {which: urlsplit(said[which]).port for which in ("verbs", "debug")}
-        pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0, has_whatif))
+        pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0))
 
     await asyncio.sleep(0)
     await serve(extender, extender.open_ledger(store), verbs, debug, announce)
