@@ -59,7 +59,7 @@ def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None)
     winner = ranking.winner
     return Comparison(
         node=node,
-        failing=tuple(_failing(verdicts, i)),
+        failing=tuple(failing(verdicts, i)),
         terms=tuple(
             Term(name, node.terms[name], weight, weights.parts[name])
             for name, weight in asdict(weights).items()
@@ -73,7 +73,9 @@ def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None)
     )
 
 
-def _failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
+def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
+    """All that stands in the way on the i-th node, the reason that filter tells before all; of a
+    node without devices what is said of it as a whole."""
     row = int(verdicts.rows[i])
     node = verdicts.snap.nodes[row]
     found: dict[Reason | None, None] = {verdicts.reason(i): None, node.reason: None}

@@ -96,7 +96,8 @@ def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
     until_s, from_s = snap.fresh_until_s.take(rows), snap.ageing_from_s.take(rows)
     ageing = from_s < now_s
     young = np.ones(len(rows))
-    late = np.flatnonzero(ageing)  # never those of labels, which are fresh without end
+    # Never those of labels, which are fresh without end, nor those that nobody has heard of.
+    late = np.flatnonzero(ageing & np.isfinite(until_s))
     lasts_s = np.maximum(until_s[late] - from_s[late], 1e-9)
     young[late] = _within_0_and_1((until_s[late] - now_s) / lasts_s)
     aged: Scores = whole * young

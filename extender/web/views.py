@@ -1,28 +1,17 @@
-"""The bodies of the debug API: every figure with its unit in its name, absent is null."""
+"""Nodes and devices as the debug API shows them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pydantic import BaseModel
 
-from contract.annotations import PREFIX
-from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 from extender.placement.equation import DeviceTerms
-from extender.placement.explain import (
-    DeviceExplanation,
-    Explanation,
-    NodeExplanation,
-    because,
-    certainty,
-)
-from extender.placement.prose import told
-from extender.placement.request import Unreadable, VramRequest
-from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.explain import because, certainty
+from extender.placement.snapshot import NodeTerms
 from extender.placement.table import reach
-from extender.web.bodies import AskView, Body, Paged, ReasonView, ask_view, reason_view, stamp
-from extender.web.decisions import DecisionView, Unanswered
+from extender.web.bodies import Body, Paged
 
 
 class HolderView(BaseModel):
@@ -115,57 +104,6 @@ class NodeBody(Body):
     node: NodeView
 
 
-class CandidateView(BaseModel):
-    device: DeviceView
-    need_bytes: int
-    room_bytes: int
-    short_bytes: int
-
-
-class NearestView(BaseModel):
-    node: str
-    fits: bool
-    reason: str | None
-    message: str | None
-    #: What shows it, where the message does not say.
-    detail: str | None
-    #: "not measured" and where its capacity was learned, if no agent reports it.
-    unmeasured: str | None
-    #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
-    short_bytes: int | None
-    candidates: list[CandidateView]
-    #: 0..1, of which the highest wins, and the named terms of which it is the weighted mean
-    #: (setting score_weights); null and empty where the pod does not fit.
-    score_ratio: float | None
-    score_terms: dict[str, float]
-    #: All of this as lines to read.
-    told: list[str]
-
-
-class ExplainBody(Body):
-    namespace: str
-    name: str
-    uid: str
-    #: The node it is bound to; null while it waits.
-    bound_to: str | None
-    #: What its author changed after it was bound, and what that means; null for nothing.
-    changed: str | None
-    #: What Headroom wrote on the pod with its Binding.
-    annotations: dict[str, str]
-    #: "bound", "fits", "refused", "not_ours" (asks for no GPU) or "unreadable".
-    verdict: str
-    message: str
-    request: list[AskView]
-    #: Over all nodes we know, on the newest snapshot; kube-scheduler may have offered fewer.
-    fits: int
-    reasons: list[ReasonView]
-    nearest: list[NearestView]
-    suggestions: list[str]
-    #: Of all replicas.
-    last_decision: DecisionView | None
-    unanswered: list[Unanswered]
-
-
 #: How old the SM activity of a device is, in seconds.
 Aged = Callable[[DeviceTerms], float | None]
 
@@ -245,88 +183,3 @@ def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: floa
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
-
-
-def candidate_view(device: DeviceExplanation, aged: Aged) -> CandidateView:
-    return CandidateView(
-        device=device_view(device.terms, aged),
-        need_bytes=device.need_bytes,
-        room_bytes=device.room_bytes,
-        short_bytes=device.short_bytes,
-    )
-
-
-def nearest_view(node: NodeExplanation, aged: Aged) -> NearestView:
-    return NearestView(
-        node=node.node,
-        fits=node.reason is None,
-        reason=node.reason.code if node.reason else None,
-        message=node.reason.sentence if node.reason else None,
-        detail=node.detail or None,
-        unmeasured=node.unmeasured or None,
-        short_bytes=node.short_bytes,
-        score_ratio=node.score,
-        score_terms=dict(node.terms),
-        candidates=[candidate_view(device, aged) for device in node.candidates],
-        told=told(node),
-    )
-
-
-def explain_body(
-    pod: Pod,
-    changed: str,
-    decision: DecisionView | None,
-    request: VramRequest | Unreadable,
-    explanation: Explanation | None,
-    snap: Snapshot,
-    aged: Aged,
-    wall_s: float,
-    unanswered: Sequence[Unanswered] = (),
-) -> ExplainBody:
-    """``changed`` says how its request was changed after it was bound; ``explanation`` is None
-    where nothing was fitted, because the pod cannot be read."""
-    verdict, message = _verdict(pod.node, request, explanation)
-    annotations = pod.metadata.annotations or {}
-    return ExplainBody(
-        generatedAt=stamp(wall_s),
-        snapshot_generation=snap.generation,
-        namespace=pod.metadata.namespace,
-        name=pod.metadata.name,
-        uid=pod.metadata.uid,
-        bound_to=pod.node or None,
-        changed=changed or None,
-        annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
-        verdict=verdict,
-        message=message,
-        request=[ask_view(ask) for ask in request.containers]
-        if isinstance(request, VramRequest)
-        else [],
-        fits=explanation.fits if explanation else 0,
-        reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
-        nearest=[nearest_view(node, aged) for node in explanation.nearest] if explanation else [],
-        suggestions=_suggestions(explanation) if explanation and not pod.node else [],
-        last_decision=decision,
-        unanswered=list(unanswered),
-    )
-
-
-def _verdict(
-    bound_to: str, request: VramRequest | Unreadable, explanation: Explanation | None
-) -> tuple[str, str]:
-    if isinstance(request, Unreadable):
-        return "unreadable", request.message
-    if bound_to:
-        return "bound", f"bound to node {bound_to}"
-    if not request.asks:
-        return "not_ours", "the pod asks for no GPU that Headroom manages"
-    if explanation is None or not explanation.fits:
-        return "refused", "no node can take the pod"
-    return "fits", f"{explanation.fits} nodes can take the pod"
-
-
-def _suggestions(explanation: Explanation) -> list[str]:
-    largest = explanation.largest_fitting_bytes
-    if explanation.fits or not largest:
-        return []
-    whole_mib = largest >> 20
-    return [f"lower headroom.gpu/vram to {whole_mib}Mi or less: that fits now"] if whole_mib else []

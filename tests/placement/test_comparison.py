@@ -1,5 +1,6 @@
 """One node beside the others."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement.comparison import compare
 from extender.placement.rules import Weights
+from extender.placement.score import rank
 from tests.builders import DISTRIBUTED, GIB, device, judged, pod, shared, weighed
 from tests.placement.worlds import World, pods, worlds
 
@@ -65,3 +67,13 @@ def test_the_terms_make_the_score_and_what_fails_is_what_filter_says(
         assert told.winner_score is not None
         assert told.winner_score >= told.node.score
         assert (told.rank == 1) == (told.node.score == told.winner_score)
+
+
+def test_a_node_that_was_never_heard_of_spoils_no_score() -> None:
+    never = float("-inf")
+    silent = weighed(device("A"), name="silent", fresh_until_s=never)
+    silent = msgspec.structs.replace(silent, ageing_from_s=never)
+    verdicts = judged("8Gi", silent, weighed(device("B"), name="heard"))[1]
+    told = compare(verdicts, 1, Weights(), None)
+    assert (told.rank, told.winner) == (1, "heard")
+    assert rank(verdicts, Weights()).scores[0] == 0

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from extender.placement import explain
-from extender.web import debug, drift, views
+from extender.web import bodies, debug, drift, explained, views
 
 PAGE = (Path(debug.__file__).parent / "page.html").read_text()
 
@@ -15,12 +15,12 @@ PAGE = (Path(debug.__file__).parent / "page.html").read_text()
 @pytest.mark.parametrize(
     ("variable", "bodies", "own"),
     [
-        pytest.param("n", (views.NodeView, views.NearestView), {"text"}, id="nodes"),
+        pytest.param("n", (views.NodeView, explained.NearestView), {"text"}, id="nodes"),
         pytest.param("d", (views.DeviceView,), set(), id="devices"),
         pytest.param("h", (views.HolderView,), set(), id="holders"),
         pytest.param("m", (drift.MissView,), set(), id="misses"),
-        pytest.param("a", (views.AskView,), {"name", "reason"}, id="asks"),  # and nodes
-        pytest.param("r", (views.ReasonView,), set(), id="reasons"),
+        pytest.param("a", (bodies.AskView,), {"name", "reason"}, id="asks"),  # and nodes
+        pytest.param("r", (bodies.ReasonView,), set(), id="reasons"),
         pytest.param("results", (), {"hit", "shifted", "miss"}, id="results"),
     ],
 )

@@ -8,41 +8,13 @@ from starlette.responses import Response
 
 from contract.gpunode import ContainerLimit, Device, UnownedProcess
 from extender.cluster.freshness import age
-from extender.cluster.holders import Held, holders
+from extender.cluster.holders import holders
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import UNKNOWN, encoded
 from extender.web.api.context import Context
 from extender.web.bodies import Body, stamp
+from extender.web.held import HeldView, held_view
 from extender.web.views import DeviceView, device_view
-
-
-class UseView(BaseModel):
-    """A container on the device, as the agent saw it."""
-
-    container: str
-    replica: str | None
-    used_bytes: int | None
-    #: Where the holding was learned, and where the bytes were.
-    source: str
-
-
-class HeldView(BaseModel):
-    namespace: str
-    name: str
-    uid: str
-    #: waiting (promised, not bound as far as was seen), on_its_way (bound, on no device yet),
-    #: running, ending (its memory is not free yet), gone (no sample shows yet that it is free).
-    phase: str
-    #: False: it came without Headroom, and only what it uses is charged.
-    promised: bool
-    requested_bytes: int
-    measured_bytes: int | None
-    charged_bytes: int
-    #: By how much it uses more than it asked for.
-    exceeds_by_bytes: int
-    since: str | None
-    priority: int | None
-    containers: list[UseView]
 
 
 class ProcessView(BaseModel):
@@ -160,31 +132,6 @@ def router(context: Context) -> APIRouter:
         )
 
     return routes
-
-
-def held_view(held: Held) -> HeldView:
-    return HeldView(
-        namespace=held.namespace,
-        name=held.name,
-        uid=held.uid,
-        phase=held.phase,
-        promised=held.promised,
-        requested_bytes=held.requested_bytes,
-        measured_bytes=held.measured_bytes,
-        charged_bytes=held.charged_bytes,
-        exceeds_by_bytes=held.charged_bytes - held.requested_bytes if held.promised else 0,
-        since=held.since or None,
-        priority=held.priority,
-        containers=[
-            UseView(
-                container=use.container,
-                replica=use.replica or None,
-                used_bytes=use.used_bytes,
-                source=use.source,
-            )
-            for use in held.uses
-        ],
-    )
 
 
 def _health_view(device: Device) -> HealthView:

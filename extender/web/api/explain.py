@@ -6,6 +6,8 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path
 from starlette.responses import Response
 
+from extender.cluster.advice import Advice, advice, blockers
+from extender.cluster.holders import Held
 from extender.placement.equation import DeviceTerms
 from extender.placement.explain import explain
 from extender.placement.fit import fit
@@ -15,8 +17,9 @@ from extender.web.api.answers import UNKNOWN, encoded
 from extender.web.api.asked import pod_named
 from extender.web.api.context import Context
 from extender.web.api.decisions import Sought, decisions
+from extender.web.bodies import stamp
+from extender.web.explained import ExplainBody, Explained, explain_body
 from extender.web.peers import AskedPeers, Credentials
-from extender.web.views import ExplainBody, explain_body
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
@@ -41,7 +44,8 @@ def router(context: Context) -> APIRouter:
         nearest nodes with their devices, what would help; and the last decision about it."""
         pod = pod_named(context, namespace, name)
         request = cluster.understand(pod)
-        explanation = None
+        explanation, helps = None, list[Advice]()
+        holding: list[list[Held]] = []
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
             with context.computes:
@@ -49,7 +53,9 @@ def router(context: Context) -> APIRouter:
                 verdicts = fit(request, snap, rows, context.monotonic_s())
                 market = cluster.usual.market
                 explanation = explain(verdicts, cluster.rules.weights, market=market)
-        changed = cluster.edits.of(pod.metadata.uid)
+                holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
+                if not pod.node:
+                    helps = advice(cluster, pod, verdicts, explanation, holding)
         now_s, at_s = context.monotonic_s(), context.wall_s()
 
         def aged(terms: DeviceTerms) -> float | None:
@@ -58,9 +64,18 @@ def router(context: Context) -> APIRouter:
         found, unanswered = decisions(
             context, Sought(pod=(namespace, name)), 1, ask_peers, credentials
         )
-        last = found[0] if found else None
-        return encoded(
-            explain_body(pod, changed, last, request, explanation, snap, aged, at_s, unanswered)
+        why = Explained(
+            pod=pod,
+            request=request,
+            explanation=explanation,
+            changed=cluster.edits.of(pod.metadata.uid),
+            advice=helps,
+            blockers=holding,
+            last=found[0] if found else None,
+            unanswered=unanswered,
+            nodes=len(snap.nodes),
+            generation=snap.generation,
         )
+        return encoded(explain_body(why, aged, stamp(at_s)))
 
     return routes

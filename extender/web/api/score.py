@@ -1,5 +1,6 @@
 """Why this node, or why not: one pod on one node, beside all others."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -7,6 +8,8 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from extender.cluster.advice import blockers
+from extender.cluster.holders import Held
 from extender.cluster.trial import Trial
 from extender.placement.comparison import Comparison, compare
 from extender.placement.equation import DeviceTerms
@@ -18,8 +21,9 @@ from extender.web.api.context import Context
 from extender.web.api.decisions import Sought, decisions
 from extender.web.bodies import Body, stamp
 from extender.web.decisions import DecisionView, Unanswered
+from extender.web.explained import NearestView, nearest_view
 from extender.web.peers import AskedPeers, Credentials
-from extender.web.views import Aged, NearestView, nearest_view
+from extender.web.views import Aged
 
 
 class CheckView(BaseModel):
@@ -117,6 +121,7 @@ def router(context: Context) -> APIRouter:
             verdicts = fit(request, snap, np.arange(len(snap.nodes), dtype=np.int64), now_s)
             weights, market = cluster.rules.weights, cluster.usual.market
             found = compare(verdicts, snap.row_of[node], weights, market)
+            held = blockers(cluster, verdicts, found.node)
 
         def aged(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)
@@ -132,7 +137,7 @@ def router(context: Context) -> APIRouter:
                 uid=of.metadata.uid,
                 bound_to=of.node or None,
                 taken_back=bool(of.node),
-                live=_live_view(found, aged),
+                live=_live_view(found, held, aged),
                 stored=stored[0] if stored else None,
                 unanswered=unanswered,
             )
@@ -141,9 +146,9 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _live_view(found: Comparison, aged: Aged) -> LiveScoreView:
+def _live_view(found: Comparison, blocking: Sequence[Held], aged: Aged) -> LiveScoreView:
     return LiveScoreView(
-        node=nearest_view(found.node, aged),
+        node=nearest_view(found.node, aged, blocking),
         failing=[
             CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
             for r in found.failing
