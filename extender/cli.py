@@ -190,6 +190,36 @@ def doctor(
 
 
 @app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What GET /v1/snapshot of the debug API answered.")],
+    pod: Annotated[
+        str | None, typer.Option(help="namespace/name of one pod in it; else all decided about.")
+    ] = None,
+    vram: Annotated[str | None, typer.Option(help="A pod of this size instead, as in 8Gi.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Every node's verdict, a line of JSON for each pod.")
+    ] = False,
+) -> None:
+    """Say of the pods in a snapshot what the replica that it was taken from said of them."""
+    import msgspec
+
+    from extender.wiring import replay as replaying
+
+    try:
+        for found in replaying.replay(replaying.load(file), pod, vram):
+            if as_json:
+                typer.echo(msgspec.json.encode(found).decode())
+                continue
+            nodes = len(found.verdicts)
+            typer.echo(f"{found.pod}: fits on {found.fits} of {nodes} nodes; digest {found.digest}")
+            for line in found.told:
+                typer.echo(f"  {line}")
+    except (BadSettings, OSError) as err:
+        typer.echo(f"headroom: {err}", err=True)
+        raise typer.Exit(2) from err
+
+
+@app.command()
 def demo(
     trace: Annotated[
         Path | None, typer.Option(help="Folder with nodes.csv and pods.csv to play instead.")

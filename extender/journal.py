@@ -8,6 +8,7 @@ resourceVersion that makes the Binding conditional, was in the filter call befor
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from contract.decision import decision_id
 from contract.kube import Pod
@@ -72,6 +73,10 @@ class Journal:
         metadata = pod.metadata
         which = decision_id(metadata.uid, metadata.resource_version)
         self.records.note(which, metadata.namespace, metadata.name, part, at_s, node)
+
+    def latest(self, most: int) -> list[Decision]:
+        """The last about each pod, at most so many, the newest first."""
+        return list(islice(reversed(list(self._by_uid.values())), most))
 
     def of_uid(self, uid: str) -> Decision | None:
         return self._by_uid.get(uid)

@@ -100,7 +100,7 @@ class ClusterState:
         self._awaited = set(awaited)
         #: Whether everything that was awaited has come, and all nodes were weighed since.
         self.begun = not self._awaited
-        self._stale_after_s = stale_after_s
+        self.stale_after_s = stale_after_s
         self.epoch_s = epoch_s
         self._table = Table()
         #: Nodes to weigh again, in the order in which they changed.
@@ -235,6 +235,22 @@ class ClusterState:
 
     def default_vram(self, namespace: str) -> str | None:
         return self._default_vram.get(namespace)
+
+    def default_vrams(self) -> dict[str, str]:
+        """Namespace -> what pods that annotate nothing ask for there, where anything is said."""
+        return dict(self._default_vram)
+
+    def binding_to(self, name: str) -> dict[str, Reservation]:
+        """What this replica is about to promise on the node, by uid."""
+        return dict(self._assumed.get(name, {}))
+
+    def manager(self, name: str) -> Reason | None:
+        """Who else gives out the GPUs of the node."""
+        return self._allocators.manager(name)
+
+    def heard_at_s(self, name: str) -> float:
+        """When the node's agent was heard of last, on the receiver's clock; -inf for never."""
+        return self._fresh_until_s(name) - self.stale_after_s
 
     def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:
         """Fit the pod on this very object of the node, as if it held no promise to it yet."""
@@ -648,7 +664,7 @@ class ClusterState:
         pulse = pulses.setdefault(name, Pulse())
         if self._fresh_until_s(name) < at_s:
             self._woke_up.add(name)
-        pulse.beat(stamp, at_s, self.epoch_s, self._stale_after_s)
+        pulse.beat(stamp, at_s, self.epoch_s, self.stale_after_s)
         self._dirty[name] = None
 
     # Weighing.
@@ -709,7 +725,7 @@ class ClusterState:
             reason,
             fresh_until_s,
             devices,
-            fresh_until_s - self._stale_after_s * AGEING_RATIO if by_agent else inf,
+            fresh_until_s - self.stale_after_s * AGEING_RATIO if by_agent else inf,
             any(source.state == "degraded" for source in status.sources),
             unmeasured="" if by_agent else status.sources[0].message,
             obeys_environment=status.plugin.pinning != "ignored",
@@ -728,7 +744,7 @@ class ClusterState:
         report, lease = self._reports.get(name, _SILENT), self._leases.get(name, _SILENT)
         if self.confirmation(name) is None:
             lease = _SILENT
-        return max(report.moved_at_s, lease.moved_at_s) + self._stale_after_s
+        return max(report.moved_at_s, lease.moved_at_s) + self.stale_after_s
 
     def _leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
         """Pods that the report still shows and that are ending, have ended or are gone: before the

@@ -3,6 +3,7 @@ which terms. Read from the verdicts and the ranking that decide."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from extender.placement.fit import Verdicts
 from extender.placement.mix import Market
 from extender.placement.rules import Weights
 from extender.placement.score import rank
+from extender.placement.snapshot import REASONS
 
+#: Code -> how a verdict is written.
+_WORDS = [reason.code if reason else "fits" for reason in REASONS]
 #: What holds wherever the other does, and says less.
 _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
@@ -71,6 +75,14 @@ def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None)
         winner="" if winner is None else verdicts.snap.nodes[int(verdicts.rows[winner])].name,
         winner_score=None if winner is None else float(scores[winner]),
     )
+
+
+def verdict_digest(verdicts: Verdicts) -> str:
+    """Of what is said of every node, in the order of their names, and of no name: another process
+    that knows the same says the same."""
+    order = np.argsort(verdicts.snap.name_rank[verdicts.rows], kind="stable")
+    words = (_WORDS[code] for code in verdicts.codes[order].tolist())
+    return sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
 def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:

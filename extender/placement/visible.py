@@ -31,7 +31,7 @@ from extender.placement.rules import Rules, VisibleDevices
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 #: Its values that show none at all.
-_NO_DEVICES = ("", "none", "void")
+NO_DEVICES = ("", "none", "void")
 _FOLLOWS = re.compile(rf"metadata\.annotations\['{re.escape(DEVICES)}(\d+)'\]")
 
 
@@ -94,4 +94,4 @@ def _chooses(container: Container, rules: Rules) -> bool:
         )
     if variable.value_from is not None:
         return _followed(container) is None
-    return (variable.value or "") not in _NO_DEVICES
+    return (variable.value or "") not in NO_DEVICES

@@ -22,6 +22,7 @@ from extender.web.api import (
     nodes,
     probes,
     score,
+    snapshot,
     status,
     whatif,
 )
@@ -42,6 +43,7 @@ _GROUPS = (
     drift,
     events,
     status,
+    snapshot,
 )
 
 

@@ -100,6 +100,8 @@ class ExplainBody(Body):
     #: Over all nodes we know, on the newest snapshot; kube-scheduler may have offered fewer.
     fits: int
     reasons: list[ReasonView]
+    #: Of what is said of every node; `headroom replay` prints the same. Null where nothing is.
+    verdict_digest: str | None
     nearest: list[NearestView]
     #: Those of ``advice``, to be read.
     suggestions: list[str]
@@ -147,6 +149,7 @@ class Explained:
     explanation: Explanation | None
     #: How its request was changed after it was bound.
     changed: str
+    digest: str
     advice: Sequence[Advice]
     #: Of each of the nearest nodes.
     blockers: Sequence[Sequence[Held]]
@@ -178,6 +181,7 @@ def explain_body(why: Explained, aged: Aged, generated_at: str) -> ExplainBody:
         else [],
         fits=explanation.fits if explanation else 0,
         reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
+        verdict_digest=why.digest or None,
         nearest=[
             nearest_view(node, aged, held) for node, held in zip(nearest, why.blockers, strict=True)
         ],

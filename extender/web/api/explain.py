@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from extender.cluster.advice import Advice, advice, blockers
 from extender.cluster.holders import Held
+from extender.placement.comparison import verdict_digest
 from extender.placement.equation import DeviceTerms
 from extender.placement.explain import explain
 from extender.placement.fit import fit
@@ -44,7 +45,7 @@ def router(context: Context) -> APIRouter:
         nearest nodes with their devices, what would help; and the last decision about it."""
         pod = pod_named(context, namespace, name)
         request = cluster.understand(pod)
-        explanation, helps = None, list[Advice]()
+        explanation, helps, digest = None, list[Advice](), ""
         holding: list[list[Held]] = []
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
@@ -54,6 +55,7 @@ def router(context: Context) -> APIRouter:
                 market = cluster.usual.market
                 explanation = explain(verdicts, cluster.rules.weights, market=market)
                 holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
+                digest = verdict_digest(verdicts)
                 if not pod.node:
                     helps = advice(cluster, pod, verdicts, explanation, holding)
         now_s, at_s = context.monotonic_s(), context.wall_s()
@@ -69,6 +71,7 @@ def router(context: Context) -> APIRouter:
             request=request,
             explanation=explanation,
             changed=cluster.edits.of(pod.metadata.uid),
+            digest=digest,
             advice=helps,
             blockers=holding,
             last=found[0] if found else None,
