@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM, RESERVE, VRAM
 from contract.gpunode import EVICTED, Plugin, Reservation
@@ -21,6 +23,7 @@ from contract.kube import (
     ResourceSliceSpec,
 )
 from contract.reasons import Reason
+from extender.cli import app
 from extender.cluster.events import (
     ActivitySeen,
     BackOffEnded,
@@ -253,15 +256,23 @@ def test_the_same_state_is_the_same_bytes_but_for_its_head(fleet: Asked) -> None
     assert one == two
 
 
+def here(*arguments: str) -> Result:
+    """The same command in this process."""
+    return CliRunner().invoke(app, ["replay", *arguments])
+
+
 def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) -> None:
-    file = dumped(fleet, tmp_path)
-    (one,) = replayed(file, "--pod", "default/small")
-    assert one["pod"] == "default/small"
-    (sized,) = replayed(file, "--vram", "30Gi")
+    file = str(dumped(fleet, tmp_path))
+    one = here(file, "--pod", "default/small")
+    assert one.stdout.startswith("default/small: fits on ")
+    assert "  score " in one.stdout
+    sized = json.loads(here(file, "--vram", "30Gi", "--json").stdout)
     assert sized["fits"] == 0
-    command = [sys.executable, "-m", "extender", "replay", str(file), "--vram", "30Gi"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
+    told = here(file, "--vram", "30Gi").stdout
+    assert told.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
+    absent = here(file, "--pod", "a/b")
+    assert absent.exit_code == 2
+    assert "pod a/b is not in the snapshot; it has, for example: default/" in absent.stderr
 
 
 @pytest.mark.parametrize(
@@ -274,15 +285,6 @@ def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) 
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "snapshot.json"
     file.write_text(text)
-    command = [sys.executable, "-m", "extender", "replay", str(file)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 2
-    assert said in ran.stderr
-
-
-def test_a_pod_that_is_not_there_is_said_with_some_that_are(fleet: Asked, tmp_path: Path) -> None:
-    file = dumped(fleet, tmp_path)
-    command = [sys.executable, "-m", "extender", "replay", str(file), "--pod", "a/b"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 2
-    assert "pod a/b is not in the snapshot; it has, for example: default/" in ran.stderr
+    refused = here(str(file))
+    assert refused.exit_code == 2
+    assert said in refused.stderr
