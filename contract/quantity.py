@@ -75,3 +75,9 @@ def format_bytes(count: int) -> str:
         if count and count % (1 << shift) == 0:
             return f"{count >> shift}{suffix}"
     return str(count)
+
+
+def gib(count_bytes: int) -> str:
+    """For reading only, rounded down: ``7.5 GiB``, and whole ones from 100 GiB on."""
+    tenths = count_bytes * 10 >> 30
+    return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"

@@ -6,9 +6,13 @@ dependencies: neither can import the other to hand a command on.
 
 import sys
 
+#: The commands of ``kubectl headroom``, which ``headroom`` has as well.
+READS = ("top", "why", "drift")
+
 
 def main() -> int:
-    """`headroom agent ...` and `headroom gate` are the agent's; all else is the extender's."""
+    """`headroom agent ...` and `headroom gate` are the agent's, what reads the debug API is
+    `kubectl headroom`'s; all else is the extender's."""
     if sys.argv[1:] == ["gate"]:
         from agent.knock import main as gate
 
@@ -17,6 +21,11 @@ def main() -> int:
         from agent.__main__ import main as agent
 
         return agent(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in READS:
+        from headroom.kubectl.app import main as read
+
+        read()
+        return 0
     try:
         from extender.cli import main as extender
     except ImportError as err:

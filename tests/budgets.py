@@ -23,6 +23,7 @@ BUDGETS_S = {
     "gobin": 10,
     "helm": 5,
     "history": 40,
+    "kubectl": 20,
     "kubelet": 300,
     "ledger": 25,
     "model": 60,

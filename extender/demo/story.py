@@ -4,6 +4,7 @@ import msgspec
 from rich.console import Console
 from rich.syntax import Syntax
 
+from contract.quantity import gib
 from extender.demo.agents import Agents
 from extender.demo.fleet import Fleet, Group, Shape
 from extender.demo.referee import Referee
@@ -15,7 +16,6 @@ from extender.demo.scheduler import (
     unschedulable_message,
 )
 from extender.demo.server import Server
-from extender.demo.table import gib
 from extender.demo.wire import Connection, ServerFailed
 from extender.demo.workload import CONTAINER, SHARED, DemoPod
 

@@ -5,9 +5,8 @@ from fractions import Fraction
 
 from rich.table import Table
 
+from contract.quantity import gib
 from extender.demo.match import Result
-
-GIB = 1 << 30
 
 Figure = Callable[[Result], int]
 _COUNTS: tuple[tuple[str, Figure], ...] = (
@@ -75,9 +74,3 @@ def _memory(results: Sequence[Result], figure: Figure) -> str:
     whole = total(results, lambda r: r.verdict.shared_bytes)
     percent = part * 100 // max(1, whole)
     return f"{gib(part // len(results))} ({percent} %)"
-
-
-def gib(count_bytes: int) -> str:
-    """Rounded down to a tenth below 100 GiB, to whole GiB above."""
-    tenths = count_bytes * 10 // GIB
-    return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"

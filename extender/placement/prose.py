@@ -1,6 +1,7 @@
 """One node's explanation as a few lines to read: what was decided, and what was compared."""
 
 from contract.annotations import PROCESSES
+from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.activity import Activity
 from extender.placement.explain import DeviceExplanation, NodeExplanation
@@ -68,9 +69,3 @@ def _busy(activity: Activity | None, max_sm_ppm: int | None) -> list[str]:
         over = f"{activity.quantile:g} quantile of {activity.window_s / 60:g} minutes"
         what = f"the {over}, by DCGM's history"
     return [f"    SM activity {100 * activity.ratio:.3g} %, {what}{asked}"]
-
-
-def gib(count_bytes: int) -> str:
-    """``7.5 GiB``, rounded down: for reading only."""
-    tenths = count_bytes * 10 >> 30
-    return f"{tenths // 10}.{tenths % 10} GiB"

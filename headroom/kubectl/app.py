@@ -1,0 +1,180 @@
+"""The commands of ``kubectl headroom``: each asks the debug API once and shows the answer.
+
+They read, and change nothing. Exit status: 0, answered; 1, what was asked about is not there;
+2, a mistake on the command line; 3, nobody could be asked, or would answer.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table as Drawn
+from rich.text import Text
+
+from headroom.kubectl import tables
+from headroom.kubectl.client import DebugApi, Trouble
+from headroom.kubectl.ways import NAMESPACE, default_namespace, way
+from headroom.kubectl.why import why as told
+
+app = typer.Typer(
+    name="kubectl headroom",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Who holds which GPU memory, and why pods wait: read from Headroom's debug API.",
+)
+
+
+class Output(Enum):
+    JSON = "json"
+    YAML = "yaml"
+    WIDE = "wide"
+
+
+class What(Enum):
+    NODE = "node"
+    GPU = "gpu"
+    POD = "pod"
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    server: str | None
+    token: str | None
+    kubeconfig: str | None
+    context: str | None
+    headroom_namespace: str
+
+    def api(self) -> DebugApi:
+        """Raises ``Trouble``."""
+        where = self.kubeconfig, self.context, self.headroom_namespace
+        return DebugApi(way(self.server, self.token, *where))
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    server: Annotated[
+        str | None, typer.Option(envvar="HEADROOM_SERVER", help="Address of the debug API.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HEADROOM_TOKEN", help="Bearer token to send with --server."),
+    ] = None,
+    kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
+    kube_context: Annotated[
+        str | None, typer.Option("--context", help="Context of the kubeconfig.")
+    ] = None,
+    headroom_namespace: Annotated[str, typer.Option(help="Where the extender runs.")] = NAMESPACE,
+) -> None:
+    context.obj = _Options(server, token, kubeconfig, kube_context, headroom_namespace)
+
+
+Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Of the pod.")]
+AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Of every namespace.")]
+Format = Annotated[Output | None, typer.Option("-o", "--output", help="Else a table.")]
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    what: Annotated[What, typer.Argument(help="A line for each.")] = What.NODE,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    output: Format = None,
+) -> None:
+    """Memory that is promised, used and left: by node, GPU or pod."""
+    options: _Options = context.obj
+    body = options.api().get("nodes")
+    match what:
+        case What.NODE:
+            table = tables.nodes(body)
+        case What.GPU:
+            table = tables.devices(body)
+        case What.POD:
+            table = tables.pods(body, _namespace(options, namespace, all_namespaces))
+    _show(body, table, output)
+
+
+@app.command()
+def why(
+    context: typer.Context,
+    pod: Annotated[str, typer.Argument(help="Its name, or namespace/name.")],
+    namespace: Namespace = None,
+    output: Format = None,
+) -> None:
+    """Why the pod waits, or why it is where it is, and what would help."""
+    options: _Options = context.obj
+    within, _, name = pod.rpartition("/")
+    body = options.api().get(
+        "explain", "pods", within or _namespace(options, namespace, False) or "", name
+    )
+    if not _dumped(body, output):
+        print("\n".join(told(body, output is Output.WIDE)))  # noqa: T201
+
+
+@app.command()
+def drift(
+    context: typer.Context,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    output: Format = None,
+) -> None:
+    """Of every pod with a promise: where it was predicted to be, where it is, what it uses."""
+    options: _Options = context.obj
+    body = options.api().get("drift")
+    _show(body, tables.drift(body, _namespace(options, namespace, all_namespaces)), output)
+
+
+def _namespace(options: _Options, given: str | None, every: bool) -> str | None:
+    """None: all of them."""
+    if every:
+        return None
+    return given or default_namespace(options.kubeconfig, options.context)
+
+
+def _dumped(body: Any, output: Output | None) -> bool:
+    match output:
+        case Output.JSON:
+            print(json.dumps(body, indent=2))  # noqa: T201
+        case Output.YAML:
+            print(yaml.safe_dump(body, sort_keys=False), end="")  # noqa: T201
+        case _:
+            return False
+    return True
+
+
+def _show(body: Any, table: tables.Table, output: Output | None) -> None:
+    if _dumped(body, output):
+        return
+    if not table.rows:
+        print("nothing to show", file=sys.stderr)  # noqa: T201
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Whole lines for grep and awk, whatever the width of a terminal that is not there.
+        console = Console(highlight=False, no_color=True, width=1000)
+    drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in table.columns:
+        drawn.add_column(column, no_wrap=column != "STATE")
+    for number, row in enumerate(table.rows):
+        style = "red" if number in table.bad else ""
+        drawn.add_row(*(Text(cell) for cell in row), style=style)
+    console.print(drawn)
+
+
+def main() -> None:
+    """The entry point of ``kubectl-headroom``, which kubectl runs for ``kubectl headroom``."""
+    try:
+        app()
+    except Trouble as err:
+        print(f"kubectl headroom: {err}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(err.exit_code) from err
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Bodies of the debug API as rows for people: pure; a row is text, and bytes become GiB."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contract.quantity import gib
+
+Body = Mapping[str, Any]
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: tuple[str, ...]
+    rows: list[Row]
+    #: Indices of rows in which something is wrong.
+    bad: frozenset[int] = frozenset()
+
+
+def nodes(body: Body) -> Table:
+    """A node each: its devices together, and why it takes no pods."""
+    columns = (
+        *("NODE", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
+        *("FREE REPLICAS", "REPORT", "STATE"),
+    )
+    rows: list[Row] = []
+    bad = set[int]()
+    for node in body["nodes"]:
+        devices = node["devices"]
+        state = node["message"] or "ok"
+        if any(device["headroom_bytes"] < 0 for device in devices):
+            state = f"overcommitted; {state}" if node["message"] else "overcommitted"
+        if state != "ok":
+            bad.add(len(rows))
+        rows.append(
+            (
+                node["name"],
+                str(len(devices)),
+                gib(_sum(devices, "allocatable_bytes")),
+                gib(_sum(devices, "promised_bytes", "awaited_bytes", "strays_bytes")),
+                gib(_sum(devices, "unowned_bytes")),
+                gib(_sum(devices, "used_bytes")),
+                signed(_sum(devices, "headroom_bytes")),
+                str(_sum(devices, "replicas_free")),
+                age(node["report_age_s"]),
+                state,
+            )
+        )
+    return Table(columns, rows, frozenset(bad))
+
+
+def devices(body: Body) -> Table:
+    columns = (
+        *("NODE", "GPU", "MODEL", "SHARING", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED"),
+        *("HEADROOM", "REPLICAS", "SM", "PODS", "STATE"),
+    )
+    rows: list[Row] = []
+    bad = set[int]()
+    for node in body["nodes"]:
+        for device in node["devices"]:
+            over = "overcommitted" if device["headroom_bytes"] < 0 else ""
+            state = device["fenced_detail"] or device["fenced"] or over or "ok"
+            if state != "ok":
+                bad.add(len(rows))
+            rows.append(
+                (
+                    node["name"],
+                    str(device["index"]),
+                    device["model"],
+                    device["sharing"],
+                    gib(device["allocatable_bytes"]),
+                    gib(_sum([device], "promised_bytes", "awaited_bytes", "strays_bytes")),
+                    gib(device["unowned_bytes"]),
+                    gib(device["used_bytes"]),
+                    signed(device["headroom_bytes"]),
+                    f"{device['replicas_free']}/{_replicas(device)} free",
+                    percent(device["sm_activity_ratio"]),
+                    str(len(device["holders"])),
+                    state,
+                )
+            )
+    return Table(columns, rows, frozenset(bad))
+
+
+def pods(body: Body, namespace: str | None) -> Table:
+    """Who holds what, device by device; of one namespace, or of all (None)."""
+    columns = ("NAMESPACE", "POD", "NODE", "GPU", "PROMISED", "MEASURED", "SEEN THERE")
+    rows: list[Row] = []
+    bad = set[int]()
+    for node in body["nodes"]:
+        for device in node["devices"]:
+            for holder in device["holders"]:
+                if namespace not in (None, holder["namespace"]):
+                    continue
+                measured = holder["measured_bytes"]
+                if measured is not None and measured > holder["requested_bytes"]:
+                    bad.add(len(rows))
+                rows.append(
+                    (
+                        holder["namespace"],
+                        holder["name"],
+                        node["name"],
+                        str(device["index"]),
+                        gib(holder["requested_bytes"]),
+                        "-" if measured is None else gib(measured),
+                        "yes" if holder["observed"] else "may be",
+                    )
+                )
+    return Table(columns, rows, frozenset(bad))
+
+
+def drift(body: Body, namespace: str | None) -> Table:
+    columns = ("NAMESPACE", "POD", "NODE", "RESULT", "PREDICTED", "IS ON", "PROMISED", "MEASURED")
+    rows: list[Row] = []
+    bad = set[int]()
+    for pod in body["pods"]:
+        if namespace not in (None, pod["namespace"]):
+            continue
+        if pod["result"] == "miss":
+            bad.add(len(rows))
+        seen = pod["observed"]
+        rows.append(
+            (
+                pod["namespace"],
+                pod["name"],
+                pod["node"],
+                pod["result"] or "-",
+                _names(pod["predicted"]),
+                _names([each["uuid"] for each in seen]),
+                _bytes(each["promised_bytes"] for each in seen),
+                _bytes(each["measured_bytes"] for each in seen),
+            )
+        )
+    return Table(columns, rows, frozenset(bad))
+
+
+def signed(count_bytes: int) -> str:
+    return f"-{gib(-count_bytes)}" if count_bytes < 0 else gib(count_bytes)
+
+
+def age(seconds: float | None) -> str:
+    """As kubectl tells ages: 12s, 3m, 5h, 2d."""
+    if seconds is None:
+        return "-"
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length_s:
+            return f"{int(seconds // length_s)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def _sum(devices: Iterable[Body], *keys: str) -> int:
+    return sum(device[key] for device in devices for key in keys)
+
+
+def _replicas(device: Body) -> int:
+    return _sum([device], "replicas_free", "replicas_allocated", "replicas_unhealthy")
+
+
+def _names(uuids: list[str]) -> str:
+    return "-" if not uuids else uuids[0] if len(uuids) == 1 else f"{uuids[0]} +{len(uuids) - 1}"
+
+
+def _bytes(counts: Iterable[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return gib(sum(known)) if known else "-"

@@ -1,0 +1,136 @@
+"""`kubectl headroom` as people run it: a process of its own, asking a real extender."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.serving import ROOT, Server, serving
+
+FLEET = """\
+nodes:
+  - {name: shared, count: 2, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
+  - {name: whole, gpus: 1, memory: 80Gi, model: H100}
+"""
+NODES = ["shared-0000", "shared-0001", "whole"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """With a pod that runs on shared-0000, and one that is too large for every node."""
+    with serving(FLEET) as started:
+        for name, vram in (("fits", "7Gi"), ("large", "90Gi")):
+            asked = started.post("/filter", {"Pod": pod(name, vram), "NodeNames": NODES})
+            assert asked.status == 200
+        binding = {"PodName": "fits", "PodNamespace": "team-a", "PodUID": "uid-fits"}
+        bound = started.post("/bind", binding | {"Node": NODES[0]})
+        assert bound.json() == {"Error": ""}
+        yield started
+
+
+def pod(name: str, vram: str) -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    metadata = {"namespace": "team-a", "name": name, "uid": f"uid-{name}"}
+    annotations = {"headroom.gpu/vram": vram}
+    return {
+        "metadata": metadata | {"annotations": annotations},
+        "spec": {"containers": [container]},
+    }
+
+
+def run(address: str, *arguments: str, module: str = "headroom.kubectl.app") -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "HEADROOM_SERVER": address},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def rows(shown: str) -> list[list[str]]:
+    """Cells; two spaces or more are between columns."""
+    return [[cell for cell in line.split("  ") if cell.strip()] for line in shown.splitlines()]
+
+
+def test_top_has_a_line_for_each_node_with_what_is_promised_and_left(server: Server) -> None:
+    shown = run(server.debug, "top")
+    assert shown.returncode == 0
+    header, *lines = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
+    assert header[:4] == ["NODE", "GPUS", "ALLOCATABLE", "PROMISED"]
+    assert [line[0] for line in lines] == NODES
+    # The plugin may give the pod either device: its 7 GiB are kept free on both.
+    assert lines[0][1:7] == ["2", "48.0 GiB", "14.0 GiB", "0.0 GiB", "0.0 GiB", "34.0 GiB"]
+    assert lines[2][1:4] == ["1", "80.0 GiB", "0.0 GiB"]
+    assert "\x1b" not in shown.stdout  # no colour where nobody sees it
+
+
+def test_top_of_gpus_and_pods_says_who_holds_what(server: Server) -> None:
+    gpus = run(server.debug, "top", "gpu").stdout.splitlines()
+    assert len(gpus) == 1 + 2 * 2 + 1
+    assert "4/4 free" in gpus[1]
+    held = run(server.debug, "top", "pod", "-n", "team-a").stdout.splitlines()
+    assert [line.split()[:4] for line in held[1:]] == [
+        ["team-a", "fits", "shared-0000", "0"],
+        ["team-a", "fits", "shared-0000", "1"],
+    ]
+    elsewhere = run(server.debug, "top", "pod", "-n", "team-b")
+    assert (elsewhere.stdout, elsewhere.stderr) == ("", "nothing to show\n")
+    assert run(server.debug, "top", "pod", "-A").stdout.splitlines() == held
+
+
+def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server: Server) -> None:
+    shown = run(server.debug, "why", "team-a/large").stdout
+    assert shown.startswith("Pod team-a/large: no node can take the pod\n  asks for 90Gi on each")
+    assert "3 nodes: insufficient GPU memory on any device" in shown
+    assert "needs 90.0 GiB, 80.0 GiB left, 10.0 GiB short" in shown
+    assert "headroom.gpu/vram" in shown.partition("What would help")[2]
+    assert "3 nodes were offered, 0 could take it" in shown
+    assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
+    bound = run(server.debug, "why", "team-a/fits").stdout
+    assert bound.startswith("Pod team-a/fits: bound to node shared-0000\n")
+    assert "headroom.gpu/placement: " in bound
+
+
+def test_what_is_printed_as_data_is_what_was_answered(server: Server) -> None:
+    answered = server.get("/v1/explain/pods/team-a/large").json()
+    as_json = json.loads(run(server.debug, "why", "team-a/large", "-o", "json").stdout)
+    as_yaml = yaml.safe_load(run(server.debug, "why", "team-a/large", "-o", "yaml").stdout)
+    for body in (answered, as_json, as_yaml):
+        del body["generatedAt"]
+    assert answered == as_json == as_yaml
+
+
+def test_headroom_has_the_same_commands(server: Server) -> None:
+    own = run(server.debug, "drift", "-A")
+    assert own.stdout.splitlines()[1].split()[:4] == ["team-a", "fits", "shared-0000", "waiting"]
+    assert run(server.debug, "drift", "-A", module="headroom").stdout == own.stdout
+
+
+def test_a_pod_that_nobody_knows_is_said_and_exits_with_1(server: Server) -> None:
+    refused = run(server.debug, "why", "team-a/nobody")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("kubectl headroom: pod team-a/nobody was neither seen ")
+
+
+def test_an_address_where_nobody_answers_exits_with_3() -> None:
+    refused = run("http://127.0.0.1:1", "top")
+    assert refused.returncode == 3
+    assert refused.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
+    bad = run("127.0.0.1:8889", "top")
+    assert bad.returncode == 2
+    assert "right is, for example, http://127.0.0.1:8889" in bad.stderr
+
+
+def test_without_a_cluster_it_says_so() -> None:
+    refused = run("", "top")
+    assert refused.returncode == 3
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("kubectl headroom: no cluster is configured: ")
+    assert "--server http://127.0.0.1:8889" in line
