@@ -6,6 +6,7 @@ They read, and change nothing. Exit status: 0, answered; 1, what was asked about
 
 import json
 import sys
+import webbrowser
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
@@ -17,8 +18,10 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from headroom.kubectl import tables
-from headroom.kubectl.client import DebugApi, Trouble
-from headroom.kubectl.ways import NAMESPACE, default_namespace, way
+from headroom.kubectl.client import DebugApi, Trouble, Way
+from headroom.kubectl.ui import Page, show
+from headroom.kubectl.ways import NAMESPACE, default_namespace
+from headroom.kubectl.ways import way as way_to
 from headroom.kubectl.why import why as told
 
 app = typer.Typer(
@@ -49,10 +52,14 @@ class _Options:
     context: str | None
     headroom_namespace: str
 
-    def api(self) -> DebugApi:
+    def way(self) -> Way:
         """Raises ``Trouble``."""
         where = self.kubeconfig, self.context, self.headroom_namespace
-        return DebugApi(way(self.server, self.token, *where))
+        return way_to(self.server, self.token, *where)
+
+    def api(self) -> DebugApi:
+        """Raises ``Trouble``."""
+        return DebugApi(self.way())
 
 
 @app.callback()
@@ -128,6 +135,21 @@ def drift(
     options: _Options = context.obj
     body = options.api().get("drift")
     _show(body, tables.drift(body, _namespace(options, namespace, all_namespaces)), output)
+
+
+@app.command()
+def ui(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="Of the loopback; 0: any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+) -> None:
+    """Show the page in a browser, with your own rights."""
+    options: _Options = context.obj
+    try:
+        page = Page(options.way(), port)
+    except (OSError, OverflowError) as err:
+        raise Trouble(f"--port: cannot listen on 127.0.0.1:{port}: {err}", 2) from err
+    show(page, webbrowser.open if browser else lambda url: None)
 
 
 def _namespace(options: _Options, given: str | None, every: bool) -> str | None:

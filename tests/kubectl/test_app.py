@@ -1,14 +1,23 @@
-"""`kubectl headroom` as people run it: a process of its own, asking a real extender."""
+"""`kubectl headroom`, asking a real extender."""
 
+import contextlib
+import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import yaml
 
+from headroom.kubectl.app import main
 from tests.serving import ROOT, Server, serving
 
 FLEET = """\
@@ -42,16 +51,28 @@ def pod(name: str, vram: str) -> dict[str, Any]:
     }
 
 
-def run(address: str, *arguments: str, module: str = "headroom.kubectl.app") -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "HEADROOM_SERVER": address},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@dataclass(frozen=True, slots=True)
+class Shown:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(address: str, *arguments: str) -> Shown:
+    """In this process: another one takes longer to start than to ask."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    returncode = 0
+    with (
+        mock.patch.dict(os.environ, {"HEADROOM_SERVER": address, "HOME": "/nonexistent"}),
+        mock.patch.object(sys, "argv", ["kubectl-headroom", *arguments]),
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        try:
+            main()
+        except SystemExit as err:
+            returncode = int(err.code or 0)
+    return Shown(returncode, stdout.getvalue(), stderr.getvalue())
 
 
 def rows(shown: str) -> list[list[str]]:
@@ -108,9 +129,42 @@ def test_what_is_printed_as_data_is_what_was_answered(server: Server) -> None:
 
 
 def test_headroom_has_the_same_commands(server: Server) -> None:
-    own = run(server.debug, "drift", "-A")
-    assert own.stdout.splitlines()[1].split()[:4] == ["team-a", "fits", "shared-0000", "waiting"]
-    assert run(server.debug, "drift", "-A", module="headroom").stdout == own.stdout
+    own = run(server.debug, "drift", "-A").stdout
+    assert own.splitlines()[1].split()[:4] == ["team-a", "fits", "shared-0000", "waiting"]
+    environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
+    command = [sys.executable, "-m", "headroom", "drift", "-A"]
+    also = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    assert also.stdout.decode() == own
+
+
+def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
+    command = [sys.executable, "-m", "headroom.kubectl.app", "ui", "--no-browser"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # It is ignored in what a shell runs in its background, and that is handed on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[0].decode()
+            with urlopen(url, timeout=30) as page:
+                assert b"<title>Headroom</title>" in page.read()
+            with urlopen(f"{url}v1/nodes", timeout=30) as nodes:
+                names = [node["name"] for node in json.load(nodes)["nodes"]]
+            assert names == NODES
+            without_key = "/".join(url.split("/")[:3])
+            with pytest.raises(HTTPError) as refused:
+                urlopen(f"{without_key}/v1/nodes", timeout=30)
+            refused.value.close()
+            assert refused.value.code == 404
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
 
 
 def test_a_pod_that_nobody_knows_is_said_and_exits_with_1(server: Server) -> None:
