@@ -157,24 +157,28 @@ def doctor(
     ] = None,
     kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    scheduler_config: Annotated[
+        Path | None, typer.Option(help="Look at this KubeSchedulerConfiguration alone.")
+    ] = None,
 ) -> None:
     """Say what costs the cluster safety or memory, and what to do about it.
 
     The exit status is 1 if there is a warning, 2 if nothing could be looked at.
     """
     from extender.cluster.doctor import Weight, line
-    from extender.wiring.doctor import diagnose, fleet_events
+    from extender.wiring.doctor import diagnose, diagnose_scheduler, fleet_events
 
     try:
         settings = load_settings(config)
-        if fleet:
-            events = fleet_events(load_fleet(fleet))
+        if scheduler_config:
+            found = diagnose_scheduler(settings, scheduler_config)
+        elif fleet:
+            found = diagnose(settings, fleet_events(load_fleet(fleet)))
         else:
             # What talks to a cluster is an extra.
             from extender.wiring.listing import list_cluster
 
-            events = [*list_cluster(settings, kubeconfig, context)]
-        found = diagnose(settings, events)
+            found = diagnose(settings, list_cluster(settings, kubeconfig, context))
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err

@@ -48,7 +48,7 @@ class Weight(Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     weight: Weight
-    #: Names, in their order.
+    #: Names of nodes, in their order; or the part of a configuration that it is about.
     nodes: tuple[str, ...]
     found: str
     do: str
@@ -368,7 +368,8 @@ def line(finding: Finding) -> str:
     names = ", ".join(finding.nodes[:NAMES])
     if (more := len(finding.nodes) - NAMES) > 0:
         names += f" and {more} more"
-    return f"{finding.weight.value}: {names}: {finding.found}. To do: {finding.do}."
+    where = f"{names}: " if names else ""
+    return f"{finding.weight.value}: {where}{finding.found}. To do: {finding.do}."
 
 
 def rounded(count_bytes: int) -> str:

@@ -3,11 +3,16 @@
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
 
 from contract.kube import Namespace, Node
 from extender.cluster.doctor import Finding, examine
 from extender.cluster.events import Event, GPUNodeSeen, Relisted
+from extender.cluster.schedulerconfig import examine_scheduler
 from extender.cluster.state import ClusterState
+from extender.errors import BadSettings
 from extender.fleet import Fleet
 from extender.settings import Settings
 
@@ -26,3 +31,14 @@ def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
     state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
     return examine(state, time.monotonic())
+
+
+def diagnose_scheduler(settings: Settings, path: Path) -> list[Finding]:
+    """Of the file that kube-scheduler is started with. Raises ``BadSettings``."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return examine_scheduler(config, settings.rules.manages)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as err:
+        raise BadSettings(f"{path}: it cannot be read: {err}") from err
+    except BadSettings as err:
+        raise BadSettings(f"{path}: {err}") from err

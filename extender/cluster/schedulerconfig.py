@@ -1,0 +1,140 @@
+"""What in a KubeSchedulerConfiguration costs safety or time with Headroom, and what to write.
+
+The configuration that we ship (deploy/scheduler.yaml) is free of all of it; why each value is what
+it is, docs/scheduler.md says. Of what kube-scheduler refuses by itself nothing is said here.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from extender.cluster.doctor import Finding, Weight
+from extender.errors import BadSettings
+
+#: A call that takes longer is given up, and until then no other pod is scheduled.
+SHORTEST_S, LONGEST_S = 1.0, 10.0
+_EXAMPLE = "see deploy/scheduler.yaml"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+_Said = tuple[Weight, str, str]
+
+
+def examine_scheduler(config: object, manages: Callable[[str], bool]) -> list[Finding]:
+    """``config`` is the decoded YAML; ``manages`` says which extended resources are Headroom's.
+
+    Raises ``BadSettings`` where it is no KubeSchedulerConfiguration.
+    """
+    if not isinstance(config, Mapping) or config.get("kind") != "KubeSchedulerConfiguration":
+        raise BadSettings(f"it is no KubeSchedulerConfiguration; for a right one {_EXAMPLE}")
+    entries = config.get("extenders") or []
+    if not isinstance(entries, Sequence) or not all(isinstance(e, Mapping) for e in entries):
+        raise BadSettings(f"extenders: it is no list of mappings; for a right one {_EXAMPLE}")
+    ours = [
+        (f"extenders[{number}]", entry)
+        for number, entry in enumerate(entries)
+        if entry.get("bindVerb") or any(manages(name) for name in _managed(entry))
+    ]
+    found = [Finding(weight, (), what, do) for weight, what, do in _whole(config, ours)]
+    for where, entry in ours:
+        said = (*_safety(entry, manages), *_speed(entry))
+        found += [Finding(weight, (where,), what, do) for weight, what, do in said]
+    return sorted(found, key=lambda finding: finding.weight is not Weight.WARNING)
+
+
+def _whole(config: Mapping[str, Any], ours: Sequence[object]) -> Iterator[_Said]:
+    if not ours:
+        yield (
+            Weight.WARNING,
+            "kube-scheduler does not ask Headroom: no extender manages its resources",
+            f"add one; {_EXAMPLE}",
+        )
+    percentages = [config, *_mappings(config.get("profiles"))]
+    if ours and not any(each.get("percentageOfNodesToScore") == 100 for each in percentages):
+        yield (
+            Weight.WARNING,
+            "percentageOfNodesToScore is not 100: Headroom is asked about a sample of the nodes, "
+            "and where none of it has room the pod waits for minutes, though others may have",
+            "set percentageOfNodesToScore: 100",
+        )
+
+
+def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterator[_Said]:
+    for verb, without in (
+        ("filterVerb", "nobody looks at GPU memory before a node is chosen"),
+        ("bindVerb", "nothing is promised, and what is bound is charged only when it is seen"),
+    ):
+        if not entry.get(verb):
+            name = verb.removesuffix("Verb")
+            yield Weight.WARNING, f"it has no {verb}: {without}", f"set {verb}: {name}"
+    if entry.get("ignorable") is True:
+        yield (
+            Weight.WARNING,
+            "it is ignorable: while Headroom does not answer, pods are bound without a look at GPU "
+            "memory",
+            "set ignorable: false",
+        )
+    if not (names := _managed(entry)):
+        yield (
+            Weight.ADVICE,
+            "it names no managedResources: every pod waits for Headroom, and for its restart",
+            "set managedResources to the names of your GPU resources",
+        )
+    for resource in _mappings(entry.get("managedResources")):
+        if resource.get("ignoredByScheduler") is True and manages(str(resource.get("name"))):
+            yield (
+                Weight.WARNING,
+                f"{resource.get('name')} is ignoredByScheduler: nobody counts its replicas, and "
+                "the kubelet refuses pods that were bound where none is free",
+                "set ignoredByScheduler: false",
+            )
+    shared = "nvidia.com/gpu.shared"
+    if "nvidia.com/gpu" in names and shared not in names and manages(shared):
+        yield (
+            Weight.ADVICE,
+            f"it does not manage {shared}, which is what a plugin with renameByDefault offers: "
+            "pods that ask for it never come to Headroom",
+            f"add {{name: {shared}, ignoredByScheduler: false}} to managedResources",
+        )
+
+
+def _speed(entry: Mapping[str, Any]) -> Iterator[_Said]:
+    if entry.get("nodeCacheCapable") is not True:
+        yield (
+            Weight.WARNING,
+            "it is not nodeCacheCapable: every call sends all nodes, megabytes of them, and more "
+            "than some 1,800 are refused",
+            "set nodeCacheCapable: true",
+        )
+    seconds = _seconds(entry.get("httpTimeout"))
+    if seconds is not None and not SHORTEST_S <= seconds <= LONGEST_S:
+        yield (
+            Weight.ADVICE,
+            f"its httpTimeout is {entry['httpTimeout']}: kube-scheduler places nobody else while "
+            "it waits, and gives a bind up that is under way if it is too short",
+            "set httpTimeout: 5s",
+        )
+    if entry.get("prioritizeVerb") and not entry.get("weight"):
+        yield (
+            Weight.ADVICE,
+            "it has no weight: Headroom's choice of a node counts for nothing",
+            f"set weight: 2, and those of kube-scheduler's plugins beside it; {_EXAMPLE}",
+        )
+
+
+def _managed(entry: Mapping[str, Any]) -> set[str]:
+    return {str(each.get("name")) for each in _mappings(entry.get("managedResources"))}
+
+
+def _mappings(value: object) -> Iterable[Mapping[str, Any]]:
+    if not isinstance(value, Sequence):
+        return ()
+    return (each for each in value if isinstance(each, Mapping))
+
+
+def _seconds(value: object) -> float | None:
+    """Of a duration as Go writes it; None where it is none, or not said."""
+    parts = _DURATION.findall(value) if isinstance(value, str) else []
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        return None
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)

@@ -1,0 +1,106 @@
+"""What a doctor says of a KubeSchedulerConfiguration; nothing is said of the shipped one."""
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from extender.cluster.doctor import Finding, Weight
+from extender.cluster.schedulerconfig import examine_scheduler
+from extender.errors import BadSettings
+from extender.placement.rules import Rules
+from tests.serving import ROOT
+
+SHIPPED = yaml.safe_load((ROOT / "deploy/scheduler.yaml").read_text(encoding="utf-8"))
+
+
+def ours(config: Any) -> dict[str, Any]:
+    """The entry that filters and binds."""
+    (entry,) = (each for each in config["extenders"] if each.get("bindVerb"))
+    found: dict[str, Any] = entry
+    return found
+
+
+def found(config: object) -> list[Finding]:
+    return examine_scheduler(config, Rules().manages)
+
+
+def test_nothing_is_said_of_what_we_ship() -> None:
+    assert found(SHIPPED) == []
+
+
+GPU = {"name": "nvidia.com/gpu", "ignoredByScheduler": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "weight", "says"),
+    [
+        ({"ignorable": True}, Weight.WARNING, "set ignorable: false"),
+        ({"nodeCacheCapable": False}, Weight.WARNING, "set nodeCacheCapable: true"),
+        ({"filterVerb": ""}, Weight.WARNING, "set filterVerb: filter"),
+        ({"httpTimeout": "100ms"}, Weight.ADVICE, "set httpTimeout: 5s"),
+        ({"httpTimeout": "1m30s"}, Weight.ADVICE, "set httpTimeout: 5s"),
+        ({"managedResources": []}, Weight.ADVICE, "set managedResources"),
+        ({"managedResources": [GPU]}, Weight.ADVICE, "name: nvidia.com/gpu.shared"),
+        (
+            {
+                "managedResources": [
+                    {"name": "nvidia.com/gpu", "ignoredByScheduler": True},
+                    {"name": "nvidia.com/gpu.shared"},
+                ]
+            },
+            Weight.WARNING,
+            "set ignoredByScheduler: false",
+        ),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_each_mistake_is_named_with_its_place_and_what_to_write(
+    change: dict[str, Any], weight: Weight, says: str
+) -> None:
+    config = copy.deepcopy(SHIPPED)
+    ours(config).update(change)
+    (finding,) = found(config)
+    assert (finding.weight, finding.nodes) == (weight, ("extenders[0]",))
+    assert says in finding.do
+
+
+def test_without_a_bind_verb_nothing_is_promised() -> None:
+    config = copy.deepcopy(SHIPPED)
+    del ours(config)["bindVerb"]
+    (finding,) = found(config)
+    assert finding.do == "set bindVerb: bind"
+
+
+def test_a_weight_of_nothing_is_said_where_headroom_prioritizes() -> None:
+    config = copy.deepcopy(SHIPPED)
+    ours(config).update(prioritizeVerb="prioritize", weight=0)
+    (finding,) = found(config)
+    assert "set weight: 2" in finding.do
+
+
+@pytest.mark.parametrize("percentage", [None, 0, 50])
+def test_a_sample_of_the_nodes_is_warned_of(percentage: int | None) -> None:
+    config = copy.deepcopy(SHIPPED) | {"percentageOfNodesToScore": percentage}
+    (finding,) = found(config)
+    assert (finding.weight, finding.nodes) == (Weight.WARNING, ())
+    assert finding.do == "set percentageOfNodesToScore: 100"
+    # One that a profile sets for itself is as good.
+    config["profiles"][0]["percentageOfNodesToScore"] = 100
+    assert found(config) == []
+
+
+def test_a_scheduler_that_asks_somebody_else_does_not_ask_us() -> None:
+    config = copy.deepcopy(SHIPPED)
+    other = [{"urlPrefix": "http://127.0.0.1:1", "filterVerb": "filter"}]
+    (finding,) = found(config | {"extenders": other})
+    assert "does not ask Headroom" in finding.found
+    (finding,) = found(config | {"extenders": None})
+    assert "does not ask Headroom" in finding.found
+
+
+@pytest.mark.parametrize("config", [None, [], {}, {"kind": "Pod"}, SHIPPED | {"extenders": "us"}])
+def test_what_is_no_configuration_is_refused_with_a_right_one(config: object) -> None:
+    with pytest.raises(BadSettings, match=r"deploy/scheduler\.yaml"):
+        found(config)
