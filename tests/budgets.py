@@ -29,6 +29,7 @@ BUDGETS_S = {
     "model": 60,
     "monitoring": 45,
     "nvidia": 45,
+    "page": 45,
     "placement": 150,
     "sources": 30,
     "standin": 150,

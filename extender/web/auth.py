@@ -23,8 +23,9 @@ from fastapi import HTTPException
 from fastapi.security import HTTPAuthorizationCredentials
 from starlette.requests import Request
 
-#: Of anybody's.
+#: Of anybody's, as are the files of the page.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+OPEN_FOLDER = "/page/"
 #: Views of whose query ``pod`` names the only pod that they tell of.
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4
@@ -119,7 +120,7 @@ class Guard:
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
 
     async def check(self, request: Request, shown: HTTPAuthorizationCredentials | None) -> None:
-        if request.url.path in OPEN_PATHS:
+        if request.url.path in OPEN_PATHS or request.url.path.startswith(OPEN_FOLDER):
             return
         if shown is None or not shown.credentials:
             raise _unauthenticated("no token was sent")

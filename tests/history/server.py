@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from tests import debian
 from tests.agent.exporter import StandIn
-from tests.history.debian import programs
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ class Prometheus:
         self.port = port
         self._processes = processes
         self._folder = processes.folder
-        self._program, self._tool = programs()
+        self._program, self._tool = debian.prometheus()
 
     def configure(self, exporters: Sequence[StandIn]) -> None:
         labels = ", ".join(f"{name}: {value}" for name, value in TARGET.items())

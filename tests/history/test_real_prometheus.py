@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.agent.exporter import EXPOSITIONS, StandIn
+from tests.debian import Unavailable
 from tests.e2e.wire import Wire, wire_to
-from tests.history.debian import Unavailable
 from tests.history.server import Prometheus, past, prometheus, recorded_lines, saying
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until

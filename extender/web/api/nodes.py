@@ -39,6 +39,14 @@ Search = Annotated[
         examples=["a100"],
     ),
 ]
+Troubled = Annotated[
+    bool,
+    Query(
+        description="true: only nodes that take nothing, or with a device that is fenced or "
+        "overcommitted.",
+        examples=["true"],
+    ),
+]
 
 
 def router(context: Context) -> APIRouter:
@@ -53,6 +61,7 @@ def router(context: Context) -> APIRouter:
         snap: Newest,
         page: AskedPage,
         search: Search = "",
+        troubled: Troubled = False,
         form: AskedForm = Form.JSON,
         held: Held = None,
     ) -> Response:
@@ -61,8 +70,12 @@ def router(context: Context) -> APIRouter:
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
-        wanted = search.lower()
-        found = only(context, snap.nodes, lambda node: not wanted or _has(node, wanted))
+        wanted, now_s = search.lower(), context.monotonic_s()
+
+        def shows(node: NodeTerms) -> bool:
+            return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
+
+        found = only(context, snap.nodes, shows)
         after = sorted((n for n in found if n.name > page.after), key=attrgetter("name"))
         shown = after[: page.limit]
         remaining = len(after) - len(shown)
@@ -96,6 +109,14 @@ def router(context: Context) -> APIRouter:
         return encoded(body, tag)
 
     return routes
+
+
+def _is_sound(node: NodeTerms, now_s: float) -> bool:
+    return (
+        node.reason is None
+        and node.fresh_until_s >= now_s
+        and all(terms.fence is None and terms.headroom_bytes >= 0 for terms in node.devices)
+    )
 
 
 def _has(node: NodeTerms, wanted: str) -> bool:

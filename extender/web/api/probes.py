@@ -1,25 +1,18 @@
-"""What kubelets, Prometheus and browsers ask for: probes, metrics and the page."""
+"""What kubelets and Prometheus ask for: probes and metrics."""
 
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from extender.placement.snapshot import Snapshot
 from extender.web.api.context import Context
-
-_PAGE = Path(__file__).parents[1].joinpath("page.html").read_text(encoding="utf-8")
 
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
-
-    @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
-    def page() -> str:
-        return _PAGE
 
     @routes.get("/healthz", response_class=PlainTextResponse)
     def healthz() -> str:

@@ -1,10 +1,10 @@
-"""Where no Prometheus can be had, the reason is told, and nothing half of it is left behind."""
+"""Where a program cannot be had, the reason is told, and nothing half of it is left behind."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.history.debian import Unavailable, programs
+from tests.debian import Unavailable, prometheus
 
 
 def test_without_apt_it_is_said_what_is_missing(
@@ -12,8 +12,8 @@ def test_without_apt_it_is_said_what_is_missing(
 ) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Unavailable, match="no prometheus and promtool on PATH, and no apt-get"):
-        programs()
+    with pytest.raises(Unavailable, match="no prometheus on PATH, and no apt-get"):
+        prometheus()
 
 
 def test_what_apt_says_when_it_fails_is_told(
@@ -27,5 +27,5 @@ def test_what_apt_says_when_it_fails_is_told(
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(folder))
     with pytest.raises(Unavailable, match="no route to any mirror"):
-        programs()
+        prometheus()
     assert not list((tmp_path / "cache").rglob("usr"))

@@ -1,0 +1,149 @@
+"""The fleet in sums, model by model: are we full, and what is in the way?"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from contract.reasons import Reason
+from extender.placement.equation import DeviceTerms
+from extender.placement.snapshot import Snapshot
+from extender.web.api.answers import (
+    TABLE_TOO,
+    TAGGED,
+    AskedForm,
+    Form,
+    Held,
+    holds,
+    listed,
+    unchanged,
+)
+from extender.web.api.context import Context
+from extender.web.api.tables import Table, mib
+from extender.web.views import Body, ReasonView, reason_view, stamp
+
+
+class ModelView(BaseModel):
+    """All devices of one model. Promised includes what pods on their way add at the worst."""
+
+    model: str
+    devices: int
+    allocatable_bytes: int
+    promised_bytes: int
+    #: Of strangers, and of pods beyond their requests.
+    unowned_bytes: int
+    used_bytes: int
+    #: Of those that take pods; what is overcommitted elsewhere does not lessen it.
+    headroom_bytes: int
+    replicas_free: int
+    fenced: int
+    overcommitted: int
+
+
+class FleetBody(Body):
+    nodes: int
+    #: Of nodes that take nothing, why; the most frequent first.
+    closed: list[ReasonView]
+    #: The largest first.
+    models: list[ModelView]
+    overcommitted_bytes: int
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    @routes.get("/v1/fleet", response_model=FleetBody, responses=TABLE_TOO | TAGGED)
+    def fleet(snap: Newest, form: AskedForm = Form.JSON, held: Held = None) -> Response:
+        """What all devices have, model by model, and how many nodes take nothing."""
+        tag = context.tag(snap)
+        if holds(held, tag):
+            return unchanged(tag)
+        sums: dict[str, _Sums] = {}
+        closed = Counter[Reason]()
+        now_s = context.monotonic_s()
+        with context.computes:
+            for node in snap.nodes:
+                reason = node.reason or (
+                    Reason.STALE_REPORT if node.fresh_until_s < now_s else None
+                )
+                if reason is not None:
+                    closed[reason] += 1
+                for terms in node.devices:
+                    total = sums.setdefault(terms.device.model, _Sums())
+                    total.add(terms, takes_pods=reason is None)
+                context.calls.give_way()
+        models = sorted(sums.items(), key=lambda each: (-each[1].allocatable_bytes, each[0]))
+        body = FleetBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            nodes=len(snap.nodes),
+            closed=[reason_view(*each) for each in closed.most_common()],
+            models=[],
+            overcommitted_bytes=context.overcommitted_bytes(),
+        )
+        views = (total.view(model) for model, total in models)
+        return listed(context, form, body, "models", views, _TABLE, tag)
+
+    return routes
+
+
+@dataclass(slots=True)
+class _Sums:
+    devices: int = 0
+    allocatable_bytes: int = 0
+    promised_bytes: int = 0
+    unowned_bytes: int = 0
+    used_bytes: int = 0
+    headroom_bytes: int = 0
+    replicas_free: int = 0
+    fenced: int = 0
+    overcommitted: int = 0
+
+    def add(self, terms: DeviceTerms, takes_pods: bool) -> None:
+        self.devices += 1
+        self.allocatable_bytes += terms.allocatable_bytes
+        self.promised_bytes += terms.promised_bytes + terms.awaited_bytes
+        self.unowned_bytes += terms.unowned_bytes + terms.strays_bytes
+        self.used_bytes += terms.device.used_bytes
+        self.fenced += terms.fence is not None
+        self.overcommitted += terms.headroom_bytes < 0
+        if takes_pods and terms.fence is None:
+            self.headroom_bytes += max(0, terms.headroom_bytes)
+            self.replicas_free += terms.device.replicas.free
+
+    def view(self, model: str) -> ModelView:
+        return ModelView(model=model, **asdict(self))
+
+
+_TABLE: Table[ModelView] = Table(
+    (
+        "MODEL",
+        "DEVICES",
+        "ALLOCATABLE(MiB)",
+        "PROMISED(MiB)",
+        "UNOWNED(MiB)",
+        "USED(MiB)",
+        "HEADROOM(MiB)",
+        "REPLICAS-FREE",
+        "FENCED",
+        "OVERCOMMITTED",
+    ),
+    lambda each: [
+        (
+            each.model,
+            each.devices,
+            mib(each.allocatable_bytes),
+            mib(each.promised_bytes),
+            mib(each.unowned_bytes),
+            mib(each.used_bytes),
+            mib(each.headroom_bytes),
+            each.replicas_free,
+            each.fenced,
+            each.overcommitted,
+        )
+    ],
+)

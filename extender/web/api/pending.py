@@ -1,0 +1,125 @@
+"""The pods that wait for a GPU, each with what it lacks on the node that comes nearest."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from contract.kube import Pod
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
+from extender.web.api.answers import TABLE_TOO, AskedForm, AskedPage, Form, listed
+from extender.web.api.context import Context
+from extender.web.api.tables import Table, mib
+from extender.web.views import AskView, Paged, ReasonView, ask_view, reason_view, stamp
+
+#: Each costs a look at every node.
+PODS = 50
+
+
+class PendingView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    #: When it was created; null where that is not known.
+    since: str | None
+    #: Empty where what it asks for cannot be read: ``message`` says why.
+    request: list[AskView]
+    #: Nodes that could take it now.
+    fits: int
+    reasons: list[ReasonView]
+    #: In one sentence.
+    message: str
+    #: The node that lacks least, and how much; null where memory is not what is lacking.
+    nearest: str | None
+    short_bytes: int | None
+    #: Whether kube-scheduler has asked about it, as far as this replica remembers.
+    asked: bool
+
+
+class PendingBody(Paged):
+    pods: list[PendingView]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    @routes.get("/v1/pending", response_model=PendingBody, responses=TABLE_TOO)
+    def pending(snap: Newest, page: AskedPage, form: AskedForm = Form.JSON) -> Response:
+        """Pods that wait for a GPU of ours, by namespace and name, 50 at a time unless said."""
+        waiting = {_key(pod): pod for pod in context.cluster.unbound()}
+        after = sorted(key for key in waiting if key > page.after)
+        shown = after[: page.limit or PODS]
+        remaining = len(after) - len(shown)
+        more = shown[-1] if remaining else None
+        body = PendingBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            matching=len(waiting),
+            remaining=remaining,
+            continue_=more,
+            pods=[],
+        )
+        views = (_view(waiting[key], context, snap) for key in shown)
+        return listed(context, form, body, "pods", views, _TABLE, more=more)
+
+    return routes
+
+
+def _key(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _view(pod: Pod, context: Context, snap: Snapshot) -> PendingView:
+    cluster, metadata = context.cluster, pod.metadata
+    request = cluster.understand(pod)
+    view = PendingView(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        since=metadata.creation_timestamp,
+        request=[],
+        fits=0,
+        reasons=[],
+        message="",
+        nearest=None,
+        short_bytes=None,
+        asked=context.journal.of_uid(metadata.uid) is not None,
+    )
+    if not isinstance(request, VramRequest):
+        return view.model_copy(update={"message": request.message})
+    rows = np.arange(len(snap.nodes), dtype=np.int64)
+    verdicts = fit(request, snap, rows, context.monotonic_s())
+    found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
+    nearest = next(iter(found.nearest), None)
+    why = found.reasons[0][0].sentence if found.reasons else "there is no node"
+    fits = f"{found.fits} {'node' if found.fits == 1 else 'nodes'} could take it now"
+    return view.model_copy(
+        update={
+            "request": [ask_view(ask) for ask in request.containers],
+            "fits": found.fits,
+            "reasons": [reason_view(*each) for each in found.reasons],
+            "message": fits if found.fits else why,
+            "nearest": nearest.node if nearest else None,
+            "short_bytes": nearest.short_bytes if nearest and not found.fits else None,
+        }
+    )
+
+
+def _rows(pod: PendingView) -> Iterator[tuple[str | int | None, ...]]:
+    asks = ", ".join(f"{ask.count} x {ask.amount} {ask.resource}" for ask in pod.request)
+    yield (
+        *(pod.namespace, pod.name, pod.since, asks, pod.fits),
+        *(pod.nearest, mib(pod.short_bytes), pod.message),
+    )
+
+
+_TABLE: Table[PendingView] = Table(
+    ("NAMESPACE", "POD", "SINCE", "ASKS-FOR", "FITS", "NEAREST", "SHORT(MiB)", "BECAUSE"), _rows
+)

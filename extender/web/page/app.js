@@ -1,0 +1,88 @@
+// Which view is shown, kept fresh: the address says it, so every view can be linked to.
+
+import {ask, el, gib, many} from "./dom.js";
+import {fleet} from "./fleet.js";
+import {drift, pending} from "./lists.js";
+import {pod} from "./pod.js";
+
+const VIEWS = {fleet, pending, pod, drift};
+/** Between two looks where nobody tells us that something changed. */
+const EVERY_MS = 5000;
+/** News come in bursts. */
+const TOGETHER_MS = 300;
+const view = document.getElementById("view"), live = document.getElementById("live");
+
+let shown = null;      // {refresh, stop} of the view
+let wanted = 0;        // counts views, so that a late answer for an earlier one is dropped
+let timer = null;
+
+function route() {
+  const [name = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const known = name in VIEWS ? name : "fleet";
+  for (const link of document.querySelectorAll("nav a"))
+    if (link.hash === `#/${known}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  wanted += 1;
+  view.replaceChildren();
+  shown = VIEWS[known](view, rest);
+  document.title = `Headroom: ${view.querySelector("h2")?.firstChild?.textContent ?? known}`;
+  refresh();
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  const mine = wanted;
+  try {
+    const [totals] = await Promise.all([ask("v1/fleet"), shown.refresh()]);
+    const waiting = await ask("v1/pending", {limit: 1});
+    if (mine !== wanted) return;
+    facts(totals, waiting.matching);
+    live.textContent = `As of ${new Date().toLocaleTimeString("en-GB")}${source ? ", live" : ""}`;
+    live.className = "";
+  } catch (err) {
+    if (mine !== wanted) return;
+    live.textContent = `Not up to date: ${err.message}`;
+    live.className = "bad";
+  }
+  timer = setTimeout(refresh, EVERY_MS);
+}
+
+function facts(totals, waiting) {
+  const sum = key => totals.models.reduce((all, model) => all + model[key], 0);
+  const closed = totals.closed.reduce((all, reason) => all + reason.nodes, 0);
+  const figures = [
+    [totals.nodes.toLocaleString("en"), totals.nodes === 1 ? "node" : "nodes"],
+    [sum("devices").toLocaleString("en"), "devices"],
+    [gib(sum("allocatable_bytes")), "allocatable"],
+    [gib(sum("promised_bytes")), "promised"],
+    [gib(sum("unowned_bytes")), "unowned"],
+    [gib(sum("used_bytes")), "measured in use"],
+    [gib(sum("headroom_bytes")), "left to promise"],
+  ];
+  const bad = [
+    [sum("overcommitted"), "overcommitted"], [sum("fenced"), "fenced"], [closed, "nodes that take nothing"],
+  ].filter(([count]) => count).map(([count, label]) => [count.toLocaleString("en"), label, "bad"]);
+  document.getElementById("facts").replaceChildren(...[...figures, ...bad].map(([figure, label, className]) =>
+    el("div", {class: className}, el("b", {}, figure), label)));
+  const count = document.getElementById("pending-count");
+  count.textContent = waiting.toLocaleString("en");
+  count.setAttribute("aria-label", `${many(waiting, "pod")} waiting`);
+  count.hidden = !waiting;
+}
+
+let source = null;
+let soon = null;
+function listen() {
+  const events = new EventSource("v1/events");
+  events.onopen = () => { source = events; };
+  const news = () => {
+    if (soon) return;
+    soon = setTimeout(() => { soon = null; refresh(); }, TOGETHER_MS);
+  };
+  events.onmessage = news;
+  events.onerror = () => { source = null; if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10 * EVERY_MS); };
+}
+
+addEventListener("hashchange", route);
+addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+route();
+listen();

@@ -1,0 +1,63 @@
+// Small helpers: elements, figures with their units, and questions to the debug API.
+
+/** An element; attributes that are null are left out, text is never taken for HTML. */
+export function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter(child => child !== null && child !== undefined));
+  return made;
+}
+
+export function gib(bytes) {
+  const size = Math.abs(bytes) / 2 ** 30;
+  const digits = size < 100 ? 1 : 0;
+  const text = (Math.floor(size * 10 ** digits) / 10 ** digits).toLocaleString("en", {minimumFractionDigits: digits});
+  return `${bytes < 0 ? "-" : ""}${text} GiB`;
+}
+
+export const many = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
+
+/** As kubectl tells ages: 12s, 3m, 5h, 2d. */
+export function age(seconds) {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["m", 60]])
+    if (seconds >= 2 * length) return `${Math.floor(seconds / length)}${unit}`;
+  return `${Math.max(0, Math.floor(seconds))}s`;
+}
+
+export const since = stamp => age((Date.now() - Date.parse(stamp)) / 1000);
+
+/** A table with a caption that is read out; cells are nodes or text. */
+export function table(caption, headers, rows, className = "") {
+  return el("div", {class: "scrolls", tabindex: "0", role: "region", "aria-label": caption},
+    el("table", {class: className},
+      el("caption", {}, caption),
+      el("thead", {}, el("tr", {}, ...headers.map(text => el("th", {scope: "col"}, text)))),
+      el("tbody", {}, ...rows.map(cells => el("tr", {}, ...cells.map((cell, i) =>
+        el("td", {"data-label": headers[i]}, ...(Array.isArray(cell) ? cell : [cell ?? "-"]))))))));
+}
+
+export const podLink = (namespace, name) => el("a", {href: `#/pod/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`},
+  `${namespace}/${name}`);
+
+/** The body of a view; what is wrong is thrown as a sentence. The browser keeps ETags. */
+export async function ask(path, query = {}, body = undefined) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
+  const address = given.length ? `${path}?${new URLSearchParams(given)}` : path;
+  let reply;
+  try {
+    reply = await fetch(address, {cache: "no-cache", ...(body === undefined ? {}
+      : {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)})});
+  } catch {
+    throw new Error("the extender does not answer");
+  }
+  let answer = null;
+  try { answer = await reply.json(); } catch { /* said below */ }
+  if (!reply.ok || answer === null) throw new Error(answer?.detail ?? `/${path} answered ${reply.status}`);
+  return answer;
+}
+
+export const percent = ratio => ratio === null ? "-" : `${Math.round(100 * ratio)} %`;

@@ -1,0 +1,120 @@
+// The fleet: a row for each node, a bar for each device; pages and searches are the server's.
+
+import {age, ask, el, gib, many, percent, podLink, table} from "./dom.js";
+
+const LIMIT = 50;
+const WAIT_MS = 250;
+const NEXT = {
+  exact: "it is certain which device the next pod gets",
+  "slot-safe": "nobody asks for more than a replica is worth, so whatever the plugin picks has room",
+  predicted: "the plugin picks one of several devices; the next pod must fit on each of them",
+  any: "so the node is annotated: the next pod must fit on every device",
+  pinned: "Headroom chooses, for pods that let NVIDIA_VISIBLE_DEVICES follow their placement",
+  steered: "Headroom chooses: the agent answers the kubelet in the plugin's place",
+};
+
+export function fleet(view) {
+  const opened = new Set();
+  let after = [], search = "", troubled = false;
+  const rows = el("div", {id: "nodes", role: "list"}), found = el("p", {id: "found", role: "status"});
+  const box = el("input", {type: "search", id: "search", placeholder: "node, model, pod, reason", autocomplete: "off"});
+  const only = el("input", {type: "checkbox", id: "troubled"});
+  const back = el("button", {type: "button", onclick: () => turn(() => after.pop())}, "Previous");
+  const on = el("button", {type: "button", onclick: () => turn(() => after.push(on.dataset.after))}, "Next");
+  let timer = null;
+  box.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => { search = box.value.trim(); after = []; load(); }, WAIT_MS); });
+  only.addEventListener("change", () => { troubled = only.checked; after = []; load(); });
+  const turn = async move => { move(); await load(); rows.scrollIntoView({block: "start"}); };
+
+  view.append(
+    el("h2", {}, "Fleet"),
+    el("form", {class: "tools", role: "search"},
+      el("label", {for: "search"}, "Search"), box,
+      el("label", {class: "check"}, only, "only where something is wrong"), found),
+    legend(), rows, el("div", {class: "pages"}, back, on));
+  view.querySelector("form").addEventListener("submit", event => event.preventDefault());
+
+  async function load() {
+    const body = await ask("v1/nodes", {limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
+    const first = body.matching - body.remaining - body.nodes.length + 1;
+    found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
+      : search || troubled ? "no node matches" : "no node is known yet";
+    back.disabled = !after.length;
+    on.disabled = !body.remaining;
+    on.dataset.after = body.continue ?? "";
+    const focused = document.activeElement?.closest?.("details")?.dataset.node;
+    rows.replaceChildren(...body.nodes.map(node => row(node, opened)));
+    if (focused) rows.querySelector(`details[data-node="${CSS.escape(focused)}"] > summary`)?.focus({preventScroll: true});
+  }
+  return {refresh: load};
+}
+
+function legend() {
+  const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
+  return el("p", {class: "key"}, "Memory of a device: ",
+    key("promised", "promised"), key("unowned", "unowned: in use by nobody's request"), key("reserved", "reserved"),
+    key("left", "left"), key("used", "measured in use (the line below)"), key("fenced", "fenced: takes no pods"));
+}
+
+function row(node, opened) {
+  const details = el("details", {"data-node": node.name, class: node.message ? "closed" : null, open: opened.has(node.name)});
+  details.addEventListener("toggle", () => {
+    if (details.open) { opened.add(node.name); fill(); } else opened.delete(node.name);
+  });
+  const late = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
+  details.append(el("summary", {},
+    el("span", {class: "name"}, el("b", {}, node.name),
+      node.message ? el("span", {class: "bad"}, node.message) : el("span", {class: "quiet"}, late)),
+    el("span", {class: "devices"}, ...node.devices.map(bar))));
+  const fill = () => { if (details.childElementCount === 1) details.append(inside(node, late)); };
+  if (details.open) fill();
+  return el("div", {role: "listitem"}, details);
+}
+
+/** One bar: reserved, unowned, promised and what is left, as parts of the device's memory. */
+function bar(device) {
+  const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
+  const promised = device.promised_bytes + device.awaited_bytes, unowned = device.unowned_bytes + device.strays_bytes;
+  const reserved = device.reserved_bytes + device.reserve_bytes;
+  const parts = [["promised", promised], ["unowned", unowned], ["left", Math.max(0, device.headroom_bytes)], ["reserved", reserved]];
+  const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
+  const line = el("span", {class: "bar"}, ...parts.filter(([, bytes]) => bytes > 0).map(([name, bytes]) => {
+    const part = el("i", {class: name});
+    part.style.width = `${100 * bytes / sum}%`;
+    return part;
+  }));
+  const used = el("span", {class: "used"}, el("i"));
+  used.firstChild.style.width = `${Math.min(100, 100 * device.used_bytes / whole)}%`;
+  const state = device.fenced ? "fenced" : over ? "overcommitted" : "";
+  const left = device.fenced ? "fenced" : over ? `${gib(-device.headroom_bytes)} over` : `${gib(device.headroom_bytes)} left`;
+  const told = [`GPU ${device.index} ${device.model}`, left, `${gib(promised)} promised`, `${gib(unowned)} unowned`,
+    `${gib(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
+    device.fenced ? `fenced: ${device.fenced_detail ?? device.fenced}` : ""].filter(Boolean).join(", ");
+  return el("span", {class: `device ${state}`, role: "img", "aria-label": told, title: told}, line, used, el("span", {class: "said"}, left));
+}
+
+function inside(node, late) {
+  const about = [
+    node.detail, node.unmeasured, late,
+    node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
+  ].filter(Boolean);
+  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} reserved - ${gib(d.promised_bytes)} promised - ${gib(d.awaited_bytes)} awaited - ${gib(d.strays_bytes)} strays - ${gib(d.unowned_bytes)} unowned = ${gib(d.headroom_bytes)}`;
+  return el("div", {class: "inside"},
+    ...about.map(text => el("p", {class: "quiet"}, text)),
+    table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
+      node.devices.map(d => [
+        [el("b", {}, String(d.index)), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],
+        [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
+        gib(d.used_bytes), percent(d.sm_activity_ratio),
+        `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
+        d.fenced ? [el("span", {class: "bad"}, `fenced: ${d.fenced_detail ?? d.fenced}`)] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
+        d.holders.length ? [el("ul", {}, ...d.holders.map(holder))] : "nobody",
+      ])));
+}
+
+function holder(h) {
+  const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
+  const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
+  return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
+    ` ${gib(h.requested_bytes)}${uses}${over ? ": more than it asked for" : ""}${h.observed ? "" : " (may be here)"}`);
+}

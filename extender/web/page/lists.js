@@ -1,0 +1,50 @@
+// Pods that wait, and predictions that were missed.
+
+import {ask, el, gib, many, podLink, since, table} from "./dom.js";
+
+export function pending(view) {
+  const rows = el("div"), told = el("p", {role: "status"});
+  const on = el("button", {type: "button"}, "Next"), first = el("button", {type: "button"}, "From the start");
+  let after = "";
+  on.addEventListener("click", () => { after = on.dataset.after; load(); });
+  first.addEventListener("click", () => { after = ""; load(); });
+  view.append(el("h2", {}, "Pending"), told, rows, el("div", {class: "pages"}, first, on));
+
+  async function load() {
+    const body = await ask("v1/pending", {continue: after});
+    told.textContent = body.matching ? `${many(body.matching, "pod")} that wait for a GPU.` : "No pod waits for a GPU.";
+    first.disabled = !after;
+    on.disabled = !body.remaining;
+    on.dataset.after = body.continue ?? "";
+    rows.replaceChildren(...(body.pods.length ? [table("Pods that wait", ["Pod", "Asks for", "Waits", "Because", "Nearest fit"], body.pods.map(pod => [
+      [podLink(pod.namespace, pod.name)],
+      pod.request.map(asks).join(", ") || "-",
+      pod.since ? since(pod.since) : "-",
+      pod.fits ? [el("span", {class: "good"}, pod.message), el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will try it again" : "kube-scheduler has not asked about it")]
+        : pod.reasons.length ? [el("ul", {}, ...pod.reasons.map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))] : pod.message,
+      pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes)} short`), ` on ${pod.nearest}`],
+    ]))] : []));
+  }
+  return {refresh: load};
+}
+
+export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${a.source === "annotation" ? "" : a.source === "namespace" ? " (the namespace's default)" : " (what a replica is worth)"}`;
+
+export function drift(view) {
+  const told = el("p", {role: "status"}), rows = el("div");
+  view.append(el("h2", {}, "Drift"), told, rows);
+  async function load() {
+    const {results, misses} = await ask("v1/drift", {pods: "false"});
+    const seen = results.hit + results.shifted + results.miss;
+    told.textContent = seen ? `${(seen - results.miss).toLocaleString("en")} of ${many(seen, "pod")} are on a device that was predicted.`
+      : "No pod was seen on its device yet.";
+    rows.replaceChildren(...(misses.length ? [table("Predictions that were missed, the latest first", ["Pod", "Predicted", "Is on", "Why"], misses.map(m => [
+      [podLink(m.namespace, m.name), el("div", {class: "quiet"}, m.node)],
+      [m.predicted.join(", "), m.choice.length ? el("div", {class: "quiet"}, `chosen by us: ${m.choice.join(", ")}`) : null],
+      m.observed.join(", "),
+      [m.message, m.overcommitted_bytes ? el("div", {class: "bad"}, `overcommits the device by ${gib(m.overcommitted_bytes)}`) : null,
+        el("div", {class: "quiet"}, `${since(m.at)} ago`)],
+    ]))] : []));
+  }
+  return {refresh: load};
+}

@@ -1,0 +1,69 @@
+// One pod: why it waits or where it is, with the arithmetic of the nearest nodes.
+
+import {ask, el, gib, many, since, table} from "./dom.js";
+import {asks} from "./lists.js";
+
+const VERDICTS = {bound: "good", fits: "good", refused: "bad", unreadable: "bad"};
+
+export function pod(view, [namespace = "", name = ""]) {
+  const box = el("input", {id: "pod", placeholder: "namespace/name", required: true, pattern: "[^/]+/[^/]+", autocomplete: "off",
+    value: name ? `${namespace}/${name}` : null});
+  const answer = el("div", {id: "answer", "aria-live": "polite"});
+  const form = el("form", {class: "tools"}, el("label", {for: "pod"}, "Pod"), box, el("button", {}, "Why?"));
+  form.addEventListener("submit", event => {
+    event.preventDefault();
+    const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
+    location.hash = `#/pod/${within}/${which}`;
+  });
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Why is a pod where it is?"), form, answer);
+  if (!name) { box.focus(); return {refresh: async () => {}}; }
+
+  async function load() {
+    let body;
+    try {
+      body = await ask(`v1/explain/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
+    } catch (err) {
+      answer.replaceChildren(el("p", {class: "bad"}, err.message));
+      return;
+    }
+    answer.replaceChildren(...parts(body).filter(Boolean));
+  }
+  return {refresh: load};
+}
+
+function parts(body) {
+  const last = body.last_decision;
+  return [
+    el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
+    body.changed ? el("p", {class: "bad"}, body.changed) : null,
+    body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} asks for ${asks(a)}`))) : null,
+    !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "What would help"),
+      el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
+    !body.bound_to && body.reasons.length ? el("section", {}, el("h3", {}, "Refused"),
+      el("ul", {}, ...body.reasons.map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))) : null,
+    last ? el("p", {class: "quiet"}, `kube-scheduler asked ${since(last.at)} ago: ${many(last.offered, "node")} offered, ${last.fits} could take it. Decision ${last.decision_id}.`)
+      : el("p", {class: "quiet"}, "kube-scheduler has not asked about it since this extender began to remember."),
+    body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "The nearest nodes"), ...body.nearest.map(nearest)),
+  ];
+}
+
+function placement(body) {
+  return el("section", {}, el("h3", {}, "What Headroom wrote on it"),
+    table("Annotations", ["Annotation", "Value"], Object.entries(body.annotations).sort().map(([key, value]) => [key, [el("code", {}, value)]])));
+}
+
+function nearest(node, i) {
+  const terms = Object.entries(node.score_terms);
+  return el("details", {open: i === 0},
+    el("summary", {}, el("b", {}, node.node), " ",
+      el("span", {class: node.fits ? "good" : "bad"}, node.fits ? `fits, score ${node.score_ratio?.toFixed(2) ?? "-"}` : node.message),
+      node.short_bytes ? ` ${gib(node.short_bytes)} short` : ""),
+    el("div", {class: "inside"},
+      node.detail ? el("p", {class: "quiet"}, node.detail) : null,
+      node.candidates.length ? table(`Devices of ${node.node} that it could be given`,
+        ["GPU", "Memory", "- reserved", "- promised", "- awaited", "- strays", "- unowned", "= headroom", "Room for this pod", "It needs", "Short by", "Because"],
+        node.candidates.map(({device: d, ...c}) => [`${d.index} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.promised_bytes),
+          gib(d.awaited_bytes), gib(d.strays_bytes), gib(d.unowned_bytes), gib(d.headroom_bytes), gib(c.room_bytes), gib(c.need_bytes),
+          [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes) : "nothing")], d.candidate_because]), "sums") : null,
+      terms.length ? el("p", {class: "quiet"}, `Score ${node.score_ratio.toFixed(2)}: ${terms.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`) : null));
+}

@@ -1,0 +1,95 @@
+"""Programs of others that tests need: those on PATH, else Debian's (or Ubuntu's) packages.
+
+A package is fetched by apt, which checks its signature, with folders of its own: nothing is
+installed, no right is needed, and the machine's lists, which may be old or missing, are left alone.
+What was unpacked is kept outside git, beside what ``tests.gobin`` builds.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.gobin.build import default_cache, locked, say
+
+_TIMEOUT_S = 300
+
+
+class Unavailable(Exception):
+    """There is none, and none can be had; says why."""
+
+
+def prometheus() -> tuple[str, str]:
+    """Paths of prometheus and promtool; fetched, the first time, within some ten seconds."""
+    here = shutil.which("prometheus"), shutil.which("promtool")
+    if here[0] and here[1]:
+        return here[0], here[1]
+    unpacked = _unpacked("prometheus", ("prometheus",), with_what_it_needs=False)
+    return str(unpacked / "usr/bin/prometheus"), str(unpacked / "usr/bin/promtool")
+
+
+def chromium() -> tuple[str, dict[str, str]]:
+    """Path of Chromium, and the environment in which it finds the libraries that come with it."""
+    if here := shutil.which("chromium"):
+        return here, dict(os.environ)
+    # 120 MB to fetch and 400 to keep, in half a minute.
+    packages = "chromium", "fonts-dejavu-core"
+    unpacked = _unpacked("chromium", packages, with_what_it_needs=True)
+    machine = unpacked / f"usr/lib/{platform.machine()}-linux-gnu"
+    folders = machine, machine / "pulseaudio", unpacked / "lib" / machine.name
+    found = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    return str(unpacked / "usr/lib/chromium/chromium"), found
+
+
+def _unpacked(name: str, packages: tuple[str, ...], with_what_it_needs: bool) -> Path:
+    """The folder; of what the packages need, what this machine has not."""
+    folder = default_cache().parent / "debian" / name
+    with locked(folder.parent / f"{name}.lock"):
+        if not folder.exists():
+            _fetch(folder, packages, with_what_it_needs)
+    return folder
+
+
+def _fetch(unpacked: Path, packages: tuple[str, ...], with_what_it_needs: bool) -> None:
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        raise Unavailable(f"no {packages[0]} on PATH, and no apt-get to fetch it with")
+    say(f"{packages[0]}: fetching Debian's package")
+    with tempfile.TemporaryDirectory(dir=unpacked.parent) as scratch:
+        archives = Path(scratch, "cache/archives")
+        for folder in (Path(scratch, "state/lists/partial"), archives / "partial"):
+            folder.mkdir(parents=True)
+        status = "/var/lib/dpkg/status" if with_what_it_needs else "/dev/null"
+        apt = ["apt-get", "-qq", "-o", f"Dir::Cache={scratch}/cache"]
+        apt += ["-o", f"Dir::State={scratch}/state", "-o", f"Dir::State::status={status}"]
+        # As root apt would fetch as another user, who cannot write here.
+        apt += ["-o", "APT::Sandbox::User="]
+        _run(scratch, *apt, "update")
+        if with_what_it_needs:
+            only = ("install", "--download-only", "--no-install-recommends", "--yes")
+            _run(scratch, *apt, *only, *packages)
+        else:
+            _run(str(archives), *apt, "download", *packages)
+        for package in archives.glob("*.deb"):
+            _run(scratch, "dpkg", "-x", str(package), "unpacked")
+        shutil.rmtree(Path(scratch, "unpacked/usr/share/doc"), ignore_errors=True)
+        Path(scratch, "unpacked").rename(unpacked)
+
+
+def _run(folder: str, *command: str) -> None:
+    what = " ".join(command[:1] + command[-2:])
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise Unavailable(f"{what}: {err}") from err
+    if done.returncode:
+        raise Unavailable(f"{what}: {done.stdout[-500:].strip()}")

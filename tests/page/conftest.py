@@ -1,0 +1,134 @@
+"""A real browser, and a real extender of a fleet that is full here and wrong there."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
+from tests.debian import Unavailable, chromium
+from tests.serving import Server, serving
+
+GIB = 1 << 30
+#: More than one page of nodes holds.
+FLEET = """\
+nodes:
+  - {name: l4, count: 60, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
+  - {name: h100, gpus: 8, memory: 80Gi, model: H100, sharing: time-slicing, replicas: 4}
+"""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    try:
+        program, environment = chromium()
+    except Unavailable as err:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"no Chromium can be had here: {err}")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=program, env=dict(environment), args=["--no-sandbox"]
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with serving(FLEET) as started:
+        place(started, "runs", "7Gi", "l4-0000")
+        ask(started, "large", "90Gi", ["l4-0000", "l4-0001", "h100"])
+        stranger = {"used_bytes": 20 * GIB, "unowned_bytes": 20 * GIB, "replicas": Replicas(free=4)}
+        report(started, "l4-0059", stranger, {"healthy": False, "health_reason": "XID 79"})
+        yield started
+
+
+class Looked:
+    """A page, and what the browser complained of or asked elsewhere."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page, self.address = page, address
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        page.on("console", lambda message: self._heard(message.type, message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def _heard(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith(self.address):
+            self.elsewhere.append(url)
+
+    def open(self, where: str) -> Page:
+        self.page.goto(f"{self.address}/#{where}")
+        return self.page
+
+
+@pytest.fixture
+def looked(browser: Browser, server: Server) -> Iterator[Looked]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(20_000)
+    found = Looked(context.new_page(), server.debug)
+    yield found
+    context.close()
+    assert found.elsewhere == []
+    assert found.complaints == []
+
+
+def pod(name: str, vram: str) -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    metadata = {
+        "namespace": "team-a",
+        "name": name,
+        "uid": f"uid-{name}",
+        "annotations": {"headroom.gpu/vram": vram},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    return {"metadata": metadata, "spec": {"containers": [container]}}
+
+
+def ask(server: Server, name: str, vram: str, nodes: list[str]) -> None:
+    assert server.post("/filter", {"Pod": pod(name, vram), "NodeNames": nodes}).status == 200
+
+
+def place(server: Server, name: str, vram: str, node: str) -> None:
+    ask(server, name, vram, [node])
+    uid = f"uid-{name}"
+    binding = {"PodName": name, "PodNamespace": "team-a", "PodUID": uid, "Node": node}
+    assert server.post("/bind", binding).json() == {"Error": ""}
+
+
+def report(server: Server, node: str, *devices: dict[str, Any]) -> None:
+    """What its agent says of its L4s from now on, but for what is said of each here."""
+    status = GPUNodeStatus(
+        observed_at=datetime.now(UTC).isoformat(),
+        plugin=Plugin(allocation_policy="distributed", device_list_strategy="envvar"),
+        devices=[
+            Device(
+                **{
+                    "uuid": f"GPU-{node}-{index}",
+                    "index": index,
+                    "model": "L4",
+                    "memory_bytes": 24 * GIB,
+                    "reserved_bytes": 0,
+                    "used_bytes": 0,
+                    "unowned_bytes": 0,
+                    "resource": "nvidia.com/gpu",
+                    "sharing": "time-slicing",
+                    "replicas": Replicas(free=4),
+                    **changed,
+                }
+            )
+            for index, changed in enumerate(devices)
+        ],
+    )
+    body = [{"node": node, "status": msgspec.to_builtins(status)}]
+    assert server.debug_post("/embedded/v1/reports", body).status == 204

@@ -1,0 +1,202 @@
+"""What people do with the page, in Chromium: find what is wrong, ask why, follow changes."""
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page.conftest import Looked, ask, place
+from tests.serving import Server, serving
+
+
+def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
+    page = looked.open("/fleet")
+    facts = page.locator("#facts")
+    expect(facts).to_contain_text("61nodes")
+    expect(facts).to_contain_text("128devices")
+    expect(facts).to_contain_text("1fenced")
+    expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#found")).to_have_text("51 to 61 of 61 nodes")
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    page.get_by_role("button", name="Previous").click()
+    expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
+
+
+def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
+    page = looked.open("/fleet")
+    page.get_by_label("Search").fill("l4-0059")
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    stranger = page.get_by_role("img", name=re.compile("GPU 0 L4"))
+    expect(stranger).to_have_accessible_name(
+        "GPU 0 L4, 4.0 GiB left, 0.0 GiB promised, 20.0 GiB unowned, 20.0 GiB measured in use, "
+        "of 24.0 GiB"
+    )
+    fenced = page.get_by_role("img", name=re.compile("GPU 1 L4"))
+    expect(fenced).to_have_accessible_name(re.compile("fenced: .*XID 79"))
+    widths = stranger.locator(".bar i").evaluate_all(
+        "parts => parts.map(each => [each.className, each.getBoundingClientRect().width])"
+    )
+    (unowned, left) = widths
+    assert (unowned[0], left[0]) == ("unowned", "left")
+    assert unowned[1] / left[1] == pytest.approx(5, rel=0.05)  # 20 GiB beside 4
+
+
+def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> None:
+    page = looked.open("/fleet")
+    page.get_by_label("only where something is wrong").check()
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    page.get_by_label("Search").focus()
+    for _ in range(2):  # the box to tick, the node
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    devices = page.get_by_role("table", name="Devices of l4-0059")
+    expect(devices).to_contain_text("- 20.0 GiB unowned = 4.0 GiB")
+    expect(devices).to_contain_text("fenced")
+    page.keyboard.press("Enter")
+    expect(devices).to_have_count(0)
+
+
+def test_who_holds_a_device_is_a_link_to_why_it_is_there(looked: Looked) -> None:
+    page = looked.open("/fleet")
+    page.get_by_label("Search").fill("team-a/runs")
+    page.locator("summary").click()
+    page.get_by_role("link", name="team-a/runs").first.click()
+    expect(page.get_by_role("heading", name="Pod team-a/runs")).to_be_visible()
+    expect(page.locator("#answer")).to_contain_text("bound to node l4-0000")
+    expect(page.get_by_role("table", name="Annotations")).to_contain_text("headroom.gpu/placement")
+
+
+def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(looked: Looked) -> None:
+    page = looked.open("/pending")
+    waits = page.get_by_role("table", name="Pods that wait")
+    expect(waits).to_contain_text("10.0 GiB short on h100")
+    expect(page.locator("nav")).to_contain_text("Pending 1")
+    page.get_by_role("link", name="team-a/large").click()
+    answer = page.locator("#answer")
+    expect(answer).to_contain_text("no node can take the pod")
+    expect(answer).to_contain_text("container main asks for 1 x nvidia.com/gpu with 90Gi")
+    expect(answer).to_contain_text("61 nodes: insufficient GPU memory on any device")
+    sums = page.get_by_role("table", name="Devices of h100 that it could be given")
+    first = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
+    assert first[:1] == ["0 H100"]
+    memory, *less, headroom, room, needs, short = map(gib, first[1:11])
+    assert memory - sum(less) == headroom
+    assert needs - room == short == 10
+
+
+def gib(text: str) -> float:
+    return float(text.removesuffix(" GiB"))
+
+
+def test_a_pod_that_nobody_knows_is_said(looked: Looked) -> None:
+    page = looked.open("/pod")
+    page.get_by_label("Pod").fill("team-a/nobody")
+    page.get_by_role("button", name="Why?").click()
+    expect(page.locator("#answer")).to_contain_text("pod team-a/nobody was neither seen")
+    # The browser itself says in its console that it got a 404.
+    assert len(looked.complaints) == 1
+    assert "404" in looked.complaints.pop()
+
+
+def test_what_changes_is_shown_by_itself_and_leaves_open_what_was_opened(
+    looked: Looked, server: Server
+) -> None:
+    page = looked.open("/fleet")
+    page.get_by_label("Search").fill("l4-0007")
+    page.locator("summary").click()
+    devices = page.get_by_role("table", name="Devices of l4-0007")
+    expect(devices).to_contain_text("nobody")
+    place(server, "newcomer", "7Gi", "l4-0007")
+    expect(devices.get_by_role("link", name="team-a/newcomer").first).to_be_visible()
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(looked: Looked, scheme: Any) -> None:
+    looked.page.emulate_media(color_scheme=scheme)
+    page = looked.open("/fleet")
+    page.locator("summary").first.click()
+    expect(page.locator("table")).to_be_visible()
+    faint = page.evaluate(CONTRASTS)
+    assert faint == []
+
+
+#: Of each element that holds text itself: what is below the 4.5 of WCAG AA.
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgb = colour => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
+    .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = rgb(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll("body *:not(noscript)")]
+    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+    .filter(e => e.checkVisibility() && !e.disabled)
+    .map(e => [e, light(rgb(getComputedStyle(e).color)), light(ground(e))])
+    .map(([e, a, b]) => [e.textContent, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)])
+    .filter(([, ratio]) => ratio < 4.5);
+}"""
+
+
+def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None:
+    looked.page.set_viewport_size({"width": 390, "height": 800})
+    page = looked.open("/fleet")
+    expect(page.locator("summary").first).to_be_visible()
+    for where in ("/fleet", "/pending", "/pod/team-a/large"):
+        looked.open(where)
+        expect(page.locator("#live")).to_contain_text("As of")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(browser: Browser) -> None:
+    page: Page = browser.new_page()
+    with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]") as server:
+        page.goto(f"{server.debug}/")
+        expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    expect(page.locator("#live")).to_have_text(
+        "Not up to date: the extender does not answer", timeout=20_000
+    )
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    page.close()
+
+
+def test_nothing_but_its_own_files_may_be_loaded(server: Server) -> None:
+    for path in ("/", "/page/app.js", "/page/page.css"):
+        answered = server.get(path)
+        assert answered.status == 200
+    assert server.get("/page/../../journal.py").status == 404
+    missing = server.get("/page/none.js")
+    assert missing.status == 404
+    assert "the page has no file 'none.js'" in missing.json()["detail"]
+
+
+def test_a_foreign_script_does_not_run(looked: Looked) -> None:
+    page = looked.open("/fleet")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), "
+        "{textContent: 'window.ran = true'}))"
+    )
+    assert page.evaluate("window.ran") is None
+    assert "Content Security Policy" in looked.complaints.pop()
+
+
+def test_names_are_text_whatever_they_hold(looked: Looked, server: Server) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    ask(server, name, "90Gi", ["h100"])
+    try:
+        page = looked.open("/pending")
+        expect(page.get_by_role("link", name=f"team-a/{name}")).to_be_visible()
+        assert page.locator("table img").count() == 0
+    finally:
+        assert server.delete(f"/embedded/v1/pods/team-a/{name}".replace(" ", "%20")).status == 204
