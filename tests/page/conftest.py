@@ -54,13 +54,15 @@ class Looked:
     def __init__(self, page: Page, address: str) -> None:
         self.page, self.address = page, address
         self.complaints: list[str] = []
+        #: What a test brings about itself.
+        self.expected: str | None = None
         self.elsewhere: list[str] = []
         page.on("console", lambda message: self._heard(message.type, message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self._asked(request.url))
 
     def _heard(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
+        if kind in ("error", "warning") and not (self.expected and self.expected in text):
             self.complaints.append(text)
 
     def _asked(self, url: str) -> None:

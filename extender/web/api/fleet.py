@@ -23,7 +23,7 @@ from extender.web.api.answers import (
 )
 from extender.web.api.context import Context
 from extender.web.api.tables import Table, mib
-from extender.web.views import Body, ReasonView, reason_view, stamp
+from extender.web.bodies import Body, ReasonView, reason_view, stamp
 
 
 class ModelView(BaseModel):

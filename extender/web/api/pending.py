@@ -16,7 +16,7 @@ from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import TABLE_TOO, AskedForm, AskedPage, Form, listed
 from extender.web.api.context import Context
 from extender.web.api.tables import Table, mib
-from extender.web.views import AskView, Paged, ReasonView, ask_view, reason_view, stamp
+from extender.web.bodies import AskView, Paged, ReasonView, ask_view, reason_view, stamp
 
 #: Each costs a look at every node.
 PODS = 50

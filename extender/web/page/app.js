@@ -2,14 +2,17 @@
 
 import {ask, el, gib, many} from "./dom.js";
 import {fleet} from "./fleet.js";
-import {drift, pending} from "./lists.js";
+import {changes, drift, pending} from "./lists.js";
 import {pod} from "./pod.js";
 
-const VIEWS = {fleet, pending, pod, drift};
+const VIEWS = {fleet, pending, pod, changes, drift};
 /** Between two looks where nobody tells us that something changed. */
 const EVERY_MS = 5000;
 /** News come in bursts. */
 const TOGETHER_MS = 300;
+/** All that the server tells: an EventSource hears named events one by one. */
+const NEWS = ["promise_made", "promise_changed", "promise_removed", "pod_observed", "prediction_missed", "decision",
+  "report_lost", "report_returned", "device_fenced", "device_healthy", "node_appeared", "node_gone"];
 const view = document.getElementById("view"), live = document.getElementById("live");
 
 let shown = null;      // {refresh, stop} of the view
@@ -36,7 +39,7 @@ async function refresh() {
     const waiting = await ask("v1/pending", {limit: 1});
     if (mine !== wanted) return;
     facts(totals, waiting.matching);
-    live.textContent = `As of ${new Date().toLocaleTimeString("en-GB")}${source ? ", live" : ""}`;
+    live.textContent = `As of ${new Date().toLocaleTimeString("en-GB")}${isLive ? ", live" : ""}`;
     live.className = "";
   } catch (err) {
     if (mine !== wanted) return;
@@ -69,17 +72,16 @@ function facts(totals, waiting) {
   count.hidden = !waiting;
 }
 
-let source = null;
-let soon = null;
+let isLive = false, soon = null;
 function listen() {
   const events = new EventSource("v1/events");
-  events.onopen = () => { source = events; };
-  const news = () => {
-    if (soon) return;
-    soon = setTimeout(() => { soon = null; refresh(); }, TOGETHER_MS);
+  events.onopen = () => { isLive = true; };
+  const news = () => { soon ??= setTimeout(() => { soon = null; refresh(); }, TOGETHER_MS); };
+  for (const kind of NEWS) events.addEventListener(kind, news);
+  events.onerror = () => {
+    isLive = false;
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10 * EVERY_MS);
   };
-  events.onmessage = news;
-  events.onerror = () => { source = null; if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10 * EVERY_MS); };
 }
 
 addEventListener("hashchange", route);

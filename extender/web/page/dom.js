@@ -15,7 +15,7 @@ export function el(tag, attributes = {}, ...children) {
 export function gib(bytes) {
   const size = Math.abs(bytes) / 2 ** 30;
   const digits = size < 100 ? 1 : 0;
-  const text = (Math.floor(size * 10 ** digits) / 10 ** digits).toLocaleString("en", {minimumFractionDigits: digits});
+  const text = size.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
   return `${bytes < 0 ? "-" : ""}${text} GiB`;
 }
 

@@ -21,7 +21,7 @@ export function fleet(view) {
   const only = el("input", {type: "checkbox", id: "troubled"});
   const back = el("button", {type: "button", onclick: () => turn(() => after.pop())}, "Previous");
   const on = el("button", {type: "button", onclick: () => turn(() => after.push(on.dataset.after))}, "Next");
-  let timer = null;
+  let timer = null, asked = 0;
   box.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => { search = box.value.trim(); after = []; load(); }, WAIT_MS); });
   only.addEventListener("change", () => { troubled = only.checked; after = []; load(); });
   const turn = async move => { move(); await load(); rows.scrollIntoView({block: "start"}); };
@@ -35,7 +35,9 @@ export function fleet(view) {
   view.querySelector("form").addEventListener("submit", event => event.preventDefault());
 
   async function load() {
+    const mine = ++asked;
     const body = await ask("v1/nodes", {limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
+    if (mine !== asked) return;  // something else is looked for meanwhile
     const first = body.matching - body.remaining - body.nodes.length + 1;
     found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
       : search || troubled ? "no node matches" : "no node is known yet";

@@ -1,4 +1,4 @@
-// Pods that wait, and predictions that were missed.
+// Pods that wait, what changed, and predictions that were missed.
 
 import {ask, el, gib, many, podLink, since, table} from "./dom.js";
 
@@ -10,8 +10,11 @@ export function pending(view) {
   first.addEventListener("click", () => { after = ""; load(); });
   view.append(el("h2", {}, "Pending"), told, rows, el("div", {class: "pages"}, first, on));
 
+  let asked = 0;
   async function load() {
+    const mine = ++asked;
     const body = await ask("v1/pending", {continue: after});
+    if (mine !== asked) return;
     told.textContent = body.matching ? `${many(body.matching, "pod")} that wait for a GPU.` : "No pod waits for a GPU.";
     first.disabled = !after;
     on.disabled = !body.remaining;
@@ -44,6 +47,24 @@ export function drift(view) {
       m.observed.join(", "),
       [m.message, m.overcommitted_bytes ? el("div", {class: "bad"}, `overcommits the device by ${gib(m.overcommitted_bytes)}`) : null,
         el("div", {class: "quiet"}, `${since(m.at)} ago`)],
+    ]))] : []));
+  }
+  return {refresh: load};
+}
+
+const NEWEST = 200;
+
+export function changes(view) {
+  const told = el("p", {role: "status"}), rows = el("div");
+  view.append(el("h2", {}, "Changes"), told, rows);
+  async function load() {
+    const {events} = await ask("v1/events", {follow: "false"});
+    const newest = events.slice(-NEWEST).reverse();
+    told.textContent = newest.length ? `The last ${many(newest.length, "change")} that this replica saw.` : "Nothing has changed since this replica began.";
+    rows.replaceChildren(...(newest.length ? [table("What changed, the latest first", ["When", "What", "Why", "Pod", "Node and device", ""], newest.map(e => [
+      `${since(e.at)} ago`, e.kind.replaceAll("_", " "), e.cause?.replaceAll("_", " "),
+      e.name ? [podLink(e.namespace, e.name)] : "-",
+      [e.node ?? "-", e.device ? el("div", {class: "quiet"}, e.device) : null], e.message ?? "",
     ]))] : []));
   }
   return {refresh: load};

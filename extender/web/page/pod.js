@@ -6,7 +6,7 @@ import {asks} from "./lists.js";
 const VERDICTS = {bound: "good", fits: "good", refused: "bad", unreadable: "bad"};
 
 export function pod(view, [namespace = "", name = ""]) {
-  const box = el("input", {id: "pod", placeholder: "namespace/name", required: true, pattern: "[^/]+/[^/]+", autocomplete: "off",
+  const box = el("input", {id: "pod", placeholder: "namespace/name", required: true, pattern: "[^\\/]+\\/[^\\/]+", autocomplete: "off",
     value: name ? `${namespace}/${name}` : null});
   const answer = el("div", {id: "answer", "aria-live": "polite"});
   const form = el("form", {class: "tools"}, el("label", {for: "pod"}, "Pod"), box, el("button", {}, "Why?"));
@@ -32,7 +32,6 @@ export function pod(view, [namespace = "", name = ""]) {
 }
 
 function parts(body) {
-  const last = body.last_decision;
   return [
     el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
@@ -41,10 +40,24 @@ function parts(body) {
       el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
     !body.bound_to && body.reasons.length ? el("section", {}, el("h3", {}, "Refused"),
       el("ul", {}, ...body.reasons.map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))) : null,
-    last ? el("p", {class: "quiet"}, `kube-scheduler asked ${since(last.at)} ago: ${many(last.offered, "node")} offered, ${last.fits} could take it. Decision ${last.decision_id}.`)
-      : el("p", {class: "quiet"}, "kube-scheduler has not asked about it since this extender began to remember."),
+    ...decision(body.last_decision),
     body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "The nearest nodes"), ...body.nearest.map(nearest)),
   ];
+}
+
+/** The last attempt to place it, verb by verb, whichever replica served each. */
+function decision(last) {
+  if (!last) return [el("p", {class: "quiet"}, "kube-scheduler has not asked about it since this extender began to remember.")];
+  const {filter, prioritize, bind} = last, said = [];
+  if (filter) said.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
+  if (prioritize) said.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
+  if (bind) said.push(`bind to ${bind.node}: ${bind.outcome}${bind.message ? `, ${bind.message}` : ""} (${bind.took_ms.toFixed(1)} ms)`);
+  const best = prioritize?.candidates ?? [], names = Object.keys(best[0]?.score_terms ?? {});
+  return [el("section", {}, el("h3", {}, "The last decision"),
+    el("ul", {}, ...said.map(text => el("li", {}, text))),
+    best.length ? table("The best nodes then, by the terms of their score", ["Node", "Score", ...names],
+      best.map(each => [each.node, [el("b", {}, each.score_ratio.toFixed(3))], ...names.map(name => each.score_terms[name].toFixed(2))]), "sums") : null,
+    el("p", {class: "quiet"}, `Decision ${last.decision_id}`))];
 }
 
 function placement(body) {
