@@ -10,13 +10,13 @@ import numpy as np
 
 from contract.annotations import VRAM
 from contract.kube import Pod
+from contract.quantity import gib
 from contract.reasons import Reason
 from extender.cluster.holders import Held, holders
 from extender.cluster.state import ClusterState
 from extender.placement.comparison import failing
 from extender.placement.explain import Explanation, NodeExplanation
 from extender.placement.fit import Verdicts
-from extender.placement.prose import gib
 from extender.placement.snapshot import CODE_OF
 
 Kind = Literal["lower", "wait", "mend", "replicas"]

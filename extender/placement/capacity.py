@@ -10,12 +10,12 @@ from typing import Literal
 
 import numpy as np
 
+from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.candidates import Mask, slots_of
 from extender.placement.environment import Nodes
 from extender.placement.explain import largest_fitting
 from extender.placement.fit import Verdicts
-from extender.placement.prose import gib
 from extender.placement.snapshot import CODE_OF
 
 #: "closed": no node with a device of the resource takes pods at all.

@@ -8,6 +8,10 @@ group of views is a module of ``web.api`` with a ``router``, and a line here.
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
+from fastapi import Depends, FastAPI, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
+
 from extender.web.api import (
     capacity,
     decisions,
@@ -25,10 +29,34 @@ from extender.web.api import (
     status,
     whatif,
 )
+from extender.web.api.bounded import Bounded
 from extender.web.api.context import Context
 from extender.web.api.problems import tell_problems
+from extender.web.auth import Guard
 
-_GROUPS = (page, probes, fleet, nodes, pending, explain, score, capacity, whatif, decisions, drift, events, status, snapshot, devices)
+_GROUPS = (
+    page,
+    probes,
+    fleet,
+    nodes,
+    devices,
+    pending,
+    explain,
+    score,
+    capacity,
+    whatif,
+    decisions,
+    drift,
+    events,
+    status,
+    snapshot,
+)
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "Nobody known to the API server"},
+    403: {"description": "Who may not read this"},
+    503: {"description": "The API server cannot be asked who may"},
+}
 
 
 def debug_app(context: Context) -> FastAPI:

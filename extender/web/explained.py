@@ -8,10 +8,11 @@ from pydantic import BaseModel
 
 from contract.annotations import PREFIX
 from contract.kube import Pod
+from contract.quantity import gib
 from extender.cluster.advice import Advice
 from extender.cluster.holders import Held
 from extender.placement.explain import DeviceExplanation, Explanation, NodeExplanation
-from extender.placement.prose import gib, told
+from extender.placement.prose import told
 from extender.placement.request import Unreadable, VramRequest
 from extender.web.bodies import AskView, Body, ReasonView, ask_view, reason_view
 from extender.web.decisions import DecisionView, FilterView, Unanswered

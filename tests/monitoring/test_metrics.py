@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.history.debian import Unavailable, programs
+from tests.debian import Unavailable, prometheus
 from tests.monitoring.conftest import World
 from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
@@ -101,7 +101,7 @@ def test_the_docs_name_the_alerts_of_each_metric() -> None:
 
 def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) -> None:
     try:
-        _, promtool = programs()
+        _, promtool = prometheus()
     except Unavailable as err:
         pytest.skip(f"needs promtool: {err}")
     for text in scrapes:

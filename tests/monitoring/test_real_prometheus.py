@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.history.debian import Unavailable
+from tests.debian import Unavailable
 from tests.history.server import Prometheus, prometheus
 from tests.monitoring.conftest import World
 from tests.monitoring.test_rules import DOCS, RULES, alerts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.history.debian import Unavailable, programs
+from tests.debian import Unavailable, prometheus
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
@@ -23,7 +23,7 @@ def alerts() -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="module")
 def promtool() -> str:
     try:
-        return programs()[1]
+        return prometheus()[1]
     except Unavailable as err:
         pytest.skip(f"needs promtool: {err}")
 
