@@ -201,6 +201,7 @@ class ControlPlane(Processes):
         extender_url: str,
         binary: str = "kube-scheduler",
         tls: Mapping[str, str] | None = None,
+        one_entry: bool = False,
     ) -> None:
         """Start one of the built kube-schedulers with our extender, as we tell users to set it up.
 
@@ -209,7 +210,8 @@ class ControlPlane(Processes):
         """
         config = self.folder / f"{binary}.json"
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
-        config.write_text(json.dumps(scheduler_configuration(extender_url, kubeconfig, tls)))
+        content = scheduler_configuration(extender_url, kubeconfig, tls, one_entry)
+        config.write_text(json.dumps(content))
         flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
         self.spawn(binary, str(built(binary)[binary]), *flags)
 
@@ -314,17 +316,25 @@ class ControlPlane(Processes):
 
 
 def scheduler_configuration(
-    extender_url: str, kubeconfig: Path, tls: Mapping[str, str] | None = None
+    extender_url: str,
+    kubeconfig: Path,
+    tls: Mapping[str, str] | None = None,
+    one_entry: bool = False,
 ) -> dict[str, Any]:
-    """The KubeSchedulerConfiguration as it is shipped, for an extender of the tests."""
+    """The KubeSchedulerConfiguration as it is shipped, for an extender of the tests; with
+    ``one_entry`` it is only asked about pods with a GPU, as the file says how."""
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/scheduler.yaml").read_text())
     content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
     content["leaderElection"] = {"leaderElect": False}
-    (extender,) = content["extenders"]
-    extender["urlPrefix"] = extender_url
-    if tls is not None:
-        # Without a caFile it would take any certificate at all.
-        extender |= {"enableHTTPS": True, "tlsConfig": tls}
+    if one_entry:
+        first, second = content["extenders"]
+        moved = {key: second[key] for key in ("prioritizeVerb", "weight")}
+        content["extenders"] = [first | moved]
+    for extender in content["extenders"]:
+        extender["urlPrefix"] = extender_url
+        if tls is not None:
+            # Without a caFile it would take any certificate at all.
+            extender |= {"enableHTTPS": True, "tlsConfig": tls}
     return content
 
 

@@ -41,6 +41,7 @@ from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.eviction import Evictions
 from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.placement.aside import aside
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
 from extender.placement.visible import VISIBLE_DEVICES
@@ -102,6 +103,14 @@ class Product(Scheduler):
         if not isinstance(outcome, Bound):
             raise AssertionError(f"nobody else binds, but {job} was refused: {outcome}")
         return node
+
+    def aside(self, nodes: Sequence[int], now_s: float) -> list[int]:
+        """Where a pod without a GPU is to go: all of these are as good to us."""
+        self._now_s = now_s
+        self._catch_up()
+        snap = self._cluster.snapshot()
+        best = aside(snap, snap.rows([name_of(node) for node in nodes]))
+        return [node for node, is_best in zip(nodes, best.tolist(), strict=True) if is_best]
 
     def look(self, node: int, sample: Sample, now_s: float) -> Report:
         status = self._agents[node].look(sample, EPOCH_S + now_s)

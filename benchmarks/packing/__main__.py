@@ -101,7 +101,7 @@ def main(
             mode,
             each,
             choice or ("pinned" if each in POLICIES else "mixed"),
-            others or ("bestfit" if each in POLICIES else "own"),
+            others or "own",
             number,
             order,
             winners.get(number, ()),

@@ -1,4 +1,5 @@
-"""Headroom's own code places the pods that ask for GPUs: its state, its scores, its ledger.
+"""Headroom's own code places the pods: its state, its scores, its ledger. Pods that ask for no GPU
+go where it tells kube-scheduler to put them.
 
 What an extender replica and the agents run is that of ``benchmarks.device_truth``; here nodes are
 of many shapes, and each pod is admitted, started and reported before the next one comes.
@@ -73,6 +74,8 @@ class Headroom:
 
     def choose(self, name: str, ask: Ask, offered: Rows) -> Placed | None:
         self._now_s += 1.0
+        if not ask.gpus:
+            return self._product.aside(offered.tolist(), self._now_s)[0], ()
         whole = ask.amount is None
         job = _Job(name, (ask.amount or 0) * MIB, self._now_s, 0.0, ask.gpus, whole, ask.models)
         nodes = [place for place in offered.tolist() if self._left(place) >= ask.gpus]
@@ -96,6 +99,8 @@ class Headroom:
 
     def ended(self, name: str) -> None:
         self._now_s += 1.0
+        if name not in self._sits:
+            return  # it asked for no GPU
         job, node = self._sits.pop(name)
         self._given[node] -= job.count
         self._world.end(name, node)

@@ -9,6 +9,11 @@ is refused is taken away. A published rule runs as an extender of its own that f
 binds; of its score kube-scheduler gets what an extender can say, 0..10. Headroom is the real
 process, on steered nodes. Who sits where is judged as in the simulation. A pod takes some tenths
 of a second, so a small cluster has to be enough.
+
+``--others``: where pods without a GPU go. "kube": wherever kube-scheduler likes, as the extender is
+only asked about the others; "own": it is asked about all pods, by a second entry as in
+deploy/scheduler.yaml, and Headroom says its own and a rule its own score; "aside": a rule is asked,
+and says what the simulation's ``--others aside`` does.
 """
 
 import contextlib
@@ -16,7 +21,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,7 +36,7 @@ from benchmarks.packing.__main__ import OPENB, machine_line
 from benchmarks.packing.judge import Judge
 from benchmarks.packing.play import READ_AT, Filters, Inflation, Placed, Play, Rows, shuffled
 from benchmarks.packing.rules import RULES, Fleet, Rule
-from benchmarks.packing.runs import places, unshared
+from benchmarks.packing.runs import Aside, places, unshared
 from benchmarks.packing.workload import (
     REPLICAS,
     Ask,
@@ -141,9 +146,9 @@ class Real(ABC):
 class ByRule(Real):
     """Its extender is a published rule, which sees the nodes that kube-scheduler offers."""
 
-    def __init__(self, cluster: Fleetful, rule: Rule, alone: bool) -> None:
+    def __init__(self, cluster: Fleetful, rule: Rule, aside: Rule | None, alone: bool) -> None:
         super().__init__(cluster)
-        self._rule, self._alone = rule, alone
+        self._rule, self._aside, self._alone = rule, aside, alone
         self._asked: dict[str, Ask] = {}
         self._devices: dict[str, tuple[int, ...]] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -157,7 +162,7 @@ class ByRule(Real):
     def choose(self, name: str, asked: Ask, offered: Rows) -> Placed | None:
         self._asked[name] = asked
         placed = super().choose(name, asked, offered)
-        if placed is not None and not asked.gpus:  # no extender is asked about those
+        if placed is not None and not asked.gpus:  # no extender binds those
             self._rule.note(name, asked, placed)
         return placed
 
@@ -181,9 +186,12 @@ class ByRule(Real):
     def prioritize(self, args: Any) -> Any:
         names = args["NodeNames"]
         asked, rows = self._asked[args["Pod"]["metadata"]["name"]], self._rows(args["NodeNames"])
-        scores = np.floor(10 * self._rule.scores(asked, rows)).clip(0, 10).astype(int)
-        if self._alone:
-            scores = np.where(rows == self._rule.pick(asked, rows), 10, 0)
+        rule, alone = self._rule, self._alone
+        if self._aside is not None and not asked.gpus:
+            rule, alone = self._aside, True
+        scores = np.floor(10 * rule.scores(asked, rows)).clip(0, 10).astype(int)
+        if alone:
+            scores = np.where(rows == rule.pick(asked, rows), 10, 0)
         return [
             {"Host": name, "Score": int(score)} for name, score in zip(names, scores, strict=True)
         ]
@@ -300,11 +308,14 @@ class ByHeadroom(Real):
 
 
 @contextlib.contextmanager
-def placing(policy: str, cluster: Fleetful, make: Any, alone: bool) -> Iterator[Real]:
+def placing(
+    policy: str, cluster: Fleetful, make: Callable[[str], Rule], others: str, alone: bool
+) -> Iterator[Real]:
+    one_entry = others == "kube"
     if policy in OURS:
         settings = {"policy": policy, "stale_after_s": 1e6}
         ours = ByHeadroom(cluster)
-        cluster.start_scheduler(cluster.start_extender(settings=settings))
+        cluster.start_scheduler(cluster.start_extender(settings=settings), one_entry=one_entry)
         deadline_s = time.monotonic() + PATIENCE_S
         while not cluster.initialised():
             if time.monotonic() > deadline_s:
@@ -315,9 +326,11 @@ def placing(policy: str, cluster: Fleetful, make: Any, alone: bool) -> Iterator[
         time.sleep(1.0)
         yield ours
         return
-    theirs = ByRule(cluster, make(), alone)
+    rule = make(policy)
+    aside = Aside(rule.fleet, rule.demand, (), rule.ranks) if others == "aside" else None
+    theirs = ByRule(cluster, rule, aside, alone)
     try:
-        cluster.start_scheduler(theirs.url)
+        cluster.start_scheduler(theirs.url, one_entry=one_entry)
         yield theirs
     finally:
         theirs.close()
@@ -330,6 +343,9 @@ def main(
     cluster: Annotated[str, typer.Option(help="Of the arrivals' rows: full, small.")] = "small",
     seed: Annotated[list[int] | None, typer.Option(help="Of arrivals; or draws them.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    others: Annotated[
+        list[str] | None, typer.Option(help="kube, own or aside; one for each policy.")
+    ] = None,
     alone: Annotated[
         bool, typer.Option("--alone", help="Rules tell kube-scheduler their winner alone.")
     ] = False,
@@ -344,15 +360,17 @@ def main(
     pools = unshared(there, asks)
     typer.echo(f"{nodes.name}, {pods.name}, {len(pools)} nodes unshared; {machine_line()}\n")
     columns = [*(f"admitted % @{at}" for at in READ_AT), "idle % @100", "overcommits", "pods", "s"]
-    typer.echo(f"| policy | seed | {' | '.join(columns)} |")
-    typer.echo("|---" * (2 + len(columns)) + "|")
+    typer.echo(f"| policy | pods without a GPU | seed | {' | '.join(columns)} |")
+    typer.echo("|---" * (3 + len(columns)) + "|")
+    policy = policy or ["bestfit", "fgd", *OURS]
+    others = others or ["own" if each in OURS else "kube" for each in policy]
     for number, given in orders.items():
         order = given or tuple(
             shuffled([demand.of(each) for each in asks], demand.capacity, number)
         )
-        for each in policy or ("bestfit", "fgd", *OURS):
+        for each, theirs in zip(policy, others, strict=True):
             began_s = time.monotonic()
-            found = _inflated(each, there, asks, order, demand, pools, alone)
+            found = _inflated(each, there, asks, order, demand, pools, theirs, alone)
             cells = [
                 *(f"{found.admitted(at):.2f}" for at in READ_AT),
                 f"{found.idle(100):.2f}",
@@ -360,7 +378,7 @@ def main(
                 str(len(order)),
                 f"{time.monotonic() - began_s:.0f}",
             ]
-            typer.echo(f"| {each} | {number} | {' | '.join(cells)} |")
+            typer.echo(f"| {each} | {theirs} | {number} | {' | '.join(cells)} |")
 
 
 def _inflated(
@@ -370,6 +388,7 @@ def _inflated(
     order: Sequence[int],
     demand: Demand,
     pools: Sequence[int],
+    others: str,
     alone: bool,
 ) -> Inflation:
     plane = ControlPlane()
@@ -379,11 +398,11 @@ def _inflated(
         there = Fleetful(plane, nodes, pools)
         there.create()
 
-        def rule() -> Rule:
+        def rule(policy: str) -> Rule:
             ranks = np.arange(len(nodes))
             return RULES[policy](Fleet(nodes, "vram"), demand, asks, ranks)
 
-        with placing(policy, there, rule, alone) as scheduler:
+        with placing(policy, there, rule, others, alone) as scheduler:
             judge = Judge(places(nodes, "vram", REPLICAS))
             return Play(Filters(nodes, pools), demand, judge, scheduler).inflate(asks, order)
     finally:

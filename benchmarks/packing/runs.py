@@ -95,7 +95,7 @@ def unshared(nodes: Sequence[Node], asks: Sequence[Ask]) -> list[int]:
 
 
 class _Others(Scheduler):
-    """Places pods without a GPU by a rule of its own: such pods are none of Headroom's."""
+    """Places pods without a GPU by another rule."""
 
     def __init__(self, inner: Scheduler, others: Rule, inner_sees_all: Fleet | None) -> None:
         self._inner, self._others, self._theirs = inner, others, inner_sees_all
@@ -142,12 +142,13 @@ def _scheduler(run: Run, demand: Demand, pools: Sequence[int]) -> Scheduler:
             return rule
         return _Others(rule, _others(run, demand, ranks), fleet)
     ours = Headroom(run.nodes, run.mode, run.policy, run.choice, run.seed, pools)
+    if run.others == "own":
+        return ours
     return _Others(ours, _others(run, demand, ranks), None)
 
 
 def _others(run: Run, demand: Demand, ranks: Rows) -> Rule:
-    make = OTHERS["bestfit" if run.others == "own" else run.others]
-    return make(Fleet(run.nodes, run.mode), demand, run.asks, ranks)
+    return OTHERS[run.others](Fleet(run.nodes, run.mode), demand, run.asks, ranks)
 
 
 def _inflated(found: Inflation) -> dict[str, Any]:

@@ -704,7 +704,8 @@ class ClusterState:
         elif device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
             reason, detail = Reason.CANNOT_PIN, why_not_pinned(status.plugin)
         if gpunode is None or status is None:
-            return NodeTerms(name, reason, NEVER_S, detail=detail)
+            equipped = gpunode is not None or self._has_gpus(name)
+            return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
         coming = dict(assumed)
         promises = {**coming, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
@@ -733,6 +734,13 @@ class ClusterState:
             gated=device_choice is DeviceChoice.GATED,
             detail=detail,
         )
+
+    def _has_gpus(self, name: str) -> bool:
+        """As far as the node says, or who else gives them out."""
+        node = self._nodes.get(name)
+        offers = node.status.allocatable if node and node.status else None
+        ours = any(self.rules.manages(resource) for resource in offers or ())
+        return ours or self._allocators.manager(name) is not None
 
     def _backs_off(self, gpunode: GPUNode) -> bool:
         """Whether a pod was sent away from there lately, as far as this very object tells too:

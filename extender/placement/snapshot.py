@@ -53,6 +53,8 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     gated: bool = False
     #: The particulars of ``reason``, where there is more to say than its sentence.
     detail: str = ""
+    #: Whether it has GPUs, even if nobody told anything of them.
+    equipped: bool = True
 
 
 def clamped(count_bytes: int) -> int:
@@ -125,6 +127,8 @@ class Snapshot:
     changed_in: Rows
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
     node_headroom_bytes: Rows
+    #: (rows,) what a pod without a GPU is kept away from (``placement.aside``).
+    spare_bytes: Rows
     #: The memory of the largest device, and of all devices of the node that has most; never 0.
     largest_device_bytes: int
     largest_node_bytes: int
@@ -147,6 +151,7 @@ class Snapshot:
             name_rank=self.name_rank[rows],
             changed_in=self.changed_in[rows],
             node_headroom_bytes=self.node_headroom_bytes[rows],
+            spare_bytes=self.spare_bytes[rows],
         )
 
     def rows(self, names: Sequence[str]) -> Rows:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from extender.placement.aside import spare_bytes
 from extender.placement.chances import may_have_free_replica
 from extender.placement.copies import Copies
 from extender.placement.equation import DeviceTerms
@@ -135,6 +136,7 @@ class Table:
                 name_rank=self._name_rank,
                 changed_in=of_node["changed_in"],
                 node_headroom_bytes=of_node["headroom_bytes"],
+                spare_bytes=of_node["spare_bytes"],
                 largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
                 largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
             )
@@ -177,6 +179,7 @@ class Table:
             "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
             "headroom_bytes": sum(max(value["headroom_bytes"], 0) for value in values),
+            "spare_bytes": spare_bytes(node),
             "memory_bytes": sum(memories),
             "largest_device_bytes": max(memories, default=0),
         }
@@ -250,6 +253,7 @@ def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
         "degraded": np.zeros(rows, np.bool_),
         "changed_in": np.zeros(rows, np.int64),
         "headroom_bytes": np.zeros(rows, np.int64),
+        "spare_bytes": np.zeros(rows, np.int64),
         "memory_bytes": np.zeros(rows, np.int64),
         "largest_device_bytes": np.zeros(rows, np.int64),
     }

@@ -17,6 +17,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal, micros
+from extender.placement.aside import aside
 from extender.placement.best import best
 from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
@@ -130,14 +131,17 @@ class Verbs:
         return wire.encode_filter_error(message)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Name the best of the nodes that filter let pass; raises ``wire.MalformedBody``."""
+        """Name the best of the nodes that filter let pass; of a pod that asks for no GPU those
+        where it takes nothing away. Raises ``wire.MalformedBody``."""
         began_s = self._monotonic_s()
         offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
         request = self._understand(offered.pod)
         winner: str | None = None
-        if isinstance(request, VramRequest) and request.asks:
+        if isinstance(request, VramRequest):
             rows = self._rows(offered.names, snap)
+            if not request.asks:  # nothing to remember: it is none of ours
+                return wire.encode_alike(offered.names, aside(snap, rows))
             known = rows >= 0
             weighing = self._weighings.weigh(request, snap, self._monotonic_s())
             market = self._cluster.usual.market

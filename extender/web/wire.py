@@ -234,6 +234,14 @@ def encode_priorities(winner: str | None) -> bytes:
     return _encoder.encode([Priority(host=winner, score=MAX_SCORE)])
 
 
+def encode_alike(names: Names, chosen: NDArray[np.bool_]) -> bytes:
+    """The same of several, between which kube-scheduler has the choice."""
+    if not chosen.any() or chosen.all():
+        return b"[]"
+    score = b',"Score":%d}' % MAX_SCORE
+    return b'[{"Host":%b%b]' % (names.joined(b'%b,{"Host":' % score, chosen), score)
+
+
 def encode_bind(message: str) -> bytes:
     """``message`` is empty when the pod is bound."""
     return _encoder.encode(BindResult(printable(message)))

@@ -9,6 +9,7 @@ from contract.gpunode import GPUNode
 from contract.kube import (
     Container,
     Node,
+    NodeStatus,
     ObjectMeta,
     Pod,
     Present,
@@ -20,6 +21,7 @@ from contract.kube import (
 from contract.reasons import Reason
 from extender.cluster.allocators import MANAGERS, node_of, of_node, of_pod
 from extender.cluster.events import (
+    GPUNodeGone,
     GPUNodeSeen,
     NodeGone,
     NodeSeen,
@@ -30,7 +32,9 @@ from extender.cluster.events import (
     SliceSeen,
 )
 from extender.cluster.state import ClusterState
+from extender.placement.aside import NO_DEVICE
 from extender.placement.fit import fit
+from extender.placement.snapshot import MOST_BYTES
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
 from tests.cluster.test_state import state_of
 
@@ -232,6 +236,27 @@ def test_a_slice_may_come_before_its_node_and_a_node_may_go() -> None:
     state.apply([SliceGone("s"), NodeSeen(node({HANDSHAKE: "x"})), NodeGone("n")])
     state.apply([NodeSeen(kube_node("n"))])
     assert reason(state) is None
+
+
+def test_a_node_that_is_another_ones_has_gpus(state: ClusterState) -> None:
+    """Pods without a GPU are sent to nodes without GPUs first: none of those that are silent."""
+    bare = msgspec.structs.replace(kube_node("n"), status=None)
+    state.apply([NodeSeen(bare), GPUNodeGone("n")])
+    assert state.snapshot().spare_bytes.tolist() == [NO_DEVICE]
+    state.apply([PodSeen(marked(limits={"nvidia.com/gpumem": "3000"}))])
+    assert state.snapshot().spare_bytes.tolist() == [MOST_BYTES]
+
+
+@pytest.mark.parametrize("told", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
+def test_a_node_that_offers_gpus_of_which_nobody_told_anything_has_some(
+    told: dict[str, str],
+) -> None:
+    silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=told))
+    plain = msgspec.structs.replace(kube_node("p"), status=NodeStatus(allocatable={"cpu": "8"}))
+    found = state_of(NodeSeen(silent), NodeSeen(plain)).snapshot()
+    assert found.spare_bytes.tolist() == [MOST_BYTES, NO_DEVICE]
+    held = state_of(NodeSeen(plain), GPUNodeSeen(gpunode(name="p"), NOW_S)).snapshot()
+    assert held.spare_bytes.tolist() == [MOST_BYTES]
 
 
 def test_every_manager_has_its_place_in_the_order() -> None:

@@ -124,8 +124,9 @@ class Cluster:
         extender_url: str,
         binary: str = "kube-scheduler",
         tls: Mapping[str, str] | None = None,
+        one_entry: bool = False,
     ) -> None:
-        self.plane.start_scheduler(extender_url, binary, tls)
+        self.plane.start_scheduler(extender_url, binary, tls, one_entry)
         self._started.append(binary)
 
     def start_controller_manager(self) -> None:

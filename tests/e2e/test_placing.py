@@ -109,6 +109,55 @@ def test_the_shipped_scheduler_looks_everywhere_and_heeds_users_before_us_before
     cluster.until(lambda: cluster.node_of("choosy") == other, "it is bound where it likes to be")
 
 
+def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free_but_never_kept_waiting(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(2)
+    cluster.bring_up()
+    # Each takes a ninth of a node. kube-scheduler alone would take turns.
+    limits = {"cpu": "14", "memory": "110Gi"}
+
+    def place(name: str, vram: str | None = None) -> str:
+        gpu = {RESOURCE: "1"} if vram else {}
+        container = {"name": "main", "image": "none", "resources": {"limits": limits | gpu}}
+        cluster.create_pod(name, vram, containers=[container])
+        cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
+        return cluster.node_of(name)
+
+    used = place("first", "20Gi")
+    assert {place(f"plain-{i}") for i in range(3)} == {used}
+    # While the extender is silent they are placed by kube-scheduler alone.
+    cluster.plane.pause("extender")
+    (other,) = {"gpu-1", "gpu-2"} - {used}
+    try:
+        assert place("meanwhile") == other
+    finally:
+        cluster.plane.resume("extender")
+    # A node without GPUs comes first.
+    cluster.names += ("plain",)
+    cluster.plane.call("POST", "/api/v1/nodes", node_manifest("plain"))
+    amounts = {"cpu": "32", "memory": "256Gi", "pods": "9"}
+    status = {"status": {"capacity": amounts, "allocatable": amounts}}
+    merge = "application/merge-patch+json"
+    cluster.plane.call("PATCH", "/api/v1/nodes/plain", {"spec": {"taints": None}}, merge)
+    cluster.plane.call("PATCH", "/api/v1/nodes/plain/status", status, merge)
+    cluster.until(lambda: place_of_next(cluster) == "plain", "the node is known")
+    # With one entry Headroom places GPU pods as before, and kube-scheduler all others.
+    cluster.kill("kube-scheduler")
+    url = f"http://127.0.0.1:{cluster.port}"
+    cluster.start_scheduler(url, one_entry=True)
+    assert place("small", "2Gi") == used
+    assert place("anywhere") == other
+
+
+def place_of_next(cluster: Cluster) -> str:
+    """Where a pod without a GPU, which asks for next to nothing, is bound."""
+    name = f"next-{len(cluster.pods())}"
+    cluster.create_pod(name, None, gpus=0)
+    cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
+    return cluster.node_of(name)
+
+
 def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     new_cluster: NewCluster,
 ) -> None:

@@ -22,6 +22,7 @@ def copied(snap: Snapshot) -> dict[str, object]:
         "rank": snap.name_rank.tolist(),
         "reasons": snap.node_reason.tolist(),
         "fresh": snap.fresh_until_s.tolist(),
+        "spare": snap.spare_bytes.tolist(),
         **{name: getattr(snap.columns, name).tolist() for name, _ in _COLUMNS},
     }
 

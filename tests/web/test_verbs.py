@@ -132,6 +132,28 @@ def test_node_that_does_not_fit_scores_nothing(server: Server) -> None:
     assert scores == [{"Host": "large", "Score": 10}]
 
 
+def test_a_pod_without_a_gpu_is_told_where_least_is_left_and_nobody_remembers_it(
+    server: Server,
+) -> None:
+    holder, plain = pod("holder", "30Gi"), pod("plain", gpus=0)
+    everywhere = ("large", "nobody-knows", "shared", "pair", "whole")
+
+    def told(*names: str) -> list[dict[str, Any]]:
+        return list(server.post("/prioritize", offer(plain, *names)).json())
+
+    assert told(*everywhere) == [{"Host": "shared", "Score": 10}]
+    assert told("nobody-knows", "large") == [{"Host": "large", "Score": 10}]
+    assert told("nobody-knows", "or-that") == []
+    passed(server, holder, "large")
+    assert bind(server, holder, "large") == ""  # of its 80 GiB it leaves 50: pair has 48
+    assert told("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
+    before = {name: devices(server, name) for name in ("shared", "pair")}
+    # Nothing is expected of it, and no decision is kept: it is none of Headroom's.
+    assert passed(server, pod("next", "24Gi"), "shared") == ["shared"]
+    assert server.get("/v1/explain/pods/default/plain").status == 404
+    assert before == {name: devices(server, name) for name in ("shared", "pair")}
+
+
 def test_pod_that_could_end_on_either_device_is_charged_on_both(server: Server) -> None:
     shown = pod("somewhere", "16Gi")
     assert passed(server, shown, "pair")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from contract.kube import ObjectMeta, Pod
 from extender.web.names import Names
-from extender.web.wire import Offered, encode_filter, encode_priorities, printable
+from extender.web.wire import Offered, encode_alike, encode_filter, encode_priorities, printable
 
 NAMES = st.lists(
     st.text() | st.sampled_from(['","', '",', ',"', '"', "\\", 'a","Score":9},{"Host":"b', "é\x00"])
@@ -20,6 +20,15 @@ NAMES = st.lists(
 def test_the_winner_alone_has_a_score(name: str) -> None:
     assert json.loads(encode_priorities(name)) == [{"Host": name, "Score": 10}]
     assert json.loads(encode_priorities(None)) == []
+
+
+@given(NAMES, st.data())
+def test_several_have_one_score_unless_they_are_all(names: list[str], data: st.DataObject) -> None:
+    size = len(names)
+    chosen = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    told = [{"Host": n, "Score": 10} for n, is_one in zip(names, chosen, strict=True) if is_one]
+    found = json.loads(encode_alike(Names.of(names), np.array(chosen, bool)))
+    assert found == ([] if all(chosen) else told)
 
 
 @given(NAMES, st.data())

@@ -1,0 +1,94 @@
+"""Where a pod that asks for no GPU is told to go."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.gpunode import Device
+from extender.placement.aside import aside
+from extender.placement.snapshot import NodeTerms
+from extender.placement.table import build
+from tests.builders import FRESH_S, GIB, device, mig, promise, shared, weighed
+
+
+def holding(name: str, gib: int, **how: Any) -> NodeTerms:
+    """One shared GPU of 24 GiB on which so much is promised."""
+    return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})}, **how)
+
+
+def plain(name: str) -> NodeTerms:
+    return NodeTerms(name, None, FRESH_S, equipped=False)
+
+
+def silent(name: str) -> NodeTerms:
+    """It has GPUs, of which nobody told anything."""
+    return NodeTerms(name, None, FRESH_S)
+
+
+def best(*nodes: NodeTerms, unknown: int = 0) -> list[str]:
+    snap = build(nodes)
+    rows = np.array([*range(len(nodes)), *[-1] * unknown], np.int64)
+    chosen = aside(snap, rows)
+    assert not chosen[len(nodes) :].any()
+    return [node.name for node, is_best in zip(nodes, chosen, strict=False) if is_best]
+
+
+def test_it_goes_where_the_least_is_left() -> None:
+    assert best(holding("empty", 0), holding("full", 20), holding("half", 12)) == ["full"]
+
+
+def test_what_counts_is_memory_and_not_a_share_of_it() -> None:
+    assert best(holding("small", 0), weighed(shared("a"), shared("b"), name="large")) == ["small"]
+
+
+def test_nodes_without_gpus_come_first_and_are_all_alike() -> None:
+    assert best(holding("full", 24), plain("a"), holding("empty", 0), plain("b")) == ["a", "b"]
+
+
+def test_a_node_of_which_nobody_told_anything_comes_last() -> None:
+    assert best(silent("silent"), holding("empty", 0)) == ["empty"]
+    assert best(silent("silent"), silent("other")) == ["other"]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        pytest.param(shared("d", healthy=False), id="unhealthy"),
+        pytest.param(shared("d", free=0, allocated=4), id="no replica left"),
+        pytest.param(shared("d", memory_bytes=-1), id="contradictory"),
+    ],
+)
+def test_what_nobody_can_be_given_is_not_left(nothing: Device) -> None:
+    assert best(holding("nearly", 23), weighed(nothing, name="nothing")) == ["nothing"]
+    assert best(holding("nearly", 23), weighed(nothing, shared("e"), name="n")) == ["nearly"]
+
+
+def test_a_memory_that_two_devices_share_counts_once() -> None:
+    instances = mig("MIG-a", 1), mig("MIG-b", 1)
+    assert best(weighed(device("d", memory_bytes=15 * GIB), name="gpu"), weighed(*instances)) == [
+        "n"
+    ]
+
+
+def test_of_equal_nodes_it_is_always_the_first_by_name() -> None:
+    nodes = [holding(name, 8) for name in ("b", "a", "c")]
+    assert best(*nodes) == best(*reversed(nodes)) == ["a"]
+
+
+def test_nodes_that_are_not_known_are_never_named() -> None:
+    assert best(unknown=2) == []
+    assert best(holding("full", 24), unknown=2) == ["full"]
+
+
+@given(st.lists(st.integers(-1, 30), min_size=1, max_size=12))
+def test_as_told_without_arrays(promised_gib: list[int]) -> None:
+    nodes = [
+        plain(f"n{i:02}") if gib < 0 else holding(f"n{i:02}", gib)
+        for i, gib in enumerate(promised_gib)
+    ]
+    without = [f"n{i:02}" for i, gib in enumerate(promised_gib) if gib < 0]
+    fullest = max(range(len(nodes)), key=lambda i: (min(promised_gib[i], 24), -i))
+    assert best(*nodes) == (without or [f"n{fullest:02}"])
