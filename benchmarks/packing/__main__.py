@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.packing import golden, synthetic
+from benchmarks.packing import golden, mixes, synthetic
+from benchmarks.packing.mixes import MIXES, mix
 from benchmarks.packing.play import READ_AT
 from benchmarks.packing.product import POLICIES
 from benchmarks.packing.rules import RULES
@@ -54,6 +55,9 @@ def main(
     others: Annotated[
         str | None, typer.Option(help="Who places pods without a GPU: own, bestfit or aside.")
     ] = None,
+    mixed: Annotated[
+        str | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1, random-2 ...")
+    ] = None,
     churn: Annotated[bool, typer.Option("--churn", help="Pods leave again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     against: Annotated[
@@ -69,6 +73,10 @@ def main(
     ):
         if given is not None:
             _check(name, given, right)
+    if mixed is not None and not mixes.known(mixed):
+        raise typer.BadParameter(
+            f"mix {mixed!r} is not one of: {', '.join(MIXES)}, random-1, random-2 and so on"
+        )
     for each in policy or ():
         _check("policy", each, known)
         if each in POLICIES and choice == "mixed":
@@ -78,11 +86,13 @@ def main(
             )
     try:
         if against is not None:
-            lines, most = golden.table(against, _in_turn)
+            lines, most = golden.table(against, in_turn)
             typer.echo("\n".join([*lines, f"\nat most {most:.2f} points off"]))
             return
         (there, listed), told = _workload(nodes, pods)
         listed = sorted(listed, key=lambda pod: pod.name)
+        if mixed is not None:
+            listed, told = mix(mixed, listed, there), f"{told}, mix {mixed}"
         which = cluster or ("small" if nodes and "small" in nodes.stem else "full")
         orders: dict[int, tuple[int, ...]] = dict.fromkeys(seed or SEEDS, ())
         if arrivals is not None:
@@ -110,7 +120,7 @@ def main(
         for each in policy or known
         for number, order in orders.items()
     ]
-    found = list(_in_turn(runs))
+    found = list(in_turn(runs))
     if as_json:
         typer.echo(
             json.dumps({"workload": told, "machine": machine_line(), "runs": found}, indent=1)
@@ -137,7 +147,7 @@ def _check(name: str, given: str, known: Sequence[str]) -> None:
         raise typer.BadParameter(f"{name} {given!r} is not one of: {', '.join(known)}")
 
 
-def _in_turn(runs: list[Run]) -> list[dict[str, Any]]:
+def in_turn(runs: list[Run]) -> list[dict[str, Any]]:
     with multiprocessing.Pool(min(len(runs), os.cpu_count() or 1)) as pool:
         return pool.map(play, runs, chunksize=1)
 

@@ -13,7 +13,9 @@ import pytest
 
 from benchmarks.packing import golden, synthetic
 from benchmarks.packing.judge import Device, Judge, Place
+from benchmarks.packing.mixes import mix
 from benchmarks.packing.play import CHURN_LIVES, Inflation, shuffled
+from benchmarks.packing.product import Headroom
 from benchmarks.packing.rules import RULES, Fleet
 from benchmarks.packing.runs import Run, play, unshared
 from benchmarks.packing.workload import (
@@ -218,6 +220,57 @@ def test_pods_of_several_devices_get_nodes_by_their_share_of_the_demand() -> Non
     asks = [Ask(0, 0, 8, None, frozenset())] * 2 + [Ask(0, 0, 1, 50, frozenset())] * 48
     assert unshared(nodes, asks) == [0, 3, 7]  # a quarter of 82 devices: 3 nodes, evenly
     assert unshared(nodes, asks[2:]) == []
+
+
+def parts_of(name: str) -> dict[str, float]:
+    """Of a workload made of the counts: what its name promises, counted anew."""
+    pods = mix(name, synthetic.pods(), synthetic.nodes())
+    assert [pod.name for pod in pods] == sorted({pod.name for pod in pods})
+    assert pods == mix(name, synthetic.pods(), synthetic.nodes())
+    gpu = [pod for pod in pods if pod.gpus]
+    devices = sum(pod.gpus * pod.gpu_milli for pod in gpu)
+    return {
+        "no GPU": len(pods) - len(gpu),
+        "select": sum(bool(pod.models) for pod in gpu) / len(gpu),
+        "share": sum(pod.vram_mib > 0 for pod in gpu) / len(gpu),
+        "several": sum(pod.gpus * pod.gpu_milli for pod in gpu if pod.gpus > 1) / devices,
+    }
+
+
+def test_mixes_are_what_their_names_say() -> None:
+    default = parts_of("default")
+    assert default["select"] == 0
+    assert parts_of("select-10")["select"] == pytest.approx(0.10, abs=0.02)
+    assert parts_of("select-33")["select"] == pytest.approx(0.33, abs=0.02)
+    assert parts_of("select-33-even")["select"] == pytest.approx(0.33, abs=0.02)
+    assert parts_of("share-all") == default | {"share": 1.0, "several": 0.0}
+    assert parts_of("cpu-only") == default | {"no GPU": 2.5 * default["no GPU"]}
+    assert parts_of("several-50")["several"] == pytest.approx(0.50, abs=0.02)
+    assert parts_of("random-1") != parts_of("random-2")
+
+
+def test_who_selects_models_asks_for_no_more_than_one_of_them_has() -> None:
+    sizes = {node.model: node.device_mib for node in synthetic.nodes()}
+    for name in ("select-33", "select-33-even"):
+        for pod in mix(name, synthetic.pods(), synthetic.nodes()):
+            assert pod.vram_mib <= max((sizes[model] for model in pod.models), default=1 << 30)
+
+
+@pytest.mark.parametrize("choice", ["pinned", "steered"])
+def test_headroom_keeps_pods_without_a_gpu_together_where_least_is_left(choice: str) -> None:
+    nodes = [node("a", mib=100), node("b", mib=90), node("c", mib=100)]
+    scheduler = Headroom(nodes, "vram", "pack", choice, 1, ())
+    plain, part = Ask(10, 10, 0, 0, frozenset()), Ask(10, 10, 1, 60, frozenset())
+    everywhere = np.arange(3)
+    assert scheduler.choose("p0", plain, everywhere) == (1, ())
+    placed = scheduler.choose("p1", part, np.array([2]))
+    assert placed is not None
+    assert placed[0] == 2
+    assert [scheduler.choose(f"p{i}", plain, everywhere) for i in (2, 3)] == [(2, ())] * 2
+    assert scheduler.choose("p4", plain, np.array([0, 1])) == (1, ())
+    scheduler.ended("p1")
+    scheduler.ended("p2")
+    assert scheduler.choose("p5", plain, everywhere) == (1, ())
 
 
 def test_churn_comes_to_rest_and_gives_back_what_leaves() -> None:

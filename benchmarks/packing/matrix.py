@@ -1,0 +1,99 @@
+"""Headroom's policies against the published BestFit, on every workload that can be made of one.
+
+    python -m benchmarks.packing.matrix --nodes nodes.csv --pods pods.csv [--choice steered]
+        [--mix random-1] [--seed 1 --seed 2] [--others bestfit]
+
+Both have the same pools of nodes. BestFit places pods without a GPU by its own rule, Headroom as
+it asks kube-scheduler to, or as ``--others`` says. Figures are points admitted above BestFit @90
+and @100, the mean of the seeds and the least of any; below the table stands whether the goals of
+``docs/packing.md`` are met.
+"""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.packing import mixes
+from benchmarks.packing.__main__ import OPENB, SEEDS, in_turn, machine_line
+from benchmarks.packing.mixes import MIXES, mix
+from benchmarks.packing.product import CHOICES
+from benchmarks.packing.runs import OTHERS, Run
+from benchmarks.packing.workload import Ask, Node, ask, read_nodes, read_pods
+
+#: Points: the least that any workload may bring @90 and @100, and all on average @100.
+LEAST, MEAN = -0.5, 1.5
+READ = ("90", "100")
+BASELINE = "bestfit"
+
+
+def main(
+    nodes: Annotated[Path, typer.Option(help="CSV of nodes.")] = OPENB / "nodes_small.csv",
+    pods: Annotated[Path, typer.Option(help="CSV of pods.")] = OPENB / "pods.csv",
+    seed: Annotated[list[int] | None, typer.Option(help="Draws the order of pods.")] = None,
+    mixed: Annotated[
+        list[str] | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1 ...")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    choice: Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = "pinned",
+    others: Annotated[
+        str, typer.Option(help=f"Who places pods without a GPU: own, {', '.join(OTHERS)}.")
+    ] = "own",
+    churn: Annotated[bool, typer.Option("--churn", help="Pods leave; points running.")] = False,
+) -> None:
+    """Print by how much each policy admits more than BestFit."""
+    wrong = [name for name in mixed or () if not mixes.known(name)]
+    if wrong:
+        raise typer.BadParameter(f"mix {wrong[0]!r} is not one of: {', '.join(MIXES)}, random-1")
+    there, seeds = tuple(read_nodes(nodes)), tuple(seed or SEEDS)
+    listed = read_pods(pods)
+    policies = policy or ["pack", "fragmentation"]
+    counts = f"seeds {', '.join(map(str, seeds))}"
+    typer.echo(f"{nodes.name}, {pods.name}, {choice}, others {others}; {counts}; {machine_line()}")
+    typer.echo(f"\n| workload | {' | '.join(policies)} |\n{'|---' * (1 + len(policies))}|")
+    above: dict[str, list[tuple[float, ...]]] = {name: [] for name in policies}
+    for name in mixed or MIXES:
+        asks = tuple(ask(pod, "vram") for pod in mix(name, listed, there))
+        base = _figures(BASELINE, there, asks, choice, "own", seeds, churn)
+        cells = []
+        for each in policies:
+            found = _figures(each, there, asks, choice, others, seeds, churn)
+            points = [
+                [ours - theirs for ours, theirs in zip(*pair, strict=True)]
+                for pair in zip(found, base, strict=True)
+            ]
+            columns = list(zip(*points, strict=True))
+            above[each].append(tuple(statistics.mean(column) for column in columns))
+            cells.append(", ".join(f"{statistics.mean(c):+.2f} ({min(c):+.1f})" for c in columns))
+        typer.echo(f"| {name} | {' | '.join(cells)} |")
+    for each, rows in above.items():
+        least, mean = min(min(row) for row in rows), statistics.mean(row[-1] for row in rows)
+        met = "met" if least >= LEAST and mean >= MEAN else "not met"
+        typer.echo(f"\n{each}: at least {least:+.2f}, on average {mean:+.2f}: goals {met}")
+
+
+def _figures(
+    policy: str,
+    nodes: tuple[Node, ...],
+    asks: tuple[Ask, ...],
+    choice: str,
+    others: str,
+    seeds: Sequence[int],
+    churn: bool,
+) -> list[tuple[float, ...]]:
+    """Of each seed."""
+    runs = [
+        Run(nodes, asks, "vram", policy, choice, others, number, churn=churn) for number in seeds
+    ]
+    found = list(in_turn(runs))
+    if any(each["overcommits"] for each in found):
+        raise RuntimeError(f"{policy} overcommitted: {found}")
+    if churn:
+        return [(each["running_pct"],) for each in found]
+    return [tuple(each["admitted_pct"][at] for at in READ) for each in found]
+
+
+if __name__ == "__main__":
+    typer.run(main)
