@@ -56,6 +56,7 @@ class Table:
             "degraded": snap.degraded.copy(),
             "changed_in": snap.changed_in.copy(),
             "headroom_bytes": snap.node_headroom_bytes.copy(),
+            "spare_bytes": snap.spare_bytes.copy(),
             "memory_bytes": memory_bytes.sum(axis=1),
             "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
         }
