@@ -7,7 +7,7 @@ dependencies: neither can import the other to hand a command on.
 import sys
 
 #: The commands of ``kubectl headroom``, which ``headroom`` has as well.
-READS = ("top", "why", "drift", "ui")
+READS = ("top", "why", "score", "capacity", "whatif", "drift", "log", "snapshot", "ui")
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from contract.annotations import VRAM
 from contract.kube import Pod
-from contract.quantity import gib
+from contract.quantity import format_bytes, gib
 from contract.reasons import Reason
 from extender.cluster.holders import Held, holders
 from extender.cluster.state import ClusterState
@@ -84,7 +84,7 @@ def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -
 def _lower(largest_bytes: int | None) -> Iterator[Advice]:
     whole_mib = (largest_bytes or 0) >> 20
     if whole_mib:
-        sentence = f"lower {VRAM} to {whole_mib}Mi or less: that fits now"
+        sentence = f"lower {VRAM} to {format_bytes(whole_mib << 20)} or less: that fits now"
         yield Advice("lower", sentence, lower_to_bytes=whole_mib << 20)
 
 

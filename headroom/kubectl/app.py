@@ -7,6 +7,7 @@ They read, and change nothing. Exit status: 0, answered; 1, what was asked about
 import json
 import sys
 import webbrowser
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
@@ -18,10 +19,11 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from headroom.kubectl import tables
-from headroom.kubectl.client import DebugApi, Trouble, Way
+from headroom.kubectl.client import NOT_THERE, DebugApi, Trouble, Way
 from headroom.kubectl.ui import Page, show
 from headroom.kubectl.ways import NAMESPACE, default_namespace
 from headroom.kubectl.ways import way as way_to
+from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as told
 
 app = typer.Typer(
@@ -92,11 +94,14 @@ def top(
     what: Annotated[What, typer.Argument(help="A line for each.")] = What.NODE,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
+    search: Annotated[
+        str | None, typer.Option(help="Only nodes with this in a name, model, pod or reason.")
+    ] = None,
     output: Format = None,
 ) -> None:
     """Memory that is promised, used and left: by node, GPU or pod."""
     options: _Options = context.obj
-    body = options.api().get("nodes")
+    body = options.api().get("nodes", search=search)
     match what:
         case What.NODE:
             table = tables.nodes(body)
@@ -116,10 +121,7 @@ def why(
 ) -> None:
     """Why the pod waits, or why it is where it is, and what would help."""
     options: _Options = context.obj
-    within, _, name = pod.rpartition("/")
-    body = options.api().get(
-        "explain", "pods", within or _namespace(options, namespace, False) or "", name
-    )
+    body = options.api().get("explain", "pods", *_pod(options, pod, namespace))
     if not _dumped(body, output):
         print("\n".join(told(body, output is Output.WIDE)))  # noqa: T201
 
@@ -138,6 +140,107 @@ def drift(
 
 
 @app.command()
+def score(
+    context: typer.Context,
+    pod: Annotated[str, typer.Argument(help="Its name, or namespace/name.")],
+    node: Annotated[str, typer.Option(help="Any node, also one that refuses.")],
+    namespace: Namespace = None,
+    output: Format = None,
+) -> None:
+    """Why the pod would go to a node, or why not: every check, every term, its rank."""
+    options: _Options = context.obj
+    of = "/".join(_pod(options, pod, namespace))
+    body = options.api().get("score", pod=of, node=node)
+    if not _dumped(body, output):
+        print("\n".join(scored(body)))  # noqa: T201
+
+
+@app.command()
+def capacity(
+    context: typer.Context,
+    vram: Annotated[str, typer.Option(help="Of one pod, as in headroom.gpu/vram: 20Gi.")],
+    gpus: Annotated[int, typer.Option(help="That one pod asks for.")] = 1,
+    resource: Annotated[str | None, typer.Option(help="Else the usual one.")] = None,
+    output: Format = None,
+) -> None:
+    """How many such pods fit now, and whether the fleet is full or fragmented."""
+    options: _Options = context.obj
+    body = options.api().get("capacity", vram=vram, count=gpus, resource=resource)
+    if _dumped(body, output):
+        return
+    print(body["message"])  # noqa: T201
+    for each in body["reasons"]:
+        print(f"  {each['nodes']} nodes: {each['message']}")  # noqa: T201
+    _show(body, tables.classes(body), None)
+
+
+@app.command()
+def whatif(
+    context: typer.Context,
+    pods: Annotated[int, typer.Option(help="How many pods come.")] = 0,
+    vram: Annotated[str, typer.Option(help="Of each of them: 20Gi.")] = "",
+    drain: Annotated[list[str] | None, typer.Option(help="A node that goes.")] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(help="NODE=COUNT: so many more like this one.")
+    ] = None,
+    replicas: Annotated[
+        list[str] | None, typer.Option(help="NODE=COUNT: of each of its GPUs.")
+    ] = None,
+    release: Annotated[list[str] | None, typer.Option(help="NAMESPACE/POD that ends.")] = None,
+    output: Format = None,
+) -> None:
+    """What would happen if; nothing is changed. Exit status 1 if a pod would find no place."""
+    options: _Options = context.obj
+    asked = {
+        "pods": [{"count": pods, "vram": vram}] if pods else [],
+        "drain": drain or [],
+        "add": [{"like": node, "count": count} for node, count in _counts("--add", add)],
+        "replicas": dict(_counts("--replicas", replicas)),
+        "release": release or [],
+    }
+    body = options.api().post("whatif", body=asked)
+    if not _dumped(body, output):
+        print(body["message"])  # noqa: T201
+        _show(body, tables.moves(body), None)
+    if body["refused"]:
+        raise typer.Exit(NOT_THERE)
+
+
+@app.command()
+def log(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, until Ctrl-C.")] = False,
+    since: Annotated[
+        str | None, typer.Option(help="A time: 2026-01-31T12:00:00Z; or so long ago: 10m.")
+    ] = None,
+    output: Format = None,
+) -> None:
+    """What changed: promises, decisions, reports, devices, missed predictions."""
+    options: _Options = context.obj
+    if not follow:
+        body = options.api().get("events", follow=False, since=since)
+        _show(body, tables.happenings(body), output)
+        return
+    try:
+        for line in options.api().lines("events", since=since):
+            if line.startswith("data:"):
+                event = json.loads(line.removeprefix("data:"))
+                print("  ".join(filter(None, tables.happening(event))), flush=True)  # noqa: T201
+    except KeyboardInterrupt:
+        return
+
+
+@app.command()
+def snapshot(
+    context: typer.Context,
+    redact: Annotated[bool, typer.Option(help="Numbers in the place of names.")] = False,
+) -> None:
+    """All that decides, as JSON on stdout, for a bug report; see headroom replay."""
+    options: _Options = context.obj
+    print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
+
+
+@app.command()
 def ui(
     context: typer.Context,
     port: Annotated[int, typer.Option(help="Of the loopback; 0: any that is free.")] = 0,
@@ -150,6 +253,21 @@ def ui(
     except (OSError, OverflowError) as err:
         raise Trouble(f"--port: cannot listen on 127.0.0.1:{port}: {err}", 2) from err
     show(page, webbrowser.open if browser else lambda url: None)
+
+
+def _pod(options: _Options, pod: str, namespace: str | None) -> tuple[str, str]:
+    within, _, name = pod.rpartition("/")
+    return within or _namespace(options, namespace, False) or "", name
+
+
+def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
+    """Of NODE=COUNT. Raises ``Trouble``."""
+    for each in given or ():
+        node, _, count = each.rpartition("=")
+        if not node or not count.isascii() or not count.isdecimal() or len(count) > 6:
+            why = f"{flag}: {each!r} is not NODE=COUNT; right is, for example, {flag} gpu-a=4"
+            raise Trouble(why, 2)
+        yield node, int(count)
 
 
 def _namespace(options: _Options, given: str | None, every: bool) -> str | None:

@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
@@ -45,6 +45,23 @@ class DebugApi:
 
     def post(self, *path: str, body: object) -> Any:
         return self._call("POST", _target(path, {}), json.dumps(body).encode())
+
+    def lines(self, *path: str, **query: str | int | bool | None) -> Iterator[str]:
+        """Of a stream of server-sent events, until it ends. Raises ``Trouble``."""
+        target = _target(path, query)
+        headers = {"Accept": "text/event-stream", **self._way.headers}
+        try:
+            with closing(self._way.connect()) as connection:
+                connection.request("GET", target, None, headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    answer = json.loads(response.read(_MOST_BYTES))
+                    raise Trouble(_told(answer, target, response.status), UNREACHABLE)
+                for line in response:
+                    yield line.decode("utf-8", "replace").rstrip("\r\n")
+        except (OSError, http.client.HTTPException, ValueError) as err:
+            why = f"{self._way.name} does not answer: {err or type(err).__name__}"
+            raise Trouble(why, UNREACHABLE) from err
 
     def _call(self, method: str, target: str, body: bytes | None) -> Any:
         headers = {"Accept": "application/json", **self._way.headers}

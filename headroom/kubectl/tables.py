@@ -135,6 +135,58 @@ def drift(body: Body, namespace: str | None) -> Table:
     return Table(columns, rows, frozenset(bad))
 
 
+def classes(body: Body) -> Table:
+    """Of /v1/capacity: what devices of each model have left for a pod."""
+    columns = ("MODEL", "MEMORY", "GPUS", "NODES", "LARGEST THAT FITS")
+    rows: list[Row] = [
+        (
+            each["model"],
+            gib(each["memory_bytes"]),
+            str(each["devices"]),
+            str(each["nodes"]),
+            gib(each["largest_fitting_bytes"] or 0),
+        )
+        for each in body["classes"]
+    ]
+    return Table(columns, rows)
+
+
+def moves(body: Body) -> Table:
+    """Of /v1/whatif: where each pod would go, and which none could take."""
+    columns = ("POD", "LEAVES", "GOES TO", "SCORE", "STATE")
+    rows: list[Row] = [
+        (
+            each["pod"],
+            each["leaves"] or "-",
+            each["node"],
+            f"{each['score_ratio']:.2f}",
+            f"up to {gib(each['most_bytes'])} of {_names(each['devices'])}",
+        )
+        for each in body["placements"]
+    ]
+    placed = len(rows)
+    for refusal in body["refusals"]:
+        why = "; ".join(f"{each['nodes']} nodes: {each['message']}" for each in refusal["reasons"])
+        rows += [(pod, refusal["leaves"] or "-", "-", "-", why) for pod in refusal["pods"]]
+    return Table(columns, rows, frozenset(range(placed, len(rows))))
+
+
+def happenings(body: Body) -> Table:
+    columns = ("AT", "WHAT", "WHY", "POD", "NODE", "STATE")
+    return Table(columns, [happening(each) for each in body["events"]])
+
+
+def happening(event: Body) -> Row:
+    return (
+        event["at"].replace("T", " ")[:19],
+        event["kind"],
+        event["cause"] or "-",
+        f"{event['namespace']}/{event['name']}" if event["name"] else "-",
+        event["node"] or "-",
+        event["message"] or event["device"] or "",
+    )
+
+
 def signed(count_bytes: int) -> str:
     return f"-{gib(-count_bytes)}" if count_bytes < 0 else gib(count_bytes)
 

@@ -1,4 +1,4 @@
-"""Why a pod waits, or where it is, as lines to read from top to bottom: pure."""
+"""Why a pod waits, where it is or would be, as lines to read from top to bottom: pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,8 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         lines.append(f"  {body['changed']}")
     lines += _request(body["request"])
     if body["bound_to"]:
-        return lines + [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
+        lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
+        return lines + _asked(body)
     if body["reasons"]:
         lines += ["", "Refused"]
         lines += [f"  {each['nodes']} nodes: {each['message']}" for each in body["reasons"]]
@@ -25,7 +26,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if nearest:
         lines += ["", "Nearest nodes"]
         lines += [f"  {line}" for node in nearest for line in node["told"]]
-    return lines + _asked(body["last_decision"])
+    return lines + _asked(body)
 
 
 def _request(asks: list[Mapping[str, Any]]) -> list[str]:
@@ -41,12 +42,46 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _asked(decision: Mapping[str, Any] | None) -> list[str]:
+def _asked(body: Mapping[str, Any]) -> list[str]:
+    """What kube-scheduler did about it."""
+    decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
         return ["", "kube-scheduler has not asked about it since this extender began to remember."]
-    when = decision["at"].replace("T", " ")[:19]
-    return [
-        "",
-        f"kube-scheduler asked last at {when} UTC: {decision['offered']} nodes were offered, "
-        f"{decision['fits']} could take it (decision {decision['decision_id']}).",
-    ]
+    lines = ["", attempts["message"] if attempts else "", f"Decision {decision['decision_id']}"]
+    return lines + [f"  {line}" for line in phases(decision)]
+
+
+def phases(decision: Mapping[str, Any]) -> list[str]:
+    """Of an attempt, each verb with what came of it and how long that took."""
+    lines = []
+    if filtered := decision["filter"]:
+        found = f"{filtered['fits']} of {filtered['offered']} nodes"
+        lines.append(f"filter: {found} could take it, in {filtered['took_ms']:.1f} ms")
+    if ranked := decision["prioritize"]:
+        best = f"{ranked['winner'] or 'any'} of {ranked['offered']} nodes"
+        lines.append(f"prioritize: {best}, in {ranked['took_ms']:.1f} ms")
+    if bound := decision["bind"]:
+        why_not = f", {bound['message']}" if bound["message"] else ""
+        outcome = f"{bound['outcome']}{why_not}"
+        lines.append(f"bind: {outcome} to {bound['node']}, in {bound['took_ms']:.1f} ms")
+    return lines
+
+
+def score(body: Mapping[str, Any]) -> list[str]:
+    """``body`` is that of /v1/score: one pod on one node, as of now."""
+    live = body["live"]
+    if live is None:
+        return [f"Pod {body['namespace']}/{body['name']}: nothing can be reckoned for it now"]
+    lines = list(live["node"]["told"])
+    lines += [f"  fails: {each['message']}" for each in live["failing"]]
+    for term in live["terms"]:
+        lines.append(
+            f"  {term['name']:<16} {term['value_ratio']:5.2f} x {term['part_ratio']:.2f}"
+            f" = {term['contribution_ratio']:.3f}"
+        )
+    if live["rank"] is not None:
+        tied = f", with {live['tied'] - 1} alike" if live["tied"] > 1 else ""
+        lines.append(f"  rank {live['rank']} of {live['fits']} nodes that fit{tied}")
+    if live["winner"] and not live["wins"]:
+        lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
+    return lines

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import yaml
 
 from headroom.kubectl.app import main
 from tests.serving import ROOT, Server, serving
+from tests.waiting import until
 
 FLEET = """\
 nodes:
@@ -112,11 +114,96 @@ def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server
     assert "3 nodes: insufficient GPU memory on any device" in shown
     assert "needs 90.0 GiB, 80.0 GiB left, 10.0 GiB short" in shown
     assert "headroom.gpu/vram" in shown.partition("What would help")[2]
-    assert "3 nodes were offered, 0 could take it" in shown
+    assert "kube-scheduler offered 3 nodes, of which 0 could take the pod" in shown
     assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
     bound = run(server.debug, "why", "team-a/fits").stdout
     assert bound.startswith("Pod team-a/fits: bound to node shared-0000\n")
     assert "headroom.gpu/placement: " in bound
+
+
+def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None:
+    shown = run(server.debug, "score", "team-a/fits", "--node", "shared-0001")
+    assert shown.stdout.startswith("shared-0001: fits, on any of 2 devices\n")
+    terms = re.findall(r"^  (\w+) +([\d.]+) x ([\d.]+) = ([\d.]+)$", shown.stdout, re.MULTILINE)
+    assert {"packing", "prediction", "sm_activity"} <= {name for name, *_ in terms}
+    for _, value, part, contribution in terms:
+        assert float(value) * float(part) == pytest.approx(float(contribution), abs=0.01)
+    assert re.search(r"rank \d of 3 nodes that fit", shown.stdout)
+    refused = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
+    assert "fails: insufficient GPU memory on any device" in refused
+    nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
+    assert nowhere.returncode == 1
+    assert "node nowhere is not known" in nowhere.stderr
+
+
+def test_capacity_counts_pods_that_fit_and_says_what_is_the_largest(server: Server) -> None:
+    shown = run(server.debug, "capacity", "--vram", "20Gi").stdout
+    # One on each device but that of the pod on its way, whichever it is.
+    assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
+    assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB", shown, re.MULTILINE)
+    bad = run(server.debug, "capacity", "--vram", "much")
+    assert bad.returncode == 1
+    assert "much" in bad.stderr
+
+
+def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> None:
+    before = server.get("/v1/nodes").json()["nodes"]
+    drained = run(server.debug, "whatif", "--drain", "shared-0000", "--pods", "1", "--vram", "70Gi")
+    assert drained.returncode == 0
+    assert re.search(r"^team-a/fits +shared-0000 +shared-0001 ", drained.stdout, re.MULTILINE)
+    assert re.search(r"^default/asked-0 +- +whole ", drained.stdout, re.MULTILINE)
+    refused = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi")
+    assert refused.returncode == 1
+    assert "1 of 2 pods are placed" in refused.stdout
+    more = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi", "--add", "whole=1")
+    assert more.returncode == 0
+    after = server.get("/v1/nodes").json()["nodes"]
+    for node in before + after:
+        del node["report_age_s"]
+    assert before == after
+
+
+def test_counts_that_are_none_are_refused_with_a_right_one(server: Server) -> None:
+    bad = run(server.debug, "whatif", "--replicas", "shared-0000")
+    assert bad.returncode == 2
+    assert "right is, for example, --replicas gpu-a=4" in bad.stderr
+
+
+def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
+    promised = re.compile(r"promise_made +bind +team-a/fits +shared-0000")
+    until(lambda: promised.search(run(server.debug, "log").stdout), "the promise is told")
+    environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
+    command = [sys.executable, "-m", "headroom", "log", "-f"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            asked = {"Pod": pod("later", "90Gi"), "NodeNames": NODES}
+            told = ""
+            while "team-a/later" not in told:
+                assert process.poll() is None
+                assert server.post("/filter", asked).status == 200
+                told = process.stdout.readline()
+            assert "decision  refused  team-a/later" in told
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_a_snapshot_without_names_has_none(server: Server) -> None:
+    whole = run(server.debug, "snapshot").stdout
+    redacted = run(server.debug, "snapshot", "--redact").stdout
+    assert json.loads(whole)["head"]["redacted"] is False
+    assert json.loads(redacted)["head"]["redacted"] is True
+    for name in ("team-a", "large", "shared-0000"):
+        assert name in whole
+        assert name not in redacted
 
 
 def test_what_is_printed_as_data_is_what_was_answered(server: Server) -> None:

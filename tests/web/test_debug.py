@@ -68,7 +68,7 @@ def test_refused_pod_is_explained_with_numbers_and_what_would_help(server: Serve
     assert (whole["node"], whole["short_bytes"]) == ("whole", 11 * GI)
     assert (shared["node"], shared["short_bytes"]) == ("shared", 46 * GI)
     assert shared["candidates"][0]["device"]["holders"][0]["name"] == "holder"
-    assert told["suggestions"] == ["lower headroom.gpu/vram to 39936Mi or less: that fits now"]
+    assert told["suggestions"] == ["lower headroom.gpu/vram to 39Gi or less: that fits now"]
     assert told["last_decision"]["filter"]["offered"] == 2
     assert told["last_decision"]["decision_id"] == "uid-waits.1"
     assert server.post("/filter", offer(pod("lower", "39936Mi"), "whole")).json()["NodeNames"]
