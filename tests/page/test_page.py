@@ -115,6 +115,23 @@ def test_what_changes_is_shown_by_itself_and_leaves_open_what_was_opened(
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
+def test_what_if_says_where_pods_would_go(looked: Looked) -> None:
+    page = looked.open("/what-if")
+    page.get_by_label("Pods that come").fill("2")
+    page.get_by_label("GPU memory of each").fill("70Gi")
+    page.get_by_label("Nodes that go").fill("l4-0000")
+    page.get_by_role("button", name="What if?").click()
+    expect(page.locator("#answer")).to_contain_text("all 3 pods are placed")
+    goes = page.get_by_role("table", name="Where pods would go")
+    expect(goes.get_by_role("row").filter(has_text="team-a/runs")).to_contain_text("l4-0000")
+    expect(goes.get_by_role("row").filter(has_text="asked-0-1")).to_contain_text("h100")
+    page.get_by_label("Nodes that come").fill("h100")
+    page.get_by_role("button", name="What if?").click()
+    expect(page.locator("#answer")).to_have_text(
+        "h100 is not NODE=COUNT; right is, for example, gpu-a=2"
+    )
+
+
 def test_what_changed_is_listed_with_its_cause(looked: Looked) -> None:
     page = looked.open("/changes")
     table = page.get_by_role("table", name="What changed, the latest first")
@@ -176,7 +193,7 @@ def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None
     looked.page.set_viewport_size({"width": 390, "height": 800})
     page = looked.open("/fleet")
     expect(page.locator("summary").first).to_be_visible()
-    for where in ("/fleet", "/pending", "/pod/team-a/large"):
+    for where in ("/fleet", "/pending", "/pod/team-a/large", "/what-if", "/changes"):
         looked.open(where)
         expect(page.locator("#live")).to_contain_text("As of")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

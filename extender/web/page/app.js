@@ -4,8 +4,9 @@ import {ask, el, gib, many} from "./dom.js";
 import {fleet} from "./fleet.js";
 import {changes, drift, pending} from "./lists.js";
 import {pod} from "./pod.js";
+import {whatif} from "./whatif.js";
 
-const VIEWS = {fleet, pending, pod, changes, drift};
+const VIEWS = {fleet, pending, pod, "what-if": whatif, changes, drift};
 /** Between two looks where nobody tells us that something changed. */
 const EVERY_MS = 5000;
 /** News come in bursts. */

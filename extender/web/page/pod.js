@@ -1,6 +1,6 @@
 // One pod: why it waits or where it is, with the arithmetic of the nearest nodes.
 
-import {ask, el, gib, many, since, table} from "./dom.js";
+import {ask, el, gib, many, podLink, since, table} from "./dom.js";
 import {asks} from "./lists.js";
 
 const VERDICTS = {bound: "good", fits: "good", refused: "bad", unreadable: "bad"};
@@ -40,6 +40,7 @@ function parts(body) {
       el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
     !body.bound_to && body.reasons.length ? el("section", {}, el("h3", {}, "Refused"),
       el("ul", {}, ...body.reasons.map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))) : null,
+    body.attempts ? el("p", {class: "quiet"}, body.attempts.message) : null,
     ...decision(body.last_decision),
     body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "The nearest nodes"), ...body.nearest.map(nearest)),
   ];
@@ -73,6 +74,8 @@ function nearest(node, i) {
       node.short_bytes ? ` ${gib(node.short_bytes)} short` : ""),
     el("div", {class: "inside"},
       node.detail ? el("p", {class: "quiet"}, node.detail) : null,
+      node.blockers?.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
+        ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
       node.candidates.length ? table(`Devices of ${node.node} that it could be given`,
         ["GPU", "Memory", "- reserved", "- promised", "- awaited", "- strays", "- unowned", "= headroom", "Room for this pod", "It needs", "Short by", "Because"],
         node.candidates.map(({device: d, ...c}) => [`${d.index} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.promised_bytes),

@@ -1,0 +1,59 @@
+// What would happen if: a form, and where each pod would go. Nothing is changed.
+
+import {ask, el, gib, many, podLink, table} from "./dom.js";
+
+export function whatif(view) {
+  const answer = el("div", {id: "answer", "aria-live": "polite"});
+  const field = (id, label, attributes) => [el("label", {for: id}, label), el("input", {id, autocomplete: "off", ...attributes})];
+  const form = el("form", {class: "fields"},
+    ...field("count", "Pods that come", {type: "number", min: "0", max: "1000", value: "1"}),
+    ...field("vram", "GPU memory of each", {placeholder: "20Gi", value: "8Gi"}),
+    ...field("gpus", "GPUs of each", {type: "number", min: "1", max: "1024", value: "1"}),
+    ...field("drain", "Nodes that go", {placeholder: "names, parted by commas"}),
+    ...field("add", "Nodes that come", {placeholder: "gpu-a=2: two more like gpu-a"}),
+    ...field("replicas", "Other replicas", {placeholder: "gpu-a=4: of each of its GPUs"}),
+    ...field("release", "Pods that end", {placeholder: "namespace/name, parted by commas"}),
+    el("button", {}, "What if?"));
+  form.addEventListener("submit", async event => {
+    event.preventDefault();
+    try {
+      answer.replaceChildren(...parts(await ask("v1/whatif", {}, asked(form))));
+    } catch (err) {
+      answer.replaceChildren(el("p", {class: "bad"}, err.message));
+    }
+  });
+  view.append(el("h2", {}, "What if"), form, answer);
+  return {refresh: async () => {}};
+}
+
+function asked(form) {
+  const value = id => form.querySelector(`#${id}`).value.trim();
+  const list = id => value(id).split(/[\s,]+/).filter(Boolean);
+  const counts = id => list(id).map(each => {
+    const [, node, count] = /^(.+)=(\d+)$/.exec(each) ?? [];
+    if (!node) throw new Error(`${each} is not NODE=COUNT; right is, for example, gpu-a=2`);
+    return [node, Number(count)];
+  });
+  const count = Number(value("count"));
+  return {
+    pods: count ? [{count, vram: value("vram"), gpus: Number(value("gpus"))}] : [],
+    drain: list("drain"), release: list("release"), replicas: Object.fromEntries(counts("replicas")),
+    add: counts("add").map(([like, count]) => ({like, count})),
+  };
+}
+
+function parts(body) {
+  const pod = name => name.startsWith("default/asked-") ? name : podLink(...name.split("/"));
+  const space = s => `${gib(s.headroom_bytes)} left, largest that fits ${s.largest_fitting_bytes === null ? "none" : gib(s.largest_fitting_bytes)}`;
+  return [
+    el("p", {class: `verdict ${body.refused ? "bad" : "good"}`}, body.message),
+    ...body.refusals.map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} (${r.pods.slice(0, 3).join(", ")}${r.pods.length > 3 ? ", ..." : ""}) would find no place: `,
+      r.reasons.map(each => `${many(each.nodes, "node")}: ${each.message}`).join("; "))),
+    body.spaces.length ? table("What is left, before and after", ["For pods of", "Before", "After", ""], body.spaces.map(s => [
+      `${s.request.count} x ${s.request.amount}`, space(s.before), space(s.after),
+      s.fullness_before === s.fullness_after ? s.fullness_after : `${s.fullness_before}, then ${s.fullness_after}`])) : null,
+    body.placements.length ? table("Where pods would go", ["Pod", "Leaves", "Goes to", "Score", "On"], body.placements.map(p => [
+      [pod(p.pod)], p.leaves ?? "-", p.node, p.score_ratio.toFixed(3),
+      p.devices.length === 1 ? p.devices[0] : [el("span", {title: p.devices.join("\n")}, `one of ${many(p.devices.length, "device")}`)]])) : null,
+  ].filter(Boolean);
+}
