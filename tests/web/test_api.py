@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from extender.cluster.events import GPUNodeSeen, NodeSeen
+from tests.builders import GIB, gpunode, kube_node, promise, shared
 from tests.web.asking import STALE_AFTER_S, Asked
 
 
@@ -163,6 +165,51 @@ def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) 
     assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
     table = fleet.get("/v1/nodes?limit=2&format=table").text.splitlines()
     assert table[-1] == "# there are more: continue=gpu-a"
+
+
+def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
+    fleet: Asked,
+) -> None:
+    half = promise({"GPU-gpu-c-0": 12 * GIB}, name="p")
+    fenced = shared("GPU-gpu-d-0", healthy=False)
+    for node in (
+        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", promises={"uid-p": half}),
+        gpunode(fenced, name="gpu-d", version="9"),
+    ):
+        fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
+    fleet.cluster.apply([NodeSeen(kube_node("closed", {"headroom.gpu/reserve": "much"}))])
+    order, after = [], ""
+    while after is not None:
+        body = fleet.get(f"/v1/nodes?order=fullest&limit=2&continue={after}").json()
+        order += [node["name"] for node in body["nodes"]]
+        after = body["continue"]
+    assert order == ["closed", "gpu-d", "gpu-c", "another", "gpu-a", "gpu-b"]
+
+
+def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
+    told, nodes = fleet.get("/v1/fleet").json(), fleet.get("/v1/nodes").json()["nodes"]
+    assert told["nodes"] == len(nodes)
+    assert sum(each["nodes"] for each in told["closed"]) == sum(
+        node["reason"] is not None for node in nodes
+    )
+    for model in told["models"]:
+        devices = [
+            (node, device)
+            for node in nodes
+            for device in node["devices"]
+            if device["model"] == model["model"]
+        ]
+        assert model["devices"] == len(devices)
+        assert model["fenced"] == sum(device["fenced"] is not None for _, device in devices)
+        assert model["allocatable_bytes"] == sum(d["allocatable_bytes"] for _, d in devices)
+        assert model["headroom_bytes"] == sum(
+            max(0, device["headroom_bytes"])
+            for node, device in devices
+            if node["reason"] is None and device["fenced"] is None
+        )
+    assert sum(model["devices"] for model in told["models"]) == sum(
+        len(node["devices"]) for node in nodes
+    )
 
 
 def test_nodes_are_found_by_what_is_shown_of_them(fleet: Asked) -> None:

@@ -216,7 +216,7 @@ def moment_s(text: str, now_s: float) -> float:
 
 
 def _before(after: str) -> tuple[str, str]:
-    at, _, decision_id = after.partition("_")
+    at, _, decision_id = after.replace(" ", "+").partition("_")  # a plus that was not quoted
     return at, decision_id
 
 

@@ -1,7 +1,7 @@
 """Nodes and their devices, with every term of the equation."""
 
 from collections.abc import Iterator
-from operator import attrgetter
+from enum import Enum
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
@@ -49,6 +49,24 @@ Troubled = Annotated[
 ]
 
 
+class Order(Enum):
+    NAME = "name"
+    FULLEST = "fullest"
+
+
+AskedOrder = Annotated[
+    Order,
+    Query(
+        description="fullest: those that take nothing first, then those of which a device is "
+        "fullest, or fenced.",
+        examples=["fullest"],
+    ),
+]
+_PPM = 1_000_000
+#: Fuller than any device.
+_MOST_PPM = 10**15
+
+
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
@@ -62,11 +80,12 @@ def router(context: Context) -> APIRouter:
         page: AskedPage,
         search: Search = "",
         troubled: Troubled = False,
+        order: AskedOrder = Order.NAME,
         form: AskedForm = Form.JSON,
         held: Held = None,
     ) -> Response:
-        """Every node with every term of the equation of every device, by name. The next page goes
-        on after the last name of this one, whatever has come or gone meanwhile."""
+        """Every node with every term of the equation of every device. The next page goes on after
+        the last place of this one, whatever has come or gone meanwhile."""
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
@@ -76,10 +95,12 @@ def router(context: Context) -> APIRouter:
             return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
 
         found = only(context, snap.nodes, shows)
-        after = sorted((n for n in found if n.name > page.after), key=attrgetter("name"))
+        place = _by_name if order is Order.NAME else _by_fullness
+        placed = sorted((place(node), node.name) for node in found)
+        after = [each for each in placed if each[0] > page.after]
         shown = after[: page.limit]
         remaining = len(after) - len(shown)
-        more = shown[-1].name if remaining else None
+        more = shown[-1][0] if remaining else None
         body = NodesBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
@@ -89,7 +110,8 @@ def router(context: Context) -> APIRouter:
             nodes=[],
             overcommitted_bytes=context.overcommitted_bytes(),
         )
-        return listed(context, form, body, "nodes", map(view, shown), _TABLE, tag, more)
+        views = (view(snap.nodes[snap.row_of[name]]) for _, name in shown)
+        return listed(context, form, body, "nodes", views, _TABLE, tag, more)
 
     @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
     def one_node(name: NodeName, snap: Newest, held: Held = None) -> Response:
@@ -117,6 +139,25 @@ def _is_sound(node: NodeTerms, now_s: float) -> bool:
         and node.fresh_until_s >= now_s
         and all(terms.fence is None and terms.headroom_bytes >= 0 for terms in node.devices)
     )
+
+
+def _by_name(node: NodeTerms) -> str:
+    return node.name
+
+
+def _by_fullness(node: NodeTerms) -> str:
+    """Sorts as text, and is unlike any other node's."""
+    fullest = max(map(_fullness_ppm, node.devices), default=0)
+    return f"{int(node.reason is None)}{_MOST_PPM - fullest:016d}_{node.name}"
+
+
+def _fullness_ppm(terms: DeviceTerms) -> int:
+    """How much of it is committed; a fenced one counts as twice full."""
+    if terms.fence is not None:
+        return 2 * _PPM
+    allocatable_bytes = max(terms.allocatable_bytes, 1)
+    taken = _PPM * (allocatable_bytes - terms.headroom_bytes) // allocatable_bytes
+    return min(max(taken, 0), _MOST_PPM)
 
 
 def _has(node: NodeTerms, wanted: str) -> bool:

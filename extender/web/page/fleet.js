@@ -36,7 +36,7 @@ export function fleet(view) {
 
   async function load() {
     const mine = ++asked;
-    const body = await ask("v1/nodes", {limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
+    const body = await ask("v1/nodes", {order: "fullest", limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
     if (mine !== asked) return;  // something else is looked for meanwhile
     const first = body.matching - body.remaining - body.nodes.length + 1;
     found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
