@@ -1,0 +1,97 @@
+"""One attempt, each verb of it on another replica: one name for all of it, which nobody carried."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from structlog.testing import capture_logs
+
+from contract.annotations import VRAM
+from contract.decision import decision_of
+from contract.kube import Pod
+from extender.cluster.events import Event, NodeSeen
+from extender.ledger.embedded import EmbeddedStore
+from extender.records import BindTried, Filtered, Ranked
+from extender.settings import Settings
+from extender.wiring.replica import Extender
+from tests.builders import DISTRIBUTED, gpunode, kube_node, pod, shared
+from tests.serving import binding, offer
+from tests.serving import pod as sent
+
+
+class Replicas:
+    """Three around one store, which all of them follow."""
+
+    def __init__(self) -> None:
+        self.all = [Extender(Settings(), unready=lambda: "") for _ in range(3)]
+        self.store = EmbeddedStore(self.tell_all, time.monotonic)
+        self.ledgers = [each.open_ledger(self.store) for each in self.all]
+        self.verbs = [
+            each.verbs(ledger, shown=lambda pod: None)
+            for each, ledger in zip(self.all, self.ledgers, strict=True)
+        ]
+        for name in ("a", "b"):
+            self.tell_all([NodeSeen(kube_node(name))])
+            stamp = datetime.now(UTC).isoformat()
+            made = gpunode(shared(f"GPU-{name}"), name=name, observed_at=stamp, plugin=DISTRIBUTED)
+            created = self.store.create_gpunode(made)
+            self.store.write_spec(created, made.spec)
+            assert made.status is not None
+            self.store.report([(name, made.status)])
+        self.store.admit(pod("8Gi", uid="uid-p", name="p"))
+
+    def tell_all(self, events: Sequence[Event]) -> None:
+        for each in self.all:
+            each.deliver(events)
+
+    async def attempt(self, change: bool = False) -> Pod:
+        """Filter, prioritize and bind, on one after the other; the pod as it is then."""
+        version = self.pod().metadata.resource_version
+        body = msgspec.json.encode(offer(sent("p", "8Gi", version=version), "a", "b"))
+        self.verbs[0].filter(body)
+        (best,) = msgspec.json.decode(self.verbs[1].prioritize(body))
+        if change:
+            self.store.touch_pod(self.pod(), "9Gi", VRAM)
+        wanted = msgspec.json.encode(binding(sent("p"), best["Host"]))
+        assert msgspec.json.decode(await self.verbs[2].bind(wanted))["Error"] == ""
+        return self.pod()
+
+    def pod(self) -> Pod:
+        found = self.store.read_pod("default", "p")
+        assert found is not None
+        return found
+
+    def kinds(self, replica: int, decision_id: str) -> set[type]:
+        record = self.all[replica].journal.records.of_id(decision_id)
+        kinds = (Filtered, Ranked, BindTried)
+        return set() if record is None else {kind for kind in kinds if record.times(kind)}
+
+
+def test_every_verb_is_recorded_under_the_name_that_is_on_the_pod() -> None:
+    async def play() -> None:
+        replicas = Replicas()
+        which = decision_of(await replicas.attempt())
+        assert which.startswith("uid-p.")
+        assert [replicas.kinds(n, which) for n in range(3)] == [{Filtered}, {Ranked}, {BindTried}]
+
+    with capture_logs() as logged:
+        asyncio.run(play())
+    said = {entry["event"]: entry["decision_id"] for entry in logged if "decision_id" in entry}
+    assert set(said) == {"filtered", "bind"}
+    assert len(set(said.values())) == 1
+
+
+def test_a_pod_that_is_changed_before_bind_is_another_decision_and_says_so() -> None:
+    async def play() -> None:
+        replicas = Replicas()
+        version = replicas.pod().metadata.resource_version
+        which = decision_of(await replicas.attempt(change=True))
+        assert which != f"uid-p.{version}"
+        assert replicas.kinds(2, which) == {BindTried}
+        assert replicas.kinds(0, f"uid-p.{version}") == {Filtered}
+        assert [len(each.journal.records) for each in replicas.all] == [1, 1, 1]
+
+    with capture_logs():
+        asyncio.run(play())
