@@ -124,7 +124,7 @@ def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     try:
         port = 0
         for line in demo.stdout:
-            if match := re.search(r"curl -s http://127\.0\.0\.1:(\d+)/v1/nodes$", line.strip()):
+            if match := re.search(r"curl -s 'http://127\.0\.0\.1:(\d+)/v1/nodes\?", line.strip()):
                 port = int(match[1])
             if line.startswith("Ctrl-C"):
                 break
