@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from extender.web.api.context import Context
-from extender.web.api.tables import Table, aligned, written
+from extender.web.api.tables import Columns, Table, written
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -150,15 +150,18 @@ def table_chunks(
     context: Context, views: Iterable[V], table: Table[V], more: str | None
 ) -> Iterator[bytes]:
     """The views in columns, which are as wide as the widest of all fields in them."""
-    rows: list[Sequence[str]] = []
+    rows: list[Sequence[str]] = [table.headers]
+    columns = Columns(table.headers)
     with context.computes:
         for view in views:
-            rows += [tuple(map(written, row)) for row in table.rows(view)]
+            for fields in table.rows(view):
+                rows.append(tuple(map(written, fields)))
+                columns.fit(rows[-1])
             context.calls.give_way()
     chunk, size = list[str](), 0
-    for line in aligned(table.headers, rows):
-        chunk.append(line)
-        size += len(line)
+    for row in rows:
+        chunk.append(columns.line(row))
+        size += len(chunk[-1])
         if size > _CHUNK_BYTES:
             yield "".join(chunk).encode()
             chunk, size = [], 0

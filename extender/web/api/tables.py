@@ -3,7 +3,7 @@
 Fields are parted by two spaces at least and hold no two themselves; what is absent is a dash.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,18 +38,28 @@ def written(field: Field) -> str:
     return " ".join(str(field).split()) or _ABSENT
 
 
-def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of written fields, each ended; columns of which every field is a number to the
-    right."""
-    columns = list(zip(headers, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(map(_is_number, column[1:])) for column in columns]
-    for row in (headers, *rows):
+class Columns:
+    """As wide as the widest of all fields in them; those of which every field is a number are
+    written to the right."""
+
+    def __init__(self, headers: Sequence[str]) -> None:
+        self._widths = list(map(len, headers))
+        self._right = [True] * len(headers)
+
+    def fit(self, row: Sequence[str]) -> None:
+        for column, field in enumerate(row):
+            if len(field) > self._widths[column]:
+                self._widths[column] = len(field)
+            if self._right[column] and not _is_number(field):
+                self._right[column] = False
+
+    def line(self, row: Sequence[str]) -> str:
+        """With its end; of fields that were fitted before."""
         fields = (
             field.rjust(width) if to_the_right else field.ljust(width)
-            for field, width, to_the_right in zip(row, widths, right, strict=True)
+            for field, width, to_the_right in zip(row, self._widths, self._right, strict=True)
         )
-        yield "  ".join(fields).rstrip() + "\n"
+        return "  ".join(fields).rstrip() + "\n"
 
 
 def _is_number(field: str) -> bool:
