@@ -78,6 +78,11 @@ class Journal:
         """The last about each pod, at most so many, the newest first."""
         return list(islice(reversed(list(self._by_uid.values())), most))
 
+    @property
+    def shown(self) -> int:
+        """Pods that are kept as kube-scheduler showed them last."""
+        return len(self._by_uid)
+
     def of_uid(self, uid: str) -> Decision | None:
         return self._by_uid.get(uid)
 

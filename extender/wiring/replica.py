@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from contract.decision import decision_of
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
@@ -204,10 +205,12 @@ class Extender:
         self.telemetry.window_seconds.observe(outcome.window_s)
         if outcome.surprise is None:
             return
+        pod = self.cluster.pod(outcome.uid)
         overcommitted = "yes" if outcome.overcommitted_bytes else "no"
         self.telemetry.misses.labels(outcome.surprise.value, overcommitted).inc()
         log.warning(
             "prediction_missed",
+            decision_id=decision_of(pod) if pod else "",
             pod=f"{outcome.promise.namespace}/{outcome.promise.name}",
             pod_uid=outcome.uid,
             node=outcome.node,

@@ -9,6 +9,7 @@ from contract.gpunode import GPUNode
 from contract.kube import NodeStatus, Pod
 from extender.cluster.agreement import mismatches
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from extender.journal import Decision
 from extender.records import Filtered
 from extender.web.peers import PeerAnswer
 from tests.builders import gpunode, kube_node, pod, promise, shared, use
@@ -105,10 +106,13 @@ def test_the_journal_says_its_size_and_its_bounds() -> None:
     asked = Asked()
     assert status(asked)["journal"]["oldest_age_s"] is None
     asked.journal.records.note("u.1", "d", "p", Filtered(WALL_S, 4, 7, 5, 2, {1: 3}, ()), WALL_S)
+    assert status(asked)["journal"]["pods_shown"] == 0
+    asked.journal.record(Decision(pod(), "uid-p.1", WALL_S + 1, 7, 5, 2, {}))
     asked.now_s = 30.0
     journal = status(asked)["journal"]
-    assert (journal["decisions"], journal["oldest_age_s"]) == (1, 30.0)
-    assert 500 < journal["bytes"] < 1000
+    assert (journal["decisions"], journal["oldest_age_s"]) == (2, 30.0)
+    assert journal["pods_shown"] == 1
+    assert 1000 < journal["bytes"] < 2000
     assert (journal["most_decisions"], journal["most_age_s"]) == (10_000, 86_400.0)
 
 
