@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from extender.web.api.described import describe_fields
 from extender.web.peers import REPLICA
 
 log = structlog.get_logger()
@@ -164,6 +165,7 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     """The description, in which every error of every view has the form that it comes in."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components["ProblemBody"] = ProblemBody.model_json_schema()
+    describe_fields(components)
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
     form = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
