@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
+import pytest
 from structlog.testing import capture_logs
 
 from contract.annotations import VRAM
@@ -25,6 +26,8 @@ class Replicas:
     """Three around one store, which all of them follow."""
 
     def __init__(self) -> None:
+        #: Those whose watch tells them nothing for now.
+        self.deaf: set[int] = set()
         self.all = [Extender(Settings(), unready=lambda: "") for _ in range(3)]
         self.store = EmbeddedStore(self.tell_all, time.monotonic)
         self.ledgers = [each.open_ledger(self.store) for each in self.all]
@@ -43,8 +46,9 @@ class Replicas:
         self.store.admit(pod("8Gi", uid="uid-p", name="p"))
 
     def tell_all(self, events: Sequence[Event]) -> None:
-        for each in self.all:
-            each.deliver(events)
+        for number, each in enumerate(self.all):
+            if number not in self.deaf:
+                each.deliver(events)
 
     async def attempt(self, change: bool = False) -> Pod:
         """Filter, prioritize and bind, on one after the other; the pod as it is then."""
@@ -83,9 +87,13 @@ def test_every_verb_is_recorded_under_the_name_that_is_on_the_pod() -> None:
     assert len(set(said.values())) == 1
 
 
-def test_a_pod_that_is_changed_before_bind_is_another_decision_and_says_so() -> None:
+@pytest.mark.parametrize(
+    "deaf", [pytest.param(set(), id="heard of"), pytest.param({2}, id="found out by the conflict")]
+)
+def test_a_pod_that_is_changed_before_bind_is_another_decision_and_says_so(deaf: set[int]) -> None:
     async def play() -> None:
         replicas = Replicas()
+        replicas.deaf = deaf
         version = replicas.pod().metadata.resource_version
         which = decision_of(await replicas.attempt(change=True))
         assert which != f"uid-p.{version}"
