@@ -19,7 +19,7 @@ from extender.cluster.state import ClusterState
 from extender.journal import Decision
 from extender.placement.explain import NodeExplanation, explain
 from extender.placement.fit import fit
-from extender.placement.request import VramRequest
+from extender.placement.request import Kind, VramRequest
 from extender.placement.snapshot import Snapshot
 
 #: The code of who waits and was never refused by us: kube-scheduler has not asked about it.
@@ -68,28 +68,41 @@ def main_reason(refused: Mapping[Reason, int]) -> str:
     return min(refused, key=lambda reason: (-refused[reason], reason.code)).code
 
 
-def waiting_notice(
-    state: ClusterState, snap: Snapshot, pod: Pod, decision: Decision, now_s: float
-) -> Notice | None:
-    """What the pod's author is told; None where there is nothing to tell: it would fit now, and is
-    about to be tried again. From any thread."""
-    nearest: NodeExplanation | None = None
-    request = state.understand(pod)
-    if isinstance(request, VramRequest):
-        verdicts = fit(request, snap, np.arange(len(snap.nodes)), now_s)
-        for each in explain(verdicts, state.rules.weights, nearest=_NEAREST).nearest:
-            node = state.node(each.node)
-            if node is not None and eligible(pod, node):
-                nearest = each
-                break
-        if nearest is not None and nearest.reason is None:
+class Explaining:
+    """One snapshot, and what was explained of it, since many pods ask for the same. On any thread,
+    one at a time."""
+
+    def __init__(self, state: ClusterState, snap: Snapshot, now_s: float) -> None:
+        self._state, self._snap, self._now_s = state, snap, now_s
+        self._nearest: dict[Kind, tuple[NodeExplanation, ...]] = {}
+
+    def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
+        """What the pod's author is told; None where it would fit now and so is about to be tried
+        again. ``again``: it was looked at before; then kube-scheduler does not offer that node."""
+        nearest = self._nearest_to(pod)
+        if nearest is not None and nearest.reason is None and not again:
             return None
-    metadata = pod.metadata
-    parts = [_counted(decision), _nearest(nearest) if nearest else ""]
-    parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
-    message = " ".join(filter(None, parts))
-    which = decision.decision_id
-    return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
+        metadata = pod.metadata
+        parts = [_counted(decision), _told(nearest) if nearest else ""]
+        parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
+        message = " ".join(filter(None, parts))
+        which = decision.decision_id
+        return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
+
+    def _nearest_to(self, pod: Pod) -> NodeExplanation | None:
+        """Of the nodes that come nearest the first that it may run on."""
+        request = self._state.understand(pod)
+        if not isinstance(request, VramRequest):
+            return None
+        if request.kind not in self._nearest:
+            verdicts = fit(request, self._snap, np.arange(len(self._snap.nodes)), self._now_s)
+            explanation = explain(verdicts, self._state.rules.weights, nearest=_NEAREST)
+            self._nearest[request.kind] = explanation.nearest
+        for each in self._nearest[request.kind]:
+            node = self._state.node(each.node)
+            if node is not None and eligible(pod, node):
+                return each
+        return None
 
 
 def _counted(decision: Decision) -> str:
@@ -100,8 +113,10 @@ def _counted(decision: Decision) -> str:
     return f"None of {decision.offered} nodes: {'; '.join(told)}."
 
 
-def _nearest(node: NodeExplanation) -> str:
+def _told(node: NodeExplanation) -> str:
     """The device that decides on the node that comes nearest."""
+    if node.reason is None:
+        return f"It would fit on {node.node}, which kube-scheduler does not offer."
     if not node.short_bytes:
         return ""
     device = max(node.candidates, key=lambda each: each.short_bytes)

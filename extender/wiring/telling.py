@@ -17,7 +17,7 @@ import structlog
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
-from extender.cluster.waiting import Pending, main_reason, told_by_condition, waiting_notice
+from extender.cluster.waiting import Explaining, Pending, main_reason, told_by_condition
 from extender.journal import Decision, Journal
 from extender.placement.snapshot import Snapshot
 from extender.wiring.announcing import Post
@@ -28,6 +28,8 @@ log = structlog.get_logger()
 EVERY_S = 1.0
 #: Between two looks at a pod, and so at least between two changes of its Event.
 AGAIN_AFTER_S = 60.0
+#: In one round no other pod is begun with after so long.
+SPENT_S = 0.1
 #: Pods that are looked at before others have a turn.
 LOOKED_AT_TOGETHER = 128
 
@@ -53,6 +55,7 @@ class Telling:
         per_round: int,
         give_way: Callable[[], None],
         pool: Executor,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
@@ -60,6 +63,7 @@ class Telling:
         self._per_round = per_round if post is not None else 0
         self._give_way = give_way
         self._pool = pool
+        self._monotonic_s = monotonic_s
         #: Uid -> what was told.
         self._told: dict[str, _Told] = {}
         #: Uid -> a pod, and what its condition says.
@@ -71,7 +75,7 @@ class Telling:
         while True:
             try:
                 if not unready():
-                    await self.once(time.monotonic())
+                    await self.once(self._monotonic_s())
             except Exception:  # nobody would be told any more, unseen
                 log.exception("telling_broken")
             await asyncio.sleep(EVERY_S)
@@ -115,11 +119,16 @@ class Telling:
 
     def _tell(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
         assert self._post is not None
+        explaining = Explaining(self._cluster, snap, now_s)
+        until_s = self._monotonic_s() + SPENT_S
         for pod, decision in turn:
+            if self._monotonic_s() > until_s:
+                return  # of a large fleet each kind of request takes a while
             self._give_way()
+            again = pod.metadata.uid in self._told
             told = self._told.setdefault(pod.metadata.uid, _Told(now_s))
             told.looked_at_s = now_s
-            notice = waiting_notice(self._cluster, snap, pod, decision, now_s)
+            notice = explaining.notice(pod, decision, again)
             if notice is None or notice.message == told.message:
                 continue
             if not self._post(notice):

@@ -10,10 +10,10 @@ from contract.reasons import Reason
 from extender.cluster.state import ClusterState
 from extender.cluster.waiting import (
     NOT_ASKED,
+    Explaining,
     Pending,
     main_reason,
     told_by_condition,
-    waiting_notice,
 )
 from extender.journal import Decision
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, promise, shared
@@ -38,8 +38,11 @@ def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
     return state_of(*seen(*what))  # type: ignore[arg-type]
 
 
-def message(state: ClusterState, of: Pod, refused: Mapping[Reason, int] = TWO) -> str | None:
-    notice = waiting_notice(state, state.snapshot(), of, decision(of, refused), NOW_S)
+def message(
+    state: ClusterState, of: Pod, refused: Mapping[Reason, int] = TWO, again: bool = False
+) -> str | None:
+    explaining = Explaining(state, state.snapshot(), NOW_S)
+    notice = explaining.notice(of, decision(of, refused), again)
     assert notice is None or notice.decision_id == "id"
     return None if notice is None else notice.message
 
@@ -62,8 +65,27 @@ def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
     assert "short by 16384 MiB of 20480 MiB on GPU 3 (GPU-far) of far" in told
 
 
-def test_who_would_fit_by_now_is_told_nothing() -> None:
-    assert message(world(("n", 2, {})), pod("20Gi")) is None
+def test_who_would_fit_by_now_is_told_nothing_unless_that_helps_nothing() -> None:
+    state = world(("n", 2, {}))
+    assert message(state, pod("20Gi")) is None
+    told = message(state, pod("20Gi"), again=True)
+    assert told is not None
+    assert "It would fit on n, which kube-scheduler does not offer." in told
+
+
+def test_pods_that_ask_for_the_same_are_each_told_of_nodes_that_they_may_run_on() -> None:
+    state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
+    explaining = Explaining(state, state.snapshot(), NOW_S)
+    spec = msgspec.structs.replace(pod("20Gi").spec, node_selector={"pool": "mine"})
+    for picky, node in ((False, "near"), (True, "far"), (False, "near")):
+        asks = pod("20Gi")
+        asks = msgspec.structs.replace(asks, spec=spec) if picky else asks
+        notice = explaining.notice(asks, decision(asks))
+        assert notice is not None
+        assert f"of {node}. More" in notice.message
+    larger = explaining.notice(pod("22Gi"), decision(pod("22Gi")))
+    assert larger is not None
+    assert "short by 6144 MiB of 22528 MiB" in larger.message
 
 
 def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alone() -> None:

@@ -1,6 +1,8 @@
 """Who is told why a pod waits: few at a time, each when there is something new, in turn."""
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from contract.kube import Pod
@@ -10,7 +12,7 @@ from extender.cluster.notices import Notice
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
 from extender.placement.rules import Rules
-from extender.wiring.telling import AGAIN_AFTER_S, Telling
+from extender.wiring.telling import AGAIN_AFTER_S, SPENT_S, Telling
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, promise, shared
 from tests.cluster.test_state import EPOCH_S, seen
 from tests.cluster.test_waking import refused
@@ -27,8 +29,16 @@ class World:
         self.answers = answers
         self.tries = 0
         self.pool = ThreadPoolExecutor(1)
+        #: What its clock says, one time after the other.
+        self.seconds: Iterator[float] = itertools.repeat(0.0)
         self.telling = Telling(
-            self.state, self.journal, self._post, per_round, lambda: None, self.pool
+            self.state,
+            self.journal,
+            self._post,
+            per_round,
+            lambda: None,
+            self.pool,
+            lambda: next(self.seconds),
         )
         self.holds(20)
 
@@ -108,3 +118,15 @@ def test_nobody_is_reckoned_with_where_nobody_is_to_be_told() -> None:
         asyncio.run(telling.once(0.0))
         assert telling.pending.pods == {"memory_on_any": 1}
         assert world.tries == 0
+
+
+def test_a_round_does_not_last_however_long_each_takes() -> None:
+    world = World(per_round=9)
+    for uid in "abcde":
+        world.refuse(uid)
+    world.seconds = itertools.count(0.0, SPENT_S)
+    assert len(world.told(0.0)) == 1
+    world.seconds = itertools.count(0.0, SPENT_S / 2)
+    assert len(world.told(1.0)) == 2
+    world.seconds = itertools.repeat(0.0)
+    assert len(world.told(2.0)) == 2
