@@ -1,0 +1,26 @@
+"""docs/metrics.md lists the reasons of all Events that the sources can write."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from extender.ledger.eviction import NO_ROOM
+from tests.monitoring.documented import DOCS
+
+SOURCES = Path(__file__).parents[2] / "extender"
+
+
+def reasons() -> Iterator[str]:
+    yield NO_ROOM
+    for file in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(ast.Name("Notice"), [_, ast.Constant(str(reason)), *_]):
+                    yield reason
+
+
+def test_the_docs_list_every_reason_and_no_other() -> None:
+    rows = re.findall(r"^\| `([A-Z]\w+)` \| (?:pod|node) \|", DOCS.read_text(), re.MULTILINE)
+    assert len(set(rows)) == len(rows)
+    assert set(rows) == set(reasons())
