@@ -34,7 +34,7 @@ BUDGETS_S = {
     "sources": 30,
     "standin": 150,
     "truth": 40,
-    "web": 70,
+    "web": 85,
     "wiring": 25,
     "modules beside": 100,
 }

@@ -106,8 +106,8 @@ choices_of = st.lists(st.sampled_from(CHOICES), min_size=4, max_size=4)
 sizes = st.sampled_from(["1Gi", "3Gi", "4Gi", "6Gi", "25%"])
 
 
-def asking(vram: str, uid: str, resource: str = GPU, policy: str = "pack") -> Pod:
-    main = container(resource=resource)
+def asking(vram: str, uid: str, resource: str = GPU, policy: str = "pack", gpus: int = 1) -> Pod:
+    main = container(resource=resource, gpus=gpus)
     return pod(None, main, uid=uid, name=uid, annotations={VRAM: vram, POLICY: policy})
 
 
@@ -234,22 +234,26 @@ def test_pods_that_are_placed_for_real_go_where_the_trial_says(
 
 
 @settings(max_examples=30, deadline=None)
-@given(fleets, plugins_of, choices_of, sizes, st.sampled_from(RESOURCES[:2]))
+@given(fleets, plugins_of, choices_of, sizes, st.sampled_from(RESOURCES), st.integers(1, 2))
 def test_counting_pods_equals_placing_them_one_by_one(
-    fleet: list[World], plugins: list[Plugin], choices: list[str], vram: str, resource: str
+    fleet: list[World],
+    plugins: list[Plugin],
+    choices: list[str],
+    vram: str,
+    resource: str,
+    gpus: int,
 ) -> None:
     state = cluster_of(fleet, plugins, choices)
     snap = state.snapshot()
     rows = np.arange(len(snap.nodes))
-    verdicts = fit(understood(state, asking(vram, "c", resource)), snap, rows, NOW_S)
+    verdicts = fit(understood(state, asking(vram, "c", resource, gpus=gpus)), snap, rows, NOW_S)
     found = dict(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
     for row in rows.tolist():
-        trial = Trial(state, snap, NOW_S)
-        placed = 0
-        while isinstance(
-            trial.place(understood(state, asking(vram, f"c{placed}", resource)), rows[[row]]),
-            Placed,
-        ):
+        trial, placed = Trial(state, snap, NOW_S), 0
+        while True:
+            one = understood(state, asking(vram, f"c{placed}", resource, gpus=gpus))
+            if isinstance(trial.place(one, rows[[row]]), NotPlaced):
+                break
             placed += 1
         assert found.get(row, 0) == placed
 

@@ -1,7 +1,10 @@
 """A what-if says what would happen, and nothing happens."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -109,6 +112,19 @@ def test_what_cannot_be_asked_is_said_with_its_place(
 def test_a_body_that_is_too_large_is_refused(asked: Asked) -> None:
     answer = asked.post("/v1/whatif", {"release": ["x" * 1000] * 1100})
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:headroom:problem:too-large")
+
+
+def test_a_body_that_does_not_say_how_large_it_is_is_refused(asked: Asked) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    async def asking() -> httpx.Response:
+        transport = httpx.ASGITransport(asked.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
+            return await client.post("/v1/whatif", content=pieces())
+
+    answer = asyncio.run(asking())
+    assert (answer.status_code, "Content-Length" in answer.json()["detail"]) == (411, True)
 
 
 names = st.sampled_from(["a", "b", "nowhere"])
