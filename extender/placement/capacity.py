@@ -142,7 +142,8 @@ def told(space: Space, pods: int, at_least: bool) -> str:
         case "room":
             more = "at least " if at_least else ""
             on = f"{space.fitting_nodes} of {space.open_nodes + space.closed_nodes} nodes"
-            return f"{more}{pods} such pods fit now, on {on}; {left} are left in all{stranded}"
+            fit = "1 such pod fits" if pods == 1 else f"{pods} such pods fit"
+            return f"{more}{fit} now, on {on}; {left} are left in all{stranded}"
         case "closed":
             return "no node with a device of this resource takes pods now"
         case "full":

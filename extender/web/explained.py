@@ -258,8 +258,8 @@ def _tried(asked: FilterView, left_out: int, again_by: str | None) -> str:
     said = f"kube-scheduler offered {asked.offered} nodes, of which {asked.fits} could take the pod"
     if left_out:
         said += (
-            f"; {left_out} others were never offered: kube-scheduler's own checks (selectors, "
-            "taints, CPU ...) left them out, or it had found enough"
+            f"; nodes never offered: {left_out}, which kube-scheduler's own checks (selectors, "
+            "taints, CPU ...) left out, or it had found enough"
         )
     if again_by:
         said += (

@@ -156,7 +156,7 @@ def test_what_kube_scheduler_did_is_told() -> None:
     assert (tried["times"], tried["offered_nodes"], tried["not_offered_nodes"]) == (1, 2, 1)
     again = datetime.fromisoformat(tried["again_by"])
     assert again - datetime.fromisoformat(SINCE) == timedelta(minutes=5)
-    assert "1 others were never offered" in tried["message"]
+    assert "nodes never offered: 1, which" in tried["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/score?pod=default/waits&node=a"])
