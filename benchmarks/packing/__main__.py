@@ -66,19 +66,17 @@ def main(
 ) -> None:
     """Play pods against each policy and say what was admitted."""
     known = [*RULES, *POLICIES]
-    _check("mode", mode, MODES)
+    check("mode", mode, MODES)
     for name, given, right in (
         ("choice", choice, CHOICES),
         ("others", others, ("own", *OTHERS)),
     ):
         if given is not None:
-            _check(name, given, right)
-    if mixed is not None and not mixes.known(mixed):
-        raise typer.BadParameter(
-            f"mix {mixed!r} is not one of: {', '.join(MIXES)}, random-1, random-2 and so on"
-        )
+            check(name, given, right)
+    if mixed is not None:
+        check_mix(mixed)
     for each in policy or ():
-        _check("policy", each, known)
+        check("policy", each, known)
         if each in POLICIES and choice == "mixed":
             raise typer.BadParameter(
                 f"policy {each!r} places no pod with several devices on shared nodes, so that it "
@@ -142,9 +140,16 @@ def _workload(nodes: Path | None, pods: Path | None) -> tuple[tuple[list[Node], 
     return (read_nodes(nodes), read_pods(pods)), f"{nodes.name}, {pods.name}"
 
 
-def _check(name: str, given: str, known: Sequence[str]) -> None:
+def check(name: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
         raise typer.BadParameter(f"{name} {given!r} is not one of: {', '.join(known)}")
+
+
+def check_mix(given: str) -> None:
+    if not mixes.known(given):
+        raise typer.BadParameter(
+            f"mix {given!r} is not one of: {', '.join(MIXES)}, random-1, random-2 and so on"
+        )
 
 
 def in_turn(runs: list[Run]) -> list[dict[str, Any]]:

@@ -16,12 +16,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.packing import mixes
-from benchmarks.packing.__main__ import OPENB, SEEDS, in_turn, machine_line
+from benchmarks.packing.__main__ import OPENB, SEEDS, check, check_mix, in_turn, machine_line
 from benchmarks.packing.mixes import MIXES, mix
-from benchmarks.packing.product import CHOICES
+from benchmarks.packing.product import CHOICES, POLICIES
+from benchmarks.packing.rules import RULES
 from benchmarks.packing.runs import OTHERS, Run
-from benchmarks.packing.workload import Ask, Node, ask, read_nodes, read_pods
+from benchmarks.packing.workload import Ask, BadFile, Node, ask, read_nodes, read_pods
 
 #: Points: the least that any workload may bring @90 and @100, and all on average @100.
 LEAST, MEAN = -0.5, 1.5
@@ -44,12 +44,18 @@ def main(
     churn: Annotated[bool, typer.Option("--churn", help="Pods leave; points running.")] = False,
 ) -> None:
     """Print by how much each policy admits more than BestFit."""
-    wrong = [name for name in mixed or () if not mixes.known(name)]
-    if wrong:
-        raise typer.BadParameter(f"mix {wrong[0]!r} is not one of: {', '.join(MIXES)}, random-1")
-    there, seeds = tuple(read_nodes(nodes)), tuple(seed or SEEDS)
-    listed = read_pods(pods)
     policies = policy or ["pack", "fragmentation"]
+    check("choice", choice, tuple(CHOICES))
+    check("others", others, ("own", *OTHERS))
+    for each in policies:
+        check("policy", each, (*RULES, *POLICIES))
+    for name in mixed or ():
+        check_mix(name)
+    try:
+        there, listed = tuple(read_nodes(nodes)), read_pods(pods)
+    except BadFile as err:
+        raise typer.BadParameter(str(err)) from err
+    seeds = tuple(seed or SEEDS)
     counts = f"seeds {', '.join(map(str, seeds))}"
     typer.echo(f"{nodes.name}, {pods.name}, {choice}, others {others}; {counts}; {machine_line()}")
     typer.echo(f"\n| workload | {' | '.join(policies)} |\n{'|---' * (1 + len(policies))}|")
