@@ -22,7 +22,8 @@ nodes:
 """
 
 
-@pytest.fixture(scope="session")
+# As long as it runs no other test of the process may run an event loop.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     try:
         program, environment = chromium()
@@ -38,7 +39,7 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving(FLEET) as started:
         place(started, "runs", "7Gi", "l4-0000")
