@@ -1,5 +1,6 @@
 """What users see: pods that land, pods that wait, and what they are told."""
 
+import json
 import time
 from typing import Any
 
@@ -70,6 +71,20 @@ def test_a_pod_lands_on_the_node_with_room(new_cluster: NewCluster) -> None:
     assert {cluster.node_of("first"), cluster.node_of("second")} == {"gpu-1", "gpu-2"}
     cluster.create_pod("fourth", "5Gi")
     cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fourth"), "it waits")
+
+    # What decided can be asked for under the name that is on the pod, verb by verb.
+    debug, first = cluster.debug_url(), cluster.pod("first")
+    which = json.loads(first["metadata"]["annotations"]["headroom.gpu/placement"])["decision"]
+    decision = httpx.get(f"{debug}/v1/decisions/{which}", timeout=10.0).json()["decision"]
+    assert (decision["filter"]["offered"], decision["filter"]["fits"]) == (2, 2)
+    assert decision["prioritize"]["winner"] == cluster.node_of("first")
+    assert (decision["bind"]["node"], decision["bind"]["outcome"]) == (decision["node"], "bound")
+    page = httpx.get(f"{debug}/v1/decisions?uid={cluster.pod('fourth')['metadata']['uid']}")
+    assert page.json()["decisions"][0]["filter"]["fits"] == 0
+    status = httpx.get(f"{debug}/v1/status", timeout=10.0).json()
+    assert {source["synced"] for source in status["sources"]} == {True}
+    assert len(status["sources"]) > 4
+    assert status["counts"]["pods_waiting"] == 1
 
 
 def test_the_shipped_scheduler_looks_everywhere_and_heeds_users_before_us_before_balance(
