@@ -107,7 +107,7 @@ def _wait(
     for _, node, held in islice(could, _MOST_TRIED):
         if cluster.fits_after_eviction(pod, node, {held.uid}, now_s):
             who, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
-            since = f" since {held.since}" if held.since else ""
+            since = f" since {held.since[:19]}Z" if held.since else ""
             sentence = (
                 f"wait for pod {who}, which holds {size} on node {node}{since}: when it ends there "
                 "is room"

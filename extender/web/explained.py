@@ -209,7 +209,7 @@ def _verdict(
 
 
 def _holds(held: Held) -> str:
-    since = f" since {held.since}" if held.since else ""
+    since = f" since {held.since[:19]}Z" if held.since else ""
     how = held.phase.replace("_", " ")
     return f"  pod {held.namespace}/{held.name} holds {gib(held.charged_bytes)}{since}, {how}"
 

@@ -16,11 +16,12 @@ from tests.controlplane import ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import GPUNODES, PODS
 from tests.e2e.conftest import Tell
+from tests.e2e.incident import incident
 from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
 
 #: ``make real`` plays it on twenty, for the figures that it tells.
-NODES = int(os.environ.get("HEADROOM_REAL_NODES", "8"))
+NODES = int(os.environ.get("HEADROOM_REAL_NODES", "6"))
 #: How often each of them has a pod wait for its memory.
 ROUNDS = int(os.environ.get("HEADROOM_REAL_ROUNDS", "1"))
 MIXED_GIB = (2, 3, 4, 6, 8, 12)
@@ -143,6 +144,23 @@ def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
     )
     tell(f"from the report to the binding: {percentiles(found_s)}")
     assert max(found_s) < 10
+
+
+def test_each_question_of_an_incident_is_answered_by_one_command(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    """The last one of this file: it leaves a node without its agent."""
+    cluster.empty()
+    answers = []
+    for answer in incident(cluster):
+        print(f"\n{answer.question}\n$ kubectl headroom {answer.command}\n{answer.text}")  # noqa: T201
+        assert [each for each in answer.truth if each not in answer.text] == [], answer.text
+        answers.append(answer)
+    reading_s = sorted(answer.reading_s for answer in answers)
+    tell(
+        f"{len(answers)} questions, a command each; a person reads an answer in "
+        f"{statistics.median(reading_s):.0f} s, the longest in {reading_s[-1]:.0f} s"
+    )
 
 
 def percentiles(seconds: list[float]) -> str:

@@ -1,0 +1,137 @@
+"""An incident at 3 a.m., and what `kubectl headroom` answers to each question that it raises.
+
+On real nodes: a fleet fills until every GPU has some memory left and none enough; a process that no
+pod knows takes memory; an agent dies. What is true is read from what was done, not from Headroom.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from contract.gpunode import Device
+from tests.driver import GIB
+from tests.e2e.cluster import NAMESPACE
+from tests.e2e.real import GPU_BYTES, RealCluster, is_refused
+from tests.serving import ROOT
+
+STRANGER_PID, STRANGER_GIB = 99_998, 7
+#: Of every GPU, so that 8 GiB are left on it.
+FILLS_GIB = 16
+WAITS_GIB = 20
+STALE_AFTER_S = 15
+#: As most people read text with figures.
+WORDS_A_SECOND = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    question: str
+    command: str
+    text: str
+    #: What has to be in it.
+    truth: tuple[str, ...]
+
+    @property
+    def reading_s(self) -> float:
+        return len(self.text.split()) / WORDS_A_SECOND
+
+
+def incident(cluster: RealCluster) -> Iterator[Answer]:
+    """The cluster is empty; it is left with a dead agent on its last node."""
+    cluster.kill("extender")
+    cluster.start_extender(settings={"stale_after_s": STALE_AFTER_S})
+    cluster.until(cluster.initialised, "an extender that knows all nodes")
+    gpus = [gpu.uuid for machine in cluster.machines.values() for gpu in machine.driver.gpus]
+    fills = [f"fills-{number}" for number in range(len(gpus))]
+    for name in fills:
+        cluster.ask(name, FILLS_GIB)
+    cluster.until(lambda: len(cluster.bound()) == len(fills), "a pod on every GPU")
+    cluster.until(cluster.decided, "all of them run")
+    cluster.ask("waits", WAITS_GIB)
+    cluster.until(lambda: is_refused(cluster.pod("waits")), "one is refused")
+    first = cluster.names[0]
+    on_first = sorted(name for name in fills if cluster.node_of(name) == first)
+    nodes, left = len(cluster.names), (GPU_BYTES // GIB - FILLS_GIB)
+    in_all = f"{len(gpus) * left}{'.0' if len(gpus) * left < 100 else ''} GiB"
+
+    def ask(question: str, command: str, *truth: str) -> Answer:
+        return Answer(question, command, kubectl(cluster, command), truth)
+
+    yield ask(
+        "Why is my pod pending, and what would help?",
+        f"why {NAMESPACE}/waits",
+        f"{nodes} nodes: insufficient GPU memory on any device",
+        f"lower headroom.gpu/vram to {left}Gi or less",
+        f"needs {WAITS_GIB}.0 GiB, {left}.0 GiB left, {WAITS_GIB - left}.0 GiB short",
+    )
+    yield ask(
+        "Are we full or fragmented?",
+        f"capacity --vram {WAITS_GIB}Gi",
+        f"fragmented: {in_all} are left in all, and the largest request that fits is {left}.0 GiB",
+    )
+    yield ask(
+        "Would it fit if that one ended?",
+        f"whatif --pods 1 --vram {WAITS_GIB}Gi --release {NAMESPACE}/{on_first[0]}",
+        "the pod is placed",
+        first,
+    )
+    yield ask(
+        "Why is this pod here?",
+        f"why {NAMESPACE}/{on_first[0]}",
+        f"bound to node {first}",
+        f"asks for {FILLS_GIB}Gi",
+        "filter: ",
+        "bind: bound",
+    )
+    gpu = cluster.machines[first].driver.gpus[0].uuid
+    cluster.machines[first].driver.use(STRANGER_PID, {gpu: STRANGER_GIB * GIB})
+    cluster.until(
+        lambda: any(
+            (device.unowned_bytes or 0) >= STRANGER_GIB * GIB for device in reported(cluster, first)
+        ),
+        "a report that shows the stranger",
+    )
+    yield ask(
+        "Who holds this GPU?",
+        f"top gpu --search {gpu}",
+        # Measured in use, beside what is promised; a little of the rest is forgiven every device.
+        f"{FILLS_GIB}.0 GiB",
+        f"{FILLS_GIB + STRANGER_GIB}.0 GiB",
+        first,
+    )
+    yield ask("Who else is there?", "top pod -A", *on_first, first)
+    last = cluster.names[-1]
+    cluster.machines[last].kill("agent")
+    cluster.until(
+        lambda: "report_lost" in kubectl(cluster, "log"), "a report that is lost", patience_s=120.0
+    )
+    stale = "GPU report of the node is stale"
+    yield ask(
+        "What is wrong where?", f"top --search {last}", last, "GPU report of the node is stale"
+    )
+    yield ask(
+        "Why not that node?",
+        f"score {NAMESPACE}/waits --node {last}",
+        stale,
+    )
+    yield ask("What changed?", "log --since 2m", "promise_made", "report_lost", last)
+
+
+def reported(cluster: RealCluster, node: str) -> list[Device]:
+    status = cluster.gpunode(node).status
+    return list(status.devices) if status else []
+
+
+def kubectl(cluster: RealCluster, command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "headroom", *command.split()],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HEADROOM_SERVER": cluster.debug_url()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout + done.stderr
