@@ -1,5 +1,5 @@
 """``headroom serve`` that is blind after seconds where others take a minute and a half:
-python -m tests.e2e.hasty serve --host HOST --verbs-port PORT --debug-port PORT"""
+python -m tests.e2e.hasty serve --host HOST --debug-open --verbs-port PORT --debug-port PORT"""
 
 import asyncio
 import sys
@@ -13,8 +13,11 @@ PACE = Pace(watch_s=2, grace_s=1.0, backoff_cap_s=1.0)
 
 
 def settings_of(options: list[str]) -> Settings:
-    names = (name.removeprefix("--").replace("-", "_") for name in options[::2])
-    told = dict(zip(names, options[1::2], strict=True))
+    told: dict[str, object] = {}
+    for name, value in zip(options, [*options[1:], "--"], strict=True):
+        if name.startswith("--"):
+            given = True if value.startswith("--") else value
+            told[name.removeprefix("--").replace("-", "_")] = given
     # Less than what is refused, because a quiet cluster is usually heard of only every minute.
     return load_settings(None, **told).model_copy(update={"blind_after_s": BLIND_AFTER_S})
 

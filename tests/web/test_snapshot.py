@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -258,7 +259,9 @@ def test_the_same_state_is_the_same_bytes_but_for_its_head(fleet: Asked) -> None
 
 def here(*arguments: str) -> Result:
     """The same command in this process."""
-    return CliRunner().invoke(app, ["replay", *arguments])
+    # What a logger is made of is kept: it would write to the runner's file ever after.
+    with mock.patch("structlog.configure"):
+        return CliRunner().invoke(app, ["replay", *arguments])
 
 
 def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) -> None:
