@@ -69,7 +69,7 @@ def test_the_smallest_pod_whose_end_makes_room_is_waited_for() -> None:
     assert wait["wait_for"]["priority"] == 5
     assert wait["sentence"] == (
         "wait for pod default/large, which holds 13.0 GiB on node a since "
-        f"{SINCE}: when it ends there is room"
+        f"{SINCE[:19]}Z: when it ends there is room"
     )
     assert lower["lower_to_bytes"] == 9 * GIB
 
@@ -97,7 +97,7 @@ def test_who_holds_the_nearest_nodes_is_named_those_with_most_first() -> None:
         ("small", "running"),
         ("tiny", "running"),
     ]
-    assert f"  pod default/small holds 9.0 GiB since {SINCE}, running" in nearest["told"]
+    assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["told"]
 
 
 def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
