@@ -15,7 +15,7 @@ def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
     facts = page.locator("#facts")
     expect(facts).to_contain_text("61nodes")
     expect(facts).to_contain_text("128devices")
-    expect(facts).to_contain_text("1fenced")
+    expect(facts).to_contain_text("1devices fenced")
     expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
     page.get_by_role("button", name="Next").click()
     expect(page.locator("#found")).to_have_text("51 to 61 of 61 nodes")

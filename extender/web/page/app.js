@@ -63,7 +63,7 @@ function facts(totals, waiting) {
     [gib(sum("headroom_bytes")), "left to promise"],
   ];
   const bad = [
-    [sum("overcommitted"), "overcommitted"], [sum("fenced"), "fenced"], [closed, "nodes that take nothing"],
+    [sum("overcommitted"), "devices overcommitted"], [sum("fenced"), "devices fenced"], [closed, "nodes that take nothing"],
   ].filter(([count]) => count).map(([count, label]) => [count.toLocaleString("en"), label, "bad"]);
   document.getElementById("facts").replaceChildren(...[...figures, ...bad].map(([figure, label, className]) =>
     el("div", {class: className}, el("b", {}, figure), label)));

@@ -97,7 +97,7 @@ function bar(device) {
 
 function inside(node, late) {
   const about = [
-    node.detail, node.unmeasured, late,
+    node.detail, node.unmeasured, node.message ? late : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
   const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} reserved - ${gib(d.promised_bytes)} promised - ${gib(d.awaited_bytes)} awaited - ${gib(d.strays_bytes)} strays - ${gib(d.unowned_bytes)} unowned = ${gib(d.headroom_bytes)}`;
