@@ -269,7 +269,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _open_on_loopback_alone(self) -> Self:
-        if self.debug_open and not _is_loopback(self.host):
+        if self.debug_open and not is_loopback(self.host):
             raise ValueError(
                 f"debug_open is set and host is {self.host}, where others than this machine's own "
                 "processes can read it; right is host: 127.0.0.1, or debug_open: false"
@@ -317,7 +317,8 @@ class Settings(BaseModel):
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine's own processes reaches it."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name may stand for anything

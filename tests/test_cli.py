@@ -46,6 +46,16 @@ def test_without_a_cluster_it_says_what_to_do() -> None:
     assert "headroom serve --embedded FLEET.yaml" in line
 
 
+def test_the_embedded_server_is_for_this_machine_alone(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(FLEET)
+    refused = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--verbs-port", "0")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("headroom: host is 0.0.0.0: ")
+    assert "right is host: 127.0.0.1" in line
+
+
 def test_taken_port_is_named(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)

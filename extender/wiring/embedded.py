@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from contract.gpunode import GPUNodeStatus
 from contract.kube import Namespace, Node, Pod
 from extender.cluster.events import Event, Relisted
-from extender.errors import StoreNotFound
+from extender.errors import BadSettings, StoreNotFound
 from extender.fleet import Fleet
 from extender.ledger.embedded import EmbeddedStore
-from extender.settings import Settings
+from extender.settings import Settings, is_loopback
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
@@ -23,8 +23,14 @@ NEVER_STALE_S = 1e12
 async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[str], None]) -> None:
     """Serve the fleet of a file from memory, until a signal.
 
-    Reports do not age here: nobody but the user changes them.
+    Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
+    than this machine's own processes would reach it: there is nobody to ask what they may.
     """
+    if not is_loopback(settings.host):
+        raise BadSettings(
+            f"host is {settings.host}: the embedded server lets everybody read and write, so it "
+            "listens on a loopback address only; right is host: 127.0.0.1"
+        )
     keep_what_answers_need()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "")

@@ -143,14 +143,21 @@ def drift(
 def score(
     context: typer.Context,
     pod: Annotated[str, typer.Argument(help="Its name, or namespace/name.")],
-    node: Annotated[str, typer.Option(help="Any node, also one that refuses.")],
+    node: Annotated[
+        str | None, typer.Option(help="Any node, also one that refuses; else the best one.")
+    ] = None,
     namespace: Namespace = None,
     output: Format = None,
 ) -> None:
     """Why the pod would go to a node, or why not: every check, every term, its rank."""
     options: _Options = context.obj
-    of = "/".join(_pod(options, pod, namespace))
-    body = options.api().get("score", pod=of, node=node)
+    api, of = options.api(), _pod(options, pod, namespace)
+    if node is None:
+        nearest = api.get("explain", "pods", *of)["nearest"]
+        if not nearest:
+            raise Trouble(f"no node is known for pod {'/'.join(of)}: say --node", NOT_THERE)
+        node = str(nearest[0]["node"])
+    body = api.get("score", pod="/".join(of), node=node)
     if not _dumped(body, output):
         print("\n".join(scored(body)))  # noqa: T201
 

@@ -131,6 +131,7 @@ def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None
     assert re.search(r"rank \d of 3 nodes that fit", shown.stdout)
     refused = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
     assert "fails: insufficient GPU memory on any device" in refused
+    assert run(server.debug, "score", "team-a/large").stdout == refused  # the nearest one
     nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
     assert nowhere.returncode == 1
     assert "node nowhere is not known" in nowhere.stderr
