@@ -61,6 +61,10 @@ def serve(
         bool | None,
         typer.Option("--debug-open", help="Debug API for every process of this machine."),
     ] = None,
+    debug_tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate in PEM: the debug API speaks TLS only.")
+    ] = None,
+    debug_tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate in PEM: kube-scheduler's port speaks TLS only.")
     ] = None,
@@ -86,6 +90,8 @@ def serve(
             verbs_port=verbs_port,
             debug_port=debug_port,
             debug_open=debug_open,
+            debug_tls_cert=debug_tls_cert,
+            debug_tls_key=debug_tls_key,
             tls_cert=tls_cert,
             tls_key=tls_key,
             tls_client_ca=tls_client_ca,

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from extender.kubeapi import ApiError, ApiStatus, KubeApi
-from extender.web.auth import GetPod, ReviewFailed, User, Wish
+from extender.web.auth import GetPod, ReviewFailed, Wish
+from extender.web.certificates import User
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESSES = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

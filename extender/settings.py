@@ -87,6 +87,14 @@ class Settings(BaseModel):
         description="In a cluster, answer the debug API without asking the API server who may read "
         "it; only where host is a loopback address.",
     )
+    debug_tls_cert: Path | None = Field(
+        None,
+        description="Certificate in PEM, with the chain: the debug API's port speaks TLS only, and "
+        "knows users by their client certificates, too. May be the file of tls_cert.",
+    )
+    debug_tls_key: Path | None = Field(
+        None, description="Private key of debug_tls_cert in PEM, unencrypted."
+    )
     tls_cert: Path | None = Field(
         None,
         description="Certificate in PEM, with the chain: kube-scheduler's port speaks TLS only.",
@@ -278,12 +286,15 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
-            raise ValueError(
-                f"{given} is set and {missing} is not; right are both, "
-                "for example --tls-cert tls.crt --tls-key tls.key"
-            )
+        for begin in ("", "debug_"):
+            cert, key = f"{begin}tls_cert", f"{begin}tls_key"
+            if (getattr(self, cert) is None) != (getattr(self, key) is None):
+                given, missing = (cert, key) if getattr(self, cert) else (key, cert)
+                flag = f"--{begin}tls".replace("_", "-")
+                raise ValueError(
+                    f"{given} is set and {missing} is not; right are both, "
+                    f"for example {flag}-cert tls.crt {flag}-key tls.key"
+                )
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError(
                 "tls_client_ca is set without tls_cert and tls_key; right are all three, "
@@ -297,6 +308,13 @@ class Settings(BaseModel):
         if self.tls_cert is None or self.tls_key is None:
             return None
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def debug_tls(self) -> TlsFiles | None:
+        """The files that the debug port is served with; None: without TLS."""
+        if self.debug_tls_cert is None or self.debug_tls_key is None:
+            return None
+        return TlsFiles(self.debug_tls_cert, self.debug_tls_key, setting="debug_tls")
 
     @property
     def journal(self) -> Bounds:

@@ -1,10 +1,13 @@
-"""The certificate that the verbs are served with, and whom it lets in: as the files say now.
+"""The certificate that a port is served with, and whom it lets in: as the files say now.
 
 Certificates are renewed in place, hours before the old one ends. So the files are looked at again
 at every handshake, which kube-scheduler makes seldom, and read again when one of them changed: a
 connection made from then on uses the new ones, those that are open go on. A renewal that cannot be
 used, half of it written or the key of another certificate, is logged once, and the last good one
 stays.
+
+kube-scheduler's port lets in nobody without a certificate of its own CA. The debug port asks for
+one of the cluster's CA, which comes from the API server, and does without: others have a token.
 """
 
 import ssl
@@ -28,6 +31,8 @@ class TlsFiles:
     cert: Path
     key: Path
     client_ca: Path | None = None
+    #: Begins the names of the settings that they are from.
+    setting: str = "tls"
 
 
 class _Connection(ssl.SSLObject):
@@ -50,12 +55,27 @@ class ServerTls:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._stamps = _stamps(files)
-        self._newest = _context(files)
+        #: In PEM: who shows a certificate signed by one of them is known, and nobody has to.
+        self._known_ca: str | None = None
+        self._newest = _context(files, None)
         # A context in use is not changed: a renewal that fails half way would leave it with
         # neither certificate. So each renewal makes its own, and each handshake is handed to it.
-        self.context = _context(files)
+        self.context = _context(files, None)
         self.context.sni_callback = self._hand_over
         self.context.sslobject_class = _Connection
+
+    def know(self, ca: str | None) -> None:
+        """Ask who connects from now on for a certificate of these CAs, in PEM; None: for none.
+
+        On the event loop. Raises ``BadSettings`` where it holds no certificate; then, and where
+        the server's own files are half renewed, all stays as it was.
+        """
+        if ca == self._known_ca:
+            return
+        self._newest = _context(self._files, ca)
+        self._known_ca = ca
+        # Whether a certificate is asked for is settled before the handshake is handed over.
+        self.context.verify_mode = self._newest.verify_mode
 
     def _hand_over(
         self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext
@@ -65,35 +85,38 @@ class ServerTls:
         if stamps != self._stamps:
             self._stamps = stamps
             try:
-                self._newest = _context(self._files)
+                self._newest = _context(self._files, self._known_ca)
                 log.info("tls_renewed", cert=str(self._files.cert))
             except BadSettings as err:
                 log.warning("tls_renewal_refused", message=str(err), hint="the last one stays")
         connection.context = self._newest
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A session resumed would be let in for what an earlier file of client CAs said.
+    # A session resumed would be let in for what an earlier file of client CAs said. TLS 1.2 can
+    # resume without a ticket, too.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
-    _read("tls_cert", files.cert)
-    if b"ENCRYPTED" in _read("tls_key", files.key):
+    cert, key = f"{files.setting}_cert", f"{files.setting}_key"
+    _read(cert, files.cert)
+    if b"ENCRYPTED" in _read(key, files.key):
         raise BadSettings(
-            f"tls_key: {files.key}: is encrypted, and nobody is there to type its password; "
+            f"{key}: {files.key}: is encrypted, and nobody is there to type its password; "
             "right is a key without one: openssl pkey -in encrypted.key -out tls.key"
         )
-    _check_certificates("tls_cert", files.cert)
+    _check_certificates(cert, files.cert)
     try:
         context.load_cert_chain(files.cert, files.key)
     except ssl.SSLError as err:
         if err.reason == "KEY_VALUES_MISMATCH":
             raise BadSettings(
-                f"tls_key: {files.key}: is not the key of the certificate in {files.cert}; "
+                f"{key}: {files.key}: is not the key of the certificate in {files.cert}; "
                 "right are the two of one Secret, tls.crt and tls.key"
             ) from err
         raise BadSettings(
-            f"tls_key: {files.key}: holds no private key in PEM, "
+            f"{key}: {files.key}: holds no private key in PEM, "
             "which begins with -----BEGIN PRIVATE KEY-----"
         ) from err
     if files.client_ca is not None:
@@ -101,6 +124,12 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         _check_certificates("tls_client_ca", files.client_ca)
         context.load_verify_locations(files.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+    if known_ca is not None:
+        try:
+            context.load_verify_locations(cadata=known_ca)
+        except (ssl.SSLError, ValueError) as err:
+            raise BadSettings("the CA of the cluster's clients is no certificate in PEM") from err
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 

@@ -1,6 +1,7 @@
 """Certificate authorities and what they sign, for tests: real ones, made by openssl."""
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +29,19 @@ class Authority:
         self._key = folder / f"{name}.key"
         _openssl("req", "-x509", *_new_key(self._key), "-subj", f"/CN={name}", "-out", self.cert)
 
-    def sign(self, name: str) -> Certificate:
-        """A certificate in the folder, with the given common name, for a server and a client."""
+    def sign(
+        self, name: str, groups: Sequence[str] = (), usage: str = "serverAuth,clientAuth"
+    ) -> Certificate:
+        """A certificate in the folder, with the given common name, for a server and a client.
+
+        As a Kubernetes user it is of these groups.
+        """
         signed = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         # As a client's it needs no more; kube-scheduler, Go, checks a server's by the address.
         _openssl(
             *("req", "-x509", "-CA", self.cert, "-CAkey", self._key, *_new_key(signed.key)),
-            *("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-addext", "extendedKeyUsage=serverAuth,clientAuth"),
+            *("-subj", "".join(f"/O={group}" for group in groups) + f"/CN={name}"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", f"extendedKeyUsage={usage}"),
             *("-addext", "basicConstraints=critical,CA:FALSE", "-out", signed.cert),
         )
         return signed

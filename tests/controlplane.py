@@ -19,6 +19,7 @@ import urllib3
 import yaml
 from kubernetes.client import Configuration
 
+from tests.certificates import Authority
 from tests.processes import Processes, free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,6 +127,7 @@ class ControlPlane(Processes):
             check=True,
             capture_output=True,
         )
+        self.clients_ca = Authority(self.folder, "clients-ca")
         users = "".join(f"{token},{user},{user}\n" for token, user in TOKENS.items())
         admin = f'{ADMIN_TOKEN},admin,admin,"system:masters"\n'
         (self.folder / "tokens.csv").write_text(admin + users)
@@ -168,6 +170,7 @@ class ControlPlane(Processes):
             f"--cert-dir={self.folder / 'certs'}",
             "--authorization-mode=RBAC",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
+            f"--client-ca-file={self.clients_ca.cert}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
@@ -182,6 +185,17 @@ class ControlPlane(Processes):
         """A kubeconfig file for the holder of the token; ``port`` is that of who stands before the
         API server."""
         path = self.folder / f"{token}.{namespace}.{port or self.port}.kubeconfig"
+        self.write_kubeconfig(path, {"token": token}, namespace, port)
+        return path
+
+    def write_kubeconfig(
+        self,
+        path: Path,
+        user: Mapping[str, Any],
+        namespace: str = "default",
+        port: int | None = None,
+    ) -> None:
+        """``user`` is that of the kubeconfig: who it is, and how it is shown."""
         server = f"https://127.0.0.1:{port or self.port}"
         context = {"cluster": "tests", "user": "tests", "namespace": namespace}
         cluster = {"server": server, "certificate-authority": str(self.ca_file)}
@@ -189,12 +203,11 @@ class ControlPlane(Processes):
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "tests", "cluster": cluster}],
-            "users": [{"name": "tests", "user": {"token": token}}],
+            "users": [{"name": "tests", "user": dict(user)}],
             "contexts": [{"name": "tests", "context": context}],
             "current-context": "tests",
         }
         path.write_text(json.dumps(content))
-        return path
 
     def start_scheduler(
         self,

@@ -1,5 +1,8 @@
 """Who may read the debug API: whom the API server knows, and lets read the same of the cluster.
 
+Whose a token is the API server says. Where the port speaks TLS, a client certificate names its
+user itself (``certificates``); a token comes before it.
+
 Views of a single pod are for whoever may ``get`` that pod; all others, and these too, for whoever
 may ``get`` the path itself (``nonResourceURLs``), as of the API server's own /metrics. Probes and
 the page, which hold nothing of the cluster, are for everybody.
@@ -12,6 +15,7 @@ never wait for any of it.
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +27,8 @@ from fastapi import HTTPException
 from fastapi.security import HTTPAuthorizationCredentials
 from starlette.requests import Request
 
+from extender.web.certificates import PEER, Peer, User
+
 #: Of anybody's, as are the files of the page.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 OPEN_FOLDER = "/page/"
@@ -30,6 +36,11 @@ OPEN_FOLDER = "/page/"
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4
 _RIGHT = 'right is, for example, -H "Authorization: Bearer $(kubectl create token NAME)"'
+_NO_TLS = "and client certificates are for a port with TLS (settings debug_tls_cert, debug_tls_key)"
+_NO_CA = (
+    "and no client certificate is asked for, since the extender could not read the cluster's CA of "
+    "clients: its log says why (client_ca_unknown)"
+)
 V = TypeVar("V")
 
 
@@ -44,17 +55,6 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """As the API server knows the bearer of a token."""
-
-    name: str
-    uid: str = ""
-    groups: tuple[str, ...] = ()
-    #: Of what the authenticator tells beside these: to be passed on as it is.
-    extra: Mapping[str, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,10 @@ class Guard:
         reviews: Reviews,
         monotonic_s: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._reviews = reviews
+        self._wall_s = wall_s
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="reviews")
         self._users = _Answers[User | None](pool, monotonic_s, limits)
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
@@ -122,11 +124,11 @@ class Guard:
     async def check(self, request: Request, shown: HTTPAuthorizationCredentials | None) -> None:
         if request.url.path in OPEN_PATHS or request.url.path.startswith(OPEN_FOLDER):
             return
-        if shown is None or not shown.credentials:
-            raise _unauthenticated("no token was sent")
+        token = shown.credentials if shown is not None else ""
+        peer: Peer | None = request.scope.get(PEER)
         asked = wishes(request.method, request.url.path, request.path_params, request.query_params)
         try:
-            user, key = await self._user(shown.credentials)
+            user, key = await self._bearer(token) if token else self._certified(peer)
             for wish in asked:
                 if await self._allowed.get((key, wish), partial(self._reviews.may, user, wish)):
                     return
@@ -135,13 +137,27 @@ class Guard:
             raise HTTPException(503, detail, {"Retry-After": "5"}) from err
         raise HTTPException(403, _forbidden(user, asked))
 
-    async def _user(self, token: str) -> tuple[User, bytes]:
+    async def _bearer(self, token: str) -> tuple[User, bytes]:
         """With what stands for the token, which itself is kept nowhere."""
         key = hashlib.sha256(token.encode()).digest()
         user = await self._users.get(key, partial(self._reviews.who, token))
         if user is None:
             raise _unauthenticated("the API server does not know this token")
         return user, key
+
+    def _certified(self, peer: Peer | None) -> tuple[User, tuple[str, str]]:
+        """Likewise of a certificate."""
+        if peer is None:
+            raise _unauthenticated(f"no token was sent, {_NO_TLS}")
+        if not peer.asked:
+            raise _unauthenticated(f"no token was sent, {_NO_CA}")
+        if peer.certificate is None:
+            raise _unauthenticated("neither a token nor a client certificate was sent")
+        if peer.certificate.not_after_s < self._wall_s():
+            raise _unauthenticated("the client certificate has expired meanwhile")
+        if peer.certificate.user is None:
+            raise _unauthenticated("the client certificate has no common name, so it is nobody's")
+        return peer.certificate.user, ("certificate", peer.certificate.sha256)
 
 
 class _Answers(Generic[V]):

@@ -16,7 +16,9 @@ from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import DEFAULT_PACE, Pace
+from extender.tls import ServerTls
 from extender.web.auth import Guard
+from extender.wiring.clients import keep_client_ca
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.readiness import unready
@@ -41,6 +43,7 @@ async def serve_cluster(
     # Of its own, since whoever reads may ask for more than connections that binds need.
     reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
     guard = None if settings.debug_open else Guard(KubeReviews(reviews), time.monotonic)
+    debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
     sources: KubernetesSources | None = None
 
     def missing() -> str:
@@ -64,12 +67,15 @@ async def serve_cluster(
     extender.send_away(store, ledger, KubernetesHands(api, extender.post))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
-    waker = asyncio.create_task(extender.wake(ledger))
+    chores = [asyncio.create_task(extender.wake(ledger))]
+    if guard is not None and debug_tls is not None:
+        chores.append(asyncio.create_task(keep_client_ca(reviews, debug_tls.know)))
     try:
         async with history_brought(settings, extender):
-            await serve(extender, ledger, verbs, extender.debug_app(guard), announce)
+            await serve(extender, ledger, verbs, extender.debug_app(guard), announce, debug_tls)
     finally:
-        waker.cancel()
+        for chore in chores:
+            chore.cancel()
         await extender.loop.run_in_executor(None, sources.stop)
         api.close()
         reviews.close()

@@ -11,6 +11,7 @@ from extender.errors import BadSettings, StoreNotFound
 from extender.fleet import Fleet
 from extender.ledger.embedded import EmbeddedStore
 from extender.settings import Settings, is_loopback
+from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
@@ -55,7 +56,8 @@ async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[s
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, shown)
     async with history_brought(settings, extender):
-        await serve(extender, ledger, verbs, debug, announce)
+        debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
+        await serve(extender, ledger, verbs, debug, announce, debug_tls)
 
 
 def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:

@@ -10,6 +10,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from extender.web.calls import Calls
+from extender.web.certificates import PEER, peer_of
 
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
 REQUEST_S = 30.0
@@ -60,6 +61,21 @@ class Patient(HttpToolsProtocol):
         if answer and not begun:
             transport.write(answer)
         transport.close()
+
+
+class Certified(Patient):
+    """Connections that tell the application who is at their other end, where they are of TLS."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        connection = transport.get_extra_info("ssl_object")
+        self._peer = None if connection is None else peer_of(connection)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._peer is not None:
+            scope: Any = self.scope
+            scope[PEER] = self._peer
 
 
 def counting(calls: Calls) -> type[Patient]:

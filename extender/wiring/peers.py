@@ -2,14 +2,19 @@
 
 They are found by name each time, since replicas come and go: a headless Service has an address for
 each. Its own is among them; a replica knows itself by its name in the answer, once.
+
+Where the debug ports speak TLS a peer is who shows the very certificate that this replica shows:
+both have it from the same Secret, and names and addresses of replicas are in none.
 """
 
 import contextlib
 import http.client
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -27,12 +32,21 @@ Address = tuple[str, int]
 
 
 class Peers:
-    """``places`` are hosts with or without a port; ``name`` is this replica's own."""
+    """``places`` are hosts with or without a port; ``name`` is this replica's own, and ``cert``
+    the file of the certificate that it is served with, where that is over TLS."""
 
-    def __init__(self, places: Sequence[str], usual_port: int, timeout_s: float, name: str) -> None:
+    def __init__(
+        self,
+        places: Sequence[str],
+        usual_port: int,
+        timeout_s: float,
+        name: str,
+        cert: Path | None = None,
+    ) -> None:
         self._places = [(place, usual_port) for place in places]
         self._timeout_s = timeout_s
         self._name = name
+        self._cert = cert
         #: What turned out to be ourselves.
         self._own: set[Address] = set()
         self._pool = ThreadPoolExecutor(2 * MOST_PEERS, thread_name_prefix="peers")
@@ -87,14 +101,28 @@ class Peers:
     ) -> bytes | None:
         """The body of the answer, empty for 404; None where it is our own."""
         left_s = max(0.001, until_s - time.monotonic())
-        connection = http.client.HTTPConnection(*address, timeout=left_s)
+        connection = self._connection(address, left_s)
         with contextlib.closing(connection):
             headers = {"Accept": "application/json"}
             if authorization:
                 headers["Authorization"] = authorization
             connection.request("GET", path, headers=headers)
             with connection.getresponse() as answer:
+                if answer.status == 401 and not authorization:
+                    raise ValueError("it needs a token: a client certificate is not passed on")
                 return self._read(answer, until_s)
+
+    def _connection(self, address: Address, timeout_s: float) -> http.client.HTTPConnection:
+        if self._cert is None:
+            return http.client.HTTPConnection(*address, timeout=timeout_s)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        # The first of the file is trusted by itself, whoever signed it. Read each time, since it
+        # is renewed in place.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        end = "-----END CERTIFICATE-----\n"
+        context.load_verify_locations(cadata=self._cert.read_text().partition(end)[0] + end)
+        return http.client.HTTPSConnection(*address, timeout=timeout_s, context=context)
 
     def _read(self, answer: http.client.HTTPResponse, until_s: float) -> bytes | None:
         if answer.headers.get(REPLICA) == self._name:

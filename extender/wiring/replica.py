@@ -73,7 +73,7 @@ from extender.wiring.lag import sample_lag
 from extender.wiring.machinery import Observed
 from extender.wiring.memory import collect_in_lulls
 from extender.wiring.noting import note_bind, tell_followers
-from extender.wiring.patience import Patient, counting
+from extender.wiring.patience import Certified, Patient, counting
 from extender.wiring.peers import Peers
 from extender.wiring.telling import Telling
 from extender.wiring.watching import Watching, watch
@@ -139,7 +139,7 @@ class Extender:
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
         peers = settings.peers, settings.debug_port, settings.peers_timeout_s
-        self._peers = Peers(*peers, self._name) if settings.peers else None
+        self._peers = Peers(*peers, self._name, settings.debug_tls_cert) if settings.peers else None
         #: Not the binds': an API server that is slow to take Events must not keep them waiting.
         self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
         #: Writes an Event, counted; does nothing where nobody reads them.
@@ -420,6 +420,7 @@ async def serve(
     verbs: FastAPI,
     debug: FastAPI,
     announce: Callable[[str], None],
+    debug_tls: ServerTls | None = None,
 ) -> None:
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
@@ -428,7 +429,10 @@ async def serve(
         for name, port in (("verbs", settings.verbs_port), ("debug", settings.debug_port))
     }
     counted = counting(extender.calls)
-    servers = {"verbs": _server(verbs, counted, tls), "debug": _server(debug, Patient)}
+    servers = {
+        "verbs": _server(verbs, counted, tls),
+        "debug": _server(debug, Certified, debug_tls),
+    }
 
     def stop() -> None:
         extender.feed.close()  # a server that ends waits for who follows

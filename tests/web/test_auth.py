@@ -17,10 +17,10 @@ from extender.web.auth import (
     Limits,
     ReadPath,
     ReviewFailed,
-    User,
     Wish,
     wishes,
 )
+from extender.web.certificates import User
 from tests.serving import serving
 from tests.web.asking import Asked
 

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from extender.wiring.peers import Peers
+from tests.certificates import Authority
 from tests.serving import Server, binding, offer, pod, serving
 
 FLEET = """
@@ -32,7 +34,7 @@ class Peer(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path.startswith("/slow"):
             self.let_go.wait(PATIENCE_S)
-        status = {"/unknown": 404, "/broken": 500}.get(self.path, 200)
+        status = {"/unknown": 404, "/broken": 500, "/needs-a-token": 401}.get(self.path, 200)
         body = json.dumps([self.path, self.headers["Authorization"]]).encode()
         self.send_response(status)
         self.send_header("Headroom-Replica", "peer")
@@ -55,6 +57,44 @@ def peer() -> Iterator[str]:
         Peer.let_go.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def over_tls(peer: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A peer that speaks TLS, and the file of its certificate."""
+    signed = Authority(tmp_path, "ca").sign("replica")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(signed.cert, signed.key)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Peer) as server:
+        server.daemon_threads = True
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}", signed.cert
+        server.shutdown()
+        thread.join()
+
+
+def test_over_tls_a_peer_shows_the_certificate_that_we_show(
+    over_tls: tuple[str, Path], tmp_path: Path
+) -> None:
+    place, cert = over_tls
+    (answer,) = Peers([place], 1, PATIENCE_S, "me", cert).ask("/v1/x", "Bearer token")
+    assert json.loads(answer.body or b"") == ["/v1/x", "Bearer token"]
+    # Who shows another one is not sent the token.
+    other = tmp_path / "another.crt"
+    other.write_bytes(Authority(tmp_path, "another").sign("replica-of-another").cert.read_bytes())
+    (answer,) = Peers([place], 1, PATIENCE_S, "me", other).ask("/v1/x", "Bearer token")
+    assert answer.body is None
+    assert "certificate verify failed" in answer.trouble
+
+
+def test_a_peer_that_needs_a_token_is_named_with_that(peer: str) -> None:
+    (answer,) = Peers([peer], 1, PATIENCE_S, "me").ask("/needs-a-token", None)
+    assert (answer.body, answer.trouble) == (
+        None,
+        "it needs a token: a client certificate is not passed on",
+    )
 
 
 def nobody_there() -> str:

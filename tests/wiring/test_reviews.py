@@ -7,7 +7,8 @@ import pytest
 
 from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.kubereviews import KubeReviews
-from extender.web.auth import GetPod, ReadPath, ReviewFailed, User
+from extender.web.auth import GetPod, ReadPath, ReviewFailed
+from extender.web.certificates import User
 
 TOLD = {"username": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})

@@ -1,0 +1,79 @@
+"""Keeps the CA of the cluster's client certificates as the API server publishes it.
+
+Every cluster that takes client certificates says whose, in a ConfigMap for servers such as ours.
+Where the API server does not answer, the last that it said stays; where it says that there is none,
+or that we may not know, no certificate is asked for any more, and tokens are as good as ever.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from extender.errors import BadSettings
+from extender.kubeapi import ApiError, ApiStatus, KubeApi
+
+log = structlog.get_logger()
+
+NAME = "kube-system/extension-apiserver-authentication"
+PATH = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
+KEY = "client-ca-file"
+#: Between two looks: while it is known, and while it is not.
+REFRESH_S = 60.0
+RETRY_S = 5.0
+
+
+class ClientCaUnknown(Exception):
+    """There is none that we may know; why, in a sentence."""
+
+
+class _ConfigMap(msgspec.Struct, frozen=True):
+    data: dict[str, str] | None = None
+
+
+def client_ca(api: KubeApi) -> str:
+    """In PEM, one or more. Blocks; raises ``ClientCaUnknown``, and ``ApiError`` where the API
+    server did not say."""
+    try:
+        published = msgspec.json.decode(api.call("GET", PATH), type=_ConfigMap).data or {}
+    except ApiStatus as err:
+        if err.status == 403:
+            raise ClientCaUnknown(
+                f"the extender may not get ConfigMap {NAME}; right is Role headroom-extender of "
+                "namespace kube-system, in deploy/base/rbac.yaml"
+            ) from err
+        if err.status == 404:
+            raise ClientCaUnknown(f"there is no ConfigMap {NAME}") from err
+        raise
+    except (ValueError, RecursionError) as err:
+        raise ClientCaUnknown(f"ConfigMap {NAME} cannot be read") from err
+    if not published.get(KEY):
+        raise ClientCaUnknown(
+            f"ConfigMap {NAME} has no {KEY}: the API server takes no client certificates "
+            "(--client-ca-file)"
+        )
+    return published[KEY]
+
+
+async def keep_client_ca(api: KubeApi, know: Callable[[str | None], None]) -> None:
+    """Tell it, and each change of it, for ever; what cannot be had is logged once."""
+    said, ca = "", None
+    while True:
+        trouble = ""
+        try:
+            ca = await asyncio.to_thread(client_ca, api)
+        except ClientCaUnknown as err:
+            trouble, ca = str(err), None
+        except ApiError as err:
+            trouble = str(err)
+        try:
+            know(ca)
+        except BadSettings as err:
+            trouble = trouble or str(err)
+        if trouble and trouble != said:
+            log.warning("client_ca_unknown", message=trouble, hint="tokens are taken as ever")
+        if said and not trouble:
+            log.info("client_ca_known")
+        said = trouble
+        await asyncio.sleep(RETRY_S if trouble else REFRESH_S)
