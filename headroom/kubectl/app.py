@@ -20,6 +20,7 @@ from rich.text import Text
 
 from headroom.kubectl import tables
 from headroom.kubectl.client import NOT_THERE, DebugApi, Trouble, Way
+from headroom.kubectl.tls import Files
 from headroom.kubectl.ui import Page, show
 from headroom.kubectl.ways import NAMESPACE, default_namespace
 from headroom.kubectl.ways import way as way_to
@@ -50,6 +51,7 @@ class What(Enum):
 class _Options:
     server: str | None
     token: str | None
+    files: Files
     kubeconfig: str | None
     context: str | None
     headroom_namespace: str
@@ -57,7 +59,7 @@ class _Options:
     def way(self) -> Way:
         """Raises ``Trouble``."""
         where = self.kubeconfig, self.context, self.headroom_namespace
-        return way_to(self.server, self.token, *where)
+        return way_to(self.server, self.token, self.files, *where)
 
     def api(self) -> DebugApi:
         """Raises ``Trouble``."""
@@ -74,13 +76,21 @@ def _options(
         str | None,
         typer.Option(envvar="HEADROOM_TOKEN", help="Bearer token to send with --server."),
     ] = None,
+    certificate_authority: Annotated[
+        str | None, typer.Option(help="CAs in PEM that a --server with https is trusted by.")
+    ] = None,
+    client_certificate: Annotated[
+        str | None, typer.Option(help="Certificate in PEM to show to it.")
+    ] = None,
+    client_key: Annotated[str | None, typer.Option(help="Private key of it in PEM.")] = None,
     kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
     kube_context: Annotated[
         str | None, typer.Option("--context", help="Context of the kubeconfig.")
     ] = None,
     headroom_namespace: Annotated[str, typer.Option(help="Where the extender runs.")] = NAMESPACE,
 ) -> None:
-    context.obj = _Options(server, token, kubeconfig, kube_context, headroom_namespace)
+    files = Files(certificate_authority, client_certificate, client_key)
+    context.obj = _Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
 
 
 Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Of the pod.")]

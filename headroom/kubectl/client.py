@@ -28,7 +28,11 @@ class Way(Protocol):
     """Leads to a debug API; each call has a connection of its own, open until it is closed."""
 
     name: str
-    headers: Mapping[str, str]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """With what says who asks."""
+        ...
 
     def connect(self) -> http.client.HTTPConnection:
         """Raises ``OSError`` and ``Trouble``."""

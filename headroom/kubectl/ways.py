@@ -1,27 +1,39 @@
 """The ways to a debug API: an address, or through the API server, as ``kubectl port-forward`` goes.
 
 Everything of a kubeconfig (contexts, tokens, exec plugins, client certificates) is the business of
-the ``kubernetes`` package, which is imported only where a cluster is asked.
+the ``kubernetes`` package, which is imported only where a cluster is asked. What it shows to the
+API server, a token or a client certificate, is shown to the debug API, too: the latter where the
+pod's port is named ``debug-tls``.
 """
 
 import http.client
+import re
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from headroom.kubectl.client import TIMEOUT_S, UNREACHABLE, Trouble, Way
+from headroom.kubectl.tls import Files, checked, within_a_tunnel
 
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=extender"
 PORT = 8889
+#: Names of container ports; the debug API's, where none is named so, is ``PORT``, without TLS.
+PLAIN_NAME, TLS_NAME = "debug", "debug-tls"
+#: What one needs in the extender's namespace.
+_RIGHTS = (
+    "{resources: [pods], verbs: [list]} and {resources: [pods/portforward], verbs: [get, create]}"
+)
 _EXAMPLE = "http://127.0.0.1:8889"
+NO_FILES = Files()
 
 
 class Address:
-    """``http://host:port`` or https; ``token`` is sent as it is."""
+    """``http://host:port`` or https; ``token`` is sent as it is, to whom the files trust."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
         """Raises ``Trouble``."""
         parts = urlsplit(url)
         try:
@@ -32,15 +44,26 @@ class Address:
             raise Trouble(f"--server: {url!r} is no address; right is, for example, {_EXAMPLE}", 2)
         self.name = f"{parts.scheme}://{parts.netloc}"
         self.headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
-        self._host, self._port, self._tls = parts.hostname, port, parts.scheme == "https"
+        self._host, self._port = parts.hostname, port
+        self._tls: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            self._tls = checked(files)
+        elif files != NO_FILES:
+            raise Trouble(f"--server: {url} has no TLS, so no certificates; right is https://", 2)
 
     def connect(self) -> http.client.HTTPConnection:
         if self._tls:
-            context = ssl.create_default_context()
             return http.client.HTTPSConnection(
-                self._host, self._port, timeout=TIMEOUT_S, context=context
+                self._host, self._port, timeout=TIMEOUT_S, context=self._tls
             )
         return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    pod: str
+    port: int
+    tls: bool
 
 
 class Tunnel:
@@ -50,9 +73,17 @@ class Tunnel:
         """Raises ``Trouble``."""
         self._api = _core_api(kubeconfig, context)
         self._namespace = namespace
-        self._pod = self._ready_pod()
-        self.name = f"pod {namespace}/{self._pod}"
-        self.headers: Mapping[str, str] = _authorization(self._api)
+        self._target = self._ready_pod()
+        self.name = f"pod {namespace}/{self._target.pod}"
+        configuration = self._api.api_client.configuration
+        self._files = Files(cert=configuration.cert_file, key=configuration.key_file)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """With the user's token, if there is one; anew each time, since a plugin renews it."""
+        settings: Any = self._api.api_client.configuration.auth_settings()
+        values = [each["value"] for each in settings.values() if each["value"]]
+        return {"Authorization": values[0]} if values else {}
 
     def connect(self) -> http.client.HTTPConnection:
         from kubernetes.client.exceptions import ApiException
@@ -61,20 +92,21 @@ class Tunnel:
         try:
             forward: Any = portforward(
                 self._api.connect_get_namespaced_pod_portforward,
-                self._pod,
+                self._target.pod,
                 self._namespace,
-                ports=str(PORT),
+                ports=str(self._target.port),
             )
         except ApiException as err:
-            raise Trouble(f"{self.name} cannot be forwarded to: {_reason(err)}", UNREACHABLE) from (
-                err
-            )
-        connection = http.client.HTTPConnection("headroom", PORT, timeout=TIMEOUT_S)
-        connection.sock = forward.socket(PORT)
+            why = f"{self.name} cannot be forwarded to: {self._reason(err)}"
+            raise Trouble(why, UNREACHABLE) from err
+        connection = http.client.HTTPConnection("headroom", self._target.port, timeout=TIMEOUT_S)
+        connection.sock = forward.socket(self._target.port)
         connection.sock.settimeout(TIMEOUT_S)
+        if self._target.tls:
+            connection.sock = within_a_tunnel(self._files).wrap_socket(connection.sock)
         return connection
 
-    def _ready_pod(self) -> str:
+    def _ready_pod(self) -> Target:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -82,16 +114,16 @@ class Tunnel:
             pods = self._api.list_namespaced_pod(self._namespace, label_selector=SELECTOR).items
         except ApiException as err:
             where = f"pods in namespace {self._namespace}"
-            raise Trouble(f"{where} cannot be listed: {_reason(err)}", UNREACHABLE) from err
+            raise Trouble(f"{where} cannot be listed: {self._reason(err)}", UNREACHABLE) from err
         except HTTPError as err:
             raise Trouble(f"the API server does not answer: {err}", UNREACHABLE) from err
-        ready = sorted(
-            pod.metadata.name
+        ready = [
+            pod
             for pod in pods
             if any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or ())
-        )
+        ]
         if ready:
-            return str(ready[0])
+            return target(min(ready, key=lambda pod: str(pod.metadata.name)))
         if pods:
             why = f"no extender in namespace {self._namespace} is ready"
             raise Trouble(
@@ -103,16 +135,33 @@ class Tunnel:
             UNREACHABLE,
         )
 
+    def _reason(self, err: Any) -> str:
+        # Where the connection was to become another one, its status is in a sentence only.
+        told = re.match(r"Handshake status (\d+) ([^\n]*?)(?: -\+-|$)", str(err.reason))
+        status, reason = (int(told[1]), told[2]) if told else (err.status, err.reason)
+        match status:
+            case 0:
+                return f"the API server does not answer: {reason}"
+            case 401:
+                return f"{status} {reason}: the API server does not know whom the kubeconfig names"
+            case 403:
+                return f"{status} {reason}; right is a Role in {self._namespace} with {_RIGHTS}"
+        return f"{status} {reason}"
+
 
 def way(
     server: str | None,
     token: str | None,
+    files: Files,
     kubeconfig: str | None,
     context: str | None,
     namespace: str,
 ) -> Way:
     """Raises ``Trouble``."""
-    return Address(server, token) if server else Tunnel(kubeconfig, context, namespace)
+    if not server and files != NO_FILES:
+        flags = "--certificate-authority, --client-certificate and --client-key"
+        raise Trouble(f"{flags} are for --server; else the kubeconfig has what is shown", 2)
+    return Address(server, token, files) if server else Tunnel(kubeconfig, context, namespace)
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
@@ -142,11 +191,14 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
         ) from err
 
 
-def _authorization(api: Any) -> dict[str, str]:
-    """The user's token, as the API server gets it; nothing for a client certificate."""
-    value = api.api_client.configuration.get_api_key_with_prefix("authorization")
-    return {"Authorization": value} if value else {}
-
-
-def _reason(err: Any) -> str:
-    return f"{err.status} {err.reason}"
+def target(pod: Any) -> Target:
+    """Of a pod of the extender, as its container ports are named."""
+    ports = {
+        port.name: port.container_port
+        for container in pod.spec.containers
+        for port in container.ports or ()
+    }
+    name = str(pod.metadata.name)
+    if TLS_NAME in ports:
+        return Target(name, ports[TLS_NAME], True)
+    return Target(name, ports.get(PLAIN_NAME, PORT), False)

@@ -1,0 +1,55 @@
+"""Which port of a pod is asked and how, and what is refused before anybody is."""
+
+from pathlib import Path
+
+import pytest
+from kubernetes.client import V1Container, V1ContainerPort, V1ObjectMeta, V1Pod, V1PodSpec
+
+from headroom.kubectl.client import Trouble
+from headroom.kubectl.tls import Files
+from headroom.kubectl.ways import target, way
+from tests.certificates import Authority
+
+URL = "https://127.0.0.1:8889"
+
+
+@pytest.mark.parametrize(
+    ("ports", "port", "tls"),
+    [
+        pytest.param({"verbs": 8888, "debug-tls": 9000}, 9000, True, id="TLS"),
+        pytest.param({"verbs": 8888, "debug": 9000}, 9000, False, id="none"),
+        pytest.param({"debug": 9000, "debug-tls": 9001}, 9001, True, id="both"),
+        pytest.param({"verbs": 8888}, 8889, False, id="not said"),
+        pytest.param({}, 8889, False, id="no ports"),
+    ],
+)
+def test_the_name_of_the_port_says_whether_it_speaks_tls(
+    ports: dict[str, int], port: int, tls: bool
+) -> None:
+    named = [V1ContainerPort(name=name, container_port=number) for name, number in ports.items()]
+    beside = V1Container(name="beside", ports=None)
+    spec = V1PodSpec(containers=[beside, V1Container(name="extender", ports=named or None)])
+    found = target(V1Pod(metadata=V1ObjectMeta(name="p"), spec=spec))
+    assert (found.pod, found.port, found.tls) == ("p", port, tls)
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    one, other = authority.sign("one"), authority.sign("other")
+    absent, text = str(tmp_path / "absent"), tmp_path / "text"
+    text.write_text("not PEM")
+    cases = [
+        (URL, Files(ca=absent), f"--certificate-authority: {absent}: "),
+        (URL, Files(ca=str(text)), f"--certificate-authority: {text}: "),
+        (URL, Files(cert=absent), f"the client certificate cannot be used: {absent}: "),
+        (URL, Files(cert=str(one.cert), key=str(other.key)), "KEY_VALUES_MISMATCH"),
+        (URL, Files(key=str(one.key)), "--client-key is given without --client-certificate"),
+        ("http://127.0.0.1:8889", Files(ca=str(one.cert)), "has no TLS, so no certificates"),
+        (None, Files(cert=str(one.cert)), "are for --server"),
+    ]
+    for server, files, says in cases:
+        with pytest.raises(Trouble) as caught:
+            way(server, None, files, None, None, "headroom-system")
+        assert says in str(caught.value)
+        assert caught.value.exit_code == 2
+    way(URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, "")
