@@ -95,7 +95,7 @@ class ServerTls:
 def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # A session resumed would be let in for what an earlier file of client CAs said. TLS 1.2 can
-    # resume without a ticket, too.
+    # resume without a ticket, too, and so none of it is spoken.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

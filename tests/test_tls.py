@@ -58,8 +58,15 @@ def server(files: TlsFiles) -> Iterator[Server]:
 class Caller:
     """One connection, as kube-scheduler keeps one: it trusts one CA and may show a certificate."""
 
-    def __init__(self, server: Server, trusted: Authority, client: Certificate | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        trusted: Authority,
+        client: Certificate | None,
+        speaks: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    ) -> None:
         context = ssl.create_default_context(cafile=str(trusted.cert))
+        context.maximum_version = speaks
         if client is not None:
             context.load_cert_chain(client.cert, client.key)
         url = urlsplit(server.verbs)
@@ -101,9 +108,16 @@ def test_only_a_client_with_a_certificate_of_the_ca_is_answered(
     for nobody in (None, clients["unknown"]):
         with pytest.raises(OSError, match=REFUSED):
             shown(server, authority, nobody)
+    # In TLS 1.2 a session is resumed, without a ticket too, for whom a CA knew that is gone.
+    with (
+        closing(Caller(server, authority, clients["known"], ssl.TLSVersion.TLSv1_2)) as old,
+        pytest.raises(OSError, match=r"alert protocol version|closed|reset|EOF occurred"),
+    ):
+        old.call()
     assert logged(server, "tls_client_refused") == [
         "PEER_DID_NOT_RETURN_A_CERTIFICATE",
         "CERTIFICATE_VERIFY_FAILED",
+        "UNSUPPORTED_PROTOCOL",
     ]
 
 
