@@ -71,8 +71,10 @@ async def keep_client_ca(api: KubeApi, know: Callable[[str | None], None]) -> No
             know(ca)
         except BadSettings as err:
             trouble = trouble or str(err)
-        if trouble and trouble != said:
+        if trouble and trouble != said and ca is None:
             log.warning("client_ca_unknown", message=trouble, hint="tokens are taken as ever")
+        elif trouble and trouble != said:
+            log.warning("client_ca_not_renewed", message=trouble, hint="the last one stays")
         if said and not trouble:
             log.info("client_ca_known")
         said = trouble

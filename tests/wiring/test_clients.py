@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from extender.errors import BadSettings
 from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
@@ -64,3 +65,21 @@ def test_what_is_known_after_each_answer(
     with pytest.raises(Ended):
         asyncio.run(keep_client_ca(cast(KubeApi, Server(answers)), know))
     assert told == known
+
+
+def test_only_a_ca_that_is_not_known_is_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clients, "REFRESH_S", 0)
+    monkeypatch.setattr(clients, "RETRY_S", 0)
+    lost, forbidden = NoAnswer("lost"), ApiStatus("GET", 403, "")
+    answers = [lost, lost, published("a"), lost, lost, published("a"), forbidden]
+    with capture_logs() as logged, pytest.raises(Ended):
+        asyncio.run(keep_client_ca(cast(KubeApi, Server(answers)), lambda ca: None))
+    assert [line["event"] for line in logged] == [
+        "client_ca_unknown",
+        "client_ca_known",
+        "client_ca_not_renewed",
+        "client_ca_known",
+        "client_ca_unknown",
+    ]
