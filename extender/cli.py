@@ -11,7 +11,8 @@ import structlog
 import typer
 import uvloop
 
-from extender.errors import BadSettings, NotSynced
+from extender.doctor import doctor
+from extender.errors import BadSettings
 from extender.fleet import load_fleet
 from extender.settings import load_settings
 from extender.wiring.embedded import serve_embedded
@@ -153,50 +154,7 @@ def convert(
         raise typer.Exit(1)
 
 
-@app.command()
-def doctor(
-    fleet: Annotated[
-        Path | None, typer.Option(help="Look at the nodes of this fleet file, without a cluster.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The extender's YAML file of settings.")
-    ] = None,
-    kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
-    scheduler_config: Annotated[
-        Path | None, typer.Option(help="Look at this KubeSchedulerConfiguration alone.")
-    ] = None,
-) -> None:
-    """Say what costs the cluster safety or memory, and what to do about it.
-
-    The exit status is 1 if there is a warning, 2 if nothing could be looked at.
-    """
-    from extender.cluster.doctor import Weight, line
-    from extender.wiring.doctor import diagnose, diagnose_scheduler, fleet_events
-
-    try:
-        settings = load_settings(config)
-        if scheduler_config:
-            found = diagnose_scheduler(settings, scheduler_config)
-        elif fleet:
-            found = diagnose(settings, fleet_events(load_fleet(fleet)))
-        else:
-            # What talks to a cluster is an extra.
-            from extender.wiring.listing import list_cluster
-
-            found = diagnose(settings, list_cluster(settings, kubeconfig, context))
-    except ImportError as err:
-        typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
-        raise typer.Exit(2) from err
-    except (BadSettings, NotSynced) as err:
-        typer.echo(f"headroom: {err}", err=True)
-        raise typer.Exit(2) from err
-    for finding in found:
-        typer.echo(line(finding))
-    if not found:
-        typer.echo("headroom: nothing to do, as far as can be seen", err=True)
-    if any(finding.weight is Weight.WARNING for finding in found):
-        raise typer.Exit(1)
+app.command()(doctor)
 
 
 @app.command()

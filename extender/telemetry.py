@@ -1,7 +1,6 @@
 """What we tell Prometheus about ourselves; the registry is an argument, never a global."""
 
 import threading
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +14,7 @@ from prometheus_client import (
 from contract.reasons import Reason
 from extender.placement.observed import Result, Surprise
 from extender.placement.snapshot import Snapshot
+from extender.version import own_version
 
 #: From a tenth of a millisecond, a cheap "still no", to a second, where schedulers time out.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -38,7 +38,7 @@ class Telemetry:
         self.scraped: Snapshot | None = None
         self._scraping = threading.Lock()
         build = Info("headroom_build", "Version of the extender.", registry=registry)
-        build.info({"version": _version()})
+        build.info({"version": own_version()})
         self.ready = Gauge(
             "headroom_ready",
             "1 while decisions can be made, as /readyz tells.",
@@ -172,10 +172,3 @@ class Telemetry:
                 return generate_latest(self.registry)
             finally:
                 self.scraped = None
-
-
-def _version() -> str:
-    try:
-        return version("headroom-gpu")
-    except PackageNotFoundError:  # run from its sources
-        return "unknown"

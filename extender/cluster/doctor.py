@@ -1,7 +1,6 @@
 """What costs a cluster safety or memory, and what to do about it, from what is known of it now.
 
-Each rule looks at one node and says what it found there and what helps. Nodes of which the same is
-to be said are told of together, so that texts name what is alike on all of them.
+Each rule looks at one node and says what it found there and what helps.
 
 The figures in the advice are those of docs/device-truth.md ("What safety costs").
 """
@@ -9,7 +8,6 @@ The figures in the advice are those of docs/device-truth.md ("What safety costs"
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from statistics import median_low
 
 from contract.annotations import (
@@ -23,6 +21,9 @@ from contract.annotations import (
 from contract.gpunode import GPUNodeStatus
 from contract.quantity import format_bytes
 from contract.reasons import Reason
+from extender.cluster.findings import Finding, Said, Weight, together, warnings_first
+from extender.cluster.freshness import age
+from extender.cluster.lacks import CLOCKS_AGREE_S, ahead, differing, lacking
 from extender.cluster.state import ClusterState
 from extender.placement.equation import DeviceTerms
 from extender.placement.request import VramRequest
@@ -36,22 +37,6 @@ TOO_FEW_RATIO = 0.75
 ALIKE_RATIO = 0.8
 #: The plugin refuses to share a device between fewer.
 FEWEST_REPLICAS = 2
-
-
-class Weight(Enum):
-    #: Pods are not placed, not protected or not admitted.
-    WARNING = "warning"
-    #: Memory lies idle that need not.
-    ADVICE = "advice"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    weight: Weight
-    #: Names of nodes, in their order; or the part of a configuration that it is about.
-    nodes: tuple[str, ...]
-    found: str
-    do: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +57,10 @@ class _Look:
     #: None where nothing is known of its devices.
     status: GPUNodeStatus | None
     stale: bool
+    #: Its newest sign of life, before the look by so many seconds of the wall clock; None: none.
+    age_s: float | None
+    #: Of the doctor; empty where not known.
+    version: str
     #: Resource -> what its pods ask for, and how many do not say it.
     typical: Mapping[str, Typical]
     silent: Mapping[str, int]
@@ -85,14 +74,12 @@ class _Look:
         return [terms for terms in self.shared if terms.device.sharing == "time-slicing"]
 
 
-_Said = tuple[Weight, str, str]
-
-
-def examine(state: ClusterState, now_s: float) -> list[Finding]:
-    """All that is to be said, warnings first; ``now_s`` is the receiver's monotonic clock."""
+def examine(state: ClusterState, now_s: float, version: str = "") -> list[Finding]:
+    """All that is to be said, warnings first; ``now_s`` is the receiver's monotonic clock, and
+    ``version`` is that of this package, with which the agents' are compared."""
     asks = _asks(state)
     typical, silent = typical_requests(asks), Counter(a.resource for a in asks if not a.said)
-    said: dict[_Said, list[str]] = {}
+    said: dict[Said, list[str]] = {}
     for terms in sorted(state.snapshot().nodes, key=lambda node: node.name):
         node = state.node(terms.name)
         offers = node.status.allocatable if node and node.status else None
@@ -103,14 +90,24 @@ def examine(state: ClusterState, now_s: float) -> list[Finding]:
             node.metadata.annotations or {},
             state.report(terms.name, state.gpunode(terms.name)),
             terms.fresh_until_s < now_s,
+            _age_s(state, terms.name, now_s),
+            version,
             typical,
             silent,
         )
         for rule in _RULES:
             for one in rule(look):
                 said.setdefault(one, []).append(terms.name)
-    found = [Finding(weight, tuple(names), *rest) for (weight, *rest), names in said.items()]
-    return sorted(found, key=lambda finding: finding.weight is not Weight.WARNING)
+    return warnings_first(together(said))
+
+
+def _age_s(state: ClusterState, name: str, now_s: float) -> float | None:
+    """By two clocks, the node's and ours."""
+    gpunode, vouch = state.gpunode(name), state.confirmation(name)
+    stamps = [gpunode.status.observed_at if gpunode and gpunode.status else ""]
+    stamps += [vouch.sampled_at] if vouch else []
+    ages_s = [age(stamp, state.epoch_s + now_s) for stamp in stamps]
+    return min((age_s for age_s in ages_s if age_s is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +147,9 @@ def typical_requests(asks: Iterable[_Ask]) -> dict[str, Typical]:
     }
 
 
-def _closed(look: _Look) -> Iterator[_Said]:
+def _closed(look: _Look) -> Iterator[Said]:
     reason = look.node.reason
-    if reason is None and look.stale:
+    if reason is None and look.stale and not _from_the_future(look):
         reason = Reason.STALE_REPORT
     if reason is None:
         return
@@ -176,7 +173,8 @@ _OTHERS = (
 )
 _CURES = {
     Reason.NO_REPORT: _AGENT,
-    Reason.LABELS_SAY_TOO_LITTLE: _AGENT,
+    Reason.LABELS_SAY_TOO_LITTLE: f"{_AGENT}; of GPUs that nobody shares the labels of GPU feature "
+    "discovery are enough",
     Reason.STALE_REPORT: _AGENT,
     Reason.NOT_INITIALISED: "see whether an extender runs: it sets the ledger up within seconds",
     Reason.BAD_NODE_ANNOTATION: f"right are, for example, {RESERVE}: 512Mi and "
@@ -194,7 +192,26 @@ _CURES = {
 }
 
 
-def _unmeasured(look: _Look) -> Iterator[_Said]:
+def _from_the_future(look: _Look) -> bool:
+    """Whoever looks once cannot see the report move, and believes no stamp that is far off."""
+    return look.age_s is not None and look.age_s < -CLOCKS_AGREE_S
+
+
+def _lacking(look: _Look) -> Iterator[Said]:
+    if look.status is not None and not look.node.unmeasured:
+        yield from lacking(look.status)
+
+
+def _version(look: _Look) -> Iterator[Said]:
+    if look.status is not None:
+        yield from differing(look.status, look.version)
+
+
+def _clock(look: _Look) -> Iterator[Said]:
+    yield from ahead(None if look.age_s is None else -look.age_s)
+
+
+def _unmeasured(look: _Look) -> Iterator[Said]:
     if look.node.reason is None and look.node.unmeasured:
         yield (
             Weight.WARNING,
@@ -203,7 +220,7 @@ def _unmeasured(look: _Look) -> Iterator[_Said]:
         )
 
 
-def _packed(look: _Look) -> Iterator[_Said]:
+def _packed(look: _Look) -> Iterator[Said]:
     if any(terms.policy == "packed" for terms in look.sliced):
         yield (
             Weight.ADVICE,
@@ -214,7 +231,7 @@ def _packed(look: _Look) -> Iterator[_Said]:
         )
 
 
-def _unknown_policy(look: _Look) -> Iterator[_Said]:
+def _unknown_policy(look: _Look) -> Iterator[Said]:
     if look.status is not None and any(terms.policy == "unknown" for terms in look.sliced):
         yield (
             Weight.ADVICE,
@@ -225,7 +242,7 @@ def _unknown_policy(look: _Look) -> Iterator[_Said]:
         )
 
 
-def _aligned(look: _Look) -> Iterator[_Said]:
+def _aligned(look: _Look) -> Iterator[Said]:
     if look.status is None or len({terms.device.numa_node for terms in look.sliced}) < 2:
         return
     policy = look.status.plugin.topology_manager_policy
@@ -246,7 +263,7 @@ def _aligned(look: _Look) -> Iterator[_Said]:
         )
 
 
-def _any(look: _Look) -> Iterator[_Said]:
+def _any(look: _Look) -> Iterator[Said]:
     if look.shared and look.annotations.get(DEVICE_CHOICE) == DeviceChoice.ANY.value:
         yield (
             Weight.ADVICE,
@@ -256,7 +273,7 @@ def _any(look: _Look) -> Iterator[_Said]:
         )
 
 
-def _several(look: _Look) -> Iterator[_Said]:
+def _several(look: _Look) -> Iterator[Said]:
     """Where not said, time-slicing lets such a container in and MPS refuses it."""
     if look.status is None or not look.sliced:
         return
@@ -270,7 +287,7 @@ def _several(look: _Look) -> Iterator[_Said]:
         )
 
 
-def _replicas(look: _Look) -> Iterator[_Said]:
+def _replicas(look: _Look) -> Iterator[Said]:
     """Too many cost no memory under ``distributed``: levels are seldom filled up to them. Under
     ``packed`` a full device stays next in line until all its replicas are taken."""
     for resource, replicas, allocatable_bytes, policy in {
@@ -310,7 +327,7 @@ def _set_replicas(count: int) -> str:
     return f"set replicas: {count} in the plugin's configuration"
 
 
-def _unannotated(look: _Look) -> Iterator[_Said]:
+def _unannotated(look: _Look) -> Iterator[Said]:
     for resource, replicas, allocatable_bytes in {
         (t.device.resource, t.device.replicas.total, t.allocatable_bytes) for t in look.sliced
     }:
@@ -327,7 +344,7 @@ def _unannotated(look: _Look) -> Iterator[_Said]:
             )
 
 
-def _mps_limit(look: _Look) -> Iterator[_Said]:
+def _mps_limit(look: _Look) -> Iterator[Said]:
     for resource, memory_bytes, replicas in {
         (t.device.resource, t.device.memory_bytes, t.device.replicas.total)
         for t in look.shared
@@ -345,9 +362,12 @@ def _mps_limit(look: _Look) -> Iterator[_Said]:
             )
 
 
-_RULES: tuple[Callable[[_Look], Iterator[_Said]], ...] = (
+_RULES: tuple[Callable[[_Look], Iterator[Said]], ...] = (
     _closed,
     _unmeasured,
+    _lacking,
+    _version,
+    _clock,
     _packed,
     _unknown_policy,
     _aligned,
@@ -357,19 +377,6 @@ _RULES: tuple[Callable[[_Look], Iterator[_Said]], ...] = (
     _unannotated,
     _mps_limit,
 )
-
-
-#: Names told of one finding; the others are counted.
-NAMES = 5
-
-
-def line(finding: Finding) -> str:
-    """One finding for people."""
-    names = ", ".join(finding.nodes[:NAMES])
-    if (more := len(finding.nodes) - NAMES) > 0:
-        names += f" and {more} more"
-    where = f"{names}: " if names else ""
-    return f"{finding.weight.value}: {where}{finding.found}. To do: {finding.do}."
 
 
 def rounded(count_bytes: int) -> str:

@@ -8,16 +8,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from extender.cluster.doctor import Finding, Weight
+from extender.cluster.findings import Finding, Said, Weight, warnings_first
 from extender.errors import BadSettings
 
+KIND = "KubeSchedulerConfiguration"
 #: A call that takes longer is given up, and until then no other pod is scheduled.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
 _EXAMPLE = "see deploy/scheduler.yaml"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
-
-_Said = tuple[Weight, str, str]
 
 
 def examine_scheduler(config: object, manages: Callable[[str], bool]) -> list[Finding]:
@@ -25,24 +24,39 @@ def examine_scheduler(config: object, manages: Callable[[str], bool]) -> list[Fi
 
     Raises ``BadSettings`` where it is no KubeSchedulerConfiguration.
     """
-    if not isinstance(config, Mapping) or config.get("kind") != "KubeSchedulerConfiguration":
+    whole, ours = _ours(config, manages)
+    found = [Finding(weight, (), what, do) for weight, what, do in _whole(whole, ours)]
+    for where, entry in ours:
+        said = (*_safety(entry, manages), *_speed(entry))
+        found += [Finding(weight, (where,), what, do) for weight, what, do in said]
+    return warnings_first(found)
+
+
+def asks_headroom(config: object, manages: Callable[[str], bool]) -> bool:
+    """Whether an extender in there is Headroom; no where nothing in there can be understood."""
+    try:
+        return bool(_ours(config, manages)[1])
+    except BadSettings:
+        return False
+
+
+def _ours(
+    config: object, manages: Callable[[str], bool]
+) -> tuple[Mapping[str, Any], list[tuple[str, Mapping[str, Any]]]]:
+    """The configuration, and what in it may be Headroom: where, and what."""
+    if not isinstance(config, Mapping) or config.get("kind") != KIND:
         raise BadSettings(f"it is no KubeSchedulerConfiguration; for a right one {_EXAMPLE}")
     entries = config.get("extenders") or []
     if not isinstance(entries, Sequence) or not all(isinstance(e, Mapping) for e in entries):
         raise BadSettings(f"extenders: it is no list of mappings; for a right one {_EXAMPLE}")
-    ours = [
+    return config, [
         (f"extenders[{number}]", entry)
         for number, entry in enumerate(entries)
         if entry.get("bindVerb") or any(manages(name) for name in _managed(entry))
     ]
-    found = [Finding(weight, (), what, do) for weight, what, do in _whole(config, ours)]
-    for where, entry in ours:
-        said = (*_safety(entry, manages), *_speed(entry))
-        found += [Finding(weight, (where,), what, do) for weight, what, do in said]
-    return sorted(found, key=lambda finding: finding.weight is not Weight.WARNING)
 
 
-def _whole(config: Mapping[str, Any], ours: Sequence[object]) -> Iterator[_Said]:
+def _whole(config: Mapping[str, Any], ours: Sequence[object]) -> Iterator[Said]:
     if not ours:
         yield (
             Weight.WARNING,
@@ -59,7 +73,7 @@ def _whole(config: Mapping[str, Any], ours: Sequence[object]) -> Iterator[_Said]
         )
 
 
-def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterator[_Said]:
+def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterator[Said]:
     for verb, without in (
         ("filterVerb", "nobody looks at GPU memory before a node is chosen"),
         ("bindVerb", "nothing is promised, and what is bound is charged only when it is seen"),
@@ -98,7 +112,7 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
         )
 
 
-def _speed(entry: Mapping[str, Any]) -> Iterator[_Said]:
+def _speed(entry: Mapping[str, Any]) -> Iterator[Said]:
     if entry.get("nodeCacheCapable") is not True:
         yield (
             Weight.WARNING,

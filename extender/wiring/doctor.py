@@ -8,13 +8,16 @@ from pathlib import Path
 import yaml
 
 from contract.kube import Namespace, Node
-from extender.cluster.doctor import Finding, examine
+from extender.cluster.doctor import examine
 from extender.cluster.events import Event, GPUNodeSeen, Relisted
+from extender.cluster.findings import Finding
 from extender.cluster.schedulerconfig import examine_scheduler
 from extender.cluster.state import ClusterState
+from extender.cluster.surroundings import Surroundings, examine_surroundings
 from extender.errors import BadSettings
 from extender.fleet import Fleet
 from extender.settings import Settings
+from extender.version import own_version
 
 
 def fleet_events(fleet: Fleet) -> list[Event]:
@@ -30,7 +33,11 @@ def fleet_events(fleet: Fleet) -> list[Event]:
 def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
     state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
-    return examine(state, time.monotonic())
+    return examine(state, time.monotonic(), own_version())
+
+
+def diagnose_around(settings: Settings, around: Surroundings) -> list[Finding]:
+    return examine_surroundings(around, settings.rules.manages, own_version())
 
 
 def diagnose_scheduler(settings: Settings, path: Path) -> list[Finding]:

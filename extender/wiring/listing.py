@@ -1,12 +1,17 @@
-"""A cluster listed once, through the kubeconfig or the pod's own account, as events."""
+"""A cluster listed once, through the kubeconfig or the pod's own account."""
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
+import yaml
 from kubernetes.config import ConfigException
 
+from contract.kube import KubeStruct, Node, ObjectMeta
 from extender.cluster.events import Relisted
+from extender.cluster.schedulerconfig import KIND
+from extender.cluster.surroundings import SELECTORS, Neighbour, Surroundings
 from extender.errors import BadSettings, NotSynced
 from extender.kubeapi import ApiError, ApiStatus, KubeApi, Listing, load_configuration
 from extender.settings import Settings
@@ -22,12 +27,7 @@ def list_cluster(
 
     Raises ``BadSettings`` where no cluster is configured, ``NotSynced`` where it does not tell.
     """
-    try:
-        api = KubeApi(load_configuration(kubeconfig, context))
-    except ConfigException as err:
-        raise BadSettings(
-            f"no cluster is configured: {err}; without one: headroom doctor --fleet FLEET.yaml"
-        ) from err
+    api = _api(kubeconfig, context)
     try:
         kinds = watched_kinds(settings.agent_namespace)
         return [_listed(api, kind) for kind in kinds]
@@ -38,6 +38,88 @@ def list_cluster(
         ) from err
     finally:
         api.close()
+
+
+def nodes_of(listed: Sequence[Relisted]) -> list[Node]:
+    return [each for kind in listed for each in kind.objects if isinstance(each, Node)]
+
+
+def list_surroundings(
+    settings: Settings,
+    nodes: Sequence[Node],
+    kubeconfig: str | None = None,
+    context: str | None = None,
+) -> Surroundings:
+    """What runs beside Headroom on a cluster with ``nodes``, as far as it may be looked at.
+
+    Raises ``BadSettings`` where no cluster is configured.
+    """
+    api = _api(kubeconfig, context)
+    pods: dict[str, Neighbour] = {}
+    schedulers: dict[str, object] = {}
+    untold: list[str] = []
+    try:
+        try:
+            for selector in SELECTORS:
+                query = {"labelSelector": selector}
+                listed = api.list("/api/v1/pods", _neighbour, page_size=PAGE, query=query)
+                pods |= {pod.metadata.uid: pod for pod in listed.items}
+        except ApiError as err:
+            untold.append(f"pods of the GPU Operator and of autoscalers ({err})")
+        for namespace in sorted({"kube-system", settings.agent_namespace}):
+            path = f"/api/v1/namespaces/{namespace}/configmaps"
+            try:
+                for each in api.list(path, _configurations, page_size=PAGE).items:
+                    schedulers |= each
+            except ApiError as err:
+                untold.append(f"ConfigMaps of {namespace}, for kube-scheduler's ({err})")
+    finally:
+        api.close()
+    return Surroundings(tuple(pods.values()), nodes, schedulers, untold)
+
+
+def _api(kubeconfig: str | None, context: str | None) -> KubeApi:
+    try:
+        return KubeApi(load_configuration(kubeconfig, context))
+    except ConfigException as err:
+        raise BadSettings(
+            f"no cluster is configured: {err}; without one: headroom doctor --fleet FLEET.yaml"
+        ) from err
+
+
+class _ConfigMap(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    data: Mapping[str, str] | None = None
+
+
+_neighbour_decoder = msgspec.json.Decoder(Neighbour)
+_config_map_decoder = msgspec.json.Decoder(_ConfigMap)
+
+
+def _neighbour(raw: msgspec.Raw) -> Neighbour | None:
+    try:
+        return _neighbour_decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return None  # of one that cannot be read nothing is said
+
+
+def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
+    """Where -> each KubeSchedulerConfiguration in a ConfigMap; what is no YAML is none."""
+    try:
+        found = _config_map_decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return None
+    of, held = found.metadata, dict[str, object]()
+    for key, text in (found.data or {}).items():
+        if KIND not in text:
+            continue
+        try:
+            config = yaml.safe_load(text)
+        except (ValueError, yaml.YAMLError, RecursionError):
+            continue
+        if isinstance(config, dict) and config.get("kind") == KIND:
+            held[f"ConfigMap {of.namespace}/{of.name}, {key}"] = config
+    return held
 
 
 def _listed(api: KubeApi, kind: Kind) -> Relisted:

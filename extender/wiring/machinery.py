@@ -4,12 +4,11 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from pathlib import Path
 from resource import getpagesize
 
 from extender.sources.reflector import Health
+from extender.version import own_version
 from extender.web.machinery import LagView, Machinery, SourceView
 from extender.wiring.lag import EVERY_S
 
@@ -26,7 +25,7 @@ class Observed:
         self._behind = behind
         self._lags: deque[float] = deque(maxlen=LAGS)
         self._started_at_s = time.time()
-        self._version = _version()
+        self._version = own_version()
 
     def lag(self, late_s: float) -> None:
         self._lags.append(late_s)
@@ -76,10 +75,3 @@ def _memory_bytes() -> int | None:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
-
-
-def _version() -> str:
-    try:
-        return installed("headroom-gpu")
-    except PackageNotFoundError:
-        return "unknown"

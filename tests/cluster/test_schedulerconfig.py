@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.cluster.doctor import Finding, Weight
+from extender.cluster.findings import Finding, Weight
 from extender.cluster.schedulerconfig import examine_scheduler
 from extender.errors import BadSettings
 from extender.placement.rules import Rules

@@ -1,5 +1,6 @@
 """A real API server listed once."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from extender.kubeapi import ApiStatus, KubeApi
 from extender.settings import Settings
 from extender.wiring.listing import list_cluster
-from tests.controlplane import ROOT, ControlPlane
+from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.scripted import Exchange, scripted_server
+from tests.waiting import until
 
 NODES = "/api/v1/nodes"
 
@@ -44,6 +47,66 @@ def test_the_doctor_lists_a_cluster(plane: ControlPlane, node: str) -> None:
     assert line.startswith("warning: ")
     assert "no GPU report from the node" in line
     assert told.returncode == 1
+
+
+@pytest.fixture
+def few_rights(plane: ControlPlane) -> Iterator[str]:
+    """The token of who may list what the extender watches, and nothing else."""
+    name, rbac = "looks-at-little", "/apis/rbac.authorization.k8s.io/v1"
+    kinds = ["nodes", "namespaces", "pods", "leases", "resourceslices", "gpunodes"]
+    rules = [{"apiGroups": ["*"], "resources": kinds, "verbs": ["list"]}]
+    plane.call("POST", f"{rbac}/clusterroles", {"metadata": {"name": name}, "rules": rules})
+    group = "rbac.authorization.k8s.io"
+    role = {"apiGroup": group, "kind": "ClusterRole", "name": name}
+    subjects = [{"apiGroup": group, "kind": "User", "name": TOKENS[STRANGER_TOKEN]}]
+    bound = {"metadata": {"name": name}, "roleRef": role, "subjects": subjects}
+    plane.call("POST", f"{rbac}/clusterrolebindings", bound)
+    api = KubeApi(plane.configuration(STRANGER_TOKEN))
+    with contextlib.closing(api):
+        until(lambda: _allowed(api), "the binding counts")
+    yield STRANGER_TOKEN
+    plane.call("DELETE", f"{rbac}/clusterrolebindings/{name}")
+    plane.call("DELETE", f"{rbac}/clusterroles/{name}")
+
+
+def _allowed(api: KubeApi) -> bool:
+    try:
+        return bool(api.call("GET", NODES))
+    except ApiStatus:
+        return False
+
+
+@pytest.fixture
+def scheduler(plane: ControlPlane) -> Iterator[str]:
+    path, name = "/api/v1/namespaces/kube-system/configmaps", "second-scheduler"
+    config = (ROOT / "deploy/scheduler.yaml").read_text().replace("100", "50")
+    data = {"config.yaml": config, "other": "kind: KubeSchedulerConfiguration: no YAML"}
+    plane.call("POST", path, {"metadata": {"name": name}, "data": data})
+    yield name
+    plane.call("DELETE", f"{path}/{name}")
+
+
+def test_the_doctor_finds_the_schedulers_configuration(plane: ControlPlane, scheduler: str) -> None:
+    told = doctor("--kubeconfig", str(plane.kubeconfig()), "-o", "json")
+    where = f"ConfigMap kube-system/{scheduler}, config.yaml"
+    found = [each for each in json.loads(told.stdout) if each["nodes"] == [where]]
+    assert [each["weight"] for each in found] == ["warning"]
+    assert "percentageOfNodesToScore is not 100" in found[0]["found"]
+    assert told.returncode == 1
+
+
+def test_what_it_may_not_look_at_it_names(
+    plane: ControlPlane, node: str, few_rights: str, scheduler: str
+) -> None:
+    told = doctor("--kubeconfig", str(plane.kubeconfig(few_rights)))
+    assert told.returncode == 1
+    lines = [line for line in told.stdout.splitlines() if "not looked at" in line]
+    assert [line.partition(" (GET ")[0] for line in lines] == [
+        f"advice: not looked at: ConfigMaps of {namespace}, for kube-scheduler's"
+        for namespace in ("headroom-system", "kube-system")
+    ]
+    assert all(" 403" in line for line in lines)
+    assert node in told.stdout
 
 
 def test_without_the_rights_it_says_which(plane: ControlPlane) -> None:

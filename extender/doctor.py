@@ -1,0 +1,83 @@
+"""The doctor's command, `headroom doctor` and `kubectl headroom doctor`: it reads, and changes
+nothing, with the rights of whoever runs it."""
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from extender.cluster.findings import Finding
+
+
+class Output(Enum):
+    JSON = "json"
+    YAML = "yaml"
+
+
+def doctor(
+    fleet: Annotated[
+        Path | None, typer.Option(help="Look at the nodes of this fleet file, without a cluster.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The extender's YAML file of settings.")
+    ] = None,
+    kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    scheduler_config: Annotated[
+        Path | None, typer.Option(help="Look at this KubeSchedulerConfiguration alone.")
+    ] = None,
+    output: Annotated[
+        Output | None, typer.Option("-o", "--output", help="Else a line for each finding.")
+    ] = None,
+) -> None:
+    """Say what costs the cluster safety or memory, and what to do about it.
+
+    The exit status is 1 if there is a warning, 2 if nothing could be looked at.
+    """
+    # Slow to import, and `kubectl headroom` has this command beside others.
+    from extender.cluster.findings import Weight, line, warnings_first
+    from extender.errors import BadSettings, NotSynced
+    from extender.fleet import load_fleet
+    from extender.settings import load_settings
+    from extender.wiring.doctor import diagnose, diagnose_around, diagnose_scheduler, fleet_events
+
+    try:
+        settings = load_settings(config)
+        if scheduler_config:
+            found = diagnose_scheduler(settings, scheduler_config)
+        elif fleet:
+            found = diagnose(settings, fleet_events(load_fleet(fleet)))
+        else:
+            # What talks to a cluster is an extra.
+            from extender.wiring.listing import list_cluster, list_surroundings, nodes_of
+
+            listed = list_cluster(settings, kubeconfig, context)
+            around = list_surroundings(settings, nodes_of(listed), kubeconfig, context)
+            found = diagnose(settings, listed) + diagnose_around(settings, around)
+    except ImportError as err:
+        typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
+        raise typer.Exit(2) from err
+    except (BadSettings, NotSynced) as err:
+        typer.echo(f"headroom: {err}", err=True)
+        raise typer.Exit(2) from err
+    found = warnings_first(found)
+    if output:
+        typer.echo(_dump(found, output), nl=False)
+    else:
+        for finding in found:
+            typer.echo(line(finding))
+    if not found:
+        typer.echo("headroom: nothing to do, as far as can be seen", err=True)
+    if any(finding.weight is Weight.WARNING for finding in found):
+        raise typer.Exit(1)
+
+
+def _dump(found: "Sequence[Finding]", output: Output) -> str:
+    import msgspec
+
+    encode = msgspec.json.encode if output is Output.JSON else msgspec.yaml.encode
+    text = encode(found).decode()
+    return text if text.endswith("\n") else f"{text}\n"

@@ -1,0 +1,174 @@
+"""What a doctor says of the pods around Headroom, and of schedulers' ConfigMaps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.kube import Node, ObjectMeta
+from extender.cluster.findings import Finding, Weight
+from extender.cluster.surroundings import PARTS, Neighbour, Surroundings, examine_surroundings
+from extender.placement.rules import Rules
+
+APPS = [part.app for part in PARTS]
+VERSION = "1.0"
+
+
+def neighbour(
+    name: str,
+    node: str,
+    waits: str = "",
+    tag: str = "v0.20.0",
+    labels: dict[str, str] | None = None,
+) -> Neighbour:
+    """Ready, unless it waits for something."""
+    waiting = {"state": {"waiting": {"reason": waits}}}
+    return msgspec.convert(
+        {
+            "metadata": {
+                "namespace": "gpu-operator",
+                "name": f"{name}-{node}",
+                "labels": labels or {"app": name},
+            },
+            "spec": {
+                "nodeName": node,
+                "containers": [{"image": f"images.example:5000/nvidia/{name}:{tag}@sha256:0"}],
+            },
+            "status": {
+                "phase": "Pending" if waits else "Running",
+                "conditions": [{"type": "Ready", "status": "False" if waits else "True"}],
+                "containerStatuses": [waiting] if waits else [{"state": {"running": {}}}],
+            },
+        },
+        Neighbour,
+    )
+
+
+def node(name: str, **labels: str) -> Node:
+    wanted = {f"nvidia.com/gpu.deploy.{part.name}": "true" for part in PARTS}
+    return Node(metadata=ObjectMeta(name=name, labels=wanted | labels))
+
+
+def examined(pods: Sequence[Neighbour] = (), **how: Any) -> list[Finding]:
+    around = Surroundings(pods, **{"nodes": [node("n"), node("m")], **how})
+    return examine_surroundings(around, Rules().manages, VERSION)
+
+
+def operator(*nodes: str, but: Sequence[str] = ()) -> list[Neighbour]:
+    return [neighbour(app, name) for name in nodes for app in APPS if app not in but]
+
+
+def test_of_sound_surroundings_nothing_is_said() -> None:
+    assert examined() == []
+    assert examined(operator("n", "m")) == []
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_the_part_that_is_broken_is_named_with_its_nodes(app: str) -> None:
+    broken = [neighbour(app, name, "CrashLoopBackOff") for name in ("m", "n")]
+    (one,) = examined([*operator("n", "m", but=[app]), *broken])
+    assert one.nodes == ("m", "n")
+    assert f"{app} is not ready (CrashLoopBackOff)" in one.found
+    assert one.do == f"see: kubectl -n gpu-operator describe pods -l app={app}"
+    assert (one.weight is Weight.ADVICE) == (app == "nvidia-dcgm-exporter")
+
+
+def test_of_parts_that_wait_for_each_other_the_first_is_the_broken_one() -> None:
+    waiting = ["nvidia-device-plugin-daemonset", "gpu-feature-discovery"]
+    pods = [
+        *operator("n", but=["nvidia-container-toolkit-daemonset", *waiting]),
+        neighbour("nvidia-container-toolkit-daemonset", "n", "ImagePullBackOff"),
+        *(neighbour(app, "n", "PodInitializing") for app in waiting),
+    ]
+    (one,) = examined(pods, nodes=[node("n")])
+    assert "nvidia-container-toolkit-daemonset is not ready (ImagePullBackOff)" in one.found
+    assert one.found.endswith(f"; after it {', '.join(waiting)}")
+
+
+def test_a_part_is_missed_where_the_operator_wants_it_and_others_have_it() -> None:
+    there = operator("n", "m", but=["gpu-feature-discovery"])
+    (one,) = examined([*there, neighbour("gpu-feature-discovery", "m")])
+    assert one.nodes == ("n",)
+    assert "gpu-feature-discovery has no pod there" in one.found
+    # Turned off for the whole cluster, or made by hand on this node.
+    assert examined(there) == []
+    by_hand = node("n", **{"nvidia.com/gpu.deploy.driver": "pre-installed"})
+    pods = [*operator("n", but=["nvidia-driver-daemonset"]), *operator("m")]
+    assert examined(pods, nodes=[by_hand, node("m")]) == []
+
+
+def test_while_a_part_is_replaced_its_ready_pod_counts() -> None:
+    old = neighbour(APPS[0], "n", "ContainerCreating")
+    assert examined([*operator("n", "m"), old]) == []
+    assert examined([old, *operator("n", "m")]) == []
+
+
+def test_device_plugins_of_several_versions_are_told_apart() -> None:
+    chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    pods = [neighbour("a", "n", tag="v0.19.2", labels=chart), neighbour("b", "m", tag="v0.20.0")]
+    assert examined(pods) == []  # the second has no label of a plugin
+    pods = [pods[0], neighbour("nvidia-device-plugin-daemonset", "m")]
+    newer, older = examined(pods, nodes=[])
+    assert {newer.nodes, older.nodes} == {("n",), ("m",)}
+    assert any("of version v0.19.2, others of v0.20.0" in one.found for one in (newer, older))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{"app": "cluster-autoscaler"}, {"app.kubernetes.io/name": "karpenter"}],
+)
+def test_an_autoscaler_counts_replicas(labels: dict[str, str]) -> None:
+    (one,) = examined([neighbour("scaler", "n", labels=labels)])
+    assert (one.weight, one.nodes) == (Weight.ADVICE, ("gpu-operator/scaler-n",))
+    assert "counts replicas, not memory" in one.found
+
+
+def test_karpenter_is_seen_by_its_nodes_where_the_cloud_runs_it() -> None:
+    (one,) = examined(nodes=[node("n", **{"karpenter.sh/nodepool": "gpus"})])
+    assert one.nodes == ("Karpenter",)
+
+
+def test_an_extender_of_another_version_is_named() -> None:
+    ours = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
+    (one,) = examined([neighbour("e", "n", tag="v0.9", labels=ours)])
+    assert "image is of version 0.9, and this doctor of 1.0" in one.found
+    assert examined([neighbour("e", "n", tag="v1.0", labels=ours)]) == []
+    assert examined([neighbour("e", "n", tag="latest", labels=ours)]) == []
+
+
+def scheduler(**how: Any) -> dict[str, Any]:
+    managed = [{"name": "nvidia.com/gpu"}, {"name": "nvidia.com/gpu.shared"}]
+    ours = {
+        "filterVerb": "filter",
+        "bindVerb": "bind",
+        "managedResources": managed,
+        "nodeCacheCapable": True,
+    }
+    return {
+        "kind": "KubeSchedulerConfiguration",
+        "percentageOfNodesToScore": 100,
+        "extenders": [ours | how],
+    }
+
+
+def test_mistakes_in_a_schedulers_config_map_are_named_with_it() -> None:
+    where = "ConfigMap kube-system/scheduler, config.yaml"
+    (one,) = examined(schedulers={where: scheduler(ignorable=True)})
+    assert (one.weight, one.nodes) == (Weight.WARNING, (f"{where} extenders[0]",))
+    assert "it is ignorable" in one.found
+    assert examined(schedulers={where: scheduler()}) == []
+
+
+def test_a_scheduler_without_headroom_is_told_of_where_none_has_it() -> None:
+    other = {"kind": "KubeSchedulerConfiguration", "extenders": []}
+    (one,) = examined(schedulers={"b": other, "a": other})
+    assert (one.weight, one.nodes) == (Weight.ADVICE, ("a", "b"))
+    assert "does not ask Headroom" in one.found
+    assert examined(schedulers={"a": other, "b": scheduler()}) == []
+
+
+def test_what_could_not_be_looked_at_is_said_and_is_no_warning() -> None:
+    (one,) = examined(untold=["ConfigMaps of kube-system (403)"])
+    assert (one.weight, one.nodes) == (Weight.ADVICE, ())
+    assert one.found == "not looked at: ConfigMaps of kube-system (403)"
