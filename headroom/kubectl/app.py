@@ -10,6 +10,8 @@ import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from typing import Annotated, Any
 
 import typer
@@ -66,6 +68,17 @@ class _Options:
         return DebugApi(self.way())
 
 
+def _say_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        version = installed("headroom-gpu")
+    except PackageNotFoundError:
+        version = "not installed, run from its sources"
+    print(f"kubectl headroom: {version}")  # noqa: T201
+    raise typer.Exit
+
+
 @app.callback()
 def _options(
     context: typer.Context,
@@ -88,7 +101,13 @@ def _options(
         str | None, typer.Option("--context", help="Context of the kubeconfig.")
     ] = None,
     headroom_namespace: Annotated[str, typer.Option(help="Where the extender runs.")] = NAMESPACE,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_say_version, help="Of this command."),
+    ] = False,
 ) -> None:
+    # The doctor, which is put beside these commands, has options of the same names.
+    context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     files = Files(certificate_authority, client_certificate, client_key)
     context.obj = _Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
 
@@ -325,13 +344,9 @@ def _show(body: Any, table: tables.Table, output: Output | None) -> None:
 
 
 def main() -> None:
-    """The entry point of ``kubectl-headroom``, which kubectl runs for ``kubectl headroom``."""
+    """Runs the command line."""
     try:
         app()
     except Trouble as err:
         print(f"kubectl headroom: {err}", file=sys.stderr)  # noqa: T201
         raise SystemExit(err.exit_code) from err
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 from urllib.error import HTTPError
@@ -18,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from headroom.kubectl.app import main
+from headroom.plugin import complete, main
 from tests.serving import ROOT, Server, serving
 from tests.waiting import until
 
@@ -227,7 +228,7 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
 
 def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
-    command = [sys.executable, "-m", "headroom.kubectl.app", "ui", "--no-browser"]
+    command = [sys.executable, "-m", "headroom.plugin", "ui", "--no-browser"]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -276,3 +277,61 @@ def test_without_a_cluster_it_says_so() -> None:
     (line,) = refused.stderr.splitlines()
     assert line.startswith("kubectl headroom: no cluster is configured: ")
     assert "--server http://127.0.0.1:8889" in line
+
+
+def test_the_doctor_stands_beside_the_commands_that_ask(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "nodes: [{name: a, gpus: 1, memory: 1Gi, annotations: {headroom.gpu/reserve: x}}]"
+    )
+    told = run("", "doctor", "--fleet", str(fleet))
+    assert told.stdout.startswith("warning: a: takes no pods: it is annotated")
+    assert told.returncode == 1
+    (one,) = json.loads(run("", "doctor", "--fleet", str(fleet), "-o", "json").stdout)
+    assert (one["weight"], one["nodes"]) == ("warning", ["a"])
+    assert yaml.safe_load(run("", "doctor", "--fleet", str(fleet), "-o", "yaml").stdout) == [one]
+    assert "--scheduler-config" in run("", "doctor", "--help").stdout
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_doctor_takes_the_context_before_and_after_its_name(
+    tmp_path: Path, before: bool
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        "{kind: Config, apiVersion: v1, clusters: [], users: [], contexts: [], current-context: c}"
+    )
+    where = ["--kubeconfig", str(kubeconfig), "--context", "of-nobody"]
+    told = run("", *where, "doctor") if before else run("", "doctor", *where)
+    assert told.returncode == 2
+    assert "of-nobody" in told.stderr
+
+
+def test_it_says_its_version() -> None:
+    shown = run("", "--version")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("kubectl headroom: ")
+
+
+def offered(*words: str) -> list[str]:
+    """As kubectl asks: the words after `headroom`."""
+    said = io.StringIO()
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch.object(sys, "argv", ["kubectl_complete-headroom", *words]),
+        contextlib.redirect_stdout(said),
+    ):
+        complete()
+    *lines, directive = said.getvalue().splitlines()
+    assert directive == ":4"
+    return [line.partition("\t")[0] for line in lines]
+
+
+def test_kubectl_is_told_what_may_come_next() -> None:
+    assert {"top", "why", "doctor"} <= set(offered(""))
+    assert offered("do") == ["doctor"]
+    assert offered("top", "") == ["node", "gpu", "pod"]
+    assert offered("doctor", "--sch") == ["--scheduler-config"]
+    assert offered("--context", "it's one", "cap") == ["capacity"]
+    assert offered("who") == []
+    assert offered() == offered("")
