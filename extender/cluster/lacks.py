@@ -18,6 +18,10 @@ UNKNOWN = frozenset({"", "unknown"})
 
 _HOST_PID = "set hostPID: true in the agent's DaemonSet"
 _PTRACE = "add SYS_PTRACE to securityContext.capabilities.add of the agent's container"
+_FOLDER = (
+    "mount the host's folder /var/lib/kubelet/device-plugins into the agent's container, and let "
+    "it read that"
+)
 _UNSEEN = "who uses which memory is not seen, nor what strangers use"
 _SETTINGS = "how its device plugin shares and chooses may not be known"
 #: Name of a source -> what goes without it, and what mends that as a rule.
@@ -30,8 +34,7 @@ _WITHOUT = {
     PROCESSES_SOURCE: (_UNSEEN, f"{_PTRACE}, and let it run as root"),
     "checkpoint": (
         "which pod holds which replica is known in part",
-        "mount the host's folder /var/lib/kubelet/device-plugins into the agent's container, and "
-        "let it read that",
+        _FOLDER,
     ),
     "podresources": (
         "which pod holds which replica is known in part",
@@ -60,6 +63,7 @@ _MENDS = {
     "no process nvidia-device-p is seen": (
         f"see whether the device plugin's pod runs there; if it does, {_HOST_PID}"
     ),
+    "there is no checkpoint": _FOLDER,
     "several processes": "let one device plugin run on the node, not several",
     "CAP_SYS_PTRACE": _PTRACE,
     "agent's own cgroup": "take the GPU memory limit off the agent's pod",
@@ -71,13 +75,14 @@ def lacking(status: GPUNodeStatus) -> Iterator[Said]:
     """What sources do not tell that nobody else tells either."""
     bad = [source for source in status.sources if source.state != "ok"]
     missing = {source.name for source in bad}
-    blind = missing >= HOLDINGS_SOURCES
+    counted = any(device.replicas.total for device in status.devices)
+    blind = missing >= HOLDINGS_SOURCES and not counted
     if blind:
         yield (
             Weight.WARNING,
             "neither the kubelet's checkpoint nor its PodResources can be read: which pod holds "
             "which replica is not known, and of its replicas none counts as free",
-            f"{_WITHOUT['checkpoint'][1]}; and the same of /var/lib/kubelet/pod-resources",
+            f"{_FOLDER}; and the same of /var/lib/kubelet/pod-resources",
         )
     for source in bad:
         if source.name not in _WITHOUT or (blind and source.name in HOLDINGS_SOURCES):

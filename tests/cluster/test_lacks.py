@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from contract.gpunode import GPUNodeStatus, Plugin, Source
+from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Source
 from contract.kube import Node, NodeStatus, ObjectMeta
 from extender.cluster.doctor import examine
 from extender.cluster.events import GPUNodeSeen, NodeSeen
@@ -70,6 +70,17 @@ def test_without_both_ways_to_know_who_holds_what_one_thing_is_said() -> None:
     assert "neither the kubelet's checkpoint nor its PodResources" in found
     assert "/var/lib/kubelet/device-plugins" in do
     assert "/var/lib/kubelet/pod-resources" in do
+
+
+def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
+    """PodResources is read, and replicas are counted by it."""
+    nameless = "names pods without their uids, and there is no checkpoint to tell them"
+    sources = status(NO_FILE, ("podresources", "degraded", nameless)).sources
+    said = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
+    file, socket = lacking(said)
+    assert "source checkpoint is absent" in file[1]
+    assert "source podresources is degraded" in socket[1]
+    assert file[2] == socket[2]
 
 
 @pytest.mark.parametrize(
