@@ -22,6 +22,7 @@ _FOLDER = (
     "mount the host's folder /var/lib/kubelet/device-plugins into the agent's container, and let "
     "it read that"
 )
+_DRIVER = "look at the driver (nvidia-smi and dmesg on the node), then restart the agent's pod"
 _UNSEEN = "who uses which memory is not seen, nor what strangers use"
 _SETTINGS = "how its device plugin shares and chooses may not be known"
 #: Name of a source -> what goes without it, and what mends that as a rule.
@@ -52,6 +53,9 @@ _WITHOUT = {
         "let the agent get nodes/proxy, or set hostPID: true in its DaemonSet",
     ),
     "mirrors": ("memory of static pods may pass for that of strangers", "let the agent get pods"),
+    "xid": ("errors of its GPUs (XIDs) are not heard", _DRIVER),
+    "gpm": ("SM activity may be measured less well", _DRIVER),
+    "nvml-process": ("SM activity may be measured less well", _DRIVER),
     "dcgm": (
         "SM activity may be measured less well, and NVML's memory is not checked",
         "see dcgm-exporter's pod there, and the address in HEADROOM_DCGM_URL of the agent",
@@ -105,6 +109,8 @@ def _told_elsewhere(source: Source, status: GPUNodeStatus) -> bool:
             return plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
         case "labels":
             return "plugin" in plugin.source.split(",")
+        case "gpm" | "nvml-process":  # which GPUs and drivers may not have
+            return source.state == "absent"
     return False
 
 

@@ -1,5 +1,6 @@
 """What a doctor says of sources that an agent has not, of versions and of clocks."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,6 +14,7 @@ from extender.cluster.findings import Finding, Weight
 from extender.cluster.lacks import lacking
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.cluster.test_state import state_of
+from tests.serving import ROOT
 
 DRIVERLESS = ("nvml", "absent", "driver does not answer: Unknown Error (NVML 999)")
 BLIND = ("proc", "degraded", "processes of others cannot be seen: the agent needs hostPID: true")
@@ -96,6 +98,19 @@ def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
 )
 def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) -> None:
     assert list(lacking(status(source, plugin=KNOWN))) == []
+
+
+def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:
+    """Of docs/agent.md, which the agent's tests hold against the agent."""
+    rows = (ROOT / "docs/agent.md").read_text().splitlines()
+    cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
+    fault = re.compile(r"source ([a-z-]+) (absent|degraded): (.+)")
+    told = [found.groups() for cell in cells if (found := fault.match(cell.strip()))]
+    assert len(told) > 20
+    for source in told:
+        ((_, found, do),) = lacking(status(source))
+        assert f"({source[2]})" in found
+        assert do
 
 
 def findings(
