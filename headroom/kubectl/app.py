@@ -135,7 +135,7 @@ def top(
         case What.NODE:
             table = tables.nodes(body)
         case What.GPU:
-            table = tables.devices(body)
+            table = tables.devices(body, wide=output is Output.WIDE)
         case What.POD:
             table = tables.pods(body, _namespace(options, namespace, all_namespaces))
     _show(body, table, output)

@@ -50,11 +50,14 @@ def nodes(body: Body) -> Table:
     return Table(columns, rows, frozenset(bad))
 
 
-def devices(body: Body) -> Table:
-    columns = (
+def devices(body: Body, wide: bool = False) -> Table:
+    """A GPU each; ``wide`` says its uuid and resource too."""
+    columns: tuple[str, ...] = (
         *("NODE", "GPU", "MODEL", "SHARING", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED"),
         *("HEADROOM", "REPLICAS", "SM", "PODS", "STATE"),
     )
+    if wide:
+        columns = (*columns, "UUID", "RESOURCE")
     rows: list[Row] = []
     bad = set[int]()
     for node in body["nodes"]:
@@ -78,6 +81,7 @@ def devices(body: Body) -> Table:
                     percent(device["sm_activity_ratio"]),
                     str(len(device["holders"])),
                     state,
+                    *((device["uuid"], device["resource"]) if wide else ()),
                 )
             )
     return Table(columns, rows, frozenset(bad))

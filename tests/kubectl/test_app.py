@@ -99,6 +99,8 @@ def test_top_of_gpus_and_pods_says_who_holds_what(server: Server) -> None:
     gpus = run(server.debug, "top", "gpu").stdout.splitlines()
     assert len(gpus) == 1 + 2 * 2 + 1
     assert "4/4 free" in gpus[1]
+    assert "GPU-whole-0" not in gpus[-1]
+    assert "GPU-whole-0" in run(server.debug, "top", "gpu", "-o", "wide").stdout
     held = run(server.debug, "top", "pod", "-n", "team-a").stdout.splitlines()
     assert [line.split()[:4] for line in held[1:]] == [
         ["team-a", "fits", "shared-0000", "0"],
