@@ -37,7 +37,7 @@ TOKENS = {
 }
 #: Pods that name it are scheduled with the extender, all others wait for a scheduler for ever.
 SCHEDULER_NAME = "headroom"
-#: What cannot be said in deploy/scheduler.yaml, which says why.
+#: What cannot be said in deploy/base/kube-scheduler.yaml, which says why.
 SCHEDULER_FLAGS = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
 #: The only controllers that run: with a node's life watched, nodes without a kubelet were tainted.
 CONTROLLERS = (
@@ -336,7 +336,7 @@ def scheduler_configuration(
 ) -> dict[str, Any]:
     """The KubeSchedulerConfiguration as it is shipped, for an extender of the tests; with
     ``one_entry`` it is only asked about pods with a GPU, as the file says how."""
-    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/scheduler.yaml").read_text())
+    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
     content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
     content["leaderElection"] = {"leaderElect": False}
     if one_entry:

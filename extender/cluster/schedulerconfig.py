@@ -1,6 +1,6 @@
 """What in a KubeSchedulerConfiguration costs safety or time with Headroom, and what to write.
 
-The configuration that we ship (deploy/scheduler.yaml) is free of all of it; why each value is what
+The configuration that we ship (deploy/base/kube-scheduler.yaml) is free of all of it; why each value is what
 it is, docs/scheduler.md says. Of what kube-scheduler refuses by itself nothing is said here.
 """
 
@@ -14,7 +14,7 @@ from extender.errors import BadSettings
 KIND = "KubeSchedulerConfiguration"
 #: A call that takes longer is given up, and until then no other pod is scheduled.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
-_EXAMPLE = "see deploy/scheduler.yaml"
+_EXAMPLE = "see deploy/base/kube-scheduler.yaml"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 

@@ -256,5 +256,5 @@ def _schedulers(held: Mapping[str, object], manages: Callable[[str], bool]) -> I
             tuple(sorted(held)),
             "no extender in there manages Headroom's resources: a kube-scheduler that is started "
             "with it does not ask Headroom",
-            "add one if it is to place pods with GPUs; see deploy/scheduler.yaml",
+            "add one if it is to place pods with GPUs; see deploy/base/kube-scheduler.yaml",
         )

@@ -12,7 +12,7 @@ from extender.errors import BadSettings
 from extender.placement.rules import Rules
 from tests.serving import ROOT
 
-SHIPPED = yaml.safe_load((ROOT / "deploy/scheduler.yaml").read_text(encoding="utf-8"))
+SHIPPED = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"))
 
 
 def ours(config: Any) -> dict[str, Any]:

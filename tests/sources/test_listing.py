@@ -83,7 +83,7 @@ def _allowed(api: KubeApi) -> bool:
 @pytest.fixture
 def scheduler(plane: ControlPlane) -> Iterator[str]:
     path, name = "/api/v1/namespaces/kube-system/configmaps", "second-scheduler"
-    config = (ROOT / "deploy/scheduler.yaml").read_text().replace("100", "50")
+    config = (ROOT / "deploy/base/kube-scheduler.yaml").read_text().replace("100", "50")
     data = {"config.yaml": config, "other": "kind: KubeSchedulerConfiguration: no YAML"}
     plane.call("POST", path, {"metadata": {"name": name}, "data": data})
     yield name
