@@ -11,6 +11,7 @@ import structlog
 import typer
 import uvloop
 
+from extender.certs.command import certs
 from extender.doctor import doctor
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
@@ -56,6 +57,14 @@ def serve(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    verbs_host: Annotated[str | None, typer.Option(help="That of kube-scheduler's port.")] = None,
+    debug_host: Annotated[str | None, typer.Option(help="That of the debug API's port.")] = None,
+    insecure_verbs: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-verbs", help="Let other machines have pods bound without a certificate."
+        ),
+    ] = None,
     verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
     debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
     debug_open: Annotated[
@@ -88,6 +97,9 @@ def serve(
         settings = load_settings(
             config,
             host=host,
+            verbs_host=verbs_host,
+            debug_host=debug_host,
+            insecure_verbs=insecure_verbs,
             verbs_port=verbs_port,
             debug_port=debug_port,
             debug_open=debug_open,
@@ -155,6 +167,7 @@ def convert(
 
 
 app.command()(doctor)
+app.command()(certs)
 
 
 @app.command()

@@ -79,7 +79,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field("127.0.0.1", description="Address that both servers listen on.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address that both servers listen on, where they have none of their own.",
+    )
+    verbs_host: str | None = Field(
+        None,
+        description="Address of kube-scheduler's port alone. Where it is not a loopback address "
+        "tls_cert, tls_key and tls_client_ca are needed: whoever reaches bind can bind pods.",
+    )
+    debug_host: str | None = Field(None, description="Address of the debug API's port alone.")
+    insecure_verbs: bool = Field(
+        False,
+        description="Serve kube-scheduler's port to other machines without TLS, or without asking "
+        "for a client certificate: everybody who reaches it can bind pods.",
+    )
     verbs_port: int = Field(8888, ge=0, le=65535, description="kube-scheduler's port; 0: any.")
     debug_port: int = Field(8889, ge=0, le=65535, description="Debug API's port; 0: any.")
     debug_open: bool = Field(
@@ -277,10 +291,27 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _open_on_loopback_alone(self) -> Self:
-        if self.debug_open and not is_loopback(self.host):
+        name, host = self._where("debug_host")
+        if self.debug_open and not is_loopback(host):
             raise ValueError(
-                f"debug_open is set and host is {self.host}, where others than this machine's own "
-                "processes can read it; right is host: 127.0.0.1, or debug_open: false"
+                f"debug_open is set and {name} is {host}, where others than this machine's own "
+                f"processes can read it; right is {name}: 127.0.0.1, or debug_open: false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _strangers_bind_nothing(self) -> Self:
+        name, host = self._where("verbs_host")
+        if self.insecure_verbs or is_loopback(host):
+            return self
+        needed = ("tls_cert", "tls_key", "tls_client_ca")
+        if missing := [each for each in needed if getattr(self, each) is None]:
+            raise ValueError(
+                f"{name} is {host}, where others than this machine's own processes can have us "
+                f"bind pods, and {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set; right are all three, for example "
+                "those of the Secrets that headroom certs makes, or verbs_host: 127.0.0.1, or "
+                "insecure_verbs: true where a NetworkPolicy of yours keeps everybody else away"
             )
         return self
 
@@ -301,6 +332,21 @@ class Settings(BaseModel):
                 "for example --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt"
             )
         return self
+
+    def _where(self, name: str) -> tuple[str, str]:
+        """The setting by which a server has its address, and the address."""
+        own: str | None = getattr(self, name)
+        return (name, own) if own is not None else ("host", self.host)
+
+    @property
+    def verbs_at(self) -> str:
+        """The address that kube-scheduler's port is on."""
+        return self._where("verbs_host")[1]
+
+    @property
+    def debug_at(self) -> str:
+        """The address that the debug API's port is on."""
+        return self._where("debug_host")[1]
 
     @property
     def tls(self) -> TlsFiles | None:
