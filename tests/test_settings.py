@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from extender.configuration import load_settings
 from extender.errors import BadSettings
-from extender.settings import Settings, load_settings
+from extender.settings import Settings
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -26,7 +27,7 @@ def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("polcy: pack", "polcy: Extra inputs", id="unknown key"),
+        pytest.param("polcy: pack", "polcy is no setting", id="unknown key"),
         pytest.param("policy: tight", "policy: Input should be 'pack'", id="unknown value"),
         pytest.param("max_body: -1", "max_body: ", id="negative"),
         pytest.param("max_body: 8 MB", "right is, for example, 64Mi", id="not a quantity"),
