@@ -49,9 +49,7 @@ def test_a_part_of_a_setting_comes_from_the_environment_and_leaves_the_others(fi
     assert whole.packing == 9
 
 
-@pytest.mark.parametrize(
-    "text", ["nvidia.com/gpu, nvidia.com/x", '["nvidia.com/gpu","nvidia.com/x"]']
-)
+@pytest.mark.parametrize("text", ["nvidia.com/a, nvidia.com/b", '["nvidia.com/a","nvidia.com/b"]'])
 def test_lists_in_the_environment_are_written_with_commas_or_as_json(text: str) -> None:
     assert load_settings(None, {"HEADROOM_RESOURCES": text}).resources == (
         "nvidia.com/a",
