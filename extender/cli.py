@@ -12,6 +12,7 @@ import typer
 import uvloop
 
 from extender.certs.command import certs
+from extender.certs.copy import copy_certs
 from extender.configcommand import config
 from extender.configuration import load_settings
 from extender.doctor import doctor
@@ -172,6 +173,7 @@ def convert(
 
 app.command()(doctor)
 app.command()(certs)
+app.command()(copy_certs)
 app.add_typer(config, name="config")
 
 

@@ -129,6 +129,13 @@ class Cluster:
         self.plane.start_scheduler(extender_url, binary, tls, one_entry)
         self._started.append(binary)
 
+    def start_scheduler_as(
+        self, name: str, configuration: Mapping[str, Any], binary: str = "kube-scheduler"
+    ) -> None:
+        """One of this very KubeSchedulerConfiguration, as a process of that name."""
+        self.plane.spawn_scheduler(name, configuration, binary)
+        self._started.append(name)
+
     def start_controller_manager(self) -> None:
         self.plane.start_controller_manager()
         self._started.append("kube-controller-manager")
