@@ -7,17 +7,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
+from contract.gpunode import ADOPTED
 from extender.certs.cluster import wanted
 from extender.certs.copy import copy
 from extender.certs.plan import Authority, Terms, Wanted, next_authority, next_leaf, usable
+from extender.kubeevents import COMPONENT
 from extender.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane, free_ports
-from tests.e2e.cluster import RBAC, Cluster, PlayedCluster
+from tests.e2e.cluster import EVENTS, RBAC, Cluster, PlayedCluster
 from tests.e2e.conftest import ONE_GPU, Tell
-from tests.e2e.nodes import SYSTEM_NAMESPACE
+from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE
 from tests.e2e.wire import Wire, wire_to
 
 MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
@@ -239,3 +242,43 @@ def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
     cluster.create_pod("fourth", "1Gi")
     cluster.until(lambda: "connection refused" in cluster.refusal("fourth"), "it says why it waits")
     assert not cluster.node_of("fourth")
+
+
+def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without_a_restart(
+    cluster: Cluster,
+) -> None:
+    """Three of 20 GiB and one of 1 GiB are left waiting on three nodes of 24 GiB."""
+    cluster.start_scheduler(cluster.start_extender(settings={"mode": "observe"}))
+    for name in ("third", "fourth"):
+        cluster.until(lambda name=name: bool(cluster.node_of(name)), f"{name} is bound")
+    third = cluster.pod("third")
+    # More than there is, and the ledger knows.
+    promises = cluster.gpunode(cluster.node_of("third")).spec.reservations
+    assert promises[third["metadata"]["uid"]].flags == [ADOPTED]
+    committed = [next(iter(p.charges[0].candidates.values())) for p in promises.values()]
+    assert sum(committed) > 24 * GIB
+    would = 'headroom_would_refuse_total{reason="memory_on_any",verb="%s"}'
+    assert cluster.metric(would % "filter") >= 1
+    assert cluster.metric(would % "bind") == 1
+    assert cluster.metric("headroom_observe_only") == 1
+    decision = third["metadata"]["uid"]
+    said = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
+    assert said.headers["Headroom-Mode"] == "observe"
+    last = said.json()["decisions"][0]
+    assert (last["filter"]["fits"], last["filter"]["observed_only"]) == (0, True)
+    assert (last["bind"]["outcome"], last["bind"]["reason"]) == ("bound", "memory_on_any")
+    # Nobody is told anything; the third was while it was refused.
+    told = [
+        (event["reason"], event["involvedObject"]["name"])
+        for event in cluster.plane.call("GET", EVENTS)["items"]
+        if (event.get("source") or {}).get("component") == COMPONENT
+    ]
+    assert not [each for each in told if each != ("NoGPUFits", "third")]
+
+    cluster.change_settings("extender", {"mode": "enforce"})
+    cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)
+    cluster.create_pod("fifth", "20Gi")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fifth"), "there is no room")
+    # Who was refused is tried again at once when that does not count any more.
+    cluster.change_settings("extender", {"mode": "observe"})
+    cluster.until(lambda: bool(cluster.node_of("fifth")), "the fifth is let go", 10.0)
