@@ -8,7 +8,6 @@ with a right example.
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from contract.variables import service_links
 from extender.errors import BadSettings
 from extender.settings import EXAMPLES, Contradiction, Settings
 
@@ -105,11 +105,12 @@ def look(
     ]
     env = {name: value for name, value in env.items() if name.startswith(PREFIX)}
     known = _variables()
-    for name in sorted(env.keys() - known.keys() - set(OTHERS) - set(_links(env))):
+    links = service_links(env)
+    for name in sorted(env.keys() - known.keys() - set(OTHERS) - links):
         close = difflib.get_close_matches(name, known, 1)
         right = f"; right is, perhaps, {close[0]}" if close else ", see docs/settings.md"
         problems.append(Problem(f"${name}", f"is no setting{right}"))
-    env = {name: value for name, value in env.items() if name in known and name not in _links(env)}
+    env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
     values = _over(_over(written.values, _Environment(env)()), flags)
 
@@ -253,22 +254,6 @@ def _fields_of(field: FieldInfo) -> list[str]:
     kind = field.annotation
     nested = isinstance(kind, type) and issubclass(kind, BaseModel)
     return list(kind.model_fields) if nested else []  # type: ignore[union-attr]
-
-
-_SERVICE = re.compile(r"(.+)_SERVICE_HOST")
-_URL = re.compile(r"(tcp|udp|sctp)://")
-
-
-def _links(env: Mapping[str, str]) -> list[str]:
-    """Variables by which the kubelet tells pods of the Services of their namespace: the Service
-    headroom-debug is HEADROOM_DEBUG_PORT, and no setting."""
-    services = [found[1] for name in env if (found := _SERVICE.fullmatch(name))]
-    return [
-        name
-        for name, value in env.items()
-        if any(name.startswith((f"{service}_SERVICE_", f"{service}_PORT_")) for service in services)
-        or (any(name == f"{service}_PORT" for service in services) and _URL.match(value))
-    ]
 
 
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Settings(BaseModel):
         Mode.ENFORCE,
         description="enforce; or observe: nothing is refused, preferred, evicted or told in "
         "Events, so that pods go where they would go without Headroom, and what would have been "
-        "decided is put on record and counted (docs/observe.md).",
+        "decided is put on record and counted: docs/observe.md.",
     )
     host: str = Field(
         "127.0.0.1",
