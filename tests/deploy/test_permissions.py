@@ -1,0 +1,200 @@
+"""Roles give what the code uses and nothing else, and say why.
+
+Every place in the code that names a method or a path of the API is found in its source; what it
+asks for is stated here, beside it. Together that has to be what the roles give, verb for verb: one
+that is missing is found before a cluster refuses it, one that nobody uses any more goes.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.controlplane import ROOT
+from tests.deploy.rendered import DEPLOY, NAMESPACE
+
+RBAC = DEPLOY / "base/rbac.yaml"
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
+_VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
+
+#: Group, resource with its subresource, verb, and where: "" everywhere, else a namespace.
+Right = tuple[str, str, str, str]
+
+
+def rights(group: str, resource: str, *verbs: str, where: str = "") -> set[Right]:
+    return {(group, resource, verb, where) for verb in verbs}
+
+
+GPUNODES = "headroom.gpu", "gpunodes"
+LEASES = "coordination.k8s.io", "leases"
+WATCHED = (
+    rights("", "nodes", "list", "watch")
+    | rights("", "namespaces", "list", "watch")
+    | rights("", "pods", "list", "watch")
+    | rights(*GPUNODES, "list", "watch")
+    | rights(*LEASES, "list", "watch", where=NAMESPACE)
+    | rights("resource.k8s.io", "resourceslices", "list", "watch")
+)
+
+#: Module and function -> what it asks the API server for, of the role of that name.
+EXTENDER: dict[str, set[Right]] = {
+    "extender.kubeapi:KubeApi.stream": set(),  # of whoever calls it
+    "extender.kubeapi:KubeApi._list": set(),
+    # Applied, which creates what is not there: create and patch.
+    "extender.kubeevents:KubeEvents._write": rights("", "events", "create", "patch"),
+    "extender.kubereviews:": set(),
+    "extender.kubereviews:KubeReviews._review": (
+        rights("authentication.k8s.io", "tokenreviews", "create")
+        | rights("authorization.k8s.io", "subjectaccessreviews", "create")
+    ),
+    "extender.ledger.hands:KubernetesHands.evict": rights("", "pods/eviction", "create"),
+    "extender.ledger.kubernetes:": set(),
+    "extender.ledger.kubernetes:_pod_path": set(),
+    "extender.ledger.kubernetes:KubernetesStore.__init__": set(),
+    "extender.ledger.kubernetes:KubernetesStore.read_gpunode": rights(*GPUNODES, "get"),
+    "extender.ledger.kubernetes:KubernetesStore.create_gpunode": rights(*GPUNODES, "create"),
+    "extender.ledger.kubernetes:KubernetesStore.write_spec": rights(*GPUNODES, "patch"),
+    "extender.ledger.kubernetes:KubernetesStore.let_go": rights(*GPUNODES, "patch"),
+    "extender.ledger.kubernetes:KubernetesStore.read_pod": rights("", "pods", "get"),
+    "extender.ledger.kubernetes:KubernetesStore.read_heartbeat_version": (
+        rights(*LEASES, "get", where=NAMESPACE)
+    ),
+    "extender.ledger.kubernetes:KubernetesStore.list_pods": rights("", "pods", "list"),
+    "extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create"),
+    "extender.ledger.kubernetes:KubernetesStore.touch_pod": rights("", "pods", "patch"),
+    "extender.sources.kinds:_slices": set(),
+    "extender.sources.kinds:watched_kinds": WATCHED,
+    "extender.wiring.clients:": set(),
+    "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
+}
+AGENT: dict[str, set[Right]] = {
+    "agent.cluster:ask": set(),  # of whoever calls it
+    "agent.cluster:KubernetesPublisher.__init__": set(),
+    "agent.cluster:KubernetesPublisher.report": rights("headroom.gpu", "gpunodes/status", "patch"),
+    "agent.cluster:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
+    "agent.cluster:KubernetesPublisher._read": rights(*GPUNODES, "get"),
+    "agent.cluster:KubernetesPublisher.heartbeat": (
+        rights(*LEASES, "create", "patch", where=NAMESPACE)
+    ),
+    "agent.nodeapi:NodeApi._labels": rights("", "nodes", "get"),
+    # Does without, and says so: not given (agent/nodeapi.py).
+    "agent.nodeapi:NodeApi._configz": set(),
+    "agent.nodeapi:NodeApi._mirror": set(),
+    "agent.nodeapi:NodeApi._get": set(),
+}
+#: Names no call to the cluster, or one with the rights of whoever runs the command.
+OTHERS = {
+    "extender.web.serving:verbs_app",
+    "extender.wiring.peers:Peers._get",
+    "extender.wiring.listing:list_surroundings",  # headroom doctor
+    "agent.dcgm:Exporter._scrape",
+    "agent.knock:ask",
+}
+
+
+def places(*packages: str) -> set[str]:
+    """Every module and function that names a method of HTTP or a path of the API."""
+    found: set[str] = set()
+    for package in packages:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            found |= {f"{module}:{name}" for name in _named(ast.parse(file.read_text()), "")}
+    return found
+
+
+def _named(node: ast.AST, name: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        inner = name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}".lstrip(".")
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            text = child.value
+            if text in _METHODS or text.startswith(("/api/", "/apis/")):
+                yield name
+        yield from _named(child, inner)
+
+
+def given(role: str) -> set[Right]:
+    """What the roles of that name give."""
+    found: set[Right] = set()
+    for manifest in yaml.safe_load_all(RBAC.read_text()):
+        if manifest["metadata"]["name"] != role:
+            continue
+        where = manifest["metadata"].get("namespace", "")
+        for rule in manifest["rules"]:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    found |= rights(group, resource, *rule["verbs"], where=where)
+    return found
+
+
+def test_every_place_that_asks_the_api_server_is_known_here() -> None:
+    known = EXTENDER.keys() | AGENT.keys() | OTHERS
+    unknown = places("contract", "extender", "agent") - known
+    assert not unknown, (
+        f"{', '.join(sorted(unknown))}: say here what it asks the API server for, as in "
+        '"extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create")'
+    )
+    gone = known - places("contract", "extender", "agent")
+    assert not gone, f"no longer in the code: {', '.join(sorted(gone))}"
+
+
+@pytest.mark.parametrize(
+    ("role", "uses"), [("headroom-extender", EXTENDER), ("headroom-agent", AGENT)]
+)
+def test_a_role_gives_what_the_code_uses_and_nothing_else(
+    role: str, uses: dict[str, set[Right]]
+) -> None:
+    used = set().union(*uses.values())
+    assert used - given(role) == set(), "used, and not given"
+    assert given(role) - used == set(), "given, and used by nobody"
+
+
+def test_no_role_has_a_wildcard_or_may_do_anything_to_secrets_and_roles() -> None:
+    for manifest in yaml.safe_load_all(RBAC.read_text()):
+        for rule in manifest["rules"]:
+            assert "*" not in str(rule.get("verbs", "")), manifest["metadata"]["name"]
+            assert "*" not in str(rule.get("resources", "")), manifest["metadata"]["name"]
+            assert not {"secrets", "roles", "clusterroles"} & set(rule.get("resources", ()))
+
+
+def rules() -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Each rule with its line and the comment right above it."""
+    lines = RBAC.read_text().splitlines()
+    for i, line in enumerate(lines):
+        if not re.match(r"  - \{?(apiGroups|nonResourceURLs):", line):
+            continue
+        above = i
+        while lines[above - 1].startswith("  #"):
+            above -= 1
+        below = i + 1
+        while below < len(lines) and lines[below].startswith("    "):
+            below += 1
+        (rule,) = yaml.safe_load("\n".join(lines[i:below]))
+        yield i + 1, "\n".join(each.strip() for each in lines[above:i]), rule
+
+
+def test_every_verb_has_its_reason() -> None:
+    written = [
+        rule for manifest in yaml.safe_load_all(RBAC.read_text()) for rule in manifest["rules"]
+    ]
+    found = list(rules())
+    assert [rule for _, _, rule in found] == written
+    for line, comment, rule in found:
+        explained = {
+            verb
+            for verbs, reason in re.findall(r"^# ([a-z]+(?:, [a-z]+)*): (\S.*)$", comment, re.M)
+            if len(reason.split()) > 1 or reason.endswith(".")
+            for verb in verbs.split(", ")
+        }
+        missing = set(rule["verbs"]) - explained
+        assert not missing, (
+            f"{RBAC.name}:{line}: no reason for {', '.join(sorted(missing))}; right is a comment "
+            "right above the rule, as in # patch: the report."
+        )
+        assert explained - set(rule["verbs"]) == set(), f"{RBAC.name}:{line}"
+        if "nonResourceURLs" not in rule:
+            assert set(rule["verbs"]) <= _VERBS
