@@ -8,6 +8,7 @@ that is missing is found before a cluster refuses it, one that nobody uses any m
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import yaml
 from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, NAMESPACE
 
-RBAC = DEPLOY / "base/rbac.yaml"
+#: Where roles are.
+FILES = (DEPLOY / "base/rbac.yaml", DEPLOY / "base/certificates.yaml")
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
 _VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
@@ -85,6 +87,20 @@ AGENT: dict[str, set[Right]] = {
     "agent.nodeapi:NodeApi._mirror": set(),
     "agent.nodeapi:NodeApi._get": set(),
 }
+WEBHOOKS = "admissionregistration.k8s.io"
+CERTS: dict[str, set[Right]] = {
+    "extender.certs.cluster:": set(),
+    "extender.certs.cluster:Certificates.__init__": set(),
+    "extender.certs.cluster:Certificates._read": rights("", "secrets", "get", where=NAMESPACE),
+    "extender.certs.cluster:Certificates._write": (
+        rights("", "secrets", "create", "patch", where=NAMESPACE)
+    ),
+    "extender.certs.cluster:Certificates._trust_in_webhooks": (
+        rights(WEBHOOKS, "validatingwebhookconfigurations", "list", "patch")
+        | rights(WEBHOOKS, "mutatingwebhookconfigurations", "list", "patch")
+    ),
+}
+ROLES = {"headroom-extender": EXTENDER, "headroom-agent": AGENT, "headroom-certs": CERTS}
 #: Names no call to the cluster, or one with the rights of whoever runs the command.
 OTHERS = {
     "extender.web.serving:verbs_app",
@@ -117,10 +133,17 @@ def _named(node: ast.AST, name: str) -> Iterator[str]:
         yield from _named(child, inner)
 
 
+def roles() -> Iterator[dict[str, Any]]:
+    for file in FILES:
+        for manifest in yaml.safe_load_all(file.read_text()):
+            if manifest["kind"] in ("Role", "ClusterRole"):
+                yield manifest
+
+
 def given(role: str) -> set[Right]:
     """What the roles of that name give."""
     found: set[Right] = set()
-    for manifest in yaml.safe_load_all(RBAC.read_text()):
+    for manifest in roles():
         if manifest["metadata"]["name"] != role:
             continue
         where = manifest["metadata"].get("namespace", "")
@@ -132,7 +155,7 @@ def given(role: str) -> set[Right]:
 
 
 def test_every_place_that_asks_the_api_server_is_known_here() -> None:
-    known = EXTENDER.keys() | AGENT.keys() | OTHERS
+    known = OTHERS.union(*ROLES.values())
     unknown = places("contract", "extender", "agent") - known
     assert not unknown, (
         f"{', '.join(sorted(unknown))}: say here what it asks the API server for, as in "
@@ -142,28 +165,28 @@ def test_every_place_that_asks_the_api_server_is_known_here() -> None:
     assert not gone, f"no longer in the code: {', '.join(sorted(gone))}"
 
 
-@pytest.mark.parametrize(
-    ("role", "uses"), [("headroom-extender", EXTENDER), ("headroom-agent", AGENT)]
-)
-def test_a_role_gives_what_the_code_uses_and_nothing_else(
-    role: str, uses: dict[str, set[Right]]
-) -> None:
-    used = set().union(*uses.values())
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_gives_what_the_code_uses_and_nothing_else(role: str) -> None:
+    used = set().union(*ROLES[role].values())
     assert used - given(role) == set(), "used, and not given"
     assert given(role) - used == set(), "given, and used by nobody"
 
 
-def test_no_role_has_a_wildcard_or_may_do_anything_to_secrets_and_roles() -> None:
-    for manifest in yaml.safe_load_all(RBAC.read_text()):
+def test_no_role_has_a_wildcard_or_reaches_others_secrets_and_roles() -> None:
+    for manifest in roles():
         for rule in manifest["rules"]:
-            assert "*" not in str(rule.get("verbs", "")), manifest["metadata"]["name"]
-            assert "*" not in str(rule.get("resources", "")), manifest["metadata"]["name"]
-            assert not {"secrets", "roles", "clusterroles"} & set(rule.get("resources", ()))
+            name = manifest["metadata"]["name"]
+            assert "*" not in str(rule.get("verbs", "")), name
+            assert "*" not in str(rule.get("resources", "")), name
+            assert not {"roles", "clusterroles", "serviceaccounts"} & set(rule.get("resources", ()))
+            if "secrets" in rule.get("resources", ()):
+                assert (name, manifest["kind"]) == ("headroom-certs", "Role")
+                assert rule["verbs"] == ["create"] or rule["resourceNames"]
 
 
-def rules() -> Iterator[tuple[int, str, dict[str, Any]]]:
+def rules(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Each rule with its line and the comment right above it."""
-    lines = RBAC.read_text().splitlines()
+    lines = file.read_text().splitlines()
     for i, line in enumerate(lines):
         if not re.match(r"  - \{?(apiGroups|nonResourceURLs):", line):
             continue
@@ -178,23 +201,19 @@ def rules() -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def test_every_verb_has_its_reason() -> None:
-    written = [
-        rule for manifest in yaml.safe_load_all(RBAC.read_text()) for rule in manifest["rules"]
-    ]
-    found = list(rules())
-    assert [rule for _, _, rule in found] == written
-    for line, comment, rule in found:
+    found = [(file, *each) for file in FILES for each in rules(file)]
+    assert [rule for *_, rule in found] == [rule for role in roles() for rule in role["rules"]]
+    for file, line, comment, rule in found:
         explained = {
             verb
-            for verbs, reason in re.findall(r"^# ([a-z]+(?:, [a-z]+)*): (\S.*)$", comment, re.M)
-            if len(reason.split()) > 1 or reason.endswith(".")
+            for verbs in re.findall(r"^# ([a-z]+(?:, [a-z]+)*): \S", comment, re.M)
             for verb in verbs.split(", ")
         }
         missing = set(rule["verbs"]) - explained
         assert not missing, (
-            f"{RBAC.name}:{line}: no reason for {', '.join(sorted(missing))}; right is a comment "
+            f"{file.name}:{line}: no reason for {', '.join(sorted(missing))}; right is a comment "
             "right above the rule, as in # patch: the report."
         )
-        assert explained - set(rule["verbs"]) == set(), f"{RBAC.name}:{line}"
+        assert explained == set(rule["verbs"]), f"{file.name}:{line}: a reason for no verb"
         if "nonResourceURLs" not in rule:
             assert set(rule["verbs"]) <= _VERBS
