@@ -210,10 +210,10 @@ def locked(lock: str) -> dict[str, str]:
 def put(package: str, site: Path) -> None:
     """Have that package of the tests' own in this folder, as far as it is not a command."""
     installed = importlib.metadata.distribution(package)
-    for file in installed.files or ():
-        if ".." not in file.parts and (found := Path(str(installed.locate_file(file)))).exists():
-            (site / file).parent.mkdir(parents=True, exist_ok=True)
-            (site / file).symlink_to(found)
+    for name in {file.parts[0] for file in installed.files or () if ".." not in file.parts}:
+        # Several packages may have one folder.
+        if name != "__pycache__" and not (site / name).exists():
+            (site / name).symlink_to(str(installed.locate_file(name)))
 
 
 @pytest.mark.parametrize("target", ["extender", "agent"])
