@@ -1,6 +1,6 @@
 """What a decision about a pod looks at besides the pod: settings, its namespace, the GPU nodes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -83,7 +83,9 @@ class Around:
     rules: Rules = _RULES
     wishes: Wishes = Wishes()
     namespace: OfNamespace = OfNamespace()
-    nodes: Sequence[GpuNode] = ()
+    nodes: Iterable[GpuNode] = ()
+    #: Those of them on which something is annotated about who chooses; None: look for them.
+    annotated: Iterable[GpuNode] | None = None
 
     @property
     def scheduler(self) -> str | None:
@@ -97,17 +99,21 @@ class Around:
         name = scheduler or STOCK_SCHEDULER
         return name == self.wishes.scheduler or name == self.scheduler
 
-    def places(self, pod: Pod, resources: Sequence[str]) -> Iterator[GpuNode]:
+    def places(self, pod: Pod, resources: Sequence[str]) -> list[GpuNode]:
         """Where the pod could run some time, by its selector, its node affinity and taints that
         are there to stay."""
-        for each in self.nodes:
-            if all(map(each.offers, resources)) and eligible(pod, _at_its_best(each.node)):
-                yield each
+        return [each for each in self.nodes if _could_run(pod, resources, each)]
 
-    @property
-    def some_choose(self) -> bool:
-        """Whether there is any node on which the pod itself has to be made ready."""
-        return any(each.choice in _CHOSEN_BY_POD for each in self.nodes)
+    def has_choice(self, pod: Pod, resources: Sequence[str]) -> bool:
+        """Whether the pod could go to a node for which it has to be made ready."""
+        annotated = self.nodes if self.annotated is None else self.annotated
+        return any(
+            each.choice in _CHOSEN_BY_POD and _could_run(pod, resources, each) for each in annotated
+        )
+
+
+def _could_run(pod: Pod, resources: Sequence[str], on: GpuNode) -> bool:
+    return all(map(on.offers, resources)) and eligible(pod, _at_its_best(on.node))
 
 
 def _at_its_best(node: Node) -> Node:

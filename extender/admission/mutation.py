@@ -125,9 +125,10 @@ def _scheduler(draft: Draft, around: Around) -> Iterator[str]:
 def _for_its_place(draft: Draft, request: VramRequest, around: Around) -> Iterator[str]:
     share = share_wish(draft.pod, around.namespace)
     wish = gated_wish(draft.pod, around.namespace)
+    resources = [ask.resource for ask in request.asks]
     places: list[GpuNode] = []
-    if around.some_choose or share is ShareWish.LIMIT:
-        places = [*around.places(draft.pod, [ask.resource for ask in request.asks])]
+    if share is ShareWish.LIMIT or around.has_choice(draft.pod, resources):
+        places = around.places(draft.pod, resources)
     _pin(draft, request, places, around.rules)
     if share is not ShareWish.NONE:
         _tell_share(draft, request)
