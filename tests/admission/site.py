@@ -170,12 +170,7 @@ class Site:
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )
         self.verbs_url, self.debug_port = f"http://127.0.0.1:{verbs}", debug
-        bundle = base64.b64encode(authority.cert.read_bytes()).decode()
-        for each in manifests("base/webhook.yaml"):
-            for one in each["webhooks"]:
-                path = one["clientConfig"]["service"]["path"]
-                url = f"https://127.0.0.1:{webhook}{path}"
-                one["clientConfig"] = {"url": url, "caBundle": bundle}
+        for each in webhooks(f"https://127.0.0.1:{webhook}", authority):
             path = f"{ADMISSION}/{each['kind'].lower()}s"
             self.send("DELETE", f"{path}/{each['metadata']['name']}")
             self.create(path, each)
@@ -212,6 +207,16 @@ class AlreadyThere(Exception):
 
 def manifests(name: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if each]
+
+
+def webhooks(url: str, authority: Authority) -> Iterator[dict[str, Any]]:
+    """The configurations as they are shipped, for a webhook of the tests."""
+    bundle = base64.b64encode(authority.cert.read_bytes()).decode()
+    for each in manifests("base/webhook.yaml"):
+        for one in each["webhooks"]:
+            path = one["clientConfig"]["service"]["path"]
+            one["clientConfig"] = {"url": f"{url}{path}", "caBundle": bundle}
+        yield each
 
 
 @contextlib.contextmanager
