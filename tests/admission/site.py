@@ -133,19 +133,21 @@ class Site:
         namespace = metadata.get("namespace")
         where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
         self.create(f"{where}/{role['kind'].lower()}s", role)
-        accounts = [each for each in (EXTENDER, AGENT) if metadata["name"].startswith(each)]
-        if not accounts:
-            return
+        for account in (EXTENDER, AGENT):
+            if metadata["name"].startswith(account):
+                self.bind(metadata["name"], account, role["kind"], namespace)
+
+    def bind(
+        self, role: str, account: str, kind: str = "ClusterRole", namespace: str | None = None
+    ) -> None:
+        """A role that there is, to an account of ours."""
         binding = {
-            "metadata": {"name": f"{metadata['name']}-of-the-tests"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": role["kind"],
-                "name": metadata["name"],
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": accounts[0], "namespace": SYSTEM}],
+            "metadata": {"name": f"{role}-of-the-tests"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}],
         }
-        self.create(f"{where}/{role['kind'].lower()}bindings", binding)
+        where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+        self.create(f"{where}/{kind.lower()}bindings", binding)
 
     def serve(self, **settings: Any) -> None:
         """Start an extender with the account's token; again, with other settings, once it is
