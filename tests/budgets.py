@@ -11,6 +11,7 @@ import pytest
 
 #: Suite -> seconds of workers, of which three share two cores, with the binaries built.
 BUDGETS_S = {
+    "admission": 60,
     "agent": 150,
     "benchmarks": 20,
     "certs": 10,
@@ -19,6 +20,7 @@ BUDGETS_S = {
     "convert": 35,
     "contract": 10,
     "demo": 45,
+    "deploy": 60,
     "e2e": 700,
     "fuzz": 35,
     "gobin": 10,
