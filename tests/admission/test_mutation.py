@@ -102,8 +102,9 @@ class TestScheduler:
             annotations={"headroom.gpu/share": "env", "headroom.gpu/gated": "true"},
             gate_image=GATE_IMAGE,
         )
-        obj = manifest(nodeName="n")
-        assert mutated(obj, everything)[0] == obj
+        for scheduler in ("default-scheduler", "headroom"):
+            obj = manifest(nodeName="n", schedulerName=scheduler)
+            assert mutated(obj, everything)[0] == obj
 
 
 class TestDefault:
@@ -142,6 +143,7 @@ class TestDefault:
             "headroom.gpu/placement": "{}",
             "headroom.gpu/devices.0": "GPU-a",
             "headroom.gpu/bytes.0": "1",
+            "headroom.gpu/devices.~1": "x",  # no API server lets such a name in
             "headroom.gpu/retry": "x",
         }
         stored, answer = mutated(manifest("8Gi", annotations=ours), around())
