@@ -5,9 +5,11 @@ token, its flags, its files, with other ports and folders.
 """
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from agent.nodeapi import NodeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
 ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
@@ -135,6 +137,12 @@ class Installation:
         self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
         self.debug_port = 0
 
+    @classmethod
+    def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
+        """Another one in the same cluster, after the first is gone."""
+        shutil.rmtree(plane.folder / "etc", ignore_errors=True)
+        return cls(plane, platform, *names)
+
     def apply(self, *flags: str) -> str:
         server_side = "--server-side", "--validate=strict", f"--filename={self.manifest}"
         return self.plane.kubectl("apply", *server_side, *flags)
@@ -170,7 +178,11 @@ class Installation:
             *(sys.executable, "-m", "extender", command, config, str(settings)),
             env=self._environment(spec["spec"]["serviceAccountName"]),
         )
-        until(lambda: self.answers("/readyz")[0] == 200, "the extender is ready")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (told := self.answers("/readyz"))[0] != 200:
+            log = self.plane.log("extender")[-4000:]
+            assert time.monotonic() < deadline_s, f"the extender is not ready: {told}\n{log}"
+            time.sleep(0.05)
         self._find_webhook(webhook_port)
         name, *flags = scheduler["command"]
         configured = folder / "scheduler/kube-scheduler.yaml"

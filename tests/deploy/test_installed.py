@@ -24,6 +24,7 @@ from tests.deploy.installation import (
 from tests.deploy.rendered import NAMESPACE
 from tests.deploy.test_permissions import Right, given
 from tests.e2e.cluster import pod_manifest
+from tests.e2e.nodes import node_manifest
 from tests.waiting import until
 
 VIEWER_TOKEN = "viewer-of-the-tests"
@@ -243,15 +244,8 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-    kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
     for block in commands("operations.md", "uninstall"):
-        script = block.replace("kubectl ", f"{kubectl} ").replace(
-            "-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"
-        )
-        done = subprocess.run(
-            ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        shell(plane, block.replace("-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"))
     served = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     assert not [name for name in served if name.endswith(".headroom.gpu")]
     labelled = ",".join(name for name in served if not name.startswith("componentstatuses"))
@@ -269,3 +263,39 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }
     assert after == nodes
+
+
+def test_a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
+    """The commands of docs/install.md, for the overlay of that name."""
+    plane = installation.plane
+    for pod in installation.listed(USERS_PODS):
+        path = f"{USERS_PODS}/{pod['metadata']['name']}"
+        plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+    for node in installation.nodes.names:
+        plane.kubectl("delete", "node", node)
+    trial = Installation.again(plane, "trial")
+    trial.apply()
+    trial.make_certificates()
+    plane.call("POST", "/api/v1/nodes", node_manifest("kind"))
+    plane.kubectl("taint", "node", "kind", "node.kubernetes.io/not-ready-")
+    amounts = {"cpu": "8", "memory": "16Gi", "pods": "100"}
+    status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+    plane.kubectl("patch", "node", "kind", "--subresource=status", "--type=merge", "-p", status)
+    trial.start()
+    (block,) = commands("install.md", "trial")
+    shell(plane, block.replace("NODE", "kind"))
+    for name in ("one", "two"):
+        create_pod(trial, name, "10Gi")
+        until(lambda name=name: pod_of(trial, name)["spec"].get("nodeName") == "kind", name)
+    create_pod(trial, "three", "10Gi")
+    until(lambda: "insufficient GPU memory on any device" in why(trial, "three"), "it waits")
+
+
+def shell(plane: AuditedPlane, script: str) -> None:
+    """What somebody types, as the cluster's admin."""
+    kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
+    script = script.replace("kubectl ", f"{kubectl} ")
+    done = subprocess.run(
+        ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
