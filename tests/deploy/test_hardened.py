@@ -33,6 +33,22 @@ def test_the_schedulers_pods_keep_to_the_restricted_level(platform: str) -> None
         assert not [port for port in container.get("ports", ()) if "hostPort" in port]
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_jobs_are_as_confined(platform: str) -> None:
+    jobs = {
+        key: spec
+        for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items()
+        if key[0] not in SERVING
+    }
+    assert jobs
+    for spec in jobs.values():
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
 @pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
 def test_the_agent_may_what_it_needs_and_is_privileged_on_gke_alone(platform: str) -> None:
     spec = spec_of(platform, AGENT)

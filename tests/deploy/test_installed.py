@@ -21,12 +21,16 @@ from tests.deploy.installation import (
     Installation,
     token,
 )
-from tests.deploy.rendered import NAMESPACE
+from tests.deploy.rendered import CHART, IMAGE_VALUES, NAMESPACE, helm
 from tests.deploy.test_permissions import Right, given
 from tests.e2e.cluster import pod_manifest
 from tests.e2e.nodes import node_manifest
 from tests.waiting import until
 
+BINARIES = (
+    *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
+    *("kubectl", "helm"),
+)
 VIEWER_TOKEN = "viewer-of-the-tests"
 USERS_PODS = "/api/v1/namespaces/default/pods"
 #: Rights that nothing needs while all goes well: pods without room are sent away, a Binding without
@@ -56,7 +60,7 @@ REFUSED: dict[str, set[Right]] = {
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
-        built("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubectl")
+        built(*BINARIES)
     plane = AuditedPlane()
     try:
         plane.start()
@@ -263,6 +267,35 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }
     assert after == nodes
+
+
+def test_helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
+    installation: Installation,
+) -> None:
+    plane, home = installation.plane, installation.plane.folder
+    release = "headroom", CHART, f"--kubeconfig={plane.kubeconfig()}", f"--namespace={NAMESPACE}"
+    values: dict[str, Any] = {"images": IMAGE_VALUES}
+
+    def settings() -> str:
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
+        text: str = plane.call("GET", path)["data"]["headroom.yaml"]
+        return text
+
+    helm(home, "install", *release, "--create-namespace", values=values)
+    assert "policy" not in settings()
+    helm(home, "upgrade", *release, values={**values, "settings": {"policy": "spread"}})
+    assert "policy: spread" in settings()
+    name, _, *where = release
+    helm(home, "rollback", name, *where)
+    assert "policy" not in settings()
+    helm(home, "uninstall", name, *where)
+    kept = plane.kubectl("get", "crd", "gpunodes.headroom.gpu", "-o", "name").split()
+    assert len(kept) == 1  # and with it every GPUNode
+    label = "--selector=app.kubernetes.io/part-of=headroom"
+    kinds = "deployments,daemonsets,services,clusterroles,validatingwebhookconfigurations"
+    assert plane.kubectl("get", kinds, "-A", label, "-o", "name") == ""
+    plane.kubectl("delete", "namespace", NAMESPACE)
+    plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
 
 
 def test_a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
