@@ -135,7 +135,7 @@ class Installation:
         self.manifest.write_text(named_images(overlay(DEPLOY / "overlays" / platform)))
         self.objects: Objects = objects(self.manifest.read_text())
         self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
-        self.debug_port = 0
+        self.debug_port = self.scheduler_port = 0
 
     @classmethod
     def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
@@ -165,7 +165,7 @@ class Installation:
         """Both containers of the scheduler's pod; returns when the extender is ready."""
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
-        verbs_port, self.debug_port, webhook_port = free_ports(3)
+        verbs_port, self.debug_port, webhook_port, self.scheduler_port = free_ports(4)
         folder = self.mounted(spec["spec"])
         command, config, file = extender["args"]
         settings = folder / Path(file).relative_to("/etc/headroom")
@@ -194,7 +194,8 @@ class Installation:
         content["clientConnection"] = {"kubeconfig": str(self._kubeconfig(EXTENDER))}
         configured.write_text(json.dumps(content))
         flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
-        self.plane.spawn(name, str(built(name)[name]), *flags, "--secure-port=0")
+        flags += ["--bind-address=127.0.0.1", f"--secure-port={self.scheduler_port}"]
+        self.plane.spawn(name, str(built(name)[name]), *flags)
 
     def _find_webhook(self, port: int) -> None:
         """No Service leads anywhere here; whom to trust is said by the certificates' Job."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.settings import read_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, SERVING, objects, overlay, pod_specs
 
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
@@ -95,6 +96,23 @@ def test_only_gpu_nodes_have_an_agent() -> None:
         terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert terms
         assert all(term["matchExpressions"] for term in terms), "an empty term is no node"
+
+
+@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
+def test_the_agent_understands_what_its_environment_says(platform: str) -> None:
+    (container,) = spec_of(platform, AGENT)["containers"]
+    env = {each["name"]: each.get("value", "of-the-pod") for each in container["env"]}
+    settings = read_settings([], env)
+    assert (settings.node, settings.namespace) == ("of-the-pod", "of-the-pod")
+    assert str(settings.state) == "/run/headroom/agent.json"
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    wanted = (settings.checkpoint, settings.pod_resources, settings.cgroups, settings.state)
+    for path in wanted:
+        assert path is not None
+        assert {str(path), str(path.parent)} & mounted, path
+    assert settings.port == container["ports"][0]["containerPort"]
+    ours = {name for name in env if name.startswith("HEADROOM_")}
+    assert ours <= {"HEADROOM_NAMESPACE", "HEADROOM_STATE"}, "and is it read?"
 
 
 #: What a reader of a manifest asks "why" about, where it is written.

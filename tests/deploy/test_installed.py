@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.controlplane import ROOT, STRANGER_TOKEN, ApiRefused, built
@@ -128,6 +129,24 @@ def test_kube_scheduler_was_elected_with_our_lease(installation: Installation) -
     assert installation.plane.call("GET", path)["spec"]["holderIdentity"]
 
 
+def test_probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
+    """As a kubelet asks: whatever certificate is shown is as good."""
+    deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
+    ports = {"debug-tls": installation.debug_port, 10259: installation.scheduler_port}
+    asked = 0
+    for container in deployment["spec"]["template"]["spec"]["containers"]:
+        for name, probe in container.items():
+            if name.endswith("Probe"):
+                get = probe["httpGet"]
+                url = f"{get['scheme'].lower()}://127.0.0.1:{ports[get['port']]}{get['path']}"
+                answer = httpx.get(url, verify=False, timeout=10.0)
+                assert (answer.status_code, answer.text.strip()) == (200, "ok"), url
+                asked += 1
+    assert asked == 5
+    url = f"https://127.0.0.1:{installation.scheduler_port}/metrics"
+    assert httpx.get(url, verify=False, timeout=10.0).status_code in (401, 403)
+
+
 def test_the_debug_api_lets_in_who_may_and_tells_others_why_not(
     installation: Installation,
 ) -> None:
@@ -217,8 +236,6 @@ def test_the_agents_account_may_do_nothing_else(installation: Installation) -> N
 def test_nobody_reads_secrets_or_what_is_none_of_its_business(
     installation: Installation, account: str, method: str, path: str
 ) -> None:
-    import httpx
-
     plane = installation.plane
     head = {"Authorization": f"Bearer {token(plane, account)}"}
     answer = httpx.request(method, plane.url + path, headers=head, verify=False)
