@@ -58,6 +58,7 @@ EXAMPLES = {
     "tls_client_ca": "/etc/headroom/client/ca.crt",
     "peers": "[headroom-peers.headroom-system.svc]",
     "max_body": "16Mi",
+    "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
     "prometheus_url": "http://prometheus.monitoring:9090",
     "prometheus_token_file": "/var/run/secrets/prometheus/token",
@@ -471,7 +472,8 @@ class Settings(BaseModel):
 
     @property
     def wishes(self) -> Wishes:
-        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram)
+        observes = self.mode is Mode.OBSERVE
+        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
 
     @property
     def journal(self) -> Bounds:
