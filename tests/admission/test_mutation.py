@@ -102,8 +102,9 @@ class TestScheduler:
             annotations={"headroom.gpu/share": "env", "headroom.gpu/gated": "true"},
             gate_image=GATE_IMAGE,
         )
-        obj = manifest(nodeName="n")
-        assert mutated(obj, everything)[0] == obj
+        for scheduler in ("default-scheduler", "headroom"):
+            obj = manifest(nodeName="n", schedulerName=scheduler)
+            assert mutated(obj, everything)[0] == obj
 
 
 class TestDefault:
@@ -142,6 +143,7 @@ class TestDefault:
             "headroom.gpu/placement": "{}",
             "headroom.gpu/devices.0": "GPU-a",
             "headroom.gpu/bytes.0": "1",
+            "headroom.gpu/devices.~1": "x",  # no API server lets such a name in
             "headroom.gpu/retry": "x",
         }
         stored, answer = mutated(manifest("8Gi", annotations=ours), around())
@@ -544,3 +546,16 @@ def _bare(each: dict[str, Any]) -> Any:
     amounts = {key: held for key, held in amounts.items() if held}
     rest = {k: v for k, v in each.items() if k not in ("env", "resources")}
     return rest, env, amounts
+
+
+def test_who_only_observes_makes_no_pod_depend_on_a_placement() -> None:
+    """A pod without room is bound then, and has none."""
+    pinned = node(choice="pinned")
+    asked = {"headroom.gpu/share": "env"}
+    places = around(pinned, gate_image=GATE_IMAGE, observes=True)
+    for obj in (manifest(annotations=asked), manifest(annotations={"headroom.gpu/gated": "true"})):
+        before = obj["spec"] | {"schedulerName": "headroom"}
+        stored, _ = mutated(obj, places)
+        assert stored["spec"] == before
+        enforced, _ = mutated(obj, around(pinned, gate_image=GATE_IMAGE))
+        assert enforced["spec"] != before

@@ -19,7 +19,7 @@ from tests.admission.site import (
     installed,
     manifests,
 )
-from tests.controlplane import ADMIN_TOKEN, ControlPlane
+from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane
 from tests.waiting import until
 
 HERE, OTHER = NODES
@@ -90,10 +90,21 @@ def noted(key: str, text: str | None) -> dict[str, Any]:
     return {"metadata": {"annotations": {key: text}}}
 
 
+PAGE = (ROOT / "docs/security.md").read_text()
+
+
 def refused(reply: Reply, policy: str, said: str) -> None:
+    """And docs/security.md says by whom."""
     assert reply.status == 403, reply
     assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
     assert said in reply.message
+    assert f"`{policy}`" in PAGE
+
+
+def documented(reply: Reply) -> None:
+    """And what was told, word for word."""
+    _, _, told = reply.message.partition(" denied request: ")
+    assert f"| {told} |" in PAGE, told
 
 
 class TestAnnotations:
@@ -332,7 +343,32 @@ class TestOtherSchedulers:
                 return site.send("POST", f"{PODS}?dryRun=All", manifest()).status == 403
 
             until(is_denied, "they are denied")
-            refused(site.send("POST", PODS, manifest()), self.POLICY, self.SAID)
+            reply = site.send("POST", PODS, manifest())
+            refused(reply, self.POLICY, self.SAID)
+            documented(reply)
         finally:
             back = {"spec": {"validationActions": ["Warn", "Audit"]}}
             site.send("PATCH", path, back)
+
+
+def test_the_page_quotes_what_is_told(site: Site, token: str) -> None:
+    """One attempt of each kind; those of other processes have their own tests."""
+    waiting, here, other = f"{PODS}/{WAITING}", f"{GPUNODES}/{HERE}", f"{GPUNODES}/{OTHER}"
+    node = f"/api/v1/nodes/{HERE}/status"
+    strategic = "application/strategic-merge-patch+json"
+    image = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
+    for reply in (
+        site.send("POST", PODS, manifest(annotations={"headroom.gpu/placement": "{}"})),
+        site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/vram", "16Gi")),
+        bind(site, WAITING, ADMIN_TOKEN, {"headroom.gpu/vram": "x"}),
+        site.send("PATCH", waiting, image, token, strategic),
+        site.send("PATCH", waiting, {"metadata": {"labels": {"app": "x"}}}, token),
+        site.send("PATCH", waiting, noted("team/note", "x"), token),
+        site.send("PATCH", f"{waiting}/status", {"status": {"phase": "Failed"}}, token),
+        site.send("POST", PODS, manifest(), token),
+        site.send("PATCH", node, {"status": {"capacity": {"nvidia.com/gpu": "64"}}}, token),
+        site.send("POST", GPUNODES, {**GPUNODE, "metadata": {"name": "of-mine"}, "spec": {}}),
+        site.send("PATCH", here, {"spec": {"initialised": False}}),
+        site.send("PATCH", f"{other}/status", {"status": {}}, site.token(AGENT, HERE)),
+    ):
+        documented(reply)

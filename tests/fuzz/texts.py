@@ -42,6 +42,8 @@ _PARSERS: tuple[Callable[[str], Any], ...] = (
     annotations.parse_processes,
     annotations.parse_device_choice,
     annotations.parse_reserve,
+    annotations.parse_gated,
+    annotations.parse_share,
 )
 
 

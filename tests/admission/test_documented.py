@@ -1,0 +1,150 @@
+"""docs/admission.md says what is written and refused, word for word.
+
+``python -m tests.admission.test_documented`` writes the sentences into the page.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from contract.annotations import (
+    DEFAULT_VRAM,
+    OF_EXTENDERS,
+    OF_EXTENDERS_BY_CONTAINER,
+    OF_USERS,
+    PREFIX,
+    SCHEDULER,
+)
+from contract.gate import GATE
+from extender.admission import mutation
+from extender.admission.around import Around
+from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.review import read
+from extender.placement.rules import Rules
+from extender.placement.visible import VISIBLE_DEVICES
+from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/admission.md"
+BEGIN, END = "<!-- sentences -->", "<!-- end of sentences -->"
+
+
+def annotated(**of_users: str) -> dict[str, Any]:
+    given = {PREFIX + key.replace("_", "-"): text for key, text in of_users.items()}
+    return manifest(None, annotations=given)
+
+
+def owned(obj: dict[str, Any], **annotations: str) -> dict[str, Any]:
+    template = {key: obj[key] for key in ("metadata", "spec")}
+    given = {PREFIX + key: text for key, text in annotations.items()}
+    return {"metadata": {"annotations": given}, "spec": {"template": template}}
+
+
+def labelled() -> dict[str, Any]:
+    obj = manifest(None)
+    obj["metadata"]["labels"]["headroom.gpu/vram"] = "8Gi"
+    return obj
+
+
+NOTHING = around()
+STRICT = Around(Rules(refuse_unannotated=True), NOTHING.wishes, NOTHING.namespace)
+MIXED = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
+#: What is written, its kind, and what there is around it.
+CASES: list[tuple[str, str, dict[str, Any], Around]] = [
+    ("`headroom.gpu/vram: 8GB`", "Pod", annotated(vram="8GB"), NOTHING),
+    ("`headroom.gpu/vram: 0`", "Pod", annotated(vram="0"), NOTHING),
+    ("`headroom.gpu/vram: 120%`", "Pod", annotated(vram="120%"), NOTHING),
+    ("`headroom.gpu/vram: mian=8Gi`", "Pod", annotated(vram="mian=8Gi"), NOTHING),
+    ("`headroom.gpu/policy: dense`", "Pod", annotated(vram="8Gi", policy="dense"), NOTHING),
+    ("`headroom.gpu/max-sm: 70`", "Pod", annotated(vram="8Gi", max_sm="70"), NOTHING),
+    ("`headroom.gpu/processes: 0`", "Pod", annotated(vram="8Gi", processes="0"), NOTHING),
+    ("`headroom.gpu/gated: yes`", "Pod", annotated(vram="8Gi", gated="yes"), NOTHING),
+    ("`headroom.gpu/share: cap`", "Pod", annotated(vram="8Gi", share="cap"), NOTHING),
+    ('`gated: "true"`, no `gate_image`', "Pod", annotated(vram="8Gi", gated="true"), NOTHING),
+    (
+        '`gated: "true"`, another scheduler',
+        "Pod",
+        {**(g := annotated(vram="8Gi", gated="true")), "spec": g["spec"] | {"schedulerName": "x"}},
+        around(gate_image=GATE_IMAGE),
+    ),
+    ("nothing, with `refuse_unannotated`", "Pod", manifest(None), STRICT),
+    (
+        "nothing, and a bad default of its namespace",
+        "Pod",
+        manifest(None),
+        around(annotations={DEFAULT_VRAM: "4GB"}),
+    ),
+    ("`headroom.gpu/vrm: 8Gi`", "Pod", annotated(vrm="8Gi"), NOTHING),
+    ("`headroom.gpu/vram`, no GPU", "Pod", manifest("8Gi", container(gpus=0)), NOTHING),
+    ("label `headroom.gpu/vram`", "Pod", labelled(), NOTHING),
+    ("`headroom.gpu/placement: {}`", "Pod", annotated(vram="8Gi", placement="{}"), NOTHING),
+    ("`schedulerName: x`", "Pod", manifest("8Gi", schedulerName="x"), NOTHING),
+    ("nothing; it could go to gated node a", "Pod", manifest("8Gi"), around(node("a", "gated"))),
+    ("nothing; to gated node a, and b without an agent", "Pod", manifest("8Gi"), MIXED),
+    ("`headroom.gpu/share: limit`", "Pod", annotated(vram="25%", share="limit"), NOTHING),
+    ("`headroom.gpu/vram: 25%`, with `mirror_vram`", "Pod", manifest("25%"), around(mirror=True)),
+    ("a bad template", "Deployment", owned(annotated(vram="8GB")), NOTHING),
+    ("`headroom.gpu/vram` on itself", "Deployment", owned(manifest(None), vram="8Gi"), NOTHING),
+    ("a template copied from a pod", "Job", owned(annotated(placement="{}")), NOTHING),
+    (
+        "`headroom.gpu/default-vram: 4GB`",
+        "Namespace",
+        {"metadata": {"annotations": {DEFAULT_VRAM: "4GB"}}},
+        NOTHING,
+    ),
+    (
+        "`headroom.gpu/device-choice: best`",
+        "Node",
+        {"metadata": {"annotations": {"headroom.gpu/device-choice": "best"}}},
+        NOTHING,
+    ),
+    (
+        "`headroom.gpu/reserve: -1Gi`",
+        "Node",
+        {"metadata": {"annotations": {"headroom.gpu/reserve": "-1Gi"}}},
+        NOTHING,
+    ),
+]
+
+
+def told(kind: str, obj: dict[str, Any], where: Around) -> Iterator[tuple[str, str]]:
+    """What becomes of it, and the sentence, without the name that each begins with."""
+    asked = read(json.dumps(review(obj, kind=kind)).encode())
+    for decide in (answer_mutate, answer_validate):
+        response = json.loads(decide(asked, lambda namespace: where))["response"]
+        if not response["allowed"]:
+            yield "refused", response["status"]["message"].removeprefix("Headroom: ")
+        for warning in response.get("warnings", ()):
+            yield "warned", warning.removeprefix("Headroom: ")
+
+
+def sentences() -> str:
+    lines = ["", "| of | what is written | | what its author reads |", "|---|---|---|---|"]
+    for what, kind, obj, where in CASES:
+        found = list(told(kind, obj, where))
+        assert found, what
+        lines += [f"| {kind} | {what} | {how} | {said} |" for how, said in found]
+    return "\n".join([*lines, "", ""])
+
+
+def test_the_page_says_what_authors_read() -> None:
+    _, _, rest = PAGE.read_text().partition(BEGIN)
+    held, _, _ = rest.partition(END)
+    assert held == sentences(), "python -m tests.admission.test_documented writes it anew"
+
+
+def test_the_page_names_all_that_is_written_and_read() -> None:
+    text = PAGE.read_text()
+    keys = (*OF_EXTENDERS, *(f"{key}<i>" for key in OF_EXTENDERS_BY_CONTAINER))
+    names = [key.removeprefix(PREFIX) for key in keys]
+    names += [*OF_USERS, DEFAULT_VRAM, SCHEDULER, GATE, VISIBLE_DEVICES]
+    names += [mutation.BYTES_VARIABLE, mutation.FRACTION_VARIABLE, mutation.MPS_VARIABLE]
+    names += [mutation.CAP_VARIABLES[0], "NVIDIA_GPU_MEMORY_REQUEST"]
+    names += ["scheduler_name", "gate_image", "mirror_vram", "webhook_tls_cert"]
+    assert [name for name in names if f"`{name}" not in text and f"{name}`" not in text] == []
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + sentences() + END + rest.partition(END)[2])
