@@ -471,6 +471,16 @@ class Settings(BaseModel):
         return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
 
     @property
+    def shown(self) -> dict[str, Path]:
+        """The file of the certificate of each port that speaks TLS."""
+        files = {
+            "verbs": self.tls_cert,
+            "debug": self.debug_tls_cert,
+            "webhook": self.webhook_tls_cert,
+        }
+        return {port: path for port, path in files.items() if path is not None}
+
+    @property
     def wishes(self) -> Wishes:
         observes = self.mode is Mode.OBSERVE
         return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
