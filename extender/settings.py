@@ -58,6 +58,7 @@ EXAMPLES = {
     "tls_client_ca": "/etc/headroom/client/ca.crt",
     "peers": "[headroom-peers.headroom-system.svc]",
     "max_body": "16Mi",
+    "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
     "prometheus_url": "http://prometheus.monitoring:9090",
     "prometheus_token_file": "/var/run/secrets/prometheus/token",
@@ -470,8 +471,19 @@ class Settings(BaseModel):
         return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
 
     @property
+    def shown(self) -> dict[str, Path]:
+        """The file of the certificate of each port that speaks TLS."""
+        files = {
+            "verbs": self.tls_cert,
+            "debug": self.debug_tls_cert,
+            "webhook": self.webhook_tls_cert,
+        }
+        return {port: path for port, path in files.items() if path is not None}
+
+    @property
     def wishes(self) -> Wishes:
-        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram)
+        observes = self.mode is Mode.OBSERVE
+        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
 
     @property
     def journal(self) -> Bounds:

@@ -92,6 +92,7 @@ GROUPS = {
         "debug_port",
         "debug_open",
         "insecure_verbs",
+        "webhook_port",
         "max_body",
     ),
     "TLS ([tls.md](tls.md))": (
@@ -100,6 +101,13 @@ GROUPS = {
         "tls_client_ca",
         "debug_tls_cert",
         "debug_tls_key",
+        "webhook_tls_cert",
+        "webhook_tls_key",
+    ),
+    "Admission webhook ([admission.md](admission.md))": (
+        "scheduler_name",
+        "gate_image",
+        "mirror_vram",
     ),
     "What it tells": (
         "waiting_events_per_s",
@@ -165,6 +173,8 @@ def unit(name: str, field: FieldInfo) -> str:
         ("_decisions", "count"),
         ("_series", "count"),
         ("_namespace", "name"),
+        ("_name", "name"),
+        ("_image", "image"),
         ("resources", "list of names"),
         ("peers", "list of places"),
     ):
@@ -181,7 +191,7 @@ def _default(name: str, field: FieldInfo) -> str:
         return "none"
     if name in ("max_body", "journal_bytes"):
         return f"`{EXAMPLES[name]}`"
-    return f"`{as_yaml(default)}`" if default != () else "none"
+    return f"`{as_yaml(default)}`" if default not in ((), "") else "none"
 
 
 def _knob(knob: Knob) -> str:

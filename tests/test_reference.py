@@ -19,5 +19,5 @@ def test_only_what_names_a_file_is_said_to_be_a_path() -> None:
     paths = {name for name, field in Settings.model_fields.items() if unit(name, field) == "path"}
     assert paths == {
         *("tls_cert", "tls_key", "tls_client_ca", "debug_tls_cert", "debug_tls_key"),
-        *("prometheus_token_file", "prometheus_ca"),
+        *("webhook_tls_cert", "webhook_tls_key", "prometheus_token_file", "prometheus_ca"),
     }

@@ -22,6 +22,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.admission.around import Around
+from extender.certs.expiry import CertificateCollector
 from extender.cluster.chores import (
     Bystander,
     Leftover,
@@ -172,6 +173,7 @@ class Extender:
                 settings.stale_after_s,
             )
         )
+        self.telemetry.registry.register(CertificateCollector(settings.shown))
         self.reloading = Reloading(origin, settings, self.take, self.telemetry)
         self._follow_mode()
 

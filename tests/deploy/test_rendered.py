@@ -370,39 +370,3 @@ def test_the_trial_differs_from_the_base_by_labels_that_stand_in() -> None:
     base = yaml.safe_load((DEPLOY / "base/headroom.yaml").read_text())
     trial = yaml.safe_load((DEPLOY / "overlays/trial/headroom.yaml").read_text())
     assert trial == base | {"require_report": False}
-
-
-def test_for_the_default_scheduler_there_are_extenders_alone(tmp_path: Path) -> None:
-    found = objects(with_components(tmp_path, ["../default-scheduler"]))
-    usual = objects(overlay(DEPLOY / "overlays/device-plugin"))
-    assert usual.keys() - found.keys() == {
-        ("Deployment", NAMESPACE, "headroom-scheduler"),
-        ("ConfigMap", NAMESPACE, "headroom-scheduler-config"),
-        ("Role", NAMESPACE, "headroom-kube-scheduler"),
-        ("RoleBinding", NAMESPACE, "headroom-kube-scheduler"),
-        ("ClusterRoleBinding", "", "headroom-kube-scheduler"),
-        ("ClusterRoleBinding", "", "headroom-volume-scheduler"),
-    }
-    assert found.keys() - usual.keys() == {
-        ("Deployment", NAMESPACE, "headroom-extender"),
-        ("Service", NAMESPACE, "headroom-extender"),
-        ("DaemonSet", NAMESPACE, "headroom-scheduler-files"),
-    }
-    spec = pod_specs(found)["Deployment", NAMESPACE, "headroom-extender"]
-    (extender,) = spec["containers"]
-    (verbs,) = found["Service", NAMESPACE, "headroom-extender"]["spec"]["ports"]
-    ports = {port["name"]: port["containerPort"] for port in extender["ports"]}
-    assert ports[verbs["targetPort"]] == verbs["port"] == 8888
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in extender["volumeMounts"]}
-    given = mounted["/etc/headroom/client"]["secret"]
-    assert given["secretName"] == "headroom-scheduler-client"
-    assert given["items"] == [{"key": "ca.crt", "path": "ca.crt"}]  # and no key
-    config = found["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"]
-    settings = yaml.safe_load(config)
-    assert settings["scheduler_name"] == "default-scheduler"
-    for name, path in settings.items():
-        if name.endswith(("_cert", "_key", "_ca")):
-            assert str(Path(path).parent) in mounted, name
-    policy = found["ValidatingAdmissionPolicy", "", "headroom-other-schedulers"]["spec"]
-    assert policy["variables"][0]["expression"] == '["default-scheduler"]'
