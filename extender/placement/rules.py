@@ -62,6 +62,8 @@ class Rules:
     suspect_env_from: bool = False
     #: How long a pod may use more than it asked for before anybody is told.
     overuse_after_s: float = 60.0
+    #: How long a place is held for a pod that others left for, once they have left.
+    nomination_hold_s: float = 60.0
 
     def manages(self, resource: str) -> bool:
         return any(
