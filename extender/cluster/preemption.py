@@ -16,7 +16,7 @@ who leave are named as the victims, if kube-scheduler may evict them, which hold
 nothing else; else nobody is named, and the newcomer waits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -46,6 +46,7 @@ from extender.placement.victims import (
     violators,
 )
 from extender.placement.visible import Visible
+from extender.records import Loser, Preempted, Victim
 
 #: The node-level sum of what pods may use of its GPUs' memory, in MiB, where it is mirrored for
 #: kube-scheduler.
@@ -198,6 +199,104 @@ def answered(found: Preemption) -> list[Victims]:
             if other.offered and other.listed is not None and other.listed > best.listed
         ),
     ]
+
+
+#: What decides between two nodes, in this order.
+LOST_BY = (
+    "more violations of disruption budgets",
+    "a victim of higher priority",
+    "a larger sum of priorities",
+    "more victims",
+    "a victim that has run for longer",
+)
+#: Where none of it does.
+EQUAL = "equal; another node was taken"
+#: On record.
+MOST_LOSERS = 8
+
+
+def lost_by(loser: Victims, winner: Victims) -> str:
+    pairs = zip(LOST_BY, loser.rank, winner.rank, strict=True)
+    return next((text for text, one, other in pairs if one != other), EQUAL)
+
+
+def recorded(
+    found: Preemption, at_s: float, took_us: int, offered: int, kept: int, source: str = ""
+) -> Preempted:
+    """As it goes on record; ``at_s`` in Unix time."""
+    best = found.best
+    if best is None:
+        return Preempted(
+            at_s,
+            took_us,
+            offered,
+            kept,
+            helpless=found.helpless,
+            soon=found.soon,
+            cut_short=found.cut_short,
+        )
+    kinds = "proposed" if best.as_offered else "corrected" if best.offered else "added"
+    return Preempted(
+        at_s,
+        took_us,
+        offered,
+        kept,
+        best.node,
+        tuple(
+            Victim(
+                pod.metadata.namespace,
+                pod.metadata.name,
+                pod.metadata.uid,
+                priority(pod),
+                pod.metadata.deletion_timestamp is not None,
+            )
+            for pod in best.pods
+        ),
+        len(best.others),
+        best.pdb_violations,
+        source or kinds,
+        tuple(
+            Loser(each.node, len(each.uids), lost_by(each, best))
+            for each in found.others[:MOST_LOSERS]
+        ),
+        found.helpless,
+        found.soon,
+        found.cut_short,
+    )
+
+
+_CHOICES = {
+    "proposed": "kube-scheduler proposed these victims",
+    "corrected": "kube-scheduler proposed others, with which the pod would not have fitted, or more"
+    " than it takes",
+    "added": "kube-scheduler proposed nothing there, because only GPU memory is short",
+    "controller": "kube-scheduler did not ask, because only GPU memory is short",
+}
+
+
+def told(part: Preempted) -> Iterator[str]:
+    """Who leaves for whom and why these, in sentences."""
+    if not part.node:
+        if part.soon:
+            yield "nobody has to leave: there is room as soon as those have left who are leaving"
+        elif part.helpless:
+            yield f"nobody has to leave: it would help on none of {part.helpless} nodes"
+        else:
+            yield "nobody has to leave"
+        return
+    for victim in part.victims:
+        leaves = "is leaving" if victim.leaving else "leaves"
+        who = f"{victim.namespace}/{victim.name}"
+        yield f"{who} (priority {victim.priority}) {leaves} node {part.node}"
+    if part.others:
+        yield f"{part.others} pods without a GPU leave node {part.node}, as kube-scheduler proposed"
+    if part.pdb_violations:
+        yield f"evictions that violate a disruption budget: {part.pdb_violations}"
+    yield _CHOICES.get(part.source, part.source)
+    for loser in part.losers:
+        yield f"not {loser.node}, where {loser.victims} would leave: {loser.lost_by}"
+    if part.helpless:
+        yield f"nodes on which no removal was found to help: {part.helpless}"
 
 
 class _Search:

@@ -6,7 +6,7 @@ thing by its name may be called from any thread, because what they read is repla
 changed in place.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -346,12 +346,15 @@ class ClusterState:
         overdue_s = age(deleted, self.epoch_s + now_s)
         return overdue_s is not None and overdue_s <= OVERDUE_S
 
+    def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
+        """Node -> pods for which others leave it, or have left it."""
+        return self.nominations.nominees(now_s, self._departing)
+
     def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
         """Node -> the nominees that the pod leaves it to."""
-        nominees = self.nominations.nominees(now_s, lambda name: bool(self._departing(name)))
         return {
             node: others
-            for node, all_there in nominees.items()
+            for node, all_there in self.nominees(now_s).items()
             if (others := [other for other in all_there if yields(pod, other, node)])
         }
 

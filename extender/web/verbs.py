@@ -15,6 +15,7 @@ from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.cluster.preemption import Offer, answered, preemption, recorded
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal, micros
 from extender.placement.aside import aside
@@ -24,7 +25,7 @@ from extender.placement.request import Unreadable, VramRequest
 from extender.placement.score import Ranking
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
 from extender.placement.weighing import Weighings
-from extender.records import TERMS, Asked, Candidate, Candidates, Preempted, Ranked
+from extender.records import TERMS, Asked, Candidate, Candidates, Ranked
 from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.names import Names, NodeIndex
@@ -41,11 +42,30 @@ CONTENDERS = 5
 #: Rankings that wait for that; each keeps its snapshot in memory.
 MOST_UNEXPLAINED = 4
 
+#: kube-scheduler looks for victims by itself before it asks us.
+PREEMPT_FOLLOWS_WITHIN_S = 5.0
+#: Whether evicting pods could cure the reason of that code.
+CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
+
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
 #: Binds a pod as kube-scheduler asked, given the pod and the node's object as this replica holds
 #: them (None where it does not); returns a sentence when it could not, "" when the pod is bound.
 Binder = Callable[[wire.BindArgs, Pod | None, GPUNode | None], Awaitable[str]]
+
+
+class TurnedAway:
+    """The nodes that one filter call refused; looked into when somebody asks."""
+
+    def __init__(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float) -> None:
+        self.of = pod.metadata.uid, pod.metadata.resource_version
+        self.at_s = at_s
+        # Not the snapshot: while somebody has it, the next one costs more.
+        self._rows, self._codes, self._nodes = rows, codes, snap.nodes
+
+    def names(self) -> list[str]:
+        rows = self._rows[CURABLE[self._codes] & (self._rows >= 0)]
+        return [self._nodes[row].name for row in rows.tolist()]
 
 
 class Verbs:
@@ -85,6 +105,8 @@ class Verbs:
         self._unexplained: deque[tuple[Pod, VramRequest, Snapshot, Rows, Ranking]] = deque(
             maxlen=MOST_UNEXPLAINED
         )
+        #: Whom filter refused nodes last, and which: kube-scheduler asks preempt about it next.
+        self._turned_away: TurnedAway | None = None
         #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
         self._coming: dict[str, tuple[Pod, str, float]] = {}
 
@@ -110,6 +132,8 @@ class Verbs:
         codes = self._codes(request, rows, snap)
         asks = isinstance(request, VramRequest) and bool(request.asks)
         sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
+        if asks:
+            self._hold_places(offered.pod, rows, codes, snap)
         if isinstance(request, VramRequest) and asks:
             self._cluster.usual.see(request, offered.pod, snap, rows)
         fits = codes == 0
@@ -120,6 +144,8 @@ class Verbs:
             row = int(self._passed_rows[0])
             only = snap.nodes[row].name
             self._expect(offered.pod, row, snap)
+        if asks:
+            self._turned_away = TurnedAway(offered.pod, rows, codes, snap, began_s)
         answer = wire.encode_filter(offered, passed, codes, SENTENCES)
         self._record(offered, request, snap, codes, sure, only, began_s)
         return answer
@@ -162,21 +188,46 @@ class Verbs:
         return wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
-        """Keep the nodes on which kube-scheduler's victims would make room; raises
-        ``wire.MalformedBody``. Nobody is evicted for nothing."""
+        """Of the nodes with victims that kube-scheduler proposes those on which somebody's leaving
+        makes room, with those who have to leave; raises ``wire.MalformedBody``. Nobody is evicted
+        for nothing."""
         began_s = self._monotonic_s()
         pod, offered = wire.decode_preempt(body)
-        kept = {
-            node: victims
-            for node, victims in offered.items()
-            if self._cluster.fits_after_eviction(
-                pod, node, {victim.uid for victim in victims.pods or ()}, self._monotonic_s()
-            )
-        }
+        request = self._cluster.understand(pod)
+        if isinstance(request, VramRequest) and not request.asks:
+            return wire.encode_preempt({node: o for node, o in offered.items() if o.uids})
+        if self._unready():
+            return wire.encode_preempt({})  # who would be evicted on what is not known yet
+        refused = self._refused_for_room(pod, began_s)
+        found = preemption(self._cluster, pod, offered, refused, began_s)
+        told = answered(found)
+        if found.best is not None:
+            self._cluster.nominations.expect(pod, found.best.node, began_s)
         took_us = micros(self._monotonic_s() - began_s)
-        preempted = Preempted(self._wall_s(), took_us, len(offered), len(kept))
-        self._journal.note(pod, preempted, preempted.at_s)
-        return wire.encode_preempt(kept)
+        part = recorded(found, self._wall_s(), took_us, len(offered), len(told))
+        self._journal.note(pod, part, part.at_s)
+        self._telemetry.preemptions.labels(part.source or "nobody").inc()
+        log.info(
+            "preempted",
+            decision_id=decision_id(pod.metadata.uid, pod.metadata.resource_version),
+            namespace=pod.metadata.namespace,
+            pod=pod.metadata.name,
+            node=part.node,
+            victims=[victim.uid for victim in part.victims],
+            source=part.source,
+            took_ms=round(took_us / 1000, 3),
+        )
+        return wire.encode_preempt(
+            {each.node: Offer(each.uids, each.pdb_violations) for each in told}
+        )
+
+    def _refused_for_room(self, pod: Pod, now_s: float) -> list[str]:
+        """The nodes that have passed kube-scheduler's own filters for this very version of the pod,
+        and that we refused for what the leaving of others could cure."""
+        metadata, last = pod.metadata, self._turned_away
+        if last is None or (metadata.uid, metadata.resource_version) != last.of:
+            return []
+        return last.names() if now_s < last.at_s + PREEMPT_FOLLOWS_WITHIN_S else []
 
     async def bind(self, body: bytes) -> bytes:
         """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""
@@ -266,6 +317,16 @@ class Verbs:
                 codes[passed] = CODE_OF[reason]
                 left = left or reason is not None
         return left
+
+    def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> None:
+        """Refuse in ``codes`` the nodes that would be full with pods for which others have left or
+        leave, and which do not rank behind this one."""
+        now_s = self._monotonic_s()
+        for node, others in self._cluster.held_for(pod, now_s).items():
+            passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
+            if passed.any():
+                reason = self._cluster.refusal_beside(pod, node, others, now_s)
+                codes[passed] = CODE_OF[reason]
 
     def _keep_contenders(self) -> bool:
         """Put on record who came next to the winner, and why; kube-scheduler did not wait for

@@ -141,7 +141,8 @@ def test_of_many_pods_those_on_one_device_are_enough() -> None:
     tries = Tries(PLENTY)
     found = smallest(pods, [], devices, helps, helps, tries)
     assert found is not None
-    assert len(found) == 3 and found < devices[0]
+    assert len(found) == 3
+    assert found < devices[0]
     # Fifty pods: what is cheap is asked often, what is dear a few dozen times.
     assert PLENTY - tries.left < 200
 
