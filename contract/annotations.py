@@ -37,9 +37,8 @@ PLACEMENT = PREFIX + "placement"
 DEVICES = PREFIX + "devices."
 #: Written by us on a refused pod to make kube-scheduler try it again.
 RETRY = PREFIX + "retry"
-#: Written by us on a refused pod for which we evict others: the node on which its place is held.
-NOMINATED = PREFIX + "nominated"
-#: Written with it: whom it is made room by, and when it began, as JSON.
+#: Written by us on a refused pod for which we evict others: the node on which its place is held,
+#: whom it is made room by, and since when, as JSON.
 PREEMPTING = PREFIX + "preempting"
 #: Written by us on an unbound pod so that Bindings in flight for its old version fail.
 TOUCHED = PREFIX + "touched"

@@ -4,7 +4,7 @@ Between the eviction and the bind the memory comes free, and whoever asked first
 filter counts the *nominees* of a node as if they were being bound to it, against every pod that
 does not outrank them, on all replicas: the nomination is on the pod, in
 ``status.nominatedNodeName`` where kube-scheduler made room, in the annotation
-``headroom.gpu/nominated`` where we did.
+``headroom.gpu/preempting`` where we did.
 
 kube-scheduler takes its nomination back when it tries the pod while memory is not free yet and
 finds nobody else to evict; the place is held a while longer. A hold lasts as long as somebody is
@@ -15,8 +15,8 @@ ends at once when the nominee is bound, gone, or nominated elsewhere.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from contract.annotations import NOMINATED
 from contract.kube import Pod
+from contract.preempting import attempt_of
 
 #: Since kube-scheduler took a nomination back.
 CLEARED_S = 15.0
@@ -31,21 +31,25 @@ class _Hold:
     #: How long it lasts after somebody left last, and since when: on the receiver's clock.
     for_s: float
     since_s: float | None = None
+    #: The attempt of ours; empty where kube-scheduler nominated the pod.
+    by: str = ""
 
 
 class Nominations:
-    """``hold_s``: seconds for which a place is held once nobody is leaving any more."""
+    """``hold_s``: seconds for which a place is held once nobody is leaving any more; ``ours``:
+    whether our own nominations count, which else nobody makes but users who may write on a pod."""
 
-    def __init__(self, hold_s: float) -> None:
+    def __init__(self, hold_s: float, ours: bool) -> None:
         self._hold_s = hold_s
+        self._ours = ours
         self._holds: dict[str, _Hold] = {}
 
     def see(self, pod: Pod) -> None:
         """An unbound pod, as it is now."""
-        uid, node = pod.metadata.uid, nominated(pod)
+        uid, (node, by) = pod.metadata.uid, self._nomination(pod)
         hold = self._holds.get(uid)
-        if node and (hold is None or hold.node != node):
-            self._holds[uid] = _Hold(pod, node, self._hold_s)
+        if node and (hold is None or hold.node != node or (by and hold.by != by)):
+            self._holds[uid] = _Hold(pod, node, self._hold_s, by=by)
         elif hold is not None:
             hold.pod = pod
             if node and hold.for_s != self._hold_s:
@@ -62,6 +66,20 @@ class Nominations:
     def lose(self, uid: str) -> None:
         self._holds.pop(uid, None)
 
+    def _nomination(self, pod: Pod) -> tuple[str, str]:
+        """The node on which room is made for an unbound pod, and the attempt of ours; empty where
+        there is none."""
+        by_scheduler = pod.status.nominated_node_name if pod.status else None
+        if by_scheduler:
+            return by_scheduler, ""
+        attempt = attempt_of(pod) if self._ours else None
+        return (attempt.node, attempt.id) if attempt else ("", "")
+
+    def node_of(self, uid: str) -> str:
+        """The node that was held for the pod last; empty where none was."""
+        hold = self._holds.get(uid)
+        return hold.node if hold else ""
+
     def nominees(
         self, now_s: float, is_left: Callable[[str], bool]
     ) -> Mapping[str, tuple[Pod, ...]]:
@@ -75,27 +93,19 @@ class Nominations:
         return found
 
 
-def nominated(pod: Pod) -> str:
-    """The node on which room is made for the pod; empty where none is."""
-    if pod.node or pod.ended:
-        return ""
-    by_scheduler = pod.status.nominated_node_name if pod.status else None
-    return by_scheduler or pod.annotation(NOMINATED) or ""
-
-
 def priority(pod: Pod) -> int:
     return pod.spec.priority or 0
 
 
-def yields(pod: Pod, nominee: Pod, to_node: str) -> bool:
-    """Whether the pod leaves the node to the nominee.
+def yields(pod: Pod, nominee: Pod, both: bool) -> bool:
+    """Whether the pod leaves a node to the nominee; ``both``: it is nominated there itself.
 
     Of two nominees of one priority the older one goes first: if each waited for the other, neither
     would ever come.
     """
     if pod.metadata.uid == nominee.metadata.uid or priority(nominee) < priority(pod):
         return False
-    if priority(nominee) > priority(pod) or nominated(pod) != to_node:
+    if priority(nominee) > priority(pod) or not both:
         return True
     return _age(nominee) < _age(pod)
 

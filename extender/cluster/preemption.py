@@ -274,6 +274,17 @@ _CHOICES = {
 }
 
 
+def summary(part: Preempted) -> str:
+    """In one sentence, without the names of others' pods."""
+    count = len(part.victims) + part.others
+    highest = max((victim.priority for victim in part.victims), default=0)
+    who = "1 pod leaves" if count == 1 else f"{count} pods leave"
+    return (
+        f"{who} node {part.node} for this pod, of priority {highest} at most: "
+        f"{_CHOICES.get(part.source, part.source)}."
+    )
+
+
 def told(part: Preempted) -> Iterator[str]:
     """Who leaves for whom and why these, in sentences."""
     if not part.node:
@@ -440,7 +451,10 @@ class _Stage:
     def _promising(self, uids: frozenset[str]) -> bool:
         """Whether enough is freed, by what is cheap to know."""
         gone = uids | self._leaving
-        if self.offer is not None and not (self._kept <= gone and self._needs.met(gone)):
+        if self.offer is not None and not (
+            # Somebody is in the way there, whatever we think.
+            (gone or self._others) and self._kept <= gone and self._needs.met(gone)
+        ):
             return False
         request = self._search.request
         if request.visible is not Visible.BY_PLUGIN:

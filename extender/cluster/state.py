@@ -154,7 +154,7 @@ class ClusterState:
         #: Who may not be evicted without harm.
         self.budgets = Budgets()
         #: For whom places are held.
-        self.nominations = Nominations(rules.nomination_hold_s)
+        self.nominations = Nominations(rules.nomination_hold_s, rules.evict_for_memory)
         #: How busy SMs are wont to be.
         self.activities = Activities()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -338,7 +338,10 @@ class ClusterState:
 
     def _goes_soon(self, uid: str, name: str, now_s: float) -> bool:
         pod = self._pods.get(uid)
-        if pod is None or pod.ended:
+        if pod is None:
+            # One that was never seen may be so new that only its promise is known yet.
+            return self.departures.seen(uid) is not None
+        if pod.ended:
             return True
         deleted = pod.metadata.deletion_timestamp
         if not deleted or pod.node != name:
@@ -352,10 +355,11 @@ class ClusterState:
 
     def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
         """Node -> the nominees that the pod leaves it to."""
+        own = self.nominations.node_of(pod.metadata.uid)
         return {
             node: others
             for node, all_there in self.nominees(now_s).items()
-            if (others := [other for other in all_there if yields(pod, other, node)])
+            if (others := [other for other in all_there if yields(pod, other, own == node)])
         }
 
     def _departing(self, name: str) -> bool:

@@ -29,7 +29,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.eligible import eligible
 from extender.cluster.freshness import NEVER_S
-from extender.cluster.nominations import nominated, yields
+from extender.cluster.nominations import yields
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
 from extender.placement.candidates import Mask
@@ -202,14 +202,14 @@ class Waking:
             self.pending = True
             return None
         # Where others left for it, it is tried first.
-        own = nominated(pod)
-        if own in names and not _before(pod, claims.get(own, ()), own):
+        own = look.state.nominations.node_of(pod.metadata.uid)
+        if own in names and not look.before(pod, claims.get(own, ()), own):
             return own
         for name in names:
             if name not in claims:
                 return name
         for name in names[:CROWDED]:
-            others = _before(pod, claims[name], name)
+            others = look.before(pod, claims[name], name)
             fits = look.fits_beside(pod, wait.kind, name, others)
             if fits:
                 return name
@@ -325,6 +325,18 @@ class _Look:
             known[rows] = True
             fits[rows] = verdicts.fits
 
+    def before(self, pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
+        """Those whose claim the pod has to leave room for: all but itself, and but nominees that it
+        outranks."""
+        node_of = self.state.nominations.node_of
+        both = node_of(pod.metadata.uid) == name
+        return [
+            other
+            for other in claiming
+            if other.metadata.uid != pod.metadata.uid
+            and (node_of(other.metadata.uid) != name or yields(pod, other, both))
+        ]
+
     def fits_beside(self, pod: Pod, kind: int, name: str, others: list[Pod]) -> bool | None:
         """Whether there is room beside them; None where it is left to the next look."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
@@ -344,17 +356,6 @@ def _claim(claims: dict[str, list[Pod]], name: str, pod: Pod) -> None:
     there = claims.setdefault(name, [])
     if all(other.metadata.uid != pod.metadata.uid for other in there):
         there.append(pod)
-
-
-def _before(pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
-    """Those whose claim the pod has to leave room for: all but itself, and but nominees that it
-    outranks."""
-    return [
-        other
-        for other in claiming
-        if other.metadata.uid != pod.metadata.uid
-        and (nominated(other) != name or yields(pod, other, name))
-    ]
 
 
 def refused_by_us(pod: Pod) -> bool:

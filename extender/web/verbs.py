@@ -5,7 +5,7 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -44,6 +44,8 @@ MOST_UNEXPLAINED = 4
 
 #: kube-scheduler looks for victims by itself before it asks us.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
+#: Pods of which it is remembered which nodes refused them; each takes 50 kB at 5,000 nodes.
+MOST_TURNED_AWAY = 64
 #: Whether evicting pods could cure the reason of that code.
 CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
 
@@ -58,7 +60,7 @@ class TurnedAway:
     """The nodes that one filter call refused; looked into when somebody asks."""
 
     def __init__(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float) -> None:
-        self.of = pod.metadata.uid, pod.metadata.resource_version
+        self.uid, self.version = pod.metadata.uid, pod.metadata.resource_version
         self.at_s = at_s
         # Not the snapshot: while somebody has it, the next one costs more.
         self._rows, self._codes, self._nodes = rows, codes, snap.nodes
@@ -105,8 +107,9 @@ class Verbs:
         self._unexplained: deque[tuple[Pod, VramRequest, Snapshot, Rows, Ranking]] = deque(
             maxlen=MOST_UNEXPLAINED
         )
-        #: Whom filter refused nodes last, and which: kube-scheduler asks preempt about it next.
-        self._turned_away: TurnedAway | None = None
+        #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
+        #: about one next.
+        self._turned_away: OrderedDict[str, TurnedAway] = OrderedDict()
         #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
         self._coming: dict[str, tuple[Pod, str, float]] = {}
 
@@ -145,7 +148,7 @@ class Verbs:
             only = snap.nodes[row].name
             self._expect(offered.pod, row, snap)
         if asks:
-            self._turned_away = TurnedAway(offered.pod, rows, codes, snap, began_s)
+            self._turn_away(TurnedAway(offered.pod, rows, codes, snap, began_s))
         answer = wire.encode_filter(offered, passed, codes, SENTENCES)
         self._record(offered, request, snap, codes, sure, only, began_s)
         return answer
@@ -224,10 +227,23 @@ class Verbs:
     def _refused_for_room(self, pod: Pod, now_s: float) -> list[str]:
         """The nodes that have passed kube-scheduler's own filters for this very version of the pod,
         and that we refused for what the leaving of others could cure."""
-        metadata, last = pod.metadata, self._turned_away
-        if last is None or (metadata.uid, metadata.resource_version) != last.of:
+        last = self._turned_away.get(pod.metadata.uid)
+        if last is None or last.version != pod.metadata.resource_version:
             return []
         return last.names() if now_s < last.at_s + PREEMPT_FOLLOWS_WITHIN_S else []
+
+    def refused_for_room(self, uid: str) -> list[str]:
+        """The same of the last version that was shown here, however long ago; empty where that is
+        not known any more."""
+        last = self._turned_away.get(uid)
+        return last.names() if last else []
+
+    def _turn_away(self, last: TurnedAway) -> None:
+        self._turned_away.pop(last.uid, None)
+        self._turned_away[last.uid] = last
+        most = MOST_TURNED_AWAY if self._cluster.rules.evict_for_memory else 1
+        while len(self._turned_away) > most:
+            self._turned_away.popitem(last=False)
 
     async def bind(self, body: bytes) -> bytes:
         """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""
