@@ -5,7 +5,7 @@ where a pod leaves; the API server takes no such pods.
 """
 
 from collections.abc import Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from contract.kube import Container, Pod
 from contract.quantity import MAX_LENGTH
@@ -59,7 +59,7 @@ def amount(quantity: str | int) -> Decimal:
     try:
         found = Decimal(text)
         return found * factor if abs(found) < MOST else NOTHING
-    except InvalidOperation:
+    except ArithmeticError:
         return NOTHING
 
 

@@ -8,7 +8,7 @@ that it is free, a moment after the pod is gone.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,8 +139,9 @@ SCENARIOS = (
 class Kubelets:
     """They end whom somebody deletes, each after ``grace_s``, on a thread."""
 
-    def __init__(self, cluster: PlayedCluster, grace_s: float) -> None:
+    def __init__(self, cluster: PlayedCluster, grace_s: float, reports: bool) -> None:
         self._cluster = cluster
+        self._reports = reports
         self._grace_s = grace_s
         self._stop = threading.Event()
         #: Name -> since when it is leaving, and from which node.
@@ -184,7 +185,7 @@ class Kubelets:
             except ApiRefused as err:
                 if ": 404 " not in str(err):
                     raise
-        if ended:
+        if ended and self._reports:
             time.sleep(SAMPLED_S)
             left = self._cluster.nodes.take_back(
                 {p["metadata"]["uid"] for p in pods if p["metadata"]["name"] not in ended}
@@ -195,8 +196,9 @@ class Kubelets:
 class Stage:
     """One cluster for scenarios, one after the other."""
 
-    def __init__(self, cluster: PlayedCluster) -> None:
+    def __init__(self, cluster: PlayedCluster, has_extender: bool = True) -> None:
         self.cluster = cluster
+        self.has_extender = has_extender
 
     def create_classes(self) -> None:
         for name, value in CLASSES.items():
@@ -224,6 +226,8 @@ class Stage:
             path = f"{PODS}/{batch.name}/status"
             cluster.plane.call("PATCH", path, {"status": started}, MERGE)
             cluster.nodes.give(made, batch.index, batch.gib * GIB)
+        if not self.has_extender:
+            return
         nodes = sorted({batch.node for batch in pods})
         cluster.nodes.report(nodes)
         uids = {pod["metadata"]["uid"] for pod in cluster.pods()}
@@ -254,8 +258,26 @@ class Stage:
             path = f"{BUDGETS}/{app}/status"
             self.cluster.plane.call("PATCH", path, {"status": status}, MERGE)
 
-    def run(self, scenario: Scenario, patience_s: float = 30.0, rest_s: float = 2.0) -> Outcome:
+    def run(self, scenario: Scenario, rest_s: float = 2.0) -> Outcome:
         """All of it; where not all newcomers can be placed it is looked on for ``rest_s`` more."""
+        with self._submitted(scenario) as (outcome, placed):
+            enough = f"{scenario.placed} newcomers are bound"
+            self.cluster.until(lambda: placed() >= scenario.placed, enough, 30.0)
+            if scenario.placed < len(scenario.newcomers):
+                time.sleep(rest_s)
+        return outcome
+
+    def run_patiently(self, scenario: Scenario, patience_s: float) -> Outcome:
+        """The same, whatever becomes of it in that time."""
+        with self._submitted(scenario) as (outcome, placed):
+            deadline_s = time.monotonic() + patience_s
+            while placed() < len(scenario.newcomers) and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+        return outcome
+
+    @contextmanager
+    def _submitted(self, scenario: Scenario) -> Iterator[tuple[Outcome, Callable[[], int]]]:
+        """Its pods, and how many newcomers are placed so far."""
         self.mirror(scenario.nodes, scenario.mirrored)
         self.guard(scenario.guarded)
         self.run_batch(scenario.running, scenario.mirrored)
@@ -265,16 +287,13 @@ class Stage:
             for name, gib in zip(names, scenario.newcomers, strict=True):
                 self.submit(name, gib, scenario.nodes, mirrored=scenario.mirrored)
 
-            def placed() -> bool:
+            def placed() -> int:
                 for name in names:
                     if name not in outcome.took_s and self.cluster.node_of(name):
                         outcome.took_s[name] = time.monotonic() - began_s
-                return len(outcome.took_s) >= scenario.placed
+                return len(outcome.took_s)
 
-            self.cluster.until(placed, f"{scenario.placed} of {names} are bound", patience_s)
-            if scenario.placed < len(names):
-                time.sleep(rest_s)
-        return outcome
+            yield outcome, placed
 
     def clear(self) -> None:
         """Everybody is gone, and so is what they were promised."""
@@ -288,6 +307,8 @@ class Stage:
                     raise
         cluster.nodes.take_back(set())
         cluster.until(lambda: not cluster.pods(), "no pod is left")
+        if not self.has_extender:
+            return
         cluster.nodes.report(cluster.names)
 
         def empty() -> bool:
@@ -297,13 +318,15 @@ class Stage:
         cluster.until(empty, "nothing is promised any more")
 
     def filter_calls(self) -> int:
+        if not self.has_extender:
+            return 0
         return int(self.cluster.metric('headroom_verb_duration_seconds_count{verb="filter"}'))
 
     @contextmanager
     def played(self, grace_s: float) -> Iterator[Outcome]:
         """What comes of it while kubelets give pods so long to end."""
         outcome, calls = Outcome(), self.filter_calls()
-        with Kubelets(self.cluster, grace_s) as kubelets:
+        with Kubelets(self.cluster, grace_s, self.has_extender) as kubelets:
             yield outcome
         outcome.filter_calls = self.filter_calls() - calls
         outcome.evicted = list(kubelets.leaving)
@@ -311,7 +334,7 @@ class Stage:
         for name, pod in created.items():
             if pod["spec"].get("nodeName"):
                 outcome.bound[name] = pod["spec"]["nodeName"]
-        nodes = set(outcome.bound[name] for name in outcome.bound if name.startswith("new"))
+        nodes = {outcome.bound[name] for name in outcome.bound if name.startswith("new")}
         outcome.in_vain = sum(node not in nodes for _, node in kubelets.leaving.values())
 
 
