@@ -11,10 +11,10 @@ More victims are not always better. The plugin takes the device with the fewest 
 who leaves a device pulls the newcomer to it, memory or not; only weighing the node without them
 tells, and that is what ``helps`` does. It costs a fraction of a millisecond, and a node with 50
 pods has 2^50 sets. So what is cheap to know goes first (``promising``), and of a node with many
-pods the sets on one device are tried, as they are where one device is enough; besides,
-kube-scheduler's own way is gone on the whole node: all leave, and one after the other may stay, the
-most important first. With up to ``FEW`` pods the answer is exact. With more it is exact among sets
-on one device with up to ``FEW`` pods, and else one of which nobody could stay.
+pods the sets on one device are tried, of which one is mostly enough; where it is not,
+kube-scheduler's own way is gone: all leave, and one after the other may stay, the most important
+first. With up to ``FEW`` pods the answer is exact. With more it is exact among sets on one device
+with up to ``FEW`` pods, and else one of which nobody could stay.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -97,16 +97,19 @@ def rank(pods: Collection[Evictable], budgets: Sequence[Budget] = ()) -> Rank:
 def smallest(
     pods: Sequence[Evictable],
     budgets: Sequence[Budget],
-    devices: Sequence[Set[str]],
+    devices: Sequence[tuple[Rank, Set[str]]],
     promising: Helps,
     helps: Helps,
     tries: Tries,
     below: Rank | None = None,
+    whole: bool = True,
 ) -> frozenset[str] | None:
     """The set of the lowest rank that helps; empty where nobody has to leave, None where no set
     helps, or none that ranks lower than ``below``.
 
-    ``devices``: uids on each of them. ``promising`` is cheap, and true of a set whenever it is true
+    ``devices``: of each of them a rank below which no set makes room there, and uids; those in
+    order. ``whole``: of many pods sets on several devices are tried,
+    too, where no set on one helps, which takes a try for each pod. ``promising`` is cheap, and true of a set whenever it is true
     of a part of it; where it is false nothing helps. ``helps`` is asked at most as often as
     ``tries`` allows, once for each set.
     """
@@ -114,13 +117,14 @@ def smallest(
     if len(pods) <= FEW:
         return search.exact(pods, below)
     best: frozenset[str] | None = None
-    for on in devices:
+    for floor, on in devices:
+        if below is not None and floor >= below:
+            continue
         there = [pod for pod in pods if pod.uid in on]
         found = search.exact(there, below) if len(there) <= FEW else search.spared(there, below)
         if found is not None:
             best, below = found, search.rank_of(found, pods)
-    found = search.spared(pods, below)
-    return best if found is None else found
+    return best if best is not None or not whole else search.spared(pods, below)
 
 
 class _Search:

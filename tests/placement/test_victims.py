@@ -13,6 +13,7 @@ from extender.placement.victims import (
     NOT_STARTED_S,
     Budget,
     Evictable,
+    Rank,
     Tries,
     importance,
     rank,
@@ -40,7 +41,8 @@ def chosen(
     def frees(uids: frozenset[str]) -> bool:
         return sum(bytes_of[uid] for uid in uids) >= need
 
-    found = smallest(pods, budgets, devices, frees, frees, Tries(PLENTY))
+    floors = [(NOBODY, on) for on in devices]
+    found = smallest(pods, budgets, floors, frees, frees, Tries(PLENTY))
     return None if found is None else set(found)
 
 
@@ -126,7 +128,8 @@ def test_no_more_is_asked_than_may_be_tried() -> None:
 
     pods = [pod(f"p{i}") for i in range(FEW)]
     tries = Tries(7)
-    assert smallest(pods, [], [{p.uid for p in pods}], lambda _: True, helps, tries) is None
+    everybody = [(NOBODY, {p.uid for p in pods})]
+    assert smallest(pods, [], everybody, lambda _: True, helps, tries) is None
     assert (len(asked), tries.left) == (7, 0)
     assert len(set(asked)) == len(asked)
 
@@ -139,7 +142,8 @@ def test_of_many_pods_those_on_one_device_are_enough() -> None:
         return any(len(uids & on) >= 3 for on in devices)
 
     tries = Tries(PLENTY)
-    found = smallest(pods, [], devices, helps, helps, tries)
+    floors = [(NOBODY, on) for on in devices]
+    found = smallest(pods, [], floors, helps, helps, tries)
     assert found is not None
     assert len(found) == 3
     assert found < devices[0]
@@ -147,7 +151,7 @@ def test_of_many_pods_those_on_one_device_are_enough() -> None:
     assert PLENTY - tries.left < 200
 
 
-Worlds = tuple[list[Evictable], list[Budget], list[set[str]], set[frozenset[str]]]
+Worlds = tuple[list[Evictable], list[Budget], list[tuple[Rank, set[str]]], set[frozenset[str]]]
 
 
 @st.composite
@@ -161,7 +165,7 @@ def worlds(draw: st.DrawFn) -> Worlds:
     some = st.frozensets(st.sampled_from(names)) if names else st.just(frozenset[str]())
     budgets = [Budget(draw(st.integers(0, 2)), draw(some)) for _ in range(draw(st.integers(0, 2)))]
     helping = draw(st.sets(some, max_size=8))
-    return pods, budgets, [set(names)], set(helping)
+    return pods, budgets, [(NOBODY, set(names))], set(helping)
 
 
 def brute(world: Worlds) -> tuple[tuple[float, ...], frozenset[str]] | None:

@@ -24,6 +24,8 @@ from tests.cluster.test_state import EPOCH_S, STALE_AFTER_S
 from tests.serving import offer, pod
 
 SCENARIOS = 1000
+#: Costly to make.
+TELEMETRY = Telemetry(CollectorRegistry())
 REPLICAS = 4
 PLUGINS = (
     DISTRIBUTED,
@@ -40,6 +42,8 @@ class World:
     """One extender that holds this layout; the memory of who is gone is free."""
 
     def __init__(self, layout: Layout, plugin: Plugin) -> None:
+        self.now_s = NOW_S
+        self.journal = Journal()
         self.state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S)
         for name, devices in layout.items():
             self.state.apply(full_node(name, *devices, plugin=plugin, replicas=REPLICAS))
@@ -49,13 +53,13 @@ class World:
 
         self.verbs = Verbs(
             self.state,
-            Journal(),
-            Telemetry(CollectorRegistry()),
+            self.journal,
+            TELEMETRY,
             bind,
             lambda: "",
             lambda _: None,
-            lambda: NOW_S,
-            lambda: EPOCH_S + NOW_S,
+            lambda: self.now_s,
+            lambda: EPOCH_S + self.now_s,
         )
 
     def fitting(self, shown: dict[str, Any], nodes: list[str]) -> list[str]:

@@ -299,43 +299,11 @@ def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) ->
         "pair": ["uid-other"]
     }
     assert preempted(server, important("large", "90Gi"), **offered) == {}
-
-
-def test_preempt_understands_whole_victims_and_answers_uids(server: Server) -> None:
-    holder = pod("holder", "20Gi")
-    passed(server, holder, "shared")
-    bind(server, holder, "shared")
-    offered = {"shared": {"Pods": [holder], "NumPDBViolations": 0}}
-    args = {"Pod": important("important", "22Gi"), "NodeNameToVictims": offered}
+    # Whole pods are understood as well, and answered by uid.
+    whole = {"shared": {"Pods": [holder], "NumPDBViolations": 0}}
+    args = {"Pod": important("another", "22Gi", 6), "NodeNameToVictims": whole}
     assert server.post("/preempt", args).json() == {
         "NodeNameToMetaVictims": {
             "shared": {"Pods": [{"UID": "uid-holder"}], "NumPDBViolations": 0}
         }
     }
-
-
-def test_preempt_adds_a_node_that_only_memory_keeps_the_pod_from(server: Server) -> None:
-    holder, other = pod("holder", "20Gi"), important("other", "20Gi", 3)
-    for shown, node in ((holder, "shared"), (other, "pair")):
-        passed(server, shown, node)
-        bind(server, shown, node)
-    shown = important("important", "22Gi")
-    assert passed(server, shown, "shared") == []
-    assert preempted(server, shown, pair=victims("uid-other"))["shared"] == ["uid-holder"]
-    told = server.get("/v1/explain/pods/default/important").json()["last_decision"]["preempt"]
-    assert (told["node"], told["choice"]) == ("shared", "added")
-    assert [victim["name"] for victim in told["victims"]] == ["holder"]
-    assert told["told"][0] == "default/holder (priority 0) leaves node shared"
-
-
-def test_the_place_of_a_pod_that_preempts_is_held_until_it_does_not_come(server: Server) -> None:
-    holder = pod("holder", "20Gi")
-    passed(server, holder, "shared")
-    bind(server, holder, "shared")
-    shown = important("important", "12Gi")
-    assert preempted(server, shown, shared=victims("uid-holder")) == {"shared": ["uid-holder"]}
-    # 4 GiB are left, and were anybody's.
-    small, worth_more = important("small", "3Gi", 5), important("worth-more", "3Gi", 6)
-    assert passed(server, small, "shared") == []
-    assert passed(server, worth_more, "shared") == ["shared"]
-    eventually(lambda: passed(server, small, "shared") == ["shared"], within_s=10.0)
