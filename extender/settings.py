@@ -252,6 +252,19 @@ class Settings(BaseModel):
         description="When nothing of some kind was heard from the API server for so many seconds, "
         "nothing is decided any more; a quiet cluster is heard of every 60 s.",
     )
+    nomination_hold_s: float = Field(
+        60.0,
+        ge=5,
+        le=3600,
+        description="A place on a node is kept for the pod that others were evicted for, for so "
+        "many seconds after the last of them has left; then others may take it.",
+    )
+    evict_for_memory: bool = Field(
+        False,
+        description="Evict pods of lower priority for one that only GPU memory keeps from a node, "
+        "about which kube-scheduler does not ask. Disruption budgets are never violated. False: "
+        "only whom kube-scheduler evicts.",
+    )
     orphan_after_s: float = Field(
         60.0, gt=0, description="Age at which a promise without a bound pod is looked into."
     )
@@ -496,6 +509,8 @@ class Settings(BaseModel):
             refuse_unannotated=self.refuse_unannotated,
             require_report=self.require_report,
             overuse_after_s=self.overuse_after_s,
+            nomination_hold_s=self.nomination_hold_s,
+            evict_for_memory=self.evict_for_memory,
             evict_misses=self.on_miss is OnMiss.EVICT,
             policy=self.policy,
             weights=self.score_weights.rules,

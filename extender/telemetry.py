@@ -133,6 +133,15 @@ class Telemetry:
             ["outcome"],
             registry=registry,
         )
+        self.preemptions = Counter(
+            "headroom_preemptions_total",
+            "Times that somebody was to leave for a pod, by whose choice it was: proposed by "
+            "kube-scheduler and left so, corrected, added (a node that it did not propose), "
+            "controller (it was not even asked), or nobody (no removal would have helped, or there "
+            "is room soon anyway).",
+            ["choice"],
+            registry=registry,
+        )
         self.history_queries = Counter(
             "headroom_history_queries_total",
             "Queries to Prometheus for SM activity by outcome: answered or failed.",
@@ -185,6 +194,7 @@ class Telemetry:
             (self.binds, ("bound", "declined", "failed")),
             (self.predictions, [result.value for result in Result]),
             (self.evictions, ("evicted", "refused")),
+            (self.preemptions, ("proposed", "corrected", "added", "controller", "nobody")),
             (self.history_queries, ("answered", "failed")),
             (self.ledger_conflicts, CONFLICTING),
             (self.wakes, ("woken", "overtaken", "failed")),

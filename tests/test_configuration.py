@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.cli import app
+from extender.configcommand import config
 from extender.configuration import example_of, load_settings, look
 from extender.errors import BadSettings
 from extender.settings import Settings
@@ -165,12 +165,12 @@ def test_each_setting_has_a_right_example_that_is_one(file: Path) -> None:
 
 def test_config_check_tells_what_is_wrong_and_ends_with_2(file: Path) -> None:
     runner = CliRunner()
-    good = runner.invoke(app, ["config", "check", str(file)])
+    good = runner.invoke(config, ["check", str(file)])
     assert (good.exit_code, good.stdout) == (0, f"{file}: nothing is wrong with it\n")
     file.write_text("policy: tight\npolcy: pack\n")
-    bad = runner.invoke(app, ["config", "check", str(file)])
+    bad = runner.invoke(config, ["check", str(file)])
     assert bad.exit_code == 2
     assert [line.split(": ")[0] for line in bad.stderr.splitlines()] == [f"{file}:1", f"{file}:2"]
-    absent = runner.invoke(app, ["config", "check", str(file.with_name("absent"))])
+    absent = runner.invoke(config, ["check", str(file.with_name("absent"))])
     assert absent.exit_code == 2
     assert "cannot be read: No such file" in absent.stderr

@@ -13,6 +13,7 @@ from extender.kubenodes import KubeNodes
 from extender.kubereviews import KubeReviews
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
+from extender.ledger.preempting import RoomMaker
 from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
@@ -70,7 +71,9 @@ async def serve_cluster(
     extender.observed.health = lambda: watches.health
     store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    extender.send_away(store, ledger, KubernetesHands(api, extender.post))
+    hands = KubernetesHands(api, extender.post)
+    extender.send_away(store, ledger, hands)
+    extender.make_room(RoomMaker(store, hands, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
     mirroring = Mirroring(

@@ -50,6 +50,7 @@ from extender.errors import StoreError
 from extender.fleetmetrics import FleetCollector
 from extender.journal import Journal
 from extender.ledger.eviction import Evictions, Hands
+from extender.ledger.preempting import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.placement.misplaced import Misplaced
@@ -79,6 +80,7 @@ from extender.wiring.memory import collect_in_lulls
 from extender.wiring.noting import note_bind, tell_followers
 from extender.wiring.patience import Certified, Patient, counting
 from extender.wiring.peers import Peers
+from extender.wiring.preempting import Preempting
 from extender.wiring.reloading import ANYWHERE, Origin, Reloading
 from extender.wiring.surroundings import around
 from extender.wiring.telling import Telling
@@ -146,6 +148,9 @@ class Extender:
         self._name = uuid.uuid4().hex[:12]
         self.watching = Watching(self.cluster, self.journal.records, self.feed, self._name)
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
+        #: None where nobody is evicted for others by us; and where the verbs are not made yet.
+        self._maker: RoomMaker | None = None
+        self.preempting: Preempting | None = None
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
         peers = settings.peers, settings.debug_port, settings.peers_timeout_s
@@ -181,6 +186,10 @@ class Extender:
     def observes(self) -> bool:
         """Whether nothing is refused, preferred, evicted or told, and all goes on record."""
         return self.settings.mode is Mode.OBSERVE
+
+    def idle(self) -> str:
+        """Why nobody is to leave for anybody, in a sentence; "" when somebody may."""
+        return self.unready() or ("Headroom only observes" if self.observes else "")
 
     def take(self, settings: Settings) -> None:
         """Go on with these settings, of which those of ``RELOADED`` may be new; on the loop."""
@@ -262,7 +271,7 @@ class Extender:
             self.cluster.adopt,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
             wall_s=time.time,
-            new_id=lambda: f"{self._name}-{uuid.uuid4().hex}",
+            new_id=self.new_id,
             known=lambda gpunode: knows_devices(self.cluster, gpunode),
             observes=lambda: self.observes,
         )
@@ -275,6 +284,15 @@ class Extender:
 
         evictions = Evictions(ConflictsCounted(store, self.telemetry), ledger, hands, misplaced_now)
         self._evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver, self._pool)
+
+    def make_room(self, maker: RoomMaker) -> None:
+        """From now on pods may be evicted for others, where the settings say so."""
+        if self.settings.evict_for_memory:
+            self._maker = maker
+
+    @property
+    def new_id(self) -> Callable[[], str]:
+        return lambda: f"{self._name}-{uuid.uuid4().hex}"
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
@@ -317,6 +335,15 @@ class Extender:
         )
         self._ahead = verbs.work_ahead
         self._rules_changed = verbs.rules_changed
+        self.preempting = Preempting(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            verbs.refused_for_room,
+            self._maker,
+            self.post,
+            self._events_pool,
+        )
         return verbs
 
     def note_lag(self, late_s: float) -> None:
@@ -519,6 +546,11 @@ async def serve(
         asyncio.create_task(sample_lag(extender.note_lag)),
         asyncio.create_task(extender.telling.for_ever(extender.unready)),
         asyncio.create_task(extender.reloading.for_ever()),
+        *(
+            [asyncio.create_task(extender.preempting.for_ever(extender.idle))]
+            if extender.preempting
+            else []
+        ),
         asyncio.create_task(_collect(extender)),
         asyncio.create_task(_watch(extender)),
     ]

@@ -1,9 +1,14 @@
 """headroom certs refuses what would never be at rest, before it asks anybody."""
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from extender.cli import app
+from extender.certs.command import certs
+
+#: Alone: all of the commands together say where logs go, for the whole process.
+app = typer.Typer()
+app.command()(certs)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ from extender.cli import app
 def test_terms_that_contradict_each_other_are_refused_with_a_right_example(
     options: list[str], said: str
 ) -> None:
-    refused = CliRunner().invoke(app, ["certs", *options])
+    refused = CliRunner().invoke(app, options)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"headroom: {said}")
     assert "right is, for example" in refused.stderr
@@ -38,6 +43,6 @@ def test_terms_that_contradict_each_other_are_refused_with_a_right_example(
 def test_without_a_cluster_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    refused = CliRunner().invoke(app, ["certs"])
+    refused = CliRunner().invoke(app, [])
     assert refused.exit_code == 2
     assert refused.stderr.startswith("headroom: ")

@@ -44,6 +44,7 @@ WATCHED = (
     | rights(*GPUNODES, "list", "watch")
     | rights(*LEASES, "list", "watch", where=NAMESPACE)
     | rights("resource.k8s.io", "resourceslices", "list", "watch")
+    | rights("policy", "poddisruptionbudgets", "list", "watch")
 )
 
 #: Module and function -> what it asks the API server for, of the role of that name.
@@ -57,7 +58,7 @@ EXTENDER: dict[str, set[Right]] = {
         rights("authentication.k8s.io", "tokenreviews", "create")
         | rights("authorization.k8s.io", "subjectaccessreviews", "create")
     ),
-    "extender.ledger.hands:KubernetesHands.evict": rights("", "pods/eviction", "create"),
+    "extender.ledger.hands:KubernetesHands._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kubernetes:": set(),
     "extender.ledger.kubernetes:_pod_path": set(),
     "extender.ledger.kubernetes:KubernetesStore.__init__": set(),
