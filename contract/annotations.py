@@ -51,6 +51,9 @@ BYTES = PREFIX + "bytes."
 FRACTION = PREFIX + "fraction."
 #: Written by us on a refused pod to make kube-scheduler try it again.
 RETRY = PREFIX + "retry"
+#: Written by us on a refused pod for which we evict others: the node on which its place is held,
+#: whom it is made room by, and since when, as JSON.
+PREEMPTING = PREFIX + "preempting"
 #: Written by us on an unbound pod so that Bindings in flight for its old version fail.
 TOUCHED = PREFIX + "touched"
 #: Lease of an agent: when its newest sample was taken and which status that confirms, as JSON.
@@ -63,7 +66,7 @@ MIRROR = PREFIX + "vram"
 #: What users write on a pod.
 OF_USERS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
 #: What only extenders write on a pod; of some the index of a container follows.
-OF_EXTENDERS = (PLACEMENT, RETRY, TOUCHED)
+OF_EXTENDERS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 OF_EXTENDERS_BY_CONTAINER = (DEVICES, BYTES, FRACTION)
 
 PPM = 1_000_000

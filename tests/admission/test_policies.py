@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from contract.annotations import OF_EXTENDERS, OF_EXTENDERS_BY_CONTAINER
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     ADMISSION,
@@ -117,15 +118,7 @@ class TestAnnotations:
     POLICY = "headroom-pod-annotations"
 
     @pytest.mark.parametrize(
-        "key",
-        [
-            "headroom.gpu/placement",
-            "headroom.gpu/retry",
-            "headroom.gpu/touched",
-            "headroom.gpu/devices.0",
-            "headroom.gpu/bytes.0",
-            "headroom.gpu/fraction.0",
-        ],
+        "key", [*OF_EXTENDERS, *(f"{key}0" for key in OF_EXTENDERS_BY_CONTAINER)]
     )
     @pytest.mark.parametrize("how", ["created", "changed", "by its status"])
     def test_what_headroom_writes_nobody_else_does(self, site: Site, key: str, how: str) -> None:
