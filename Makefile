@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | lock: nothing else to remember.
+# bench-storm | bench-sampling | bench-weights | bench-packing | docs | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing docs lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -34,7 +34,7 @@ e2e: $(VENV)/test.stamp  ## the main cases alone, against real kube-schedulers o
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
 
 real: $(VENV)/test.stamp  ## the whole stack on twenty real nodes: what a burst and a wake-up take
-	HEADROOM_REAL_NODES=20 HEADROOM_REAL_ROUNDS=5 $(RUN) -m pytest -q tests/e2e/test_real_nodes.py $(ARGS)
+	TEST_REAL_NODES=20 TEST_REAL_ROUNDS=5 $(RUN) -m pytest -q tests/e2e/test_real_nodes.py $(ARGS)
 
 chaos: $(VENV)/test.stamp  ## ten minutes of seeded faults, then a verdict: ARGS="--seed 1 --minutes 10"
 	@$(RUN) -m tests.chaos $(ARGS)
@@ -69,6 +69,9 @@ bench-weights: $(VENV)/test.stamp  ## which of kube-scheduler's own preferences 
 bench-packing: $(VENV)/test.stamp  ## how much GPU memory each way to place pods can promise
 	$(RUN) -m benchmarks.packing $(ARGS)
 
+docs: $(VENV)/test.stamp  ## the pages that are made of the code: docs/settings.md
+	@PYTHONPATH=. $(RUN) -m headroom.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
+
 # Pins every dependency with its hashes; the locks carry no addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-header --no-emit-index-url --no-emit-find-links pyproject.toml
@@ -77,6 +80,7 @@ lock:  ## after a change of pyproject.toml; needs uv
 	$(LOCK) -c requirements/test.txt --extra extender -o requirements/demo.txt
 	$(LOCK) -c requirements/test.txt --extra extender --extra cluster -o requirements/extender.txt
 	$(LOCK) -c requirements/test.txt --extra agent -o requirements/agent.txt
+	$(LOCK:pyproject.toml=requirements/build.in) -c requirements/test.txt -o requirements/build.txt
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,13 +1,15 @@
 """What the agent can be told: flags, with environment variables where a manifest needs them."""
 
 import argparse
+import difflib
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from contract.gpunode import MAX_REPLICAS, Sharing
+from contract.variables import service_links
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -59,37 +61,139 @@ class Settings:
     publish: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One thing that the agent can be told."""
+
+    #: Without its dashes; the variable is made of it, where it is not ``variable``.
+    flag: str
+    default: str
+    #: Of the value, as in the reference page; empty for a switch.
+    unit: str
+    #: What it decides.
+    consequence: str
+    kind: Callable[[str], object] = str
+    choices: tuple[str, ...] | None = None
+    variable: str = ""
+
+    @property
+    def env(self) -> str:
+        """The variable; empty where a manifest has no use for one."""
+        if self.variable or not (self.unit or self.choices) or self.flag in _BY_HAND:
+            return self.variable
+        return f"{PREFIX}{self.flag.replace('-', '_').upper()}"
+
+
+PREFIX = "HEADROOM_"
+#: Of commands that people type.
+_BY_HAND = ("pause",)
+_STATED = "stated, not seen: wins over what plugin and kubelet tell"
+KNOBS = (
+    Knob(
+        "node",
+        "",
+        "name",
+        "the node, and so the GPUNode and the Lease that are written; needed to publish",
+        variable="NODE_NAME",
+    ),
+    Knob("namespace", "headroom-system", "name", "where the Lease of the heartbeat is"),
+    Knob(
+        "interval",
+        "5",
+        "s",
+        "between two samples: how old what is known of a device's use can be; 1 at least",
+        float,
+    ),
+    Knob(
+        "heartbeat",
+        "30",
+        "s",
+        "between two heartbeats: after three without one the node takes no new pods",
+        float,
+    ),
+    Knob("listen", "0.0.0.0:9410", "HOST:PORT", "where metrics, report and gate are served"),
+    Knob("resource", "nvidia.com/gpu", "name", f"which resource the whole GPUs are; {_STATED}"),
+    Knob("replicas", "1", "count", f"shares of each GPU; {_STATED}", int),
+    Knob("sharing", "none", "", f"how the plugin shares; {_STATED}", choices=get_args(Sharing)),
+    Knob(
+        "checkpoint",
+        _CHECKPOINT,
+        "path",
+        "the kubelet's device manager: which pod holds which replica",
+        Path,
+    ),
+    Knob("pod-resources", _POD_RESOURCES, "path", "the same of the kubelet, by socket", Path),
+    Knob("proc", "/proc", "path", "the host's /proc: which process is of which pod", Path),
+    Knob("cgroups", "/sys/fs/cgroup", "path", "the host's /sys/fs/cgroup: limits", Path),
+    Knob(
+        "dcgm-url",
+        "",
+        "URL",
+        "the node's dcgm-exporter, for SM activity: http://HOST:9400/metrics; else NVML tells",
+    ),
+    Knob("dcgm-interval", "10", "s", "between two scrapes of it", float),
+    Knob(
+        "driver-timeout",
+        "10",
+        "s",
+        "of a driver call: one that hangs longer costs its device, not the heartbeat",
+        float,
+    ),
+    Knob(
+        "state",
+        "",
+        "path",
+        "file in which fences outlive a restart; else a failed device is tried again after one",
+    ),
+    Knob(
+        "steer",
+        "",
+        "names, by comma",
+        "resources of which the kubelet is made to take the device that the ledger chose",
+    ),
+    Knob("pause", "1", "s", "before the sample of --once, since some figures compare two", float),
+    Knob("once", "", "", "print who uses the GPUs as a table, and end"),
+    Knob("json", "", "", "print each status as JSON; no cluster, no server"),
+    Knob("no-publish", "", "", "serve metrics only"),
+)
+#: Variables of ours that are for others: the gate of a pod, people, and this process itself when it
+#: begins anew.
+OTHERS = (
+    "HEADROOM_AGENT_PORT",
+    "HEADROOM_AGENT_RESTARTS",
+    "HEADROOM_CACHE",
+    "HEADROOM_SERVER",
+    "HEADROOM_TOKEN",
+)
+
+
 def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
-    """Read the command line; ends the process with a message (status 2) where it cannot be used."""
+    """Read the command line, and before it what the environment says; ends the process with a
+    message (status 2) where it cannot be used."""
     parser = argparse.ArgumentParser(
         prog="headroom-agent", description="Reports what the GPUs of this node really measure."
     )
-    add = parser.add_argument
-    add("--node", default=env.get("NODE_NAME", ""), help="name of this node ($NODE_NAME)")
-    add("--namespace", default=env.get("HEADROOM_NAMESPACE", "headroom-system"))
-    add("--interval", type=float, default=5.0, metavar="S", help="seconds between samples")
-    add("--heartbeat", type=float, default=30.0, metavar="S", help="seconds between heartbeats")
-    add("--listen", default=env.get("HEADROOM_LISTEN", "0.0.0.0:9410"), metavar="HOST:PORT")
-    stated = "stated, not seen: wins over what plugin and kubelet tell"
-    add("--resource", default=env.get("HEADROOM_RESOURCE"), help=stated)
-    add("--replicas", type=int, default=env.get("HEADROOM_REPLICAS"), help=stated)
-    add("--sharing", choices=get_args(Sharing), default=env.get("HEADROOM_SHARING"), help=stated)
-    add("--checkpoint", type=Path, default=env.get("HEADROOM_CHECKPOINT", _CHECKPOINT))
-    add("--pod-resources", type=Path, default=env.get("HEADROOM_POD_RESOURCES", _POD_RESOURCES))
-    add("--proc", type=Path, default=env.get("HEADROOM_PROC", "/proc"), help="the host's /proc")
-    cgroups = env.get("HEADROOM_CGROUPS", "/sys/fs/cgroup")
-    add("--cgroups", type=Path, default=cgroups, help="the host's /sys/fs/cgroup")
-    add("--dcgm-url", default=env.get("HEADROOM_DCGM_URL", ""), metavar="URL")
-    add("--dcgm-interval", type=float, default=10.0, metavar="S", help="seconds between scrapes")
-    add("--driver-timeout", type=float, default=10.0, metavar="S", help="of a driver call")
-    add("--state", default=env.get("HEADROOM_STATE", ""), metavar="FILE", help="kept over restarts")
-    steered = "resources, by comma: the kubelet takes the device that the ledger chose"
-    add("--steer", default=env.get("HEADROOM_STEER", ""), metavar="RESOURCE", help=steered)
-    add("--once", action="store_true", help="print who uses the GPUs as a table, and end")
-    add("--pause", type=float, default=1.0, metavar="S", help="before the sample of --once")
-    add("--json", action="store_true", help="print each status as JSON; no cluster, no server")
-    add("--no-publish", action="store_true", help="serve metrics only")
+    for knob in KNOBS:
+        told = knob.consequence + (f" (${knob.env})" if knob.env else "")
+        if not knob.unit and knob.choices is None:
+            parser.add_argument(f"--{knob.flag}", action="store_true", help=told)
+            continue
+        stated = knob.flag in ("resource", "replicas", "sharing")
+        parser.add_argument(
+            f"--{knob.flag}",
+            default=env.get(knob.env, None if stated else knob.default),
+            type=knob.kind,
+            choices=knob.choices,
+            metavar=None if knob.choices else knob.unit.split(",")[0].upper(),
+            help=told,
+        )
     args = parser.parse_args(argv)
+    known = {knob.env for knob in KNOBS} | {*OTHERS} | service_links(env)
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, sorted(known - {""}), 1)
+            right = f"; right is, perhaps, {close[0]}" if close else ", see docs/settings.md"
+            parser.error(f"${name} is no setting of the agent{right}")
     sharing_stated = any((args.resource, args.replicas is not None, args.sharing))
     args.resource = args.resource or "nvidia.com/gpu"
     args.replicas = 1 if args.replicas is None else args.replicas

@@ -5,6 +5,7 @@ Unknown fields are passed over without being built.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -68,8 +69,13 @@ class EnvFromSource(KubeStruct, frozen=True):
     prefix: str = ""
 
 
+class ContainerPort(KubeStruct, frozen=True):
+    host_port: int | None = None
+
+
 class Container(KubeStruct, frozen=True):
     name: str = ""
+    ports: list[ContainerPort] | None = None
     env: list[EnvVar] | None = None
     env_from: list[EnvFromSource] | None = None
     resources: ResourceRequirements | None = None
@@ -105,6 +111,15 @@ class NodeAffinity(KubeStruct, frozen=True):
 
 class Affinity(KubeStruct, frozen=True):
     node_affinity: NodeAffinity | None = None
+    pod_affinity: Present | None = None
+    pod_anti_affinity: Present | None = None
+
+
+class Volume(KubeStruct, frozen=True):
+    """Of the volumes that a node must be able to attach only that they are."""
+
+    persistent_volume_claim: Present | None = None
+    ephemeral: Present | None = None
 
 
 class PodSpec(KubeStruct, frozen=True):
@@ -112,10 +127,16 @@ class PodSpec(KubeStruct, frozen=True):
     init_containers: list[Container] | None = None
     node_name: str | None = None
     priority: int | None = None
+    #: "Never": it waits, and nobody leaves for it.
+    preemption_policy: str | None = None
     scheduler_name: str | None = None
     node_selector: Mapping[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: list[Toleration] | None = None
+    topology_spread_constraints: list[Present] | None = None
+    volumes: list[Volume] | None = None
+    resource_claims: list[Present] | None = None
+    overhead: Mapping[str, str | int] | None = None
 
 
 class PodCondition(KubeStruct, frozen=True):
@@ -144,6 +165,10 @@ class PodStatus(KubeStruct, frozen=True):
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     conditions: list[PodCondition] | None = None
+    #: When its kubelet took it.
+    start_time: str | None = None
+    #: The node on which others leave for it.
+    nominated_node_name: str | None = None
 
 
 class Pod(KubeStruct, frozen=True):
@@ -216,6 +241,27 @@ class ResourceSlice(KubeStruct, frozen=True):
 
     metadata: ObjectMeta
     spec: ResourceSliceSpec = ResourceSliceSpec()
+
+
+class LabelSelector(KubeStruct, frozen=True):
+    match_labels: Mapping[str, str] | None = None
+    match_expressions: list[NodeSelectorRequirement] | None = None
+
+
+class DisruptionBudgetSpec(KubeStruct, frozen=True):
+    selector: LabelSelector | None = None
+
+
+class DisruptionBudgetStatus(KubeStruct, frozen=True):
+    disruptions_allowed: int = 0
+    #: By name: pods whose eviction has been counted already.
+    disrupted_pods: Mapping[str, Any] | None = None
+
+
+class PodDisruptionBudget(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    spec: DisruptionBudgetSpec = DisruptionBudgetSpec()
+    status: DisruptionBudgetStatus = DisruptionBudgetStatus()
 
 
 class Lease(KubeStruct, frozen=True):

@@ -5,17 +5,21 @@ import os
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
 import uvloop
 
+from extender.certs.command import certs
+from extender.certs.copy import copy_certs
+from extender.configcommand import config
+from extender.configuration import load_settings
 from extender.doctor import doctor
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
-from extender.settings import load_settings
 from extender.wiring.embedded import serve_embedded
+from extender.wiring.reloading import Origin
 
 app = typer.Typer(
     add_completion=False,
@@ -54,8 +58,18 @@ def serve(
         Path | None,
         typer.Option(help="Serve the nodes of this fleet file from memory, without a cluster."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables come before.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    verbs_host: Annotated[str | None, typer.Option(help="That of kube-scheduler's port.")] = None,
+    debug_host: Annotated[str | None, typer.Option(help="That of the debug API's port.")] = None,
+    insecure_verbs: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-verbs", help="Let other machines have pods bound without a certificate."
+        ),
+    ] = None,
     verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
     debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
     debug_open: Annotated[
@@ -85,29 +99,34 @@ def serve(
         # What talks to a cluster is an extra, and slow to import.
         if embedded is None:
             from extender.wiring.cluster import serve_cluster
-        settings = load_settings(
-            config,
-            host=host,
-            verbs_port=verbs_port,
-            debug_port=debug_port,
-            debug_open=debug_open,
-            debug_tls_cert=debug_tls_cert,
-            debug_tls_key=debug_tls_key,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            tls_client_ca=tls_client_ca,
-        )
+        flags: dict[str, Any] = {
+            "host": host,
+            "verbs_host": verbs_host,
+            "debug_host": debug_host,
+            "insecure_verbs": insecure_verbs,
+            "verbs_port": verbs_port,
+            "debug_port": debug_port,
+            "debug_open": debug_open,
+            "debug_tls_cert": debug_tls_cert,
+            "debug_tls_key": debug_tls_key,
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "tls_client_ca": tls_client_ca,
+        }
+        settings = load_settings(config, **flags)
+        origin = Origin(config, dict(os.environ), flags)
         served = (
-            serve_embedded(settings, load_fleet(embedded), typer.echo)
+            serve_embedded(settings, load_fleet(embedded), typer.echo, origin)
             if embedded
-            else serve_cluster(settings, typer.echo)
+            else serve_cluster(settings, typer.echo, origin=origin)
         )
         uvloop.run(served)
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err
     except BadSettings as err:
-        typer.echo(f"headroom: {err}", err=True)
+        for line in str(err).splitlines():
+            typer.echo(f"headroom: {line}", err=True)
         raise typer.Exit(2) from err
     except OSError as err:
         typer.echo(f"headroom: {err}", err=True)
@@ -155,6 +174,9 @@ def convert(
 
 
 app.command()(doctor)
+app.command()(certs)
+app.command()(copy_certs)
+app.add_typer(config, name="config")
 
 
 @app.command()

@@ -14,7 +14,10 @@ from contract.decision import decision_id
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement.snapshot import CODE_OF
-from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Records
+from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Preempted, Records
+
+#: Pods for which others were to leave, of which it is remembered who.
+MOST_PREEMPTING = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Decision:
     asked: tuple[Asked, ...] = ()
     #: The node, where one alone fits.
     only: str = ""
+    #: All nodes were let pass: the mode was observe.
+    observed: bool = False
 
 
 class Journal:
@@ -46,6 +51,8 @@ class Journal:
         self.records = Records(bounds)
         self._by_uid: OrderedDict[str, Decision] = OrderedDict()
         self._uid_of: dict[tuple[str, str], str] = {}
+        #: Uid -> decision, of pods for which others were to leave.
+        self._preempted: OrderedDict[str, tuple[str, Preempted]] = OrderedDict()
 
     def record(self, decision: Decision) -> None:
         metadata = decision.pod.metadata
@@ -65,6 +72,7 @@ class Journal:
             decision.fits,
             {CODE_OF[reason]: nodes for reason, nodes in decision.refused.items()},
             decision.asked,
+            decision.observed,
         )
         self.note(decision.pod, part, decision.at_s, decision.only)
 
@@ -73,6 +81,15 @@ class Journal:
         metadata = pod.metadata
         which = decision_id(metadata.uid, metadata.resource_version)
         self.records.note(which, metadata.namespace, metadata.name, part, at_s, node)
+        if isinstance(part, Preempted) and part.node:
+            self._preempted[metadata.uid] = which, part
+            self._preempted.move_to_end(metadata.uid)
+            while len(self._preempted) > MOST_PREEMPTING:
+                self._preempted.popitem(last=False)
+
+    def preempted_for(self, uid: str) -> tuple[str, Preempted] | None:
+        """The last decision that others leave for this pod, and what it says."""
+        return self._preempted.get(uid)
 
     def latest(self, most: int) -> list[Decision]:
         """The last about each pod, at most so many, the newest first."""

@@ -51,6 +51,8 @@ class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: Code of the reason -> nodes refused for it.
     refused: dict[int, int]
     asked: tuple[Asked, ...]
+    #: All were let pass, whatever they were refused for: the mode was observe.
+    observed: bool = False
 
 
 class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -83,12 +85,46 @@ class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
     best: tuple[Candidate, ...]
 
 
+class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A pod that is to leave, or leaves anyway."""
+
+    namespace: str
+    name: str
+    uid: str
+    priority: int
+    leaving: bool
+
+
+class Loser(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A node on which others would have had to leave."""
+
+    node: str
+    victims: int
+    #: By what it is worse, as ``cluster.preemption.LOST_BY`` has it.
+    lost_by: str
+
+
 class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_s: float
     took_us: int
-    #: Nodes with victims that kube-scheduler proposed, and those on which they make room.
+    #: Nodes with victims that kube-scheduler proposed, and those that it was told.
     offered: int
     kept: int
+    #: The best of them; empty where nobody is to leave.
+    node: str = ""
+    victims: tuple[Victim, ...] = ()
+    #: Victims that are none of ours, which kube-scheduler needs.
+    others: int = 0
+    pdb_violations: int = 0
+    #: Whose choice it is: "proposed" by kube-scheduler, "corrected", "added" where it proposed
+    #: nothing, or "controller" where it did not even ask.
+    source: str = ""
+    losers: tuple[Loser, ...] = ()
+    #: Nodes on which no removal was found to help; whether there will be room anyway; whether some
+    #: node was not looked at to the end.
+    helpless: int = 0
+    soon: bool = False
+    cut_short: bool = False
 
 
 class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):

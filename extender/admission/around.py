@@ -37,6 +37,9 @@ class Wishes:
     gate_image: str = ""
     #: Whether pods ask for the extended resource of the in-tree mirror.
     mirror: bool = False
+    #: Whether Headroom only observes: nothing is refused, and no pod is made to depend on what a
+    #: placement says, which pods without room do not get then.
+    observes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

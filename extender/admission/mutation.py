@@ -79,7 +79,7 @@ def mutate(pod: Pod, around: Around) -> Mutated:
     if isinstance(request, VramRequest):
         if around.wishes.mirror:
             warnings += _mirror(draft, request)
-        if placed:
+        if placed and not around.wishes.observes:
             warnings += _for_its_place(draft, request, around)
     return Mutated(tuple(draft.operations), tuple(warnings))
 

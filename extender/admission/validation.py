@@ -44,6 +44,9 @@ _OF_NODES: Mapping[str, Callable[[str], object]] = {
 }
 
 
+WOULD = "this pod would be refused if Headroom did not only observe"
+
+
 @dataclass(frozen=True, slots=True)
 class Validated:
     #: A sentence for the author; empty where it is let in.
@@ -62,6 +65,9 @@ def validate_pod(pod: Pod, before: Pod | None, around: Around) -> Validated:
     if before is not None and (before.node or _ours(before.metadata) == _ours(pod.metadata)):
         return Validated()
     refusal = _refusal(pod, around)
+    if around.wishes.observes:
+        told = [f"{WOULD}: {refusal}"] if refusal else []
+        return Validated(warnings=(*told, *_warnings(pod, around)))
     if not refusal and before is None and _wishes_gate(pod) and not is_gated(pod):
         refusal = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(around)}"
     return Validated(refusal, tuple(_warnings(pod, around)))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from contract.gpunode import GPUNode
-from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
+from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from extender.cluster.activity import Key
 from extender.placement.activity import Activity
 
@@ -69,6 +69,17 @@ class HeartbeatGone:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetSeen:
+    budget: PodDisruptionBudget
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetGone:
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SliceSeen:
     piece: ResourceSlice
 
@@ -124,9 +135,17 @@ class Relisted:
     """A complete list of one kind: what it does not name is gone."""
 
     kind: (
-        type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease] | type[ResourceSlice]
+        type[Pod]
+        | type[Node]
+        | type[Namespace]
+        | type[GPUNode]
+        | type[Lease]
+        | type[ResourceSlice]
+        | type[PodDisruptionBudget]
     )
-    objects: tuple[Pod | Node | Namespace | GPUNode | Lease | ResourceSlice, ...]
+    objects: tuple[
+        Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget, ...
+    ]
     at_s: float
 
 
@@ -143,6 +162,8 @@ Event = (
     | HeartbeatGone
     | SliceSeen
     | SliceGone
+    | BudgetSeen
+    | BudgetGone
     | DepartureMarked
     | BackOffEnded
     | ActivitySeen

@@ -6,7 +6,7 @@ thing by its name may be called from any thread, because what they read is repla
 changed in place.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -32,11 +32,12 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.heartbeat import Vouch, vouch_of
-from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
+from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.reasons import Reason
 from extender.cluster.activity import Activities, grew_idler
 from extender.cluster.allocators import Allocators, of_pod
 from extender.cluster.backoffs import BackOffs
+from extender.cluster.budgets import Budgets, key
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
 from extender.cluster.edits import Edits, as_bound
@@ -45,6 +46,8 @@ from extender.cluster.events import (
     BackOffEnded,
     BindBegun,
     BindEnded,
+    BudgetGone,
+    BudgetSeen,
     DepartureMarked,
     Event,
     GPUNodeGone,
@@ -61,10 +64,11 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.cluster.freshness import NEVER_S, Pulse
+from extender.cluster.freshness import NEVER_S, Pulse, age
 from extender.cluster.idling import idle_on
 from extender.cluster.labels import believed, why_not_believed
 from extender.cluster.mig import mig_obstacle
+from extender.cluster.nominations import Nominations, yields
 from extender.cluster.observations import Circumstances, Observations
 from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.overuses import Overuses
@@ -84,6 +88,8 @@ from extender.placement.table import Table, build, reach
 AGEING_RATIO = 1 / 3
 #: Less than any device has.
 NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
+#: After its grace period a pod that is being deleted should have been gone for so long.
+OVERDUE_S = 60.0
 _SILENT = Pulse()
 
 
@@ -148,6 +154,10 @@ class ClusterState:
         self.edits = Edits()
         #: Who else gives out GPUs, and of which nodes.
         self._allocators = Allocators()
+        #: Who may not be evicted without harm.
+        self.budgets = Budgets()
+        #: For whom places are held.
+        self.nominations = Nominations(rules.nomination_hold_s, rules.evict_for_memory)
         #: How busy SMs are wont to be.
         self.activities = Activities()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -318,10 +328,67 @@ class ClusterState:
             return True
         if isinstance(request, Unreadable) or gpunode is None or gpunode.status is None:
             return False
-        status = without(gpunode.status, victims)
-        left = msgspec.structs.replace(gpunode, status=status)
-        snap = build([self._weigh(node, left, victims | {pod.metadata.uid})])
+        snap = build([self.vacated(node, victims, pod)])
         return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
+
+    def sitting_on(self, name: str) -> tuple[Pod, ...]:
+        """Pods bound to the node that have not ended."""
+        return self._sitting_on.get(name, ())
+
+    def leaving(self, name: str, now_s: float) -> set[str]:
+        """Uids of pods that the node is charged for and that will be gone soon without anybody's
+        doing: they are being deleted, have ended, or are gone and their memory is not yet free.
+        Not those whose time to end has passed: who knows what they wait for."""
+        gpunode = self._gpunodes.get(name)
+        promises = gpunode.spec.reservations if gpunode else {}
+        status = gpunode.status if gpunode else None
+        uids = {*promises, *(use.uid for use in (status.pods if status else ()))}
+        uids |= {pod.metadata.uid for pod in self.sitting_on(name)}
+        return {uid for uid in uids if self._goes_soon(uid, name, now_s)}
+
+    def _goes_soon(self, uid: str, name: str, now_s: float) -> bool:
+        pod = self._pods.get(uid)
+        if pod is None:
+            # One that was never seen may be so new that only its promise is known yet.
+            return self.departures.seen(uid) is not None
+        if pod.ended:
+            return True
+        deleted = pod.metadata.deletion_timestamp
+        if not deleted or pod.node != name:
+            return False
+        overdue_s = age(deleted, self.epoch_s + now_s)
+        return overdue_s is not None and overdue_s <= OVERDUE_S
+
+    def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
+        """Node -> pods for which others leave it, or have left it."""
+        return self.nominations.nominees(now_s, self._departing)
+
+    def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
+        """Node -> the nominees that the pod leaves it to."""
+        own = self.nominations.node_of(pod.metadata.uid)
+        return {
+            node: others
+            for node, all_there in self.nominees(now_s).items()
+            if (others := [other for other in all_there if yields(pod, other, own == node)])
+        }
+
+    def _departing(self, name: str) -> bool:
+        return any(pod.metadata.deletion_timestamp for pod in self.sitting_on(name))
+
+    def vacated(self, name: str, gone: Set[str], pod: Pod, beside: Iterable[Pod] = ()) -> NodeTerms:
+        """The node as filter would see it for the pod once those with the uids ``gone`` have left
+        and their memory is free, and with the pods ``beside`` on their way to it."""
+        gpunode = self._gpunodes.get(name)
+        assumed = dict(self._assumed.get(name, {}))
+        if gpunode is not None:
+            for other in beside:
+                if (promise := self.adopt(other, gpunode)) is not None:
+                    assumed.setdefault(other.metadata.uid, promise)
+            if gpunode.status is not None:
+                status = without(gpunode.status, gone)
+                gpunode = msgspec.structs.replace(gpunode, status=status)
+        assumed = {uid: promise for uid, promise in assumed.items() if uid not in gone}
+        return self._weigh(name, gpunode, gone | {pod.metadata.uid}, assumed.items())
 
     def refusal_beside(
         self, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
@@ -338,6 +405,11 @@ class ClusterState:
         return fit(request, snap, snap.rows([node]), now_s).reason(0)
 
     # Writing.
+
+    def follow(self, rules: Rules) -> None:
+        """Decide by these rules from now on, of which only what no node was weighed by may differ:
+        what is refused, how it is scored, who is evicted."""
+        self.rules = rules
 
     def apply(self, events: Iterable[Event]) -> None:
         """Take events in the order in which they happened, and weigh what they changed at once:
@@ -473,6 +545,10 @@ class ClusterState:
                 self._soil(self._allocators.see_slice(piece))
             case SliceGone(name):
                 self._soil(self._allocators.lose_slice(name))
+            case BudgetSeen(budget):
+                self.budgets.see(budget)
+            case BudgetGone(namespace_name, name):
+                self.budgets.lose(namespace_name, name)
             case DepartureMarked(name, uid, version):
                 self.departures.mark(name, uid, version)
             case BackOffEnded(name):
@@ -514,6 +590,7 @@ class ClusterState:
         for o in objects:
             names.add(o.metadata.uid if isinstance(o, Pod) else o.metadata.name)
             yield
+        budgets = {key(o) for o in objects if isinstance(o, PodDisruptionBudget)}
         gone: list[Event] = []
         if kind is Pod:
             # Not what a watch tells: what is held may not be the last that became of them.
@@ -529,6 +606,8 @@ class ClusterState:
             gone = [GPUNodeGone(name) for name in self._gpunodes.keys() - names]
         elif kind is ResourceSlice:
             gone = [SliceGone(name) for name in self._allocators.known("slice") - names]
+        elif kind is PodDisruptionBudget:
+            gone = [BudgetGone(*each) for each in self.budgets.known() - budgets]
         else:
             gone = [HeartbeatGone(name) for name in self._leases.keys() - names]
         for event_of_absence in gone:
@@ -548,6 +627,8 @@ class ClusterState:
                     self._apply(HeartbeatSeen(o, at_s))
                 case ResourceSlice():
                     self._apply(SliceSeen(o))
+                case PodDisruptionBudget():
+                    self._apply(BudgetSeen(o))
             yield
         self._awaited.discard(kind)
 
@@ -555,6 +636,8 @@ class ClusterState:
         uid = pod.metadata.uid
         matters = self._matters(pod)
         self._drop_pod(uid, soils=matters)
+        if pod.node or pod.ended:
+            self.nominations.lose(uid)
         # Pods that share a GPU in another's way need not ask for one in ours.
         self._soil(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
@@ -574,6 +657,7 @@ class ClusterState:
                 self.edits.adopted([pod], self._gpunodes[pod.node].spec.reservations)
         elif not pod.ended:
             self._unbound[uid] = pod
+            self.nominations.see(pod)
             if pod.annotation(MAX_SM) is not None:
                 self._want_calm.add(uid)
 
@@ -610,6 +694,7 @@ class ClusterState:
         if (pod := self._pods.get(uid)) is not None:
             self.departures.note(pod, ended, last)
         self._soil(self._allocators.lose_pod(uid))
+        self.nominations.lose(uid)
         self._drop_pod(uid)
 
     def _soil(self, names: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ of that: it knows what the pod was refused for before the condition has come bac
 
 import itertools
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +29,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.eligible import eligible
 from extender.cluster.freshness import NEVER_S
+from extender.cluster.nominations import yields
 from extender.cluster.state import ClusterState
 from extender.journal import Decision, Journal
 from extender.placement.candidates import Mask
@@ -119,9 +120,11 @@ class Waking:
         if not unbound:
             return
         claims: dict[str, list[Pod]] = {}
+        for name, nominees in state.nominees(now_s).items():
+            claims[name] = list(nominees)
         for uid, wait in self._waits.items():
             if wait.claim and _claims(wait, journal.of_uid(uid), now_s):
-                claims.setdefault(wait.claim, []).append(unbound[uid])
+                _claim(claims, wait.claim, unbound[uid])
                 self.pending = True
             else:
                 wait.claim = ""
@@ -143,7 +146,7 @@ class Waking:
             node = yield from self._room_for(pod, wait, decision, look, claims)
             if node is None:
                 continue
-            claims.setdefault(node, []).append(pod)
+            _claim(claims, node, pod)
             wait.claim, wait.claim_until_s, wait.woken_at_s = node, now_s + CLAIM_S, wall_s
             self.pending = True
             if now_s - wait.by_another_s < CLAIM_S:
@@ -198,11 +201,16 @@ class Waking:
         if look.now_s < wait.not_before_s:
             self.pending = True
             return None
+        # Where others left for it, it is tried first.
+        own = look.state.nominations.node_of(pod.metadata.uid)
+        if own in names and not look.before(pod, claims.get(own, ()), own):
+            return own
         for name in names:
             if name not in claims:
                 return name
         for name in names[:CROWDED]:
-            fits = look.fits_beside(pod, wait.kind, name, claims[name])
+            others = look.before(pod, claims[name], name)
+            fits = look.fits_beside(pod, wait.kind, name, others)
             if fits:
                 return name
             if fits is None:
@@ -244,8 +252,6 @@ class _Look:
         self._before = before
         self.beside: dict[_Beside, bool] = {}
         self._weighed = 0
-        #: Node -> who has claims there.
-        self._who: dict[str, tuple[tuple[str, str], ...]] = {}
         self._latest = state.rooms.latest, max(state.rooms.latest, state.calms.latest)
         #: Generation, and whether idler SMs count -> rows that got better since.
         self._rows: dict[tuple[int, bool], list[int]] = {}
@@ -319,13 +325,22 @@ class _Look:
             known[rows] = True
             fits[rows] = verdicts.fits
 
+    def before(self, pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
+        """Those whose claim the pod has to leave room for: all but itself, and but nominees that it
+        outranks."""
+        node_of = self.state.nominations.node_of
+        both = node_of(pod.metadata.uid) == name
+        return [
+            other
+            for other in claiming
+            if other.metadata.uid != pod.metadata.uid
+            and (node_of(other.metadata.uid) != name or yields(pod, other, both))
+        ]
+
     def fits_beside(self, pod: Pod, kind: int, name: str, others: list[Pod]) -> bool | None:
         """Whether there is room beside them; None where it is left to the next look."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
-        who = self._who.get(name, ())
-        if len(who) != len(others):  # claims only grow while we look
-            who = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
-            self._who[name] = who
+        who = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
         question = kind, name, version, who
         fits = self.beside.get(question, self._before.get(question))
         if fits is None:
@@ -335,6 +350,12 @@ class _Look:
             fits = self.state.refusal_beside(pod, name, others, self.now_s) is None
         self.beside[question] = fits
         return fits
+
+
+def _claim(claims: dict[str, list[Pod]], name: str, pod: Pod) -> None:
+    there = claims.setdefault(name, [])
+    if all(other.metadata.uid != pod.metadata.uid for other in there):
+        there.append(pod)
 
 
 def refused_by_us(pod: Pod) -> bool:

@@ -1,6 +1,7 @@
 """Evictions and Events at the Kubernetes API server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -21,6 +22,12 @@ class KubernetesHands:
         self._post = post
 
     def evict(self, pod: Pod) -> None:
+        self._evict(pod, {})
+
+    def may_evict(self, pod: Pod) -> None:
+        self._evict(pod, {"dryRun": ["All"]})
+
+    def _evict(self, pod: Pod, options: Mapping[str, Any]) -> None:
         metadata = pod.metadata
         body = {
             "apiVersion": "policy/v1",
@@ -30,7 +37,8 @@ class KubernetesHands:
                 "preconditions": {
                     "uid": metadata.uid,
                     "resourceVersion": metadata.resource_version,
-                }
+                },
+                **options,
             },
         }
         namespace, name = quote(metadata.namespace, safe=""), quote(metadata.name, safe="")

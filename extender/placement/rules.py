@@ -62,6 +62,10 @@ class Rules:
     suspect_env_from: bool = False
     #: How long a pod may use more than it asked for before anybody is told.
     overuse_after_s: float = 60.0
+    #: How long a place is held for a pod that others left for, once they have left.
+    nomination_hold_s: float = 60.0
+    #: Whether pods are evicted for one that only memory keeps from nodes.
+    evict_for_memory: bool = False
 
     def manages(self, resource: str) -> bool:
         return any(

@@ -8,8 +8,19 @@ import msgspec
 
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_gpunode, decode_promises
-from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod, ResourceSlice
+from contract.kube import (
+    Container,
+    Lease,
+    Namespace,
+    Node,
+    ObjectMeta,
+    Pod,
+    PodDisruptionBudget,
+    ResourceSlice,
+)
 from extender.cluster.events import (
+    BudgetGone,
+    BudgetSeen,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -26,7 +37,7 @@ from extender.cluster.events import (
 )
 from extender.placement.visible import VISIBLE_DEVICES
 
-KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice
+KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
 
 #: Newest first: which of them is served depends on the cluster's version and feature gates.
 _SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -44,7 +55,13 @@ class Kind:
     name: str
     path: str
     type: (
-        type[Pod] | type[Node] | type[Namespace] | type[GPUNode] | type[Lease] | type[ResourceSlice]
+        type[Pod]
+        | type[Node]
+        | type[Namespace]
+        | type[GPUNode]
+        | type[Lease]
+        | type[ResourceSlice]
+        | type[PodDisruptionBudget]
     )
     decode: Callable[[msgspec.Raw], KubeObject]
     seen: Callable[[Any, float], Event]
@@ -107,6 +124,7 @@ def _decode_pod(raw: msgspec.Raw) -> Pod:
         pod.spec,
         containers=_without_variables(pod.spec.containers),
         init_containers=_without_variables(pod.spec.init_containers),
+        volumes=None,  # of one that is shown to a verb they are looked at there
     )
     status = pod.status
     if status is not None and pod.node:
@@ -119,9 +137,11 @@ def _decode_pod(raw: msgspec.Raw) -> Pod:
 def _without_variables(containers: list[Container] | None) -> list[Container] | None:
     return containers and [
         msgspec.structs.replace(
-            each, env=[variable for variable in each.env if variable.name == VISIBLE_DEVICES]
+            each,
+            env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
+            ports=each.ports and [port for port in each.ports if port.host_port],
         )
-        if each.env
+        if each.env or each.ports
         else each
         for each in containers
     ]
@@ -178,6 +198,14 @@ def watched_kinds(
             lambda piece, at_s: SliceSeen(piece),
             lambda metadata: SliceGone(metadata.name),
             other_paths=tuple(map(_slices, _SLICE_VERSIONS[1:])),
+        ),
+        Kind(
+            "poddisruptionbudgets",
+            "/apis/policy/v1/poddisruptionbudgets",
+            PodDisruptionBudget,
+            msgspec.json.Decoder(PodDisruptionBudget).decode,
+            lambda budget, at_s: BudgetSeen(budget),
+            lambda metadata: BudgetGone(metadata.namespace, metadata.name),
         ),
         Kind(
             "pods",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from extender.cluster.preemption import told
 from extender.placement.snapshot import REASONS
 from extender.records import BindTried, Candidates, Filtered, Preempted, Ranked, Record
 from extender.web.bodies import AskView, Body, ReasonView, reason_view, stamp
@@ -27,6 +28,8 @@ class FilterView(PhaseView):
     offered: int
     fits: int
     reasons: list[ReasonView]
+    #: Whether all were let pass all the same (mode observe).
+    observed_only: bool = False
 
 
 class ContenderView(BaseModel):
@@ -46,17 +49,51 @@ class PrioritizeView(PhaseView):
     candidates: list[ContenderView]
 
 
+class VictimView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    priority: int
+    #: Whether it was leaving already.
+    leaving: bool
+
+
+class LoserView(BaseModel):
+    """A node on which others would have had to leave."""
+
+    node: str
+    victims: int
+    lost_by: str
+
+
 class PreemptView(PhaseView):
-    #: Nodes for which kube-scheduler proposed victims, and those on which they make room.
+    #: Nodes for which kube-scheduler proposed victims, and those that it was told.
     offered: int
     kept: int
+    #: The best of them and who leaves it; null where nobody is to leave.
+    node: str | None
+    victims: list[VictimView]
+    #: Victims without a GPU of ours, which kube-scheduler needs.
+    others: int
+    pdb_violations: int
+    #: "proposed" by kube-scheduler, "corrected", "added" (it proposed nothing there), "controller"
+    #: (it did not ask); null where nobody is to leave.
+    choice: str | None
+    alternatives: list[LoserView]
+    #: Nodes on which no removal was found to help.
+    helpless: int
+    #: Whether there is room as soon as those have left who are leaving already.
+    soon: bool
+    #: All of it, to be read.
+    told: list[str]
 
 
 class BindView(PhaseView):
     node: str
     #: bound, declined (no room any more) or failed.
     outcome: str
-    #: Why it was declined, as a code; why it was declined or failed, in words.
+    #: Why it was declined, as a code; why it was declined or failed, in words. Of a pod that is
+    #: bound: why it would have been declined, had we not only observed.
     reason: str | None
     message: str | None
 
@@ -145,6 +182,7 @@ def _filter_view(record: Record, replica: str, part: Filtered) -> FilterView:
             for code, nodes in part.refused.items()
             if (reason := REASONS[code])
         ],
+        observed_only=part.observed,
     )
 
 
@@ -180,6 +218,27 @@ def _preempt_view(record: Record, replica: str) -> PreemptView | None:
         times=record.times(Preempted),
         offered=part.offered,
         kept=part.kept,
+        node=part.node or None,
+        victims=[
+            VictimView(
+                namespace=each.namespace,
+                name=each.name,
+                uid=each.uid,
+                priority=each.priority,
+                leaving=each.leaving,
+            )
+            for each in part.victims
+        ],
+        others=part.others,
+        pdb_violations=part.pdb_violations,
+        choice=part.source or None,
+        alternatives=[
+            LoserView(node=each.node, victims=each.victims, lost_by=each.lost_by)
+            for each in part.losers
+        ],
+        helpless=part.helpless,
+        soon=part.soon,
+        told=list(told(part)),
     )
 
 

@@ -5,7 +5,7 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -16,7 +16,9 @@ from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.cluster.preemption import Offer, answered, preemption, recorded
 from extender.cluster.state import ClusterState
+from extender.cluster.waiting import main_reason
 from extender.journal import Decision, Journal, micros
 from extender.placement.aside import aside
 from extender.placement.best import best
@@ -25,7 +27,7 @@ from extender.placement.request import Unreadable, VramRequest
 from extender.placement.score import Ranking
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
 from extender.placement.weighing import Weighings
-from extender.records import TERMS, Asked, Candidate, Candidates, Preempted, Ranked
+from extender.records import TERMS, Asked, Candidate, Candidates, Ranked
 from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.names import Names, NodeIndex
@@ -42,6 +44,15 @@ CONTENDERS = 5
 #: Rankings that wait for that; each keeps its snapshot in memory.
 MOST_UNEXPLAINED = 4
 
+#: All are alike: kube-scheduler decides as it would without us.
+NO_PREFERENCE = wire.encode_priorities(None)
+#: kube-scheduler looks for victims by itself before it asks us.
+PREEMPT_FOLLOWS_WITHIN_S = 5.0
+#: Pods of which it is remembered which nodes refused them; each takes 50 kB at 5,000 nodes.
+MOST_TURNED_AWAY = 64
+#: Whether evicting pods could cure the reason of that code.
+CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
+
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
 #: Binds a pod as kube-scheduler asked, given the pod and the node's object as this replica holds
@@ -53,11 +64,26 @@ def at_once(work: Callable[[], None]) -> None:
     work()
 
 
+class TurnedAway:
+    """The nodes that one filter call refused; looked into when somebody asks."""
+
+    def __init__(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float) -> None:
+        self.uid, self.version = pod.metadata.uid, pod.metadata.resource_version
+        self.at_s = at_s
+        # Not the snapshot: while somebody has it, the next one costs more.
+        self._rows, self._codes, self._nodes = rows, codes, snap.nodes
+
+    def names(self) -> list[str]:
+        rows = self._rows[CURABLE[self._codes] & (self._rows >= 0)]
+        return [self._nodes[row].name for row in rows.tolist()]
+
+
 class Verbs:
     """``unready`` says in a sentence why nothing can be decided yet, "" when it can.
 
     ``shown`` is told every pod that a filter call shows, before it is decided about. ``soon`` does
-    what no answer waits for, when the answer is out and before the next call.
+    what no answer waits for, when the answer is out and before the next call. While ``observes``
+    nothing is refused and nothing is preferred.
     """
 
     def __init__(
@@ -71,6 +97,7 @@ class Verbs:
         monotonic_s: Callable[[], float],
         wall_s: Callable[[], float],
         soon: Callable[[Callable[[], None]], object] = at_once,
+        observes: Callable[[], bool] = bool,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
@@ -81,6 +108,8 @@ class Verbs:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._soon = soon
+        #: Whether all is let pass, and what would have been decided goes on record only.
+        self._observes = observes
         self._weighings = Weighings(cluster.rules.weights)
         #: A pod, the default of its namespace, and what it asks for: what filter understood,
         #: prioritize is asked about next.
@@ -93,6 +122,9 @@ class Verbs:
         self._unexplained: deque[tuple[Pod, VramRequest, Snapshot, Rows, Ranking]] = deque(
             maxlen=MOST_UNEXPLAINED
         )
+        #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
+        #: about one next.
+        self._turned_away: OrderedDict[str, TurnedAway] = OrderedDict()
         #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
         self._coming: dict[str, tuple[Pod, str, float]] = {}
 
@@ -102,15 +134,24 @@ class Verbs:
         ahead = self._weighings.ahead(self._cluster.snapshot(), self._monotonic_s())
         return ahead or self._keep_contenders()
 
+    def rules_changed(self) -> None:
+        """What was made of the rules of before is forgotten."""
+        self._weighings = Weighings(self._cluster.rules.weights)
+        self._understood = self._passed = None
+        self._unexplained.clear()
+
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
         began_s = self._monotonic_s()
-        if unready := self._unready():
+        unready, observes = self._unready(), self._observes()
+        if unready and not observes:
             return self.filter_error(unready)
         try:
             offered = wire.decode_offer(body)
         except wire.MalformedBody as err:
             return self.filter_error(str(err))
+        if unready:
+            return wire.encode_filter(offered, offered.names, _nothing(offered), SENTENCES)
         self._shown(offered.pod)
         snap = self._cluster.snapshot()
         request = self._understand(offered.pod)
@@ -118,20 +159,26 @@ class Verbs:
         codes = self._codes(request, rows, snap)
         asks = isinstance(request, VramRequest) and bool(request.asks)
         sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
+        if asks:
+            self._hold_places(offered.pod, rows, codes, snap)
         if isinstance(request, VramRequest) and asks:
             self._cluster.usual.see(request, offered.pod, snap, rows)
         fits = codes == 0
-        passed = offered.names.only(fits)
-        self._passed, self._passed_rows = passed, rows[fits]
+        passed = offered.names if observes else offered.names.only(fits)
+        self._passed, self._passed_rows = passed, rows if observes else rows[fits]
         only = ""
-        if asks and len(passed) == 1:  # then prioritize is not called
+        if asks and len(passed) == 1 and not observes:  # then prioritize is not called
             row = int(self._passed_rows[0])
             only = snap.nodes[row].name
             self._expect(offered.pod, row, snap)
-        answer = wire.encode_filter(offered, passed, codes, SENTENCES)
+        if asks and not observes:
+            self._turn_away(TurnedAway(offered.pod, rows, codes, snap, began_s))
+        said = _nothing(offered) if observes else codes
+        answer = wire.encode_filter(offered, passed, said, SENTENCES)
         took_s = self._monotonic_s() - began_s
         at, nodes = snap.generation, len(offered.names)
-        record = partial(self._record, offered.pod, request, at, nodes, codes, sure, only, took_s)
+        what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
+        record = partial(self._record, *what)
         self._soon(record)
         return answer
 
@@ -145,6 +192,7 @@ class Verbs:
         """Name the best of the nodes that filter let pass; of a pod that asks for no GPU those
         where it takes nothing away. Raises ``wire.MalformedBody``."""
         began_s = self._monotonic_s()
+        observes = self._observes()
         offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
         request = self._understand(offered.pod)
@@ -152,7 +200,8 @@ class Verbs:
         if isinstance(request, VramRequest):
             rows = self._rows(offered.names, snap)
             if not request.asks:  # nothing to remember: it is none of ours
-                return wire.encode_alike(offered.names, aside(snap, rows))
+                chosen = aside(snap, rows)
+                return NO_PREFERENCE if observes else wire.encode_alike(offered.names, chosen)
             known = rows >= 0
             weighing = self._weighings.weigh(request, snap, self._monotonic_s())
             market = self._cluster.usual.market
@@ -160,7 +209,8 @@ class Verbs:
             if ranking.winner is not None:
                 row = int(rows[known][ranking.winner])
                 winner = snap.nodes[row].name
-                self._expect(offered.pod, row, snap)
+                if not observes:
+                    self._expect(offered.pod, row, snap)
                 self._unexplained.append((offered.pod, request, snap, rows[known], ranking))
         ranked = Ranked(
             self._wall_s(),
@@ -171,28 +221,70 @@ class Verbs:
         )
         note = partial(self._journal.note, offered.pod, ranked, ranked.at_s, ranked.winner)
         self._soon(note)
-        return wire.encode_priorities(winner)
+        return NO_PREFERENCE if observes else wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
-        """Keep the nodes on which kube-scheduler's victims would make room; raises
-        ``wire.MalformedBody``. Nobody is evicted for nothing."""
+        """Of the nodes with victims that kube-scheduler proposes those on which somebody's leaving
+        makes room, with those who have to leave; raises ``wire.MalformedBody``. Nobody is evicted
+        for nothing."""
         began_s = self._monotonic_s()
         pod, offered = wire.decode_preempt(body)
-        kept = {
-            node: victims
-            for node, victims in offered.items()
-            if self._cluster.fits_after_eviction(
-                pod, node, {victim.uid for victim in victims.pods or ()}, self._monotonic_s()
-            )
-        }
+        request = self._cluster.understand(pod)
+        proposed = {node: offer for node, offer in offered.items() if offer.uids}
+        if isinstance(request, VramRequest) and not request.asks:
+            return wire.encode_preempt(proposed)
+        observes = self._observes()
+        if self._unready():  # who would be evicted on what is not known yet
+            return wire.encode_preempt(proposed if observes else {})
+        refused = self._refused_for_room(pod, began_s)
+        found = preemption(self._cluster, pod, offered, refused, began_s)
+        told = answered(found)
+        if found.best is not None and not observes:
+            self._cluster.nominations.expect(pod, found.best.node, began_s)
         took_us = micros(self._monotonic_s() - began_s)
-        preempted = Preempted(self._wall_s(), took_us, len(offered), len(kept))
-        self._journal.note(pod, preempted, preempted.at_s)
-        return wire.encode_preempt(kept)
+        part = recorded(found, self._wall_s(), took_us, len(offered), len(told))
+        self._journal.note(pod, part, part.at_s)
+        if observes:
+            return wire.encode_preempt(proposed)
+        self._telemetry.preemptions.labels(part.source or "nobody").inc()
+        log.info(
+            "preempted",
+            decision_id=decision_id(pod.metadata.uid, pod.metadata.resource_version),
+            namespace=pod.metadata.namespace,
+            pod=pod.metadata.name,
+            node=part.node,
+            victims=[victim.uid for victim in part.victims],
+            source=part.source,
+            took_ms=round(took_us / 1000, 3),
+        )
+        return wire.encode_preempt(
+            {each.node: Offer(each.uids, each.pdb_violations) for each in told}
+        )
+
+    def _refused_for_room(self, pod: Pod, now_s: float) -> list[str]:
+        """The nodes that have passed kube-scheduler's own filters for this very version of the pod,
+        and that we refused for what the leaving of others could cure."""
+        last = self._turned_away.get(pod.metadata.uid)
+        if last is None or last.version != pod.metadata.resource_version:
+            return []
+        return last.names() if now_s < last.at_s + PREEMPT_FOLLOWS_WITHIN_S else []
+
+    def refused_for_room(self, uid: str) -> list[str]:
+        """The same of the last version that was shown here, however long ago; empty where that is
+        not known any more."""
+        last = self._turned_away.get(uid)
+        return last.names() if last else []
+
+    def _turn_away(self, last: TurnedAway) -> None:
+        self._turned_away.pop(last.uid, None)
+        self._turned_away[last.uid] = last
+        most = MOST_TURNED_AWAY if self._cluster.rules.evict_for_memory else 1
+        while len(self._turned_away) > most:
+            self._turned_away.popitem(last=False)
 
     async def bind(self, body: bytes) -> bytes:
         """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""
-        if unready := self._unready():
+        if (unready := self._unready()) and not self._observes():
             return self.bind_error(unready)
         try:
             args = wire.decode_bind(body)
@@ -279,6 +371,16 @@ class Verbs:
                 left = left or reason is not None
         return left
 
+    def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> None:
+        """Refuse in ``codes`` the nodes that would be full with pods for which others have left or
+        leave, and which do not rank behind this one."""
+        now_s = self._monotonic_s()
+        for node, others in self._cluster.held_for(pod, now_s).items():
+            passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
+            if passed.any():
+                reason = self._cluster.refusal_beside(pod, node, others, now_s)
+                codes[passed] = CODE_OF[reason]
+
     def _keep_contenders(self) -> bool:
         """Put on record who came next to the winner, and why; kube-scheduler did not wait for
         it."""
@@ -312,6 +414,7 @@ class Verbs:
         sure: bool,
         only: str,
         took_s: float,
+        observed: bool,
     ) -> None:
         metadata = pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
@@ -329,12 +432,16 @@ class Verbs:
             took_s=took_s,
             asked=_asked(request),
             only=only,
+            observed=observed,
         )
         self._journal.record(decision)
-        for reason, count in counts.items():
-            self._telemetry.refused_nodes.labels(reason.code).inc(count)
+        if not observed:
+            for reason, count in counts.items():
+                self._telemetry.refused_nodes.labels(reason.code).inc(count)
+        elif counts and not decision.fits:
+            self._telemetry.would_refuse.labels("filter", main_reason(counts)).inc()
         log.info(
-            "filtered",
+            "observed" if observed else "filtered",
             decision_id=decision.decision_id,
             snapshot=decision.generation,
             namespace=metadata.namespace,
@@ -343,6 +450,11 @@ class Verbs:
             fits=decision.fits,
             took_ms=round(1000 * decision.took_s, 3),
         )
+
+
+def _nothing(offered: wire.Offered) -> Codes:
+    """Nothing against any of them."""
+    return np.zeros(len(offered.names), np.int8)
 
 
 def _asked(request: VramRequest | Unreadable) -> tuple[Asked, ...]:

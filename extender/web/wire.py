@@ -5,7 +5,7 @@ Kubernetes' usual ones. With nodeCacheCapable the nodes are names; without it th
 objects, which go back as the very bytes that came.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.kube import Pod
+from extender.cluster.preemption import Offer
 from extender.web.names import Names
 
 
@@ -70,16 +71,28 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
     node_name_to_victims: dict[str, Victims] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
-    def victims(self) -> dict[str, MetaVictims]:
-        """Node -> victims by uid, from whichever of the two forms was sent."""
+    def offers(self) -> dict[str, Offer]:
+        """Node -> victims, from whichever of the two forms was sent."""
         if self.node_name_to_meta_victims is not None:
-            return self.node_name_to_meta_victims
+            return {
+                node: Offer(
+                    tuple(pod.uid for pod in victims.pods or ()), _count(victims.pdb_violations)
+                )
+                for node, victims in self.node_name_to_meta_victims.items()
+            }
         return {
-            node: MetaVictims(
-                [MetaPod(pod.metadata.uid) for pod in victims.pods or ()], victims.pdb_violations
+            node: Offer(
+                tuple(pod.metadata.uid for pod in victims.pods or ()),
+                _count(victims.pdb_violations),
+                {pod.metadata.uid: pod for pod in victims.pods or ()},
             )
             for node, victims in (self.node_name_to_victims or {}).items()
         }
+
+
+def _count(number: int) -> int:
+    """What cannot be a number of pods is none, or very many."""
+    return min(max(number, 0), 1 << 31)
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
@@ -163,10 +176,10 @@ def decode_bind(body: bytes) -> BindArgs:
     return args
 
 
-def decode_preempt(body: bytes) -> tuple[Pod, dict[str, MetaVictims]]:
+def decode_preempt(body: bytes) -> tuple[Pod, dict[str, Offer]]:
     """Read the body of preempt, in either form; raises ``MalformedBody``."""
     args = _decoded(_preempt_args, body)
-    return _whole(args.pod), args.victims()
+    return _whole(args.pod), args.offers()
 
 
 def _whole(pod: Pod | None) -> Pod:
@@ -247,8 +260,16 @@ def encode_bind(message: str) -> bytes:
     return _encoder.encode(BindResult(printable(message)))
 
 
-def encode_preempt(victims: dict[str, MetaVictims]) -> bytes:
-    return _encoder.encode(PreemptResult(victims))
+def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
+    """Always by uid, whichever form was sent: kube-scheduler reads no other."""
+    return _encoder.encode(
+        PreemptResult(
+            {
+                node: MetaVictims([MetaPod(uid) for uid in offer.uids], offer.pdb_violations)
+                for node, offer in victims.items()
+            }
+        )
+    )
 
 
 def printable(message: str) -> str:

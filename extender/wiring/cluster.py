@@ -13,6 +13,7 @@ from extender.kubenodes import KubeNodes
 from extender.kubereviews import KubeReviews
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
+from extender.ledger.preempting import RoomMaker
 from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
@@ -24,13 +25,17 @@ from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.mirroring import Mirroring
 from extender.wiring.readiness import unready
+from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender, serve
 
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
 async def serve_cluster(
-    settings: Settings, announce: Callable[[str], None], pace: Pace = DEFAULT_PACE
+    settings: Settings,
+    announce: Callable[[str], None],
+    pace: Pace = DEFAULT_PACE,
+    origin: Origin = ANYWHERE,
 ) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
     keep_what_answers_need()
@@ -54,7 +59,7 @@ async def serve_cluster(
 
     post = KubeEvents(api, time.time).post
     awaited = [kind.type for kind in watched_kinds(settings.agent_namespace)]
-    extender = Extender(settings, missing, post, awaited)
+    extender = Extender(settings, missing, post, awaited, origin)
     sources = KubernetesSources(
         api,
         extender.tell,
@@ -66,7 +71,9 @@ async def serve_cluster(
     extender.observed.health = lambda: watches.health
     store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    extender.send_away(store, ledger, KubernetesHands(api, extender.post))
+    hands = KubernetesHands(api, extender.post)
+    extender.send_away(store, ledger, hands)
+    extender.make_room(RoomMaker(store, hands, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
     mirroring = Mirroring(

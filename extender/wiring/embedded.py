@@ -15,26 +15,32 @@ from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender, serve
 
 #: Nobody reports unless asked to, so no report is ever too old.
 NEVER_STALE_S = 1e12
 
 
-async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[str], None]) -> None:
+async def serve_embedded(
+    settings: Settings,
+    fleet: Fleet,
+    announce: Callable[[str], None],
+    origin: Origin = ANYWHERE,
+) -> None:
     """Serve the fleet of a file from memory, until a signal.
 
     Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
     than this machine's own processes would reach it: there is nobody to ask what they may.
     """
-    if not is_loopback(settings.host):
+    if far := [at for at in (settings.verbs_at, settings.debug_at) if not is_loopback(at)]:
         raise BadSettings(
-            f"host is {settings.host}: the embedded server lets everybody read and write, so it "
+            f"host is {far[0]}: the embedded server lets everybody read and write, so it "
             "listens on a loopback address only; right is host: 127.0.0.1"
         )
     keep_what_answers_need()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
-    extender = Extender(settings, unready=lambda: "")
+    extender = Extender(settings, unready=lambda: "", origin=origin)
     store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])

@@ -22,6 +22,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.admission.around import Around
+from extender.certs.expiry import CertificateCollector
 from extender.cluster.chores import (
     Bystander,
     Leftover,
@@ -49,12 +50,13 @@ from extender.errors import StoreError
 from extender.fleetmetrics import FleetCollector
 from extender.journal import Journal
 from extender.ledger.eviction import Evictions, Hands
+from extender.ledger.preempting import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.placement.misplaced import Misplaced
 from extender.placement.observed import Result
 from extender.placement.placed import Placement
-from extender.settings import Settings
+from extender.settings import Mode, Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
 from extender.web.admission import webhook_app
@@ -63,6 +65,7 @@ from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.feed import Feed
+from extender.web.machinery import SettingsView
 from extender.web.peers import nobody
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
@@ -77,6 +80,8 @@ from extender.wiring.memory import collect_in_lulls
 from extender.wiring.noting import note_bind, tell_followers
 from extender.wiring.patience import Certified, Patient, counting
 from extender.wiring.peers import Peers
+from extender.wiring.preempting import Preempting
+from extender.wiring.reloading import ANYWHERE, Origin, Reloading
 from extender.wiring.surroundings import around
 from extender.wiring.telling import Telling
 from extender.wiring.watching import Watching, watch
@@ -112,9 +117,10 @@ class Extender:
         unready: Callable[[], str],
         post: Post | None = None,
         awaited: Iterable[type] = (),
+        origin: Origin = ANYWHERE,
     ) -> None:
         """``post`` writes Events, where there is anywhere to write them; ``awaited``: kinds of
-        which a list will come."""
+        which a list will come; ``origin``: where the settings are looked for again."""
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
@@ -135,10 +141,16 @@ class Extender:
         self._waking = Waking()
         self._latest_room = 0
         self._room_came = asyncio.Event()
+        #: Uids of those that were refused and are tried again since we only observe.
+        self._released: set[str] = set()
+        self._rules_changed: Callable[[], None] = lambda: None
         #: Begins the ids of what this process writes, so that it knows its own promises again.
         self._name = uuid.uuid4().hex[:12]
         self.watching = Watching(self.cluster, self.journal.records, self.feed, self._name)
         self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
+        #: None where nobody is evicted for others by us; and where the verbs are not made yet.
+        self._maker: RoomMaker | None = None
+        self.preempting: Preempting | None = None
         #: None where pods are nobody's to evict.
         self._evicting: Evicting | None = None
         peers = settings.peers, settings.debug_port, settings.peers_timeout_s
@@ -166,6 +178,31 @@ class Extender:
                 settings.stale_after_s,
             )
         )
+        self.telemetry.registry.register(CertificateCollector(settings.shown))
+        self.reloading = Reloading(origin, settings, self.take, self.telemetry)
+        self._follow_mode()
+
+    @property
+    def observes(self) -> bool:
+        """Whether nothing is refused, preferred, evicted or told, and all goes on record."""
+        return self.settings.mode is Mode.OBSERVE
+
+    def idle(self) -> str:
+        """Why nobody is to leave for anybody, in a sentence; "" when somebody may."""
+        return self.unready() or ("Headroom only observes" if self.observes else "")
+
+    def take(self, settings: Settings) -> None:
+        """Go on with these settings, of which those of ``RELOADED`` may be new; on the loop."""
+        self.settings = settings
+        self.cluster.follow(settings.rules)
+        self._rules_changed()
+        self._follow_mode()
+
+    def _follow_mode(self) -> None:
+        self.telemetry.observes.set(self.observes)
+        self.telling.at_most(0 if self.observes else self.settings.waiting_events_per_s)
+        # Who was refused waits for a reason that does not count any more.
+        self._room_came.set()
 
     def unready(self) -> str:
         """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
@@ -234,8 +271,9 @@ class Extender:
             self.cluster.adopt,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
             wall_s=time.time,
-            new_id=lambda: f"{self._name}-{uuid.uuid4().hex}",
+            new_id=self.new_id,
             known=lambda gpunode: knows_devices(self.cluster, gpunode),
+            observes=lambda: self.observes,
         )
 
     def send_away(self, store: Store, ledger: Ledger, hands: Hands) -> None:
@@ -246,6 +284,15 @@ class Extender:
 
         evictions = Evictions(ConflictsCounted(store, self.telemetry), ledger, hands, misplaced_now)
         self._evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver, self._pool)
+
+    def make_room(self, maker: RoomMaker) -> None:
+        """From now on pods may be evicted for others, where the settings say so."""
+        if self.settings.evict_for_memory:
+            self._maker = maker
+
+    @property
+    def new_id(self) -> Callable[[], str]:
+        return lambda: f"{self._name}-{uuid.uuid4().hex}"
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
@@ -284,8 +331,19 @@ class Extender:
             time.monotonic,
             time.time,
             self.loop.call_soon,
+            lambda: self.observes,
         )
         self._ahead = verbs.work_ahead
+        self._rules_changed = verbs.rules_changed
+        self.preempting = Preempting(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            verbs.refused_for_room,
+            self._maker,
+            self.post,
+            self._events_pool,
+        )
         return verbs
 
     def note_lag(self, late_s: float) -> None:
@@ -306,8 +364,18 @@ class Extender:
             self.feed,
             self.observed.now,
             guard,
+            self._settings_now,
         )
         return debug_app(context)
+
+    def _settings_now(self) -> SettingsView:
+        reloading = self.reloading
+        return SettingsView(
+            mode=self.settings.mode.value,
+            file=str(reloading.file) if reloading.file else None,
+            refused=list(reloading.refused),
+            after_restart=list(reloading.after_restart),
+        )
 
     async def tidy(self, ledger: Ledger) -> None:
         """Do the chores, for ever: promises that nobody needs any more are looked into at once, all
@@ -347,7 +415,7 @@ class Extender:
                 await self._look_into(ledger, found)
 
         await asyncio.gather(*map(one_by_one, of_node.values()))
-        if self._evicting is not None:
+        if self._evicting is not None and not self.observes:
             await self._evicting.once()
 
     async def tidy_once(self, ledger: Ledger) -> None:
@@ -365,7 +433,8 @@ class Extender:
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
                 log.info("nodes_initialised", nodes=ready)
         self.cluster.overuses.look(time.monotonic())
-        await self._announcing.tell(notices(self.cluster))
+        if not self.observes:
+            await self._announcing.tell(notices(self.cluster))
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
         if isinstance(found, Bystander):
@@ -401,6 +470,10 @@ class Extender:
     async def wake_once(self, ledger: Ledger) -> None:
         if self.unready():
             return
+        if self.observes:
+            await self._release(ledger)
+            return
+        self._released.clear()
         wakes: list[asyncio.Task[None]] = []
         resumed_s = now_s = time.monotonic()
         for named in self._waking.look(self.cluster, self.journal, now_s, time.time()):
@@ -412,6 +485,15 @@ class Extender:
         await asyncio.gather(*wakes)
         if wakes:
             log.info("pods_woken", pods=len(wakes))
+
+    async def _release(self, ledger: Ledger) -> None:
+        """Have kube-scheduler try all who were refused before we only observed, once each."""
+        refused = (pod for pod in self.cluster.unbound() if refused_by_us(pod))
+        held = [pod for pod in refused if pod.metadata.uid not in self._released]
+        self._released.update(pod.metadata.uid for pod in held)
+        await asyncio.gather(*(self._wake(ledger, pod) for pod in held))
+        if held:
+            log.info("pods_released", pods=len(held))
 
     async def _wake(self, ledger: Ledger, pod: Pod) -> None:
         try:
@@ -437,17 +519,19 @@ async def serve(
 ) -> None:
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
+    sockets = {
+        "verbs": _listen(settings.verbs_at, settings.verbs_port),
+        "debug": _listen(settings.debug_at, settings.debug_port),
+    }
     counted = counting(extender.calls)
-    ports = {"verbs": settings.verbs_port, "debug": settings.debug_port}
     servers = {
         "verbs": _server(verbs, counted, tls),
         "debug": _server(debug, Certified, debug_tls),
     }
     if settings.webhook_tls is not None:
-        ports["webhook"] = settings.webhook_port
+        sockets["webhook"] = _listen(settings.host, settings.webhook_port)
         webhook_tls = ServerTls(settings.webhook_tls)
         servers["webhook"] = _server(extender.webhook_app(), Patient, webhook_tls)
-    sockets = {name: _listen(settings.host, port) for name, port in ports.items()}
 
     def stop() -> None:
         extender.feed.close()  # a server that ends waits for who follows
@@ -461,6 +545,12 @@ async def serve(
         asyncio.create_task(extender.tidy(ledger)),
         asyncio.create_task(sample_lag(extender.note_lag)),
         asyncio.create_task(extender.telling.for_ever(extender.unready)),
+        asyncio.create_task(extender.reloading.for_ever()),
+        *(
+            [asyncio.create_task(extender.preempting.for_ever(extender.idle))]
+            if extender.preempting
+            else []
+        ),
         asyncio.create_task(_collect(extender)),
         asyncio.create_task(_watch(extender)),
     ]

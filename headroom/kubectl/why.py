@@ -60,6 +60,10 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
     if ranked := decision["prioritize"]:
         best = f"{ranked['winner'] or 'any'} of {ranked['offered']} nodes"
         lines.append(f"prioritize: {best}, in {ranked['took_ms']:.1f} ms")
+    if preempted := decision["preempt"]:
+        lines.append(f"preempt: in {preempted['took_ms']:.1f} ms")
+        # Absent in what an older replica answers.
+        lines += [f"  {each}" for each in preempted.get("told") or ()]
     if bound := decision["bind"]:
         why_not = f", {bound['message']}" if bound["message"] else ""
         outcome = f"{bound['outcome']}{why_not}"

@@ -563,3 +563,16 @@ def _bare(each: dict[str, Any]) -> Any:
     amounts = {key: held for key, held in amounts.items() if held}
     rest = {k: v for k, v in each.items() if k not in ("env", "resources")}
     return rest, env, amounts
+
+
+def test_who_only_observes_makes_no_pod_depend_on_a_placement() -> None:
+    """A pod without room is bound then, and has none."""
+    pinned = node(choice="pinned")
+    asked = {"headroom.gpu/share": "env"}
+    places = around(pinned, gate_image=GATE_IMAGE, observes=True)
+    for obj in (manifest(annotations=asked), manifest(annotations={"headroom.gpu/gated": "true"})):
+        before = obj["spec"] | {"schedulerName": "headroom"}
+        stored, _ = mutated(obj, places)
+        assert stored["spec"] == before
+        enforced, _ = mutated(obj, around(pinned, gate_image=GATE_IMAGE))
+        assert enforced["spec"] != before

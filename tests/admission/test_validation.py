@@ -258,3 +258,16 @@ def test_a_gate_that_mutation_gave_is_enough() -> None:
     obj = annotated(vram="8Gi", gated="true")
     where = around(gate_image=GATE_IMAGE)
     assert "right is schedulerName 'headroom'" in refusal(obj, where)
+
+
+def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
+    observing = around(observes=True)
+    for obj in (annotated(vram="8 GB"), annotated(vram="8Gi", gated="perhaps")):
+        told = refusal(obj)
+        assert told
+        response = answer(observing, obj)
+        assert response["allowed"]
+        assert response["warnings"][0].startswith(
+            "Headroom: this pod would be refused if Headroom did not only observe: "
+        )
+    assert answer(observing, annotated(vram="8Gi", gated="true"))["allowed"]

@@ -431,3 +431,20 @@ def test_only_a_refusal_that_quotes_us_counts() -> None:
     assert not said("PodScheduled", "False", "SchedulerError", SAID)
     assert not said("PodScheduled", "False", "Unschedulable", "no cpu")
     assert not refused_by_us(pod())
+
+
+def test_room_that_others_left_for_somebody_wakes_nobody_else() -> None:
+    world = World("n")
+    nominee = refused("nominee", "10Gi", minute=9, priority=5)
+    status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
+    world.see(msgspec.structs.replace(nominee, status=status), refused("older", priority=5))
+    assert world.woken() == []
+    world.holds("n", 12)
+    assert world.woken() == ["nominee"]
+    # There would be room for the other, and the nominee is not there yet.
+    world.holds("n", 3)
+    assert world.woken(CLAIM_S + 1.0) == ["nominee"]
+    # Who ranks higher leaves the place to nobody.
+    world.see(refused("above", priority=6))
+    world.holds("n", 2)
+    assert world.woken(MOST_BACK_OFF_S) == ["above"]

@@ -58,19 +58,19 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if pod is None:",
     ),
     "no reservation before the Binding": (
-        "if placement.charges:",
-        "if not placement.charges:",
+        "elif placement.charges:",
+        "elif not placement.charges:",
     ),
     "the Binding goes first": (
-        "                if placement.charges:\n",
+        "                if promise is not None:\n",
         "                self._store.bind(_binding(pod, ask.node, placement))\n"
-        "                if placement.charges:\n",
+        "                if promise is not None:\n",
     ),
     "an existing reservation is not written again": (
-        "        promise = self._stamped(\n",
+        "        promises = {**gpunode.spec.reservations, pod.metadata.uid: self",
         "        if pod.metadata.uid in gpunode.spec.reservations:\n"
         "            return gpunode\n"
-        "        promise = self._stamped(\n",
+        "        promises = {**gpunode.spec.reservations, pod.metadata.uid: self",
     ),
     "the reservation carries neither id nor time of its attempt": (
         "attempt=self._new_id(), since=since)",

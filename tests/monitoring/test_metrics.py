@@ -20,6 +20,7 @@ ELSEWHERE = {"headroom_agent_steered_total"}
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
     "headroom_admission_duration_seconds",
+    "headroom_certificate_end_timestamp_seconds",
     "headroom_admission_errors_total",
     "headroom_events_total",
     "headroom_report_age_seconds",

@@ -14,6 +14,7 @@ def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
     page = looked.open("/fleet")
     facts = page.locator("#facts")
     expect(facts).to_contain_text("61nodes")
+    expect(page.locator("#observes")).to_be_hidden()
     expect(facts).to_contain_text("128devices")
     expect(facts).to_contain_text("1devices fenced")
     expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
@@ -199,11 +200,17 @@ def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(browser: Browser) -> None:
+def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it only observed."""
+    monkeypatch.setenv("HEADROOM_MODE", "observe")
     page: Page = browser.new_page()
     with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]") as server:
         page.goto(f"{server.debug}/")
         expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+        expect(page.locator("#observes")).to_contain_text("Only observing")
+        expect(page.locator("#observes")).to_be_visible()
     expect(page.locator("#live")).to_have_text(
         "Not up to date: the extender does not answer", timeout=20_000
     )

@@ -13,6 +13,8 @@ from structlog.testing import capture_logs
 from contract.kube import Pod
 from extender.cluster.allocators import node_of
 from extender.cluster.events import (
+    BudgetGone,
+    BudgetSeen,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -39,6 +41,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 NODES = "/api/v1/nodes"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 MERGE = "application/merge-patch+json"
 PACE = Pace(page_size=2, watch_s=30, grace_s=1.0, backoff_base_s=0.05, backoff_cap_s=0.2)
@@ -129,9 +132,10 @@ def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
         plane.call("POST", f"{PODS}/{name}/binding", {"metadata": {"name": name}, "target": target})
         plane.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "another"}})
-        for path in (NODES, GPUNODES, LEASES):
+        plane.call("POST", BUDGETS, {"metadata": {"name": "n"}, "spec": {"minAvailable": 1}})
+        for path in (NODES, GPUNODES, LEASES, BUDGETS):
             plane.call("DELETE", f"{path}/n")
-        gone = (NodeGone("n"), GPUNodeGone("n"), HeartbeatGone("n"))
+        gone = (NodeGone("n"), GPUNodeGone("n"), HeartbeatGone("n"), BudgetGone(NAMESPACE, "n"))
         events = seen.until(
             lambda events: (
                 all(each in events for each in gone)
@@ -140,11 +144,13 @@ def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
             )
         )[before:]
         assert all(health.synced for health in sources.health)
-        assert [health.reconnects for health in sources.health] == [0] * 6
+        assert [health.reconnects for health in sources.health] == [0] * 7
     labels = [each.node.metadata.labels for each in events if isinstance(each, NodeSeen)]
     assert labels == [None, {"gpu": "yes"}]
     reports = [each.gpunode.status for each in events if isinstance(each, GPUNodeSeen)]
     assert [report and report.agent_version for report in reports] == [None, "1"]
+    budgets = [each.budget for each in events if isinstance(each, BudgetSeen)]
+    assert {each.metadata.name for each in budgets} == {"n"}
     beats = [each for each in events if isinstance(each, HeartbeatSeen)]
     assert [each.lease.metadata.name for each in beats] == ["n"]
     nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
@@ -277,7 +283,7 @@ def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None
 def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
     threads = threading.active_count()
     with following(plane):
-        assert threading.active_count() == threads + 6
+        assert threading.active_count() == threads + 7
         begun_s = time.monotonic()
     assert time.monotonic() - begun_s < 1.0
     assert threading.active_count() == threads

@@ -111,6 +111,7 @@ def test_names_that_no_api_server_takes_push_nobody_out() -> None:
 def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> None:
     world = World()
     shown = sent("half", "12Gi", version="1")
+    shown["spec"]["priority"] = 5
     world.call("filter", json.dumps(offer(shown, *NODES)).encode())
     ranked = json.loads(
         world.call("prioritize", json.dumps(offer(shown, *NODES[:4])).encode()).body

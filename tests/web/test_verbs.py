@@ -267,19 +267,43 @@ def test_placement_is_written_on_the_pod_with_its_binding(server: Server) -> Non
     assert explained["annotations"]["headroom.gpu/devices.0"] == "GPU-shared-0"
 
 
+def important(name: str, vram: str, priority: int = 5) -> dict[str, Any]:
+    shown = pod(name, vram)
+    shown["spec"]["priority"] = priority
+    return shown
+
+
+def victims(*uids: str) -> dict[str, object]:
+    return {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0}
+
+
+def preempted(server: Server, shown: dict[str, Any], **offered: object) -> dict[str, list[str]]:
+    args = {"Pod": shown, "NodeNameToVictims": None, "NodeNameToMetaVictims": offered}
+    answer = server.post("/preempt", args).json()["NodeNameToMetaVictims"]
+    return {node: [pod["UID"] for pod in each["Pods"]] for node, each in answer.items()}
+
+
 def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) -> None:
     holder = pod("holder", "20Gi")
     passed(server, holder, "shared")
     bind(server, holder, "shared")
-
-    def victims(*uids: str) -> dict[str, object]:
-        return {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0}
-
-    args = {
-        "Pod": pod("important", "22Gi"),
-        "NodeNameToVictims": None,
-        "NodeNameToMetaVictims": {"shared": victims("uid-holder"), "pair": victims("uid-other")},
+    shown = important("important", "22Gi")
+    offered = {"shared": victims("uid-holder"), "pair": victims("uid-other")}
+    assert preempted(server, shown, **offered).keys() == {"shared"}
+    assert preempted(server, shown, pair=victims("uid-other")) == {"pair": ["uid-other"]}
+    # Who leaves by kube-scheduler's proposal makes no room, and the one who would is added.
+    assert preempted(server, shown, shared=victims("uid-other"), gone=victims("x")) == {
+        "shared": ["uid-holder", "uid-other"]
     }
-    assert set(server.post("/preempt", args).json()["NodeNameToMetaVictims"]) == {"shared", "pair"}
-    args["NodeNameToMetaVictims"] = {"shared": victims("uid-other"), "gone": victims("x")}
-    assert server.post("/preempt", args).json() == {"NodeNameToMetaVictims": {}}
+    assert preempted(server, important("as-important", "22Gi", 0), **offered) == {
+        "pair": ["uid-other"]
+    }
+    assert preempted(server, important("large", "90Gi"), **offered) == {}
+    # Whole pods are understood as well, and answered by uid.
+    whole = {"shared": {"Pods": [holder], "NumPDBViolations": 0}}
+    args = {"Pod": important("another", "22Gi", 6), "NodeNameToVictims": whole}
+    assert server.post("/preempt", args).json() == {
+        "NodeNameToMetaVictims": {
+            "shared": {"Pods": [{"UID": "uid-holder"}], "NumPDBViolations": 0}
+        }
+    }

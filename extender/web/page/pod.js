@@ -49,9 +49,10 @@ function parts(body) {
 /** The last attempt to place it, verb by verb, whichever replica served each. */
 function decision(last) {
   if (!last) return [el("p", {class: "quiet"}, "kube-scheduler has not asked about it since this extender began to remember.")];
-  const {filter, prioritize, bind} = last, said = [];
+  const {filter, prioritize, preempt, bind} = last, said = [];
   if (filter) said.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
   if (prioritize) said.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
+  for (const text of preempt?.told ?? []) said.push(`preempt ${since(preempt.at)} ago: ${text}`);
   if (bind) said.push(`bind to ${bind.node}: ${bind.outcome}${bind.message ? `, ${bind.message}` : ""} (${bind.took_ms.toFixed(1)} ms)`);
   const best = prioritize?.candidates ?? [], names = Object.keys(best[0]?.score_terms ?? {});
   return [el("section", {}, el("h3", {}, "The last decision"),

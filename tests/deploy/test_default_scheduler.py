@@ -1,0 +1,105 @@
+"""Headroom for the cluster's own kube-scheduler: what is rendered fits what that is told."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extender.certs.cluster import wanted
+from extender.configuration import look
+from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, objects, overlay
+
+VARIANT = DEPLOY / "default-scheduler"
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    """As a user adds it to an overlay."""
+    folder = tmp_path_factory.mktemp("overlay")
+    paths = [os.path.relpath(path, folder) for path in (DEPLOY / "overlays/device-plugin", VARIANT)]
+    kustomization = {"resources": paths[:1], "components": paths[1:]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return objects(overlay(folder))
+
+
+def scheduler() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((VARIANT / "kube-scheduler.yaml").read_text())
+    return content
+
+
+def test_the_deployment_serves_the_verbs_with_the_files_that_its_settings_name(
+    rendered: Objects, tmp_path: Path
+) -> None:
+    assert ("Deployment", NAMESPACE, "headroom-scheduler") not in rendered
+    spec = rendered["Deployment", NAMESPACE, "headroom-extender"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    file = tmp_path / "headroom.yaml"
+    file.write_text(rendered["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"])
+    settings, problems = look(file, {}, {})
+    assert not problems
+    assert settings is not None
+    assert settings.tls is not None
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    mounted = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+    secrets = {path: each["secret"] for path, each in mounted.items() if "secret" in each}
+    assert secrets[str(settings.tls.cert.parent)]["secretName"] == "headroom-tls"
+    assert settings.tls.client_ca is not None
+    client = secrets[str(settings.tls.client_ca.parent)]
+    assert client["secretName"] == "headroom-scheduler-client"
+    assert [each["key"] for each in client["items"]] == ["ca.crt"]  # not what others sign with
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports["verbs"] == settings.verbs_port
+    assert settings.scheduler_name == "default-scheduler"
+
+
+def test_kube_scheduler_finds_the_service_and_expects_its_certificate(rendered: Objects) -> None:
+    service = rendered["Service", NAMESPACE, "headroom-extender"]["spec"]
+    (port,) = service["ports"]
+    serving, _ = wanted(NAMESPACE)
+    for extender in scheduler()["extenders"]:
+        assert extender["urlPrefix"] == f"https://{service['clusterIP']}:{port['port']}"
+        assert extender["enableHTTPS"]
+        assert extender["tlsConfig"]["serverName"] in serving.names
+    labels = rendered["Deployment", NAMESPACE, "headroom-extender"]["spec"]["template"]["metadata"]
+    assert service["selector"].items() <= labels["labels"].items()
+
+
+def test_the_files_that_kube_scheduler_reads_are_those_that_are_brought(rendered: Objects) -> None:
+    spec = rendered["DaemonSet", NAMESPACE, "headroom-scheduler-files"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    secret, host = spec["volumes"]
+    assert container["args"][1:] == [each["mountPath"] for each in container["volumeMounts"]]
+    brought = {
+        f"{host['hostPath']['path']}/{item['path']}": (each["secret"]["name"], item["key"])
+        for each in secret["projected"]["sources"]
+        for item in each["secret"]["items"]
+    }
+    tls = scheduler()["extenders"][0]["tlsConfig"]
+    assert {brought[tls[key]] for key in ("certFile", "keyFile")} == {
+        ("headroom-scheduler-client", "tls.crt"),
+        ("headroom-scheduler-client", "tls.key"),
+    }
+    assert brought[tls["caFile"]] == ("headroom-tls", "ca.crt")
+
+
+def test_nothing_of_a_kube_scheduler_of_its_own_is_left(rendered: Objects) -> None:
+    left = [key for key in rendered if "kube-scheduler" in key[2] or "volume-scheduler" in key[2]]
+    assert left == []
+    assert ("ConfigMap", NAMESPACE, "headroom-scheduler-config") not in rendered
+    policy = rendered["ValidatingAdmissionPolicy", "", "headroom-other-schedulers"]["spec"]
+    assert policy["variables"][0]["expression"] == '["default-scheduler"]'
+
+
+def test_cert_manager_signs_for_the_names_that_our_own_certificates_are_for() -> None:
+    file = DEPLOY / "components/cert-manager/certificates.yaml"
+    certificates = {
+        each["spec"]["secretName"]: each["spec"]
+        for each in yaml.safe_load_all(file.read_text())
+        if each["kind"] == "Certificate"
+    }
+    serving, client = wanted(NAMESPACE)
+    assert sorted(certificates[serving.secret]["dnsNames"]) == sorted(serving.names)
+    assert certificates[client.secret]["issuerRef"] != certificates[serving.secret]["issuerRef"]
+    assert "client auth" in certificates[client.secret]["usages"]

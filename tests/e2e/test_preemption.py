@@ -1,0 +1,96 @@
+"""Who is evicted for whom on a real control plane with the newest kube-scheduler."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.controlplane import ControlPlane
+from tests.e2e.cluster import EVENTS, PlayedCluster
+from tests.e2e.conftest import Tell
+from tests.e2e.nodes import GIB, Shape
+from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage
+
+PAIR = Shape(gpus=2, replicas=4)
+
+
+@pytest.fixture(scope="module")
+def whole_stage(plane: ControlPlane, binaries: None) -> Iterator[Stage]:
+    """Two nodes of two shared GPUs of 24 GiB; pods are evicted for memory alone, too."""
+    cluster = PlayedCluster(plane, 2, PAIR)
+    try:
+        cluster.create()
+        stage = Stage(cluster)
+        stage.create_classes()
+        url = cluster.start_extender(settings={"evict_for_memory": True, "nomination_hold_s": 20})
+        cluster.start_scheduler(url)
+        cluster.settle()
+        yield stage
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def stage(whole_stage: Stage) -> Iterator[Stage]:
+    try:
+        yield whole_stage
+    finally:
+        whole_stage.clear()
+        whole_stage.mirror(whole_stage.cluster.names, False)
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(each, id=each.name) for each in SCENARIOS])
+def test_those_leave_who_have_to_and_nobody_else(
+    stage: Stage, scenario: Scenario, tell: Tell
+) -> None:
+    outcome = stage.run(scenario)
+    tell(
+        f"{scenario.name}: evicted {outcome.evicted}, bound after "
+        f"{[round(each, 1) for each in outcome.took_s.values()]} s, "
+        f"{outcome.filter_calls} filter calls"
+    )
+    assert set(outcome.evicted) in scenario.victims
+    assert outcome.in_vain == 0
+    assert len(outcome.took_s) == scenario.placed
+    # Each attempt is one call, or two where the node it is nominated to is tried first.
+    assert outcome.filter_calls < 15 * len(scenario.newcomers)
+    assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
+
+
+def test_it_is_told_who_left_for_whom_and_nobody_steals_the_place(stage: Stage) -> None:
+    stage.run_batch(TWO_LARGE)
+    cluster = stage.cluster
+    with stage.played(2.0) as outcome:
+        stage.submit("new-0", 20, ["gpu-1"])
+        cluster.until(lambda: "deletionTimestamp" in cluster.pod("a")["metadata"], "a leaves")
+        # There is room for it, and was before; but then the newcomer might not fit.
+        stage.submit("thief", 3, ["gpu-1"], "middle")
+        cluster.until(lambda: bool(cluster.node_of("new-0")), "the newcomer is bound")
+        assert not cluster.node_of("thief")
+        cluster.nodes.give(cluster.pod("new-0"), 0, 20 * GIB)
+        cluster.nodes.report(["gpu-1"])
+        cluster.until(lambda: bool(cluster.node_of("thief")), "the other one is bound after it")
+    assert outcome.evicted == ["a"]
+    told = {
+        (event["involvedObject"]["name"], event["reason"]): event["message"]
+        for event in cluster.plane.call("GET", EVENTS)["items"]
+    }
+    assert told["a", "LeavesForGPUMemory"].endswith("which needs the memory of its GPU.")
+    assert told["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
+    uid = cluster.pod("new-0")["metadata"]["uid"]
+    body = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={uid}", timeout=10.0).json()
+    (preempt,) = (each["preempt"] for each in body["decisions"] if each["preempt"])
+    assert (preempt["node"], preempt["choice"]) == ("gpu-1", "controller")
+    assert preempt["told"][0] == "e2e/a (priority 0) leaves node gpu-1"
+
+
+def test_a_newcomer_that_is_deleted_halfway_gives_its_place_back(stage: Stage) -> None:
+    stage.run_batch(TWO_LARGE)
+    cluster = stage.cluster
+    with stage.played(2.0) as outcome:
+        stage.submit("new-0", 20, ["gpu-1"])
+        cluster.until(lambda: "deletionTimestamp" in cluster.pod("a")["metadata"], "a leaves")
+        cluster.delete_pod("new-0")
+        stage.submit("next", 20, ["gpu-1"], "middle")
+        cluster.until(lambda: cluster.node_of("next") == "gpu-1", "the next one is bound")
+    assert outcome.evicted == ["a"]

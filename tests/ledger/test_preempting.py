@@ -1,0 +1,164 @@
+"""Making room for a pod: one attempt at a time, and nobody is evicted while one of them may not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from contract.annotations import PREEMPTING
+from contract.kube import Pod
+from contract.preempting import attempt_of
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
+from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.preempting import Made, RoomMaker
+from tests.builders import pod
+
+NEW = pod(uid="new", name="new", priority=9)
+
+
+@dataclass
+class Evictors:
+    """Both keep what they were asked, and do what they are told before that."""
+
+    asked: list[str] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    #: Name -> what evicting it raises, once.
+    refused: dict[str, StoreError] = field(default_factory=dict)
+    forbidden: dict[str, StoreError] = field(default_factory=dict)
+    before: Callable[[], None] = lambda: None
+
+    def may_evict(self, pod: Pod) -> None:
+        self.asked.append(pod.metadata.name)
+        if error := self.forbidden.get(pod.metadata.name):
+            raise error
+        self.before()
+
+    def evict(self, pod: Pod) -> None:
+        if error := self.refused.pop(pod.metadata.name, None):
+            raise error
+        self.evicted.append(pod.metadata.name)
+
+
+class World:
+    def __init__(self) -> None:
+        self.store = EmbeddedStore(lambda events: None, lambda: 0.0)
+        self.evictors = Evictors()
+        self.store.admit(NEW)
+        for name in ("high", "low"):
+            self.store.admit(victim(name))
+        self.made = 0
+
+    def make_room(self, seen: Pod | None = None, *names: str) -> Made:
+        self.made += 1
+        maker = RoomMaker(self.store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
+        victims = [victim(name) for name in names or ("high", "low")]
+        return maker.make_room(seen or self.new, "n", victims)
+
+    @property
+    def new(self) -> Pod:
+        found = self.store.read_pod("default", "new")
+        assert found is not None
+        return found
+
+
+def victim(name: str) -> Pod:
+    return pod(uid=name, name=name, node="n", phase="Running")
+
+
+def names(pods: tuple[Pod, ...]) -> list[str]:
+    return [pod.metadata.name for pod in pods]
+
+
+def test_the_attempt_is_on_the_pod_before_anybody_is_evicted() -> None:
+    world = World()
+    asked = world.evictors.asked
+
+    def look() -> None:
+        assert attempt_of(world.new) is None
+        assert world.evictors.evicted == []
+
+    world.evictors.before = look
+    made = world.make_room()
+    assert (made.begun, made.refused, asked) == (True, "", ["high", "low"])
+    # The least important first.
+    assert names(made.evicted) == world.evictors.evicted == ["low", "high"]
+    attempt = attempt_of(world.new)
+    assert attempt is not None
+    assert (attempt.id, attempt.node, attempt.since) == ("id-1", "n", 5)
+    assert attempt.victims == ("high", "low")
+
+
+def test_of_two_replicas_one_acts() -> None:
+    world = World()
+    seen = world.new
+    assert world.make_room(seen).begun
+    assert world.make_room(seen) == Made()
+    assert world.evictors.evicted == ["low", "high"]
+
+    # Also where both have read the pod before either writes.
+    world = World()
+    world.evictors.before = lambda: void(world.store.touch_pod(world.new, "{}", PREEMPTING))
+    assert world.make_room() == Made()
+    assert world.evictors.evicted == []
+
+
+def void(_: object) -> None:
+    """For what is done for its effect."""
+
+
+def test_nobody_is_evicted_while_a_budget_forbids_one_of_them() -> None:
+    world = World()
+    world.evictors.forbidden["low"] = OutcomeUnknown("429 Cannot evict pod as it would violate")
+    made = world.make_room()
+    assert not made.begun
+    assert "would violate" in made.refused
+    assert world.evictors.evicted == []
+    assert attempt_of(world.new) is None
+
+
+def test_who_is_leaving_already_is_not_evicted_again() -> None:
+    world = World()
+    world.store.delete_pod("default", "low")
+    leaving = msgspec.structs.replace(victim("low").metadata, deletion_timestamp="2026-01-01")
+    world.store.admit(msgspec.structs.replace(victim("low"), metadata=leaving))
+    made = world.make_room()
+    assert names(made.evicted) == world.evictors.asked == ["high"]
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        pytest.param(lambda store: store.delete_pod("default", "new"), id="the newcomer went"),
+        pytest.param(lambda store: store.delete_pod("default", "high"), id="a victim went"),
+    ],
+)
+def test_nothing_is_done_when_it_is_not_as_it_was(deed: Callable[[EmbeddedStore], None]) -> None:
+    world = World()
+    seen = world.new
+    deed(world.store)
+    made = world.make_room(seen)
+    assert (made.begun, made.evicted, world.evictors.evicted) == (False, (), [])
+
+
+def test_a_nominated_or_bound_newcomer_needs_no_room() -> None:
+    for change in ("nominated", "bound"):
+        world = World()
+        world.store.delete_pod("default", "new")
+        status = msgspec.structs.replace(NEW.status, nominated_node_name="m")
+        spec = msgspec.structs.replace(NEW.spec, node_name="m")
+        as_is = {"nominated": {"status": status}, "bound": {"spec": spec}}[change]
+        world.store.admit(msgspec.structs.replace(NEW, **as_is))
+        assert world.make_room(NEW) == Made()
+        assert world.evictors.evicted == []
+
+
+def test_an_eviction_that_fails_stops_the_others_and_says_so() -> None:
+    world = World()
+    world.evictors.refused["low"] = StoreRefused("403 forbidden")
+    made = world.make_room()
+    assert (made.begun, made.evicted, made.refused) == (True, (), "403 forbidden")
+    # What changed in that very moment is read again.
+    world = World()
+    world.evictors.refused["low"] = StoreConflict("409")
+    assert names(world.make_room().evicted) == ["low", "high"]
