@@ -23,6 +23,7 @@ from decimal import Decimal
 from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate
+from math import inf
 from operator import itemgetter
 
 import numpy as np
@@ -31,7 +32,7 @@ from contract.kube import Pod
 from extender.cluster.demands import NOTHING, amount, demands, total
 from extender.cluster.freshness import age
 from extender.cluster.nominations import priority
-from extender.cluster.state import ClusterState
+from extender.cluster.state import OVERDUE_S, ClusterState
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
@@ -66,6 +67,8 @@ MOST_TRIES = 500
 #: Of the nodes that were offered, and of the others, so many are looked at: those first where the
 #: least important pods are. kube-scheduler offers a tenth of all nodes, or a hundred.
 MOST_LOOKED_AT = 512
+#: Who ends within that time is waited for, rather than somebody else be evicted.
+SOON_S = 120.0
 #: Of offered nodes that many are looked at whatever the others gave, so that it can be told what
 #: they lost by.
 COMPARED = 8
@@ -363,16 +366,26 @@ class _Search:
         terms = snap.nodes[row]
         if terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
-        leaving = self.state.leaving(name, self.now_s)
+        # Where they leave for this very pod it is waited for them however long they take.
+        own = self.state.nominations.node_of(self.pod.metadata.uid) == name
+        leaving = self.state.leaving(name, self.now_s, inf if own else SOON_S)
         pods = {
             pod.metadata.uid: pod
             for pod in self.state.sitting_on(name)
-            if pod.metadata.uid not in leaving and may_leave(pod, self.pod)
+            if pod.metadata.uid not in leaving
+            and may_leave(pod, self.pod)
+            and not self._is_stuck(pod)
         }
         if offer is None and not pods and not leaving:
             return None
         stage = _Stage(self, name, terms, offer, pods, leaving)
         return stage if stage.possible else None
+
+    def _is_stuck(self, pod: Pod) -> bool:
+        """Whether it should be gone by now, and who knows what it waits for: to evict it once more
+        frees nothing."""
+        overdue_s = self.state.overdue_s(pod, self.now_s)
+        return overdue_s is not None and overdue_s > OVERDUE_S
 
 
 class _Stage:

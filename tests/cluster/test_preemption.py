@@ -213,6 +213,22 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=OVERDUE)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
     assert told(result) == {"full": ["b"]}
+    # Nor for an hour, unless they leave for this very pod.
+    hour = "2026-11-21T01:00:00+00:00"
+    clusters[0] = full_node("leaving", [On("a", 20, 50, deleted=hour)])
+    offered = {"full": ["b"], "leaving": ["a"]}
+    result = found(*clusters, of=newcomer(20), offered=offered)
+    assert told(result) == {"full": ["b"], "leaving": ["a"]}
+    of = newcomer(20, nominated="leaving")
+    state = state_of(*clusters[0], *clusters[1], PodSeen(of))
+    assert told(found(state=state, of=of, offered={"full": ["b"]}, refused=["leaving"])) == {
+        "leaving": ["a"]
+    }
+
+
+def test_who_should_be_gone_long_ago_is_not_evicted_once_more() -> None:
+    node = full_node("n", [On("a", 20, 50, deleted=OVERDUE)])
+    assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {}
 
 
 def budget(allowed: int, app: str = "web", **other: object) -> PodDisruptionBudget:
