@@ -5,7 +5,8 @@
 Two nodes and a real kube-scheduler. The extender prefers the one as Headroom does: 10 for the
 winner, and less for the other. Each row gives kube-scheduler a reason, as strong as it can be, to
 take the other node; each column is another weight of the extender, another score of the other node,
-and kube-scheduler's plugins as deploy/base/kube-scheduler.yaml weighs them or as they are by default.
+and kube-scheduler's plugins as deploy/base/kube-scheduler.yaml weighs them or as they are by
+default.
 """
 
 import contextlib

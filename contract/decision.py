@@ -18,7 +18,7 @@ class _Placement(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Placement).decode
 
 
-#: Annotation of our Events on pods that wait: the decision that they tell of.
+#: Annotation of our Events on pods: the decision that they tell of, or that put the pod there.
 DECISION = "headroom.gpu/decision"
 
 

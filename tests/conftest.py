@@ -10,6 +10,9 @@ from tests.controlplane import ControlPlane, built, control_plane
 
 pytest_plugins = ["tests.budgets"]
 
+# What tests start imports the same sources over and over: it may keep them compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # How long an example takes says something of the machine; benchmarks are where time is judged.
 hypothesis.settings.register_profile("headroom", deadline=None)
 hypothesis.settings.load_profile("headroom")

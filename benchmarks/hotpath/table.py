@@ -10,6 +10,7 @@ prioritize must.
 Then the same is done with a stopwatch in the verbs, to show where their time goes.
 """
 
+import asyncio
 import functools
 import gc
 import multiprocessing
@@ -135,6 +136,7 @@ def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
         shown=lambda pod: None,
         monotonic_s=time.monotonic,
         wall_s=time.time,
+        soon=lambda work: asyncio.get_running_loop().call_soon(work),
     )
 
 
@@ -148,7 +150,6 @@ class Stopwatch:
         ("weigh what changed", Weighings, "weigh"),
         ("pick the verdicts", Weighing, "codes"),
         ("rank", Weighing, "rank"),
-        ("journal, log, metrics", Verbs, "_record"),
         ("encode", wire, "encode_filter"),
         ("encode", wire, "encode_priorities"),
         ("filter", Verbs, "filter"),

@@ -12,8 +12,8 @@ of a second, so a small cluster has to be enough.
 
 ``--others``: where pods without a GPU go. "kube": wherever kube-scheduler likes, as the extender is
 only asked about the others; "own": it is asked about all pods, by a second entry as in
-deploy/base/kube-scheduler.yaml, and Headroom says its own and a rule its own score; "aside": a rule is asked,
-and says what the simulation's ``--others aside`` does.
+deploy/base/kube-scheduler.yaml, and Headroom says its own and a rule its own score; "aside": a rule
+is asked, and says what the simulation's ``--others aside`` does.
 """
 
 import contextlib

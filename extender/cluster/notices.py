@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contract.annotations import PLACEMENT
+from contract.decision import decision_of
 from contract.gpunode import UnownedProcess
 from contract.kube import Node, Pod
 from contract.quantity import format_bytes
@@ -50,6 +51,11 @@ def pod_subject(pod: Pod) -> Subject:
     return Subject("Pod", metadata.namespace, metadata.name, metadata.uid)
 
 
+def pod_notice(pod: Pod, reason: str, message: str, key: str) -> Notice:
+    """Of a pod that is bound; names the decision by which it is where it is, if that was ours."""
+    return Notice(pod_subject(pod), reason, message, key, decision_id=decision_of(pod))
+
+
 def notices(state: ClusterState) -> Iterator[Notice]:
     """One by one: of a fleet whose driver fails everywhere there are tens of thousands. The state
     may change between two of them."""
@@ -72,8 +78,8 @@ def _overcommitting(state: ClusterState) -> Iterator[Notice]:
         pod = state.pod(uid)
         if pod is None or not _came_around_us(pod, over.node):
             continue
-        yield Notice(
-            pod_subject(pod),
+        yield pod_notice(
+            pod,
             "Overcommitted",
             f"This pod was bound without Headroom, to a node without room for it: with it device "
             f"{over.device} of {over.node} is or may be committed "
@@ -90,7 +96,7 @@ def _came_around_us(pod: Pod, node: str) -> bool:
 
 def _edited(state: ClusterState) -> Iterator[Notice]:
     for pod, message in state.edits.now():
-        yield Notice(pod_subject(pod), "RequestChangeIgnored", message, key=message)
+        yield pod_notice(pod, "RequestChangeIgnored", message, key=message)
 
 
 def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
@@ -163,8 +169,8 @@ def _overusing(state: ClusterState) -> Iterator[Notice]:
         pod = state.pod(over.uid)
         if pod is None:
             continue
-        yield Notice(
-            pod_subject(pod),
+        yield pod_notice(
+            pod,
             "GPUMemoryOveruse",
             f"This pod uses {mib(over.measured_bytes)} of device {over.device} of {over.node}, "
             f"{mib(over.beyond_bytes)} more than the {mib(over.requested_bytes)} that it asked "

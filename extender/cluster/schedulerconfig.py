@@ -1,7 +1,8 @@
 """What in a KubeSchedulerConfiguration costs safety or time with Headroom, and what to write.
 
-The configuration that we ship (deploy/base/kube-scheduler.yaml) is free of all of it; why each value is what
-it is, docs/scheduler.md says. Of what kube-scheduler refuses by itself nothing is said here.
+The configuration that we ship (deploy/base/kube-scheduler.yaml) is free of all of it; why each
+value is what it is, docs/scheduler.md says. Of what kube-scheduler refuses by itself
+nothing is said here.
 """
 
 import re

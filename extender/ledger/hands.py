@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from contract.kube import Pod
-from extender.cluster.notices import Notice, pod_subject
+from extender.cluster.notices import Notice, pod_notice
 from extender.kubeapi import ApiError, KubeApi
 from extender.ledger.kubernetes import store_error
 
@@ -49,4 +49,4 @@ class KubernetesHands:
             raise store_error(f"evict pod {metadata.namespace}/{metadata.name}", err) from err
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
-        self._post(Notice(pod_subject(pod), reason, message, key=""))
+        self._post(pod_notice(pod, reason, message, key=""))

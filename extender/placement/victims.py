@@ -108,9 +108,9 @@ def smallest(
     helps, or none that ranks lower than ``below``.
 
     ``devices``: of each of them a rank below which no set makes room there, and uids; those in
-    order. ``whole``: of many pods sets on several devices are tried,
-    too, where no set on one helps, which takes a try for each pod. ``promising`` is cheap, and true of a set whenever it is true
-    of a part of it; where it is false nothing helps. ``helps`` is asked at most as often as
+    order. ``whole``: of many pods sets on several devices are tried, too, where no set on one
+    helps, which takes a try for each pod. ``promising`` is cheap, and true of a set whenever it is
+    true of a part of it; where it is false nothing helps. ``helps`` is asked at most as often as
     ``tries`` allows, once for each set.
     """
     search = _Search(budgets, promising, helps, tries)

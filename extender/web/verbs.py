@@ -7,6 +7,7 @@ a function.
 
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import numpy as np
 import structlog
@@ -70,10 +71,15 @@ class TurnedAway:
         return [self._nodes[row].name for row in rows.tolist()]
 
 
+def at_once(work: Callable[[], None]) -> None:
+    work()
+
+
 class Verbs:
     """``unready`` says in a sentence why nothing can be decided yet, "" when it can.
 
-    ``shown`` is told every pod that a filter call shows, before it is decided about.
+    ``shown`` is told every pod that a filter call shows, before it is decided about. ``soon`` does
+    what no answer waits for, when the answer is out and before the next call.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Verbs:
         shown: Callable[[Pod], None],
         monotonic_s: Callable[[], float],
         wall_s: Callable[[], float],
+        soon: Callable[[Callable[[], None]], object] = at_once,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
@@ -95,6 +102,7 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
+        self._soon = soon
         self._weighings = Weighings(cluster.rules.weights)
         #: A pod, the default of its namespace, and what it asks for: what filter understood,
         #: prioritize is asked about next.
@@ -150,7 +158,10 @@ class Verbs:
         if asks:
             self._turn_away(TurnedAway(offered.pod, rows, codes, snap, began_s))
         answer = wire.encode_filter(offered, passed, codes, SENTENCES)
-        self._record(offered, request, snap, codes, sure, only, began_s)
+        took_s = self._monotonic_s() - began_s
+        at, nodes = snap.generation, len(offered.names)
+        record = partial(self._record, offered.pod, request, at, nodes, codes, sure, only, took_s)
+        self._soon(record)
         return answer
 
     def filter_error(self, message: str) -> bytes:
@@ -187,7 +198,8 @@ class Verbs:
             len(offered.names),
             winner or "",
         )
-        self._journal.note(offered.pod, ranked, ranked.at_s, ranked.winner)
+        note = partial(self._journal.note, offered.pod, ranked, ranked.at_s, ranked.winner)
+        self._soon(note)
         return wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
@@ -369,28 +381,29 @@ class Verbs:
 
     def _record(
         self,
-        offered: wire.Offered,
+        pod: Pod,
         request: VramRequest | Unreadable,
-        snap: Snapshot,
+        generation: int,
+        offered: int,
         codes: Codes,
         sure: bool,
         only: str,
-        began_s: float,
+        took_s: float,
     ) -> None:
-        metadata = offered.pod.metadata
+        metadata = pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
         refused = {code: n for code, n in enumerate(nodes_by_code) if code and n}
         counts = {reason: n for code, n in refused.items() if (reason := REASONS[code])}
         decision = Decision(
-            pod=offered.pod,
+            pod=pod,
             decision_id=decision_id(metadata.uid, metadata.resource_version),
             at_s=self._wall_s(),
-            generation=snap.generation,
-            offered=len(offered.names),
+            generation=generation,
+            offered=offered,
             fits=nodes_by_code[0],
             refused=counts,
             sure=sure,
-            took_s=self._monotonic_s() - began_s,
+            took_s=took_s,
             asked=_asked(request),
             only=only,
         )

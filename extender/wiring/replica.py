@@ -285,6 +285,7 @@ class Extender:
             shown,
             time.monotonic,
             time.time,
+            self.loop.call_soon,
         )
         self._ahead = verbs.work_ahead
         self.preempting = Preempting(

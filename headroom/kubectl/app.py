@@ -131,13 +131,14 @@ def top(
     """Memory that is promised, used and left: by node, GPU or pod."""
     options: _Options = context.obj
     body = options.api().get("nodes", search=search)
+    wide = output is Output.WIDE
     match what:
         case What.NODE:
-            table = tables.nodes(body)
+            table = tables.nodes(body, wide)
         case What.GPU:
-            table = tables.devices(body, wide=output is Output.WIDE)
+            table = tables.devices(body, wide)
         case What.POD:
-            table = tables.pods(body, _namespace(options, namespace, all_namespaces))
+            table = tables.pods(body, _namespace(options, namespace, all_namespaces), wide)
     _show(body, table, output)
 
 
@@ -165,7 +166,8 @@ def drift(
     """Of every pod with a promise: where it was predicted to be, where it is, what it uses."""
     options: _Options = context.obj
     body = options.api().get("drift")
-    _show(body, tables.drift(body, _namespace(options, namespace, all_namespaces)), output)
+    chosen = _namespace(options, namespace, all_namespaces)
+    _show(body, tables.drift(body, chosen, wide=output is Output.WIDE), output)
 
 
 @app.command()

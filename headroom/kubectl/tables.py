@@ -18,12 +18,15 @@ class Table:
     bad: frozenset[int] = frozenset()
 
 
-def nodes(body: Body) -> Table:
-    """A node each: its devices together, and why it takes no pods."""
-    columns = (
+def nodes(body: Body, wide: bool = False) -> Table:
+    """A node each: its devices together, and why it takes no pods; ``wide`` says what they are, and
+    how surely the device of the next pod is known."""
+    columns: tuple[str, ...] = (
         *("NODE", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
         *("FREE REPLICAS", "REPORT", "STATE"),
     )
+    if wide:
+        columns = (*columns, "MODELS", "SHARING", "NEXT DEVICE", "OBSERVED AT")
     rows: list[Row] = []
     bad = set[int]()
     for node in body["nodes"]:
@@ -45,6 +48,7 @@ def nodes(body: Body) -> Table:
                 str(_sum(devices, "replicas_free")),
                 age(node["report_age_s"]),
                 state,
+                *(_described(node) if wide else ()),
             )
         )
     return Table(columns, rows, frozenset(bad))
@@ -87,9 +91,13 @@ def devices(body: Body, wide: bool = False) -> Table:
     return Table(columns, rows, frozenset(bad))
 
 
-def pods(body: Body, namespace: str | None) -> Table:
-    """Who holds what, device by device; of one namespace, or of all (None)."""
-    columns = ("NAMESPACE", "POD", "NODE", "GPU", "PROMISED", "MEASURED", "SEEN THERE")
+def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
+    """Who holds what, device by device; of one namespace, or of all (None); ``wide`` says uids."""
+    columns: tuple[str, ...] = (
+        *("NAMESPACE", "POD", "NODE", "GPU", "PROMISED", "MEASURED", "SEEN THERE"),
+    )
+    if wide:
+        columns = (*columns, "MODEL", "GPU UUID", "POD UID")
     rows: list[Row] = []
     bad = set[int]()
     for node in body["nodes"]:
@@ -109,19 +117,27 @@ def pods(body: Body, namespace: str | None) -> Table:
                         gib(holder["requested_bytes"]),
                         "-" if measured is None else gib(measured),
                         "yes" if holder["observed"] else "may be",
+                        *((device["model"], device["uuid"], holder["uid"]) if wide else ()),
                     )
                 )
     return Table(columns, rows, frozenset(bad))
 
 
-def drift(body: Body, namespace: str | None) -> Table:
-    columns = ("NAMESPACE", "POD", "NODE", "RESULT", "PREDICTED", "IS ON", "PROMISED", "MEASURED")
+def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
+    """``wide`` names every device, and says what turned a prediction."""
+    columns: tuple[str, ...] = (
+        *("NAMESPACE", "POD", "NODE", "RESULT", "PREDICTED", "IS ON", "PROMISED", "MEASURED"),
+        "OVERUSE",
+    )
+    if wide:
+        columns = (*columns, "SINCE", "POD UID", "MISSED BECAUSE")
+    names = _all if wide else _names
     rows: list[Row] = []
     bad = set[int]()
     for pod in body["pods"]:
         if namespace not in (None, pod["namespace"]):
             continue
-        if pod["result"] == "miss":
+        if pod["result"] == "miss" or pod["overuse_bytes"]:
             bad.add(len(rows))
         seen = pod["observed"]
         rows.append(
@@ -130,10 +146,12 @@ def drift(body: Body, namespace: str | None) -> Table:
                 pod["name"],
                 pod["node"],
                 pod["result"] or "-",
-                _names(pod["predicted"]),
-                _names([each["uuid"] for each in seen]),
+                names(pod["choice"] or pod["predicted"]),
+                names([each["uuid"] for each in seen]),
                 _bytes(each["promised_bytes"] for each in seen),
                 _bytes(each["measured_bytes"] for each in seen),
+                gib(pod["overuse_bytes"]) if pod["overuse_bytes"] else "-",
+                *((pod["since"] or "-", pod["uid"], pod["message"] or "-") if wide else ()),
             )
         )
     return Table(columns, rows, frozenset(bad))
@@ -215,6 +233,17 @@ def _sum(devices: Iterable[Body], *keys: str) -> int:
 
 def _replicas(device: Body) -> int:
     return _sum([device], "replicas_free", "replicas_allocated", "replicas_unhealthy")
+
+
+def _described(node: Body) -> Row:
+    devices = node["devices"]
+    models = sorted({device["model"] for device in devices})
+    sharing = sorted({device["sharing"] for device in devices})
+    return _all(models), _all(sharing), node["certainty"] or "-", node["observed_at"] or "-"
+
+
+def _all(names: list[str]) -> str:
+    return ", ".join(names) or "-"
 
 
 def _names(uuids: list[str]) -> str:

@@ -72,10 +72,8 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
 
 
 def score(body: Mapping[str, Any]) -> list[str]:
-    """``body`` is that of /v1/score: one pod on one node, as of now."""
+    """``body`` is that of /v1/score: one pod on one node, as of now and as it was decided."""
     live = body["live"]
-    if live is None:
-        return [f"Pod {body['namespace']}/{body['name']}: nothing can be reckoned for it now"]
     lines = list(live["node"]["told"])
     lines += [f"  fails: {each['message']}" for each in live["failing"]]
     for term in live["terms"]:
@@ -88,4 +86,20 @@ def score(body: Mapping[str, Any]) -> list[str]:
         lines.append(f"  rank {live['rank']} of {live['fits']} nodes that fit{tied}")
     if live["winner"] and not live["wins"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
+    return lines + _stored(body["stored"], live["node"]["node"])
+
+
+def _stored(decision: Mapping[str, Any] | None, node: str) -> list[str]:
+    """What came of the last attempt, and of this node in it: only the best are on record."""
+    if decision is None:
+        return []
+    lines = ["", f"Decided at {decision['at']} (decision {decision['decision_id']})"]
+    lines += [f"  {line}" for line in phases(decision)]
+    for place, each in enumerate((decision["prioritize"] or {}).get("candidates", ()), 1):
+        if each["node"] == node:
+            lines.append(f"  {node} came {_nth(place)} then, with {each['score_ratio']:.3f}")
     return lines
+
+
+def _nth(place: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")

@@ -119,7 +119,8 @@ def using(gib: int) -> GPUNode:
 
 
 def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
-    ours = pod(uid="uid-q", name="q", node="n", annotations=OURS)
+    placed = OURS | {"headroom.gpu/placement": '{"decision": "uid-q.7"}'}
+    ours = pod(uid="uid-q", name="q", node="n", annotations=placed)
     state = state_of(*seen(kube_node(), using(10), ours))
     state.overuses.look(NOW_S)
     state.overuses.look(NOW_S + LASTING_S - 0.5)
@@ -128,6 +129,7 @@ def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
     (notice,) = said(state, "GPUMemoryOveruse")
     how_much = "uses 10240 MiB of device a of n, 2048 MiB more than the 8192 MiB that it asked for"
     assert how_much in notice.message
+    assert notice.decision_id == "uid-q.7"
     state.apply(seen(using(11)))
     state.overuses.look(NOW_S + LASTING_S + 5)
     (more,) = said(state, "GPUMemoryOveruse")

@@ -102,5 +102,5 @@ def test_a_scheduler_that_asks_somebody_else_does_not_ask_us() -> None:
 
 @pytest.mark.parametrize("config", [None, [], {}, {"kind": "Pod"}, SHIPPED | {"extenders": "us"}])
 def test_what_is_no_configuration_is_refused_with_a_right_one(config: object) -> None:
-    with pytest.raises(BadSettings, match=r"deploy/scheduler\.yaml"):
+    with pytest.raises(BadSettings, match=r"deploy/base/kube-scheduler\.yaml"):
         found(config)

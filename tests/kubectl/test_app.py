@@ -92,6 +92,18 @@ def test_top_has_a_line_for_each_node_with_what_is_promised_and_left(server: Ser
     # The plugin may give the pod either device: its 7 GiB are kept free on both.
     assert lines[0][1:7] == ["2", "48.0 GiB", "14.0 GiB", "0.0 GiB", "0.0 GiB", "34.0 GiB"]
     assert lines[2][1:4] == ["1", "80.0 GiB", "0.0 GiB"]
+    wide, *described = rows(run(server.debug, "top", "-o", "wide").stdout)
+    assert [cell.strip() for cell in wide[-4:]] == [
+        "MODELS",
+        "SHARING",
+        "NEXT DEVICE",
+        "OBSERVED AT",
+    ]
+    assert [cell.strip() for cell in described[0][-4:-1]] == [
+        "L4",
+        "time-slicing",
+        "predicted",
+    ]
     assert "\x1b" not in shown.stdout  # no colour where nobody sees it
 
 
@@ -106,6 +118,8 @@ def test_top_of_gpus_and_pods_says_who_holds_what(server: Server) -> None:
         ["team-a", "fits", "shared-0000", "0"],
         ["team-a", "fits", "shared-0000", "1"],
     ]
+    wide = run(server.debug, "top", "pod", "-n", "team-a", "-o", "wide").stdout.splitlines()
+    assert [line.split()[-2] for line in wide[1:]] == ["GPU-shared-0000-0", "GPU-shared-0000-1"]
     elsewhere = run(server.debug, "top", "pod", "-n", "team-b")
     assert (elsewhere.stdout, elsewhere.stderr) == ("", "nothing to show\n")
     assert run(server.debug, "top", "pod", "-A").stdout.splitlines() == held
@@ -132,6 +146,7 @@ def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None
     for _, value, part, contribution in terms:
         assert float(value) * float(part) == pytest.approx(float(contribution), abs=0.01)
     assert re.search(r"rank \d of 3 nodes that fit", shown.stdout)
+    assert re.search(r"\nDecided at \S+ \(decision \S+\)\n  bind: bound", shown.stdout)
     refused = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
     assert "fails: insufficient GPU memory on any device" in refused
     assert run(server.debug, "score", "team-a/large").stdout == refused  # the nearest one

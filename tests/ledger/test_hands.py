@@ -34,13 +34,14 @@ def hands(api: KubeApi) -> KubernetesHands:
     return KubernetesHands(api, KubeEvents(api, lambda: 1_795_219_200.0).post)
 
 
-def bound(plane: ControlPlane, name: str = "", **status: Any) -> Pod:
+def bound(
+    plane: ControlPlane, name: str = "", annotations: dict[str, str] | None = None, **status: Any
+) -> Pod:
     name = name or f"p{next(_numbers)}"
     containers = [{"name": "main", "image": "none"}]
     spec = {"nodeName": "n", "containers": containers, "terminationGracePeriodSeconds": 30}
-    made = plane.call(
-        "POST", PODS, {"metadata": {"name": name, "labels": {"a": name[:60]}}, "spec": spec}
-    )
+    metadata = {"name": name, "labels": {"a": name[:60]}, "annotations": annotations or {}}
+    made = plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
     if status:
         made = plane.call("PATCH", f"{PODS}/{name}/status", {"status": status}, MERGE)
     return msgspec.convert(made, Pod)
@@ -103,7 +104,8 @@ def test_the_next_pod_of_that_name_is_not_evicted(
 def test_what_is_told_stands_beside_the_pod_once(
     plane: ControlPlane, hands: KubernetesHands
 ) -> None:
-    pod = bound(plane, "p" + "x" * 252)
+    placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
+    pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same
         hands.tell(pod, "NoRoomOnGPU", "There is no room.")
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
@@ -111,6 +113,8 @@ def test_what_is_told_stands_beside_the_pod_once(
     assert (event["type"], event["reason"]) == ("Warning", "NoRoomOnGPU")
     assert event["message"] == "There is no room."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
+    # By which the pod came to where it has to be told of.
+    assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
 
 
 def test_what_follows_its_subject_is_one_event_with_the_last_words(

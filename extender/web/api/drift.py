@@ -53,9 +53,9 @@ def _rows(pod: DriftView) -> Iterator[tuple[Field, ...]]:
     predicted = ",".join(pod.choice or pod.predicted)
     for device in pod.observed:
         measured = mib(device.promised_bytes), mib(device.measured_bytes)
-        yield (*which, device.uuid, *measured, predicted, pod.message)
+        yield (*which, device.uuid, *measured, mib(pod.overuse_bytes), predicted, pod.message)
     if not pod.observed:
-        yield (*which, None, None, None, predicted, pod.message)
+        yield (*which, None, None, None, None, predicted, pod.message)
 
 
 _TABLE: Table[DriftView] = Table(
@@ -67,6 +67,7 @@ _TABLE: Table[DriftView] = Table(
         "IS-ON",
         "PROMISED(MiB)",
         "MEASURED(MiB)",
+        "OVERUSE(MiB)",
         "PREDICTED",
         "MISSED-BECAUSE",
     ),

@@ -37,15 +37,4 @@ def uncordoned(cluster: ClusterState, snap: Snapshot) -> Rows:
 
 
 def space_view(found: Space) -> SpaceView:
-    return SpaceView(
-        open_nodes=found.open_nodes,
-        closed_nodes=found.closed_nodes,
-        fitting_nodes=found.fitting_nodes,
-        need_bytes=found.need_bytes,
-        headroom_bytes=found.headroom_bytes,
-        closed_bytes=found.closed_bytes,
-        stranded_bytes=found.stranded_bytes,
-        replicas_free=found.replicas_free,
-        replicas_stranded=found.replicas_stranded,
-        largest_fitting_bytes=found.largest_fitting_bytes,
-    )
+    return SpaceView.model_validate(found, from_attributes=True)
