@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from contract.gpunode import Plugin
-from extender.cluster.preemption import MIRROR
+from extender.cluster.needs import MIRROR
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.rules import Rules

@@ -13,8 +13,9 @@ from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender.cluster.events import BudgetSeen, PodSeen
 from extender.cluster.notices import Notice
-from extender.cluster.preemption import preemption, recorded
+from extender.cluster.preemption import preemption
 from extender.cluster.state import ClusterState
+from extender.cluster.victimstold import recorded
 from extender.journal import Decision, Journal
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.preempting import RoomMaker
