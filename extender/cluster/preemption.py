@@ -52,7 +52,7 @@ from extender.placement.victims import (
 )
 from extender.placement.visible import Visible
 
-#: kubectl marks the API server's copy of a static pod so.
+#: The kubelet marks the API server's copy of a static pod so.
 MIRRORED = "kubernetes.io/config.mirror"
 #: Of system-cluster-critical and system-node-critical, and more than any user may give.
 CRITICAL = 2_000_000_000

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
-from extender.cluster.events import BudgetSeen, PodSeen
+from extender.cluster.events import BudgetSeen, GPUNodeSeen, PodSeen
 from extender.cluster.notices import Notice
 from extender.cluster.preemption import preemption
 from extender.cluster.state import ClusterState
@@ -19,9 +20,12 @@ from extender.cluster.victimstold import recorded
 from extender.journal import Decision, Journal
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.preempting import RoomMaker
+from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
 from extender.placement.rules import Rules
+from extender.settings import Settings
 from extender.telemetry import Telemetry
 from extender.wiring.preempting import NEWCOMER, VICTIM, Preempting
+from extender.wiring.replica import Extender
 from tests.cluster.evictions import On, full_node, newcomer, running
 from tests.cluster.test_preemption import budget
 
@@ -140,3 +144,26 @@ def test_who_leaves_for_whom_by_kube_schedulers_hand_is_told_once() -> None:
     world.once()
     world.once()
     assert [notice.reason for notice in world.told] == [NEWCOMER, VICTIM]
+
+
+def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee() -> None:
+    async def play(priority: int) -> Outcome:
+        extender = Extender(Settings(), unready=lambda: "")
+        store = EmbeddedStore(extender.deliver, time.monotonic)
+        ledger = extender.open_ledger(store)
+        node, held, victim = full_node("n", [On("a", 20, 1)])
+        assert isinstance(held, GPUNodeSeen)
+        assert held.gpunode.status is not None
+        now = datetime.now(UTC).isoformat()
+        status = msgspec.structs.replace(held.gpunode.status, observed_at=now)
+        made = store.create_gpunode(held.gpunode)
+        store.write_spec(made, held.gpunode.spec)
+        store.report([("n", status)])
+        thief = newcomer(3, priority, "thief", version="1")
+        store.admit(thief)
+        extender.deliver([node, victim, PodSeen(newcomer(12, 50, nominated="n"))])
+        ask = BindAsk("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
+        return await extender.loop.run_in_executor(None, ledger.bind, ask)
+
+    assert asyncio.run(play(50)) == Declined(Reason.MEMORY_ON_ANY)
+    assert isinstance(asyncio.run(play(51)), Bound)
