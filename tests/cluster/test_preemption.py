@@ -204,6 +204,9 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
     ]
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
     assert told(result) == {"leaving": ["a"]}
+    dear = full_node("full", [On("b", 20, 60)])
+    result = found(clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
+    assert told(result) == {"leaving": ["a"]}
     # Of higher priority it is none that kube-scheduler may name: then it is waited for.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
@@ -267,6 +270,7 @@ def test_a_place_that_is_held_for_somebody_is_not_given_twice() -> None:
     state = state_of(*events, PodSeen(first))
     # Beside the first there is no room for it, whoever leaves.
     assert told(found(state=state, of=second, offered={"n": ["a"]})) == {}
+    assert told(found(state=state, of=second, refused=["n"])) == {}
     assert told(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
         "n": ["b", "a"]
     }
