@@ -48,6 +48,7 @@ SLOW_MODULES = (
     "tests/agent/test_xids",
     "tests/chaos/test_chaos",
     "tests/demo/test_demo",
+    "tests/deploy/",
     "tests/e2e/",
     "tests/helm/",
     "tests/history/test_real_prometheus",

@@ -15,7 +15,7 @@ from tests.monitoring.test_rules import DOCS, RULES, alerts
 from tests.serving import offer, pod
 from tests.waiting import until
 
-DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headroom.json"
+DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
 #: What is wrong in this world, and nothing else of what one instant shows.
 ACTIVE = {
     "HeadroomOvercommitted",

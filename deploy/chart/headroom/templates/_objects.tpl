@@ -1,0 +1,105 @@
+{{/* The images, each with what it has to look like; ends here where one is missing. */}}
+{{- define "headroom.images" -}}
+{{- $wanted := dict "extender" "headroom-extender:0.1.0" "kubeScheduler" "kube-scheduler:v1.36.3" }}
+{{- if .Values.agent.enabled }}{{ $_ := set $wanted "agent" "headroom-agent:0.1.0" }}{{ end }}
+{{- range $name, $example := $wanted }}
+{{- $image := index $.Values.images $name }}
+{{- $right := printf "right is, for example, --set images.%s=registry.example/%s (docs/install.md says how to build the images)" $name $example }}
+{{- if not $image }}{{ fail (printf "images.%s is not set, and nobody publishes it for you; %s" $name $right) }}{{ end }}
+{{- if contains "set-me.invalid" $image }}{{ fail (printf "images.%s is still %s; %s" $name $image $right) }}{{ end }}
+{{- if not (regexMatch "(@sha256:[0-9a-f]{64}|:[A-Za-z0-9_][A-Za-z0-9._-]*)$" $image) }}
+{{- fail (printf "images.%s is %s, without a tag or a digest; %s" $name $image $right) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Text of deploy/ as this release has it: its namespace, its images. */}}
+{{- define "headroom.text" -}}
+{{- $images := .root.Values.images -}}
+{{- .text | replace "headroom-system" .root.Release.Namespace
+  | replace "set-me.invalid/headroom-extender:set-me" $images.extender
+  | replace "set-me.invalid/headroom-agent:set-me" (default "" $images.agent)
+  | replace "set-me.invalid/kube-scheduler:set-me" $images.kubeScheduler -}}
+{{- end -}}
+
+{{/* An object, labelled, as one document. */}}
+{{- define "headroom.document" }}
+{{- $labels := dict "app.kubernetes.io/name" "headroom" "app.kubernetes.io/part-of" "headroom"
+  "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) }}
+{{- $_ := set .object.metadata "labels" (merge (default dict .object.metadata.labels) $labels) }}
+---
+{{ toYaml .object }}
+{{ end -}}
+
+{{/* Settings and kube-scheduler's configuration: those of deploy/base with the values on top. */}}
+{{- define "headroom.settings" -}}
+{{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/headroom.yaml")) | fromYaml -}}
+{{- toYaml (mergeOverwrite $base .Values.settings) -}}
+{{- end -}}
+{{- define "headroom.schedulerConfig" -}}
+{{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/kube-scheduler.yaml")) | fromYaml -}}
+{{- toYaml (mergeOverwrite $base .Values.kubeScheduler.config) -}}
+{{- end -}}
+
+{{/* What the values say of the scheduler's Deployment. Changes .object. */}}
+{{- define "headroom.scheduler" -}}
+{{- $values := .root.Values }}
+{{- $_ := set .object.spec "replicas" $values.replicas }}
+{{- $template := .object.spec.template }}
+{{- /* kube-scheduler reads its configuration at the start alone. */}}
+{{- $_ := set $template.metadata.annotations "checksum/scheduler-config" (include "headroom.schedulerConfig" .root | sha256sum) }}
+{{- include "headroom.pulling" (dict "root" .root "spec" $template.spec) }}
+{{- range $container := $template.spec.containers }}
+{{- if eq $container.name "extender" }}
+{{- $_ := set $container "resources" (mergeOverwrite $container.resources $values.extender.resources) }}
+{{- else if eq $container.name "kube-scheduler" }}
+{{- $_ := set $container "resources" (mergeOverwrite $container.resources $values.kubeScheduler.resources) }}
+{{- if not $values.kubeScheduler.backoffGate }}
+{{- $_ := set $container "command" (without $container.command "--feature-gates=SchedulerPopFromBackoffQ=false") }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "headroom.pulling" -}}
+{{- with .root.Values.imagePullSecrets }}
+{{- $names := list }}{{ range . }}{{ $names = append $names (dict "name" .) }}{{ end }}
+{{- $_ := set $.spec "imagePullSecrets" $names }}
+{{- end }}
+{{- end -}}
+
+{{/* What the values say of the agent's DaemonSet. Changes .object. */}}
+{{- define "headroom.agent" -}}
+{{- $agent := .root.Values.agent }}
+{{- $spec := .object.spec.template.spec }}
+{{- $container := index $spec.containers 0 }}
+{{- include "headroom.pulling" (dict "root" .root "spec" $spec) }}
+{{- with $agent.runtimeClassName }}{{ $_ := set $spec "runtimeClassName" . }}{{ end }}
+{{- $required := $spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution }}
+{{- with $agent.nodeSelectorTerms }}{{ $_ := set $required "nodeSelectorTerms" . }}{{ end }}
+{{- $_ := set $required "nodeSelectorTerms" (concat $required.nodeSelectorTerms $agent.moreNodeSelectorTerms) }}
+{{- $env := $container.env }}
+{{- if $agent.steer }}{{ $env = append $env (dict "name" "HEADROOM_STEER" "value" (join "," $agent.steer)) }}{{ end }}
+{{- if $agent.driverFolder }}{{ $env = append $env (dict "name" "LD_LIBRARY_PATH" "value" "/usr/local/nvidia/lib64") }}{{ end }}
+{{- range $name, $value := $agent.env }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- $_ := set $container "env" $env }}
+{{- if $agent.steer }}
+{{- range $mount := $container.volumeMounts }}
+{{- if eq $mount.name "device-plugins" }}{{ $_ := set $mount "readOnly" false }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if $agent.driverFolder }}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "driver" "mountPath" "/usr/local/nvidia" "readOnly" true)) }}
+{{- $_ := set $spec "volumes" (append $spec.volumes (dict "name" "driver" "hostPath" (dict "path" $agent.driverFolder "type" "Directory"))) }}
+{{- end }}
+{{- $security := $container.securityContext }}
+{{- if not $agent.ptrace }}
+{{- $_ := unset $security.capabilities "add" }}{{ $_ := unset $security "appArmorProfile" }}
+{{- end }}
+{{- if $agent.selinux }}{{ $_ := set $security "seLinuxOptions" (dict "type" "spc_t") }}{{ end }}
+{{- if $agent.privileged }}
+{{- $_ := set $security "privileged" true }}
+{{- range $key := list "allowPrivilegeEscalation" "capabilities" "appArmorProfile" }}{{ $_ := unset $security $key }}{{ end }}
+{{- end }}
+{{- $_ := set $container "resources" (mergeOverwrite $container.resources $agent.resources) }}
+{{- end -}}

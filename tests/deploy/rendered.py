@@ -1,0 +1,121 @@
+"""What kustomize and Helm make of deploy/, as objects by kind, namespace and name."""
+
+import functools
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.controlplane import ROOT, built
+
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "chart/headroom"
+NAMESPACE = "headroom-system"
+#: What deploy/ names where an image has to be named, and what the tests name there.
+IMAGES = {
+    "set-me.invalid/headroom-extender:set-me": "registry.example/headroom-extender:0.1.0",
+    "set-me.invalid/headroom-agent:set-me": "registry.example/headroom-agent:0.1.0",
+    "set-me.invalid/kube-scheduler:set-me": "registry.example/kube-scheduler:v1.36.3",
+}
+IMAGE_VALUES = dict(zip(("extender", "agent", "kubeScheduler"), IMAGES.values(), strict=True))
+PLATFORMS = ("gpu-operator", "device-plugin", "gke", "eks", "aks", "trial")
+#: A component of deploy/components -> the chart's values that do the same.
+COMPONENTS: Mapping[str, Mapping[str, Any]] = {
+    "privileged": {"agent": {"privileged": True}},
+    "no-ptrace": {"agent": {"ptrace": False}},
+    "selinux": {"agent": {"selinux": True}},
+    "steered": {"agent": {"steer": ["nvidia.com/gpu"]}},
+    "kubernetes-1.32": {"kubeScheduler": {"backoffGate": False}},
+    "monitors": {"monitors": True},
+    "rules": {"rules": True},
+    "dashboard": {"dashboard": True},
+}
+
+Key = tuple[str, str, str]
+Objects = dict[Key, dict[str, Any]]
+
+
+class Refused(Exception):
+    """The command ended with an error; the text is what it said."""
+
+
+def run(command: Sequence[str | Path], home: Path) -> str:
+    """Standard output; it finds no cluster, whatever the machine is set up for."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": os.devnull}
+    done = subprocess.run(
+        [str(part) for part in command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Refused(done.stderr)
+    return done.stdout
+
+
+@functools.cache
+def overlay(folder: Path) -> str:
+    """What ``kubectl kustomize`` prints of a folder."""
+    return run([built("kubectl")["kubectl"], "kustomize", folder], Path(os.devnull))
+
+
+def with_components(folder: Path, components: Iterable[str]) -> str:
+    """An overlay of a user's own in the empty ``folder``: the plain one with these components."""
+    kustomization = {
+        "resources": [os.path.relpath(DEPLOY / "overlays/device-plugin", folder)],
+        "components": [os.path.relpath(DEPLOY / "components" / c, folder) for c in components],
+    }
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+    return run([built("kubectl")["kubectl"], "kustomize", folder], folder)
+
+
+def helm(home: Path, *arguments: str | Path, values: Mapping[str, Any] | None = None) -> str:
+    """Standard output of helm; ``values`` are the last ones that count."""
+    more: list[str | Path] = []
+    if values is not None:
+        (home / "values.json").write_text(json.dumps(values))
+        more = ["--values", home / "values.json"]
+    return run([built("helm")["helm"], *arguments, *more], home)
+
+
+def template(
+    home: Path, values: Mapping[str, Any], platform: str = "", namespace: str = NAMESPACE
+) -> str:
+    """``helm template`` with images, the values of a platform, and these."""
+    files = ["--values", CHART / f"platforms/{platform}.yaml"] if platform else []
+    named = {"images": IMAGE_VALUES, **values}
+    where = ["--namespace", namespace]
+    return helm(home, "template", "headroom", CHART, *where, *files, values=named)
+
+
+def objects(text: str) -> Objects:
+    """By kind, namespace and name; one that is there twice fails."""
+    found: Objects = {}
+    for each in yaml.safe_load_all(text):
+        if each:
+            metadata = each["metadata"]
+            key = (each["kind"], metadata.get("namespace", ""), metadata["name"])
+            assert key not in found, f"{key} is rendered twice"
+            found[key] = each
+    return found
+
+
+def named_images(text: str) -> str:
+    """With images of the tests, as a user's ``images:`` does it."""
+    for placeholder, image in IMAGES.items():
+        text = text.replace(placeholder, image)
+    return text
+
+
+def pod_specs(found: Objects) -> dict[Key, dict[str, Any]]:
+    """The templates of pods among them."""
+    return {
+        key: each["spec"]["template"]["spec"]
+        for key, each in found.items()
+        if key[0] in ("Deployment", "DaemonSet", "Job")
+    }

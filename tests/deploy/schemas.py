@@ -1,0 +1,78 @@
+"""The API servers' own schemas (OpenAPI v3) of the minors whose kube-schedulers the tests run.
+
+They are part of the Go module from which the binaries are built. Made strict: a field that a schema
+does not name is a mistake, where the API server would only warn.
+"""
+
+import functools
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from tests.gobin import build
+
+#: Folders of tests/gobin, each of which pins a minor.
+MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
+_MODULE = "k8s.io/kubernetes"
+
+
+@functools.cache
+def folder(minor: str) -> Path:
+    """Where the module of that minor keeps its schemas; fetched where it is not there yet."""
+    module = build.MODULES / minor
+    go_mod = (module / "go.mod").read_text()
+    go = build.find_go(build.default_cache(), build.required_go(go_mod))
+    told = subprocess.run(
+        [go, "mod", "download", "-json", _MODULE],
+        cwd=module,
+        env=os.environ | build.build_environment(go_mod),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(json.loads(told.stdout)["Dir"]) / "api/openapi-spec/v3"
+
+
+@functools.cache
+def _served(minor: str, api_version: str) -> dict[str, Any] | None:
+    group, _, version = api_version.rpartition("/")
+    name = f"apis__{group}__{version}" if group else f"api__{version}"
+    file = folder(minor) / f"{name}_openapi.json"
+    if not file.exists():
+        return None
+    document: dict[str, Any] = json.loads(file.read_text())
+    for schema in document["components"]["schemas"].values():
+        if "properties" in schema and "additionalProperties" not in schema:
+            schema["additionalProperties"] = False
+    return document
+
+
+@functools.cache
+def _validator(minor: str, api_version: str, kind: str) -> jsonschema.Draft7Validator | None:
+    document = _served(minor, api_version)
+    if document is None:
+        return None
+    group, _, version = api_version.rpartition("/")
+    wanted = {"group": group, "version": version, "kind": kind}
+    for name, schema in document["components"]["schemas"].items():
+        if wanted in schema.get("x-kubernetes-group-version-kind", ()):
+            start = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+            # "nullable" and x-kubernetes-* are no part of JSON Schema, and ours need none of them.
+            return jsonschema.Draft7Validator(start)
+    return None
+
+
+def serves(minor: str, each: dict[str, Any]) -> bool:
+    """Whether an API server of that minor knows the kind of its own."""
+    return _validator(minor, each["apiVersion"], each["kind"]) is not None
+
+
+def mistakes(minor: str, each: dict[str, Any]) -> list[str]:
+    """What the schema of its kind has against the object."""
+    validator = _validator(minor, each["apiVersion"], each["kind"])
+    assert validator is not None, f"{minor} does not serve {each['apiVersion']} {each['kind']}"
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(each)]

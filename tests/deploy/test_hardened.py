@@ -1,0 +1,102 @@
+"""What the pods may do on a node, and that every exception has its reason beside it."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, objects, overlay, pod_specs
+
+SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
+AGENT = ("DaemonSet", NAMESPACE, "headroom-agent")
+
+
+def spec_of(platform: str, key: tuple[str, str, str]) -> dict[str, Any]:
+    return pod_specs(objects(overlay(DEPLOY / "overlays" / platform)))[key]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_schedulers_pods_keep_to_the_restricted_level(platform: str) -> None:
+    spec = spec_of(platform, SCHEDULER)
+    pod = spec["securityContext"]
+    assert pod["runAsNonRoot"] is True
+    assert pod["runAsUser"] == 65532
+    assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & spec.keys()
+    assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not [port for port in container.get("ports", ()) if "hostPort" in port]
+
+
+@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
+def test_the_agent_may_what_it_needs_and_is_privileged_on_gke_alone(platform: str) -> None:
+    spec = spec_of(platform, AGENT)
+    (container,) = spec["containers"]
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    if platform == "gke":
+        assert security["privileged"] is True
+    else:
+        assert security["privileged"] is False
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["hostPID"] is True
+    assert not {"hostNetwork", "hostIPC"} & spec.keys()
+    writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
+    assert writable == ["/run/headroom"]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_container_has_requests_probes_and_a_memory_limit_where_one_was_measured(
+    platform: str,
+) -> None:
+    for spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).values():
+        for container in spec["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "cpu" not in container["resources"].get("limits", {})
+            assert "livenessProbe" in container
+
+
+def test_only_gpu_nodes_have_an_agent() -> None:
+    for platform in PLATFORMS:
+        found = pod_specs(objects(overlay(DEPLOY / "overlays" / platform)))
+        if AGENT not in found:
+            continue
+        affinity = found[AGENT]["affinity"]["nodeAffinity"]
+        terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert terms
+        assert all(term["matchExpressions"] for term in terms), "an empty term is no node"
+
+
+#: What a reader of a manifest asks "why" about, where it is written.
+_QUESTIONABLE = re.compile(
+    r"^\s*(hostPID: true|tolerations:|- \{name: .*mountPath: /(var|run|sys|usr)"
+    r"|add: \[|runAsUser: 0|appArmorProfile:|privileged: true|- \{name: metrics, .*hostPort"
+    r"|seLinuxOptions:|- \{name: NVIDIA_)"
+)
+
+
+def test_whatever_the_agent_sees_of_its_node_has_its_reason_above() -> None:
+    files = [
+        DEPLOY / "base/agent.yaml",
+        *DEPLOY.glob("overlays/*/kustomization.yaml"),
+        *DEPLOY.glob("components/*/kustomization.yaml"),
+    ]
+    seen = 0
+    for file in files:
+        lines = file.read_text().splitlines()
+        for i, line in enumerate(lines):
+            if _QUESTIONABLE.match(line):
+                seen += 1
+                said = lines[i - 1].lstrip().startswith("#") or lines[0].startswith("#")
+                above = lines[i - 1].lstrip().startswith("#")
+                assert above or (file.parent.parent.name == "components" and said), (
+                    f"{file.relative_to(DEPLOY)}:{i + 1}: {line.strip()} has no reason above it"
+                )
+    assert seen > 12

@@ -1,0 +1,335 @@
+"""Kustomize and Helm install the same, on every platform, and nothing that was to be filled in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.controlplane import ROOT
+from tests.deploy.rendered import (
+    COMPONENTS,
+    DEPLOY,
+    IMAGES,
+    NAMESPACE,
+    PLATFORMS,
+    Key,
+    Objects,
+    Refused,
+    helm,
+    named_images,
+    objects,
+    overlay,
+    pod_specs,
+    template,
+    with_components,
+)
+
+#: Helm's own: who made it; and what it does by hand, since nobody else rolls pods for it.
+_HELMS_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
+_HELMS_ANNOTATIONS = ("helm.sh/resource-policy",)
+_CHECKSUM = "checksum/scheduler-config"
+#: Lists whose order says nothing, by the field that names their entries.
+_UNORDERED = {"env": "name", "volumes": "name", "volumeMounts": "mountPath"}
+
+
+def plain(found: Objects) -> Objects:
+    """Without what only Helm says, without Helm's Namespace, and lists that are sets in order."""
+    return {key: _plain(each) for key, each in found.items() if key[0] != "Namespace"}
+
+
+def _plain(each: dict[str, Any]) -> dict[str, Any]:
+    metadata = each["metadata"]
+    for name in _HELMS_LABELS:
+        metadata.get("labels", {}).pop(name, None)
+    for name in _HELMS_ANNOTATIONS:
+        metadata.get("annotations", {}).pop(name, None)
+    if not metadata.get("annotations", True):
+        del metadata["annotations"]
+    if each["kind"] == "Deployment":
+        each["spec"]["template"]["metadata"].get("annotations", {}).pop(_CHECKSUM, None)
+    if each["kind"] == "ConfigMap":  # the text is laid out in another way
+        each["data"] = {name: yaml.safe_load(text) for name, text in each["data"].items()}
+    ordered: dict[str, Any] = _in_order(each)
+    return ordered
+
+
+def _in_order(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _in_order(each, key) for key, each in value.items()}
+    if isinstance(value, list):
+        by = _UNORDERED.get(name)
+        return [_in_order(each) for each in (sorted(value, key=lambda e: e[by]) if by else value)]
+    return value
+
+
+def same(kustomized: Objects, templated: Objects) -> None:
+    one, other = plain(kustomized), plain(templated)
+    assert one.keys() == other.keys()
+    for key in one:
+        assert one[key] == other[key], key
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> None:
+    kustomized = objects(named_images(overlay(DEPLOY / "overlays" / platform)))
+    templated = objects(template(tmp_path, {}, platform))
+    assert ("Deployment", NAMESPACE, "headroom-scheduler") in kustomized
+    same(kustomized, templated)
+
+
+@pytest.mark.parametrize("component", sorted(COMPONENTS))
+def test_each_component_is_a_value_of_the_chart(component: str, tmp_path: Path) -> None:
+    kustomized = objects(named_images(with_components(tmp_path, [component])))
+    templated = objects(template(tmp_path, COMPONENTS[component]))
+    without = objects(named_images(overlay(DEPLOY / "overlays/device-plugin")))
+    assert kustomized != without
+    same(kustomized, templated)
+
+
+def test_every_overlay_and_component_is_compared() -> None:
+    def folders(where: str) -> set[str]:
+        return {each.name for each in (DEPLOY / where).iterdir()}
+
+    assert folders("overlays") == set(PLATFORMS)
+    assert folders("components") == set(COMPONENTS)
+    platforms = {each.stem for each in (DEPLOY / "chart/headroom/platforms").iterdir()}
+    assert platforms == set(PLATFORMS)
+
+
+def test_all_of_them_together_still_render(tmp_path: Path) -> None:
+    apart = {"privileged", "no-ptrace"}  # of which one undoes the other
+    found = objects(with_components(tmp_path, sorted(set(COMPONENTS) - apart)))
+    assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} <= {key[0] for key in found}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_images_are_names_that_can_never_exist_until_somebody_names_them(platform: str) -> None:
+    specs = pod_specs(objects(overlay(DEPLOY / "overlays" / platform)))
+    images = {
+        container["image"]
+        for spec in specs.values()
+        for container in (*spec["containers"], *spec.get("initContainers", ()))
+    }
+    assert images
+    assert images <= set(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        pytest.param(
+            {"agent": "registry.example/a:1", "kubeScheduler": "registry.example/k:v1.36.3"},
+            "images.extender is not set, and nobody publishes it for you; right is, for example, "
+            "--set images.extender=registry.example/headroom-extender:0.1.0",
+            id="one is missing",
+        ),
+        pytest.param(
+            {**dict.fromkeys(("agent", "kubeScheduler"), "registry.example/a:1"), "extender": "e"},
+            "images.extender is e, without a tag or a digest; right is, for example, --set",
+            id="one has no tag",
+        ),
+        pytest.param(
+            dict.fromkeys(("agent", "kubeScheduler", "extender"), next(iter(IMAGES))),
+            "is still set-me.invalid/headroom-extender:set-me; right is, for example, --set",
+            id="the placeholder was taken over",
+        ),
+    ],
+)
+def test_helm_says_which_image_is_missing_and_what_is_right(
+    images: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        template(tmp_path, {"images": images})
+    assert told in str(refused.value)
+
+
+def test_a_digest_is_as_good_as_a_tag(tmp_path: Path) -> None:
+    digest = f"registry.example/e@sha256:{'0' * 64}"
+    images = {**dict.fromkeys(("agent", "kubeScheduler"), "registry.example/a:1")}
+    found = objects(template(tmp_path, {"images": {**images, "extender": digest}}))
+    spec = pod_specs(found)["Deployment", NAMESPACE, "headroom-scheduler"]
+    assert spec["containers"][0]["image"] == digest
+
+
+def test_the_agents_image_is_not_asked_for_where_there_are_no_agents(tmp_path: Path) -> None:
+    images = {**dict.fromkeys(("extender", "kubeScheduler"), "registry.example/e:1"), "agent": ""}
+    found = objects(template(tmp_path, {"images": images, "agent": {"enabled": False}}))
+    assert ("DaemonSet", NAMESPACE, "headroom-agent") not in found
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"replica": 3}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"agent": {"priviledged": True}}, "priviledged"),
+        ({"agent": {"steer": ["gpu"]}}, "steer"),
+        ({"agent": {"env": {"A": 1}}}, "env"),
+    ],
+)
+def test_helm_refuses_values_that_nobody_knows(
+    values: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=told):
+        template(tmp_path, values)
+
+
+def test_every_value_is_described_and_in_the_schema() -> None:
+    text = (DEPLOY / "chart/headroom/values.yaml").read_text()
+    schema = json.loads((DEPLOY / "chart/headroom/values.schema.json").read_text())
+    lines = text.splitlines()
+    for name, value in yaml.safe_load(text).items():
+        # "global" is Helm's own.
+        known = schema["properties"][name]
+        _described(lines, f"{name}:")
+        if isinstance(value, dict) and value:
+            assert value.keys() == known["properties"].keys(), name
+            for inner in value:
+                _described(lines, f"  {inner}:")
+    assert schema["properties"].keys() - {"global"} == yaml.safe_load(text).keys()
+
+
+def _described(lines: list[str], start: str) -> None:
+    """Each place where a value is written has a comment above it, or opens a group of some."""
+    found = [i for i, line in enumerate(lines) if line.startswith(start)]
+    assert found, start
+    for i in found:
+        opens_group = lines[i].endswith(":")
+        assert opens_group or lines[i - 1].lstrip().startswith("#"), lines[i]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_helm_lint_finds_nothing(platform: str, tmp_path: Path) -> None:
+    chart = DEPLOY / "chart/headroom"
+    values = {"images": dict.fromkeys(("extender", "agent", "kubeScheduler"), "a.example/b:1")}
+    platform_values = ["--values", chart / f"platforms/{platform}.yaml"]
+    told = helm(tmp_path, "lint", chart, "--strict", *platform_values, values=values)
+    assert "1 chart(s) linted, 0 chart(s) failed" in told
+    assert "[WARNING]" not in told
+    assert "[ERROR]" not in told
+
+
+def test_helm_installs_into_any_namespace(tmp_path: Path) -> None:
+    everything = {"monitors": True, "rules": True, "dashboard": True}
+    text = template(tmp_path, everything, namespace="gpu-team")
+    assert NAMESPACE not in text
+    namespaces = {key[1] for key in objects(text)}
+    assert namespaces == {"", "gpu-team", "kube-system"}
+
+
+def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
+    found = objects(
+        template(
+            tmp_path,
+            {
+                "settings": {"policy": "spread"},
+                "kubeScheduler": {"config": {"podMaxBackoffSeconds": 20}},
+                "extender": {"resources": {"limits": {"memory": "1Gi"}}},
+                "imagePullSecrets": ["pull"],
+                "networkPolicies": False,
+                "crd": False,
+                "agent": {"env": {"HEADROOM_DCGM_URL": "http://dcgm:9400/metrics"}},
+            },
+        )
+    )
+    settings = yaml.safe_load(
+        found["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"]
+    )
+    assert (settings["policy"], settings["agent_namespace"]) == ("spread", NAMESPACE)
+    config = found["ConfigMap", NAMESPACE, "headroom-scheduler-config"]["data"]
+    scheduler = yaml.safe_load(config["kube-scheduler.yaml"])
+    assert scheduler["podMaxBackoffSeconds"] == 20
+    assert scheduler["percentageOfNodesToScore"] == 100
+    specs = pod_specs(found)
+    extender = specs["Deployment", NAMESPACE, "headroom-scheduler"]["containers"][0]
+    assert extender["resources"]["limits"] == {"memory": "1Gi"}
+    assert extender["resources"]["requests"]["memory"] == "192Mi"
+    assert all(spec["imagePullSecrets"] == [{"name": "pull"}] for spec in specs.values())
+    agent = specs["DaemonSet", NAMESPACE, "headroom-agent"]["containers"][0]
+    assert {"name": "HEADROOM_DCGM_URL", "value": "http://dcgm:9400/metrics"} in agent["env"]
+    assert not {"NetworkPolicy", "CustomResourceDefinition"} & {key[0] for key in found}
+
+
+def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -> None:
+    def annotations(values: dict[str, Any]) -> dict[str, str]:
+        found = objects(template(tmp_path, values))
+        deployment = found["Deployment", NAMESPACE, "headroom-scheduler"]
+        annotated: dict[str, str] = deployment["spec"]["template"]["metadata"]["annotations"]
+        return annotated
+
+    usual = annotations({})
+    assert usual == annotations({"settings": {"policy": "spread"}})  # read anew by who runs
+    assert usual != annotations({"kubeScheduler": {"config": {"podMaxBackoffSeconds": 20}}})
+
+
+def test_the_operators_rules_are_those_of_prometheus() -> None:
+    rules = yaml.safe_load((DEPLOY / "prometheus/rules.yaml").read_text())
+    resource = yaml.safe_load((DEPLOY / "components/rules/rules.yaml").read_text())
+    assert resource["spec"] == rules
+    assert len(rules["groups"]) > 2
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_everything_of_ours_is_found_again_by_its_label(platform: str) -> None:
+    found = objects(overlay(DEPLOY / "overlays" / platform))
+    unlabelled = [
+        key
+        for key, each in found.items()
+        if each["metadata"]["labels"].get("app.kubernetes.io/part-of") != "headroom"
+    ]
+    assert unlabelled == []
+
+
+def references(specs: dict[Key, dict[str, Any]]) -> set[tuple[str, str]]:
+    """ConfigMaps, accounts and classes that the pods name."""
+    found: set[tuple[str, str]] = set()
+    for spec in specs.values():
+        found.add(("ServiceAccount", spec["serviceAccountName"]))
+        found.add(("PriorityClass", spec["priorityClassName"]))
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                found.add(("ConfigMap", volume["configMap"]["name"]))
+    return found
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_what_one_object_names_another_is(platform: str) -> None:
+    found = objects(overlay(DEPLOY / "overlays" / platform))
+    there = {(kind, name) for kind, _, name in found}
+    assert references(pod_specs(found)) <= there
+    for (kind, namespace, name), each in found.items():
+        if kind.endswith("RoleBinding"):
+            role = each["roleRef"]
+            ours = (role["kind"], namespace if role["kind"] == "Role" else "", role["name"])
+            assert ours in found or role["name"].startswith("system:"), name
+            for subject in each["subjects"]:
+                assert (subject["kind"], subject["namespace"], subject["name"]) in found, name
+        if kind == "Service":
+            selected = [
+                template["spec"]["template"]
+                for key, template in found.items()
+                if key[0] in ("Deployment", "DaemonSet")
+                and each["spec"]["selector"].items()
+                <= template["spec"]["template"]["metadata"]["labels"].items()
+            ]
+            assert selected, name
+            ports = {
+                port["name"]
+                for pod in selected
+                for container in pod["spec"]["containers"]
+                for port in container.get("ports", ())
+            }
+            assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports, name
+
+
+def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
+    links = {each.name: each.resolve() for each in (DEPLOY / "chart/headroom/files").iterdir()}
+    assert links == {
+        "base": DEPLOY / "base",
+        "monitors.yaml": DEPLOY / "components/monitors/monitors.yaml",
+        "rules.yaml": DEPLOY / "components/rules/rules.yaml",
+        "dashboard.json": DEPLOY / "components/dashboard/headroom.json",
+    }
+    assert ROOT in DEPLOY.parents

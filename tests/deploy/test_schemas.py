@@ -1,0 +1,61 @@
+"""Every object that is rendered is one that API servers of the three newest minors take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.rendered import (
+    COMPONENTS,
+    DEPLOY,
+    PLATFORMS,
+    objects,
+    overlay,
+    template,
+    with_components,
+)
+from tests.deploy.schemas import MINORS, mistakes, serves
+
+#: Of others: no API server brings them along.
+FOREIGN = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate", "Issuer"}
+
+
+def all_objects(folder: Path) -> list[dict[str, Any]]:
+    texts = [overlay(DEPLOY / "overlays" / platform) for platform in PLATFORMS]
+    texts += [template(folder, {}, platform) for platform in PLATFORMS]
+    for name in sorted(COMPONENTS):
+        (folder / name).mkdir()
+        texts.append(with_components(folder / name, [name]))
+    different = {str(each): each for text in texts for each in objects(text).values()}
+    return list(different.values())
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return all_objects(tmp_path_factory.mktemp("rendered"))
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_schemas_take_every_object(minor: str, rendered: list[dict[str, Any]]) -> None:
+    checked = 0
+    for each in rendered:
+        what = f"{each['kind']} {each['metadata']['name']}"
+        if each["kind"] in FOREIGN:
+            assert not serves(minor, each), what
+            continue
+        assert mistakes(minor, each) == [], what
+        checked += 1
+    assert checked > 60
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_schemas_are_strict(minor: str) -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "a", "lables": {}},
+        "spec": {"containers": [{"name": "a", "ports": [{"containerPort": "80"}]}]},
+    }
+    told = "\n".join(mistakes(minor, pod))
+    assert "'lables' was unexpected" in told
+    assert "$.spec.containers[0].ports[0].containerPort: '80' is not of type 'integer'" in told
