@@ -16,7 +16,7 @@ USER 65532:65532
 # 8888: kube-scheduler's verbs. 8889: debug API.
 EXPOSE 8888 8889
 ENTRYPOINT ["python", "-m", "extender"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve", "--debug-host", "0.0.0.0"]
 
 FROM base AS agent
 COPY requirements/agent.txt requirements/agent.txt

@@ -34,7 +34,7 @@ e2e: $(VENV)/test.stamp  ## the main cases alone, against real kube-schedulers o
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
 
 real: $(VENV)/test.stamp  ## the whole stack on twenty real nodes: what a burst and a wake-up take
-	HEADROOM_REAL_NODES=20 HEADROOM_REAL_ROUNDS=5 $(RUN) -m pytest -q tests/e2e/test_real_nodes.py $(ARGS)
+	TEST_REAL_NODES=20 TEST_REAL_ROUNDS=5 $(RUN) -m pytest -q tests/e2e/test_real_nodes.py $(ARGS)
 
 chaos: $(VENV)/test.stamp  ## ten minutes of seeded faults, then a verdict: ARGS="--seed 1 --minutes 10"
 	@$(RUN) -m tests.chaos $(ARGS)

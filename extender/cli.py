@@ -11,10 +11,12 @@ import structlog
 import typer
 import uvloop
 
+from extender.certs.command import certs
+from extender.configcommand import config
+from extender.configuration import load_settings
 from extender.doctor import doctor
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
-from extender.settings import load_settings
 from extender.wiring.embedded import serve_embedded
 
 app = typer.Typer(
@@ -54,8 +56,18 @@ def serve(
         Path | None,
         typer.Option(help="Serve the nodes of this fleet file from memory, without a cluster."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables come before.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    verbs_host: Annotated[str | None, typer.Option(help="That of kube-scheduler's port.")] = None,
+    debug_host: Annotated[str | None, typer.Option(help="That of the debug API's port.")] = None,
+    insecure_verbs: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-verbs", help="Let other machines have pods bound without a certificate."
+        ),
+    ] = None,
     verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
     debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
     debug_open: Annotated[
@@ -88,6 +100,9 @@ def serve(
         settings = load_settings(
             config,
             host=host,
+            verbs_host=verbs_host,
+            debug_host=debug_host,
+            insecure_verbs=insecure_verbs,
             verbs_port=verbs_port,
             debug_port=debug_port,
             debug_open=debug_open,
@@ -107,7 +122,8 @@ def serve(
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err
     except BadSettings as err:
-        typer.echo(f"headroom: {err}", err=True)
+        for line in str(err).splitlines():
+            typer.echo(f"headroom: {line}", err=True)
         raise typer.Exit(2) from err
     except OSError as err:
         typer.echo(f"headroom: {err}", err=True)
@@ -155,6 +171,8 @@ def convert(
 
 
 app.command()(doctor)
+app.command()(certs)
+app.add_typer(config, name="config")
 
 
 @app.command()

@@ -39,9 +39,9 @@ def doctor(
     """
     # Slow to import, and `kubectl headroom` has this command beside others.
     from extender.cluster.findings import Weight, line, warnings_first
+    from extender.configuration import load_settings
     from extender.errors import BadSettings, NotSynced
     from extender.fleet import load_fleet
-    from extender.settings import load_settings
     from extender.wiring.doctor import diagnose, diagnose_around, diagnose_scheduler, fleet_events
 
     try:

@@ -22,8 +22,9 @@ from contract.gpunode import (
 )
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import format_bytes
+from extender.configuration import read_yaml, said
 from extender.errors import BadSettings
-from extender.settings import QuantityBytes, read_yaml, said
+from extender.settings import QuantityBytes
 
 #: The stock plugin and kubelet, as they are when nobody configures them.
 _PLUGIN = Plugin(

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -20,7 +18,6 @@ from pydantic import (
 from contract.annotations import ScoringPolicy
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
-from extender.errors import BadSettings
 from extender.placement.rules import MIB, Rules, VisibleDevices, Weights
 from extender.records import DEFAULT_BOUNDS, Bounds
 from extender.tls import TlsFiles
@@ -39,14 +36,36 @@ def _quantity(value: Any) -> Any:
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
 
 
+class Contradiction(ValueError):
+    """These settings cannot go together; the text says why, and what is right."""
+
+    def __init__(self, message: str, *settings: str) -> None:
+        super().__init__(message)
+        self.settings = settings
+
+
+#: Right values of settings that have none by default.
+EXAMPLES = {
+    "verbs_host": "127.0.0.1",
+    "debug_host": "0.0.0.0",
+    "debug_tls_cert": "/etc/headroom/tls/tls.crt",
+    "debug_tls_key": "/etc/headroom/tls/tls.key",
+    "tls_cert": "/etc/headroom/tls/tls.crt",
+    "tls_key": "/etc/headroom/tls/tls.key",
+    "tls_client_ca": "/etc/headroom/client/ca.crt",
+    "peers": "[headroom-peers.headroom-system.svc]",
+    "max_body": "16Mi",
+    "journal_bytes": "16Mi",
+    "prometheus_url": "http://prometheus.monitoring:9090",
+    "prometheus_token_file": "/var/run/secrets/prometheus/token",
+    "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
+}
+
+
 class OnMiss(Enum):
     REPORT = "report"
     EVICT = "evict"
 
-
-#: Of a file: a single long text in YAML takes time with the square of its length, and each bracket
-#: 16 us.
-MOST_BYTES = 64 << 10
 
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
@@ -75,11 +94,26 @@ class ScoreWeights(BaseModel):
 
 
 class Settings(BaseModel):
-    """Read from a YAML file; unknown keys are refused, so that a slip is not silently ignored."""
+    """Where they come from: ``extender.configuration``. Unknown ones are refused, so that a slip is
+    not silently ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field("127.0.0.1", description="Address that both servers listen on.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address that both servers listen on, where they have none of their own.",
+    )
+    verbs_host: str | None = Field(
+        None,
+        description="Address of kube-scheduler's port alone. Where it is not a loopback address "
+        "tls_cert, tls_key and tls_client_ca are needed: whoever reaches bind can bind pods.",
+    )
+    debug_host: str | None = Field(None, description="Address of the debug API's port alone.")
+    insecure_verbs: bool = Field(
+        False,
+        description="Serve kube-scheduler's port to other machines without TLS, or without asking "
+        "for a client certificate: everybody who reaches it can bind pods.",
+    )
     verbs_port: int = Field(8888, ge=0, le=65535, description="kube-scheduler's port; 0: any.")
     debug_port: int = Field(8889, ge=0, le=65535, description="Debug API's port; 0: any.")
     debug_open: bool = Field(
@@ -269,18 +303,39 @@ class Settings(BaseModel):
     def _prometheus_is_named(self) -> Self:
         for name in ("prometheus_token_file", "prometheus_ca"):
             if getattr(self, name) is not None and self.prometheus_url is None:
-                raise ValueError(
+                raise Contradiction(
                     f"{name} is set without prometheus_url; right are both, for example "
-                    "prometheus_url: https://prometheus.monitoring:9090"
+                    "prometheus_url: https://prometheus.monitoring:9090",
+                    name,
                 )
         return self
 
     @model_validator(mode="after")
     def _open_on_loopback_alone(self) -> Self:
-        if self.debug_open and not is_loopback(self.host):
-            raise ValueError(
-                f"debug_open is set and host is {self.host}, where others than this machine's own "
-                "processes can read it; right is host: 127.0.0.1, or debug_open: false"
+        name, host = self._where("debug_host")
+        if self.debug_open and not is_loopback(host):
+            raise Contradiction(
+                f"debug_open is set and {name} is {host}, where others than this machine's own "
+                f"processes can read it; right is {name}: 127.0.0.1, or debug_open: false",
+                "debug_open",
+                name,
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _strangers_bind_nothing(self) -> Self:
+        name, host = self._where("verbs_host")
+        if self.insecure_verbs or is_loopback(host):
+            return self
+        needed = ("tls_cert", "tls_key", "tls_client_ca")
+        if missing := [each for each in needed if getattr(self, each) is None]:
+            raise Contradiction(
+                f"{name} is {host}, where others than this machine's own processes can have us "
+                f"bind pods, and {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set; right are all three, for example "
+                "those of the Secrets that headroom certs makes, or verbs_host: 127.0.0.1, or "
+                "insecure_verbs: true where a NetworkPolicy of yours keeps everybody else away",
+                name,
             )
         return self
 
@@ -291,16 +346,33 @@ class Settings(BaseModel):
             if (getattr(self, cert) is None) != (getattr(self, key) is None):
                 given, missing = (cert, key) if getattr(self, cert) else (key, cert)
                 flag = f"--{begin}tls".replace("_", "-")
-                raise ValueError(
+                raise Contradiction(
                     f"{given} is set and {missing} is not; right are both, "
-                    f"for example {flag}-cert tls.crt {flag}-key tls.key"
+                    f"for example {flag}-cert tls.crt {flag}-key tls.key",
+                    given,
                 )
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError(
+            raise Contradiction(
                 "tls_client_ca is set without tls_cert and tls_key; right are all three, "
-                "for example --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt"
+                "for example --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt",
+                "tls_client_ca",
             )
         return self
+
+    def _where(self, name: str) -> tuple[str, str]:
+        """The setting by which a server has its address, and the address."""
+        own: str | None = getattr(self, name)
+        return (name, own) if own is not None else ("host", self.host)
+
+    @property
+    def verbs_at(self) -> str:
+        """The address that kube-scheduler's port is on."""
+        return self._where("verbs_host")[1]
+
+    @property
+    def debug_at(self) -> str:
+        """The address that the debug API's port is on."""
+        return self._where("debug_host")[1]
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -341,41 +413,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name may stand for anything
         return False
-
-
-def load_settings(path: Path | None, **overrides: Any) -> Settings:
-    """The file's settings, with the overrides that are not None on top; raises ``BadSettings``."""
-    written = read_yaml(path) if path else {}
-    given = {key: value for key, value in overrides.items() if value is not None}
-    try:
-        return Settings(**{**written, **given})
-    except ValidationError as err:
-        raise BadSettings(f"{path or 'settings'}: {said(err)}") from err
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping; raises ``BadSettings`` saying what is wrong and where."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            most = f"{MOST_BYTES >> 10} KiB"
-            raise BadSettings(f"{path}: is larger than {most}, which no settings are")
-        content = yaml.safe_load(text.decode())
-    except OSError as err:
-        raise BadSettings(f"{path}: cannot be read: {err.strerror}") from err
-    except (yaml.YAMLError, ValueError, RecursionError) as err:
-        raise BadSettings(f"{path}: is not YAML: {' '.join(str(err).split())}") from err
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise BadSettings(f"{path}: must hold a mapping, as in 'policy: pack'")
-    return content
-
-
-def said(err: ValidationError) -> str:
-    """pydantic's findings on one line: where, what."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in finding['loc']) or 'it'}: {finding['msg']}"
-        for finding in err.errors()
-    )

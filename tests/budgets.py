@@ -13,6 +13,7 @@ import pytest
 BUDGETS_S = {
     "agent": 150,
     "benchmarks": 20,
+    "certs": 10,
     "chaos": 90,
     "cluster": 20,
     "convert": 35,

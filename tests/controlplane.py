@@ -34,6 +34,7 @@ TOKENS = {
     "extender-of-the-tests": "headroom-extender",
     "agent-of-the-tests": "headroom-agent",
     "viewer-of-the-tests": "headroom-viewer",
+    "certs-of-the-tests": "headroom-certs",
 }
 #: Pods that name it are scheduled with the extender, all others wait for a scheduler for ever.
 SCHEDULER_NAME = "headroom"

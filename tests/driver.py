@@ -1,6 +1,6 @@
 """A driver of NVIDIA's without GPUs: the fake library, and the table of devices that it reads.
 
-HEADROOM_TEST_NVML names a folder with another libnvidia-ml.so.1, NVIDIA's own mock for one, for
+TEST_NVML names a folder with another libnvidia-ml.so.1, NVIDIA's own mock for one, for
 tests that need nothing of ours.
 """
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 def library_folder() -> Path:
     """A folder with libnvidia-ml.so.1 in it, built once for each state of its source."""
-    if other := os.environ.get("HEADROOM_TEST_NVML"):
+    if other := os.environ.get("TEST_NVML"):
         return Path(other)
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"headroom-fake-nvml-{os.getuid()}-{digest}"

@@ -49,7 +49,7 @@ def test_without_a_cluster_it_says_what_to_do() -> None:
 def test_the_embedded_server_is_for_this_machine_alone(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)
-    refused = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--verbs-port", "0")
+    refused = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--insecure-verbs")
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert line.startswith("headroom: host is 0.0.0.0: ")

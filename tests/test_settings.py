@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from extender.configuration import load_settings
 from extender.errors import BadSettings
-from extender.settings import Settings, load_settings
+from extender.settings import Settings
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -26,7 +27,7 @@ def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("polcy: pack", "polcy: Extra inputs", id="unknown key"),
+        pytest.param("polcy: pack", "polcy is no setting", id="unknown key"),
         pytest.param("policy: tight", "policy: Input should be 'pack'", id="unknown value"),
         pytest.param("max_body: -1", "max_body: ", id="negative"),
         pytest.param("max_body: 8 MB", "right is, for example, 64Mi", id="not a quantity"),
@@ -70,6 +71,27 @@ def test_the_debug_api_may_be_open_to_this_machine(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
 def test_the_debug_api_is_not_open_to_others(host: str) -> None:
-    assert not load_settings(None, host=host).debug_open
-    with pytest.raises(BadSettings, match=r"right is host: 127\.0\.0\.1"):
-        load_settings(None, host=host, debug_open=True)
+    assert load_settings(None, debug_host=host).debug_at == host
+    with pytest.raises(BadSettings, match=r"right is debug_host: 127\.0\.0\.1"):
+        load_settings(None, debug_host=host, debug_open=True)
+
+
+@pytest.mark.parametrize("name", ["host", "verbs_host"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
+def test_nobody_else_may_bind_without_a_certificate(name: str, host: str) -> None:
+    tls = {"tls_cert": Path("a"), "tls_key": Path("b"), "tls_client_ca": Path("c")}
+    for given, missing in (
+        ({}, "tls_cert and tls_key and tls_client_ca are not set"),
+        ({key: tls[key] for key in ("tls_cert", "tls_key")}, "and tls_client_ca is not set"),
+    ):
+        with pytest.raises(BadSettings, match=missing) as caught:
+            load_settings(None, **{name: host}, **given)
+        assert f"{name} is {host}, where others than this machine" in str(caught.value)
+        assert "or verbs_host: 127.0.0.1, or insecure_verbs: true" in str(caught.value)
+    assert load_settings(None, **{name: host}, **tls).verbs_at == host
+    assert load_settings(None, **{name: host}, insecure_verbs=True).verbs_at == host
+
+
+def test_the_verbs_may_be_for_this_machine_and_the_debug_api_for_others() -> None:
+    settings = load_settings(None, host="0.0.0.0", verbs_host="127.0.0.1")
+    assert (settings.verbs_at, settings.debug_at) == ("127.0.0.1", "0.0.0.0")

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from extender.configuration import load_settings
 from extender.errors import BadSettings
-from extender.settings import load_settings
 from extender.tls import ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
 from tests.serving import Server, serving

@@ -27,9 +27,9 @@ async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[s
     Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
     than this machine's own processes would reach it: there is nobody to ask what they may.
     """
-    if not is_loopback(settings.host):
+    if far := [at for at in (settings.verbs_at, settings.debug_at) if not is_loopback(at)]:
         raise BadSettings(
-            f"host is {settings.host}: the embedded server lets everybody read and write, so it "
+            f"host is {far[0]}: the embedded server lets everybody read and write, so it "
             "listens on a loopback address only; right is host: 127.0.0.1"
         )
     keep_what_answers_need()

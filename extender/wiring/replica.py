@@ -426,8 +426,8 @@ async def serve(
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
     sockets = {
-        name: _listen(settings.host, port)
-        for name, port in (("verbs", settings.verbs_port), ("debug", settings.debug_port))
+        "verbs": _listen(settings.verbs_at, settings.verbs_port),
+        "debug": _listen(settings.debug_at, settings.debug_port),
     }
     counted = counting(extender.calls)
     servers = {

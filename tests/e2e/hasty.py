@@ -4,7 +4,8 @@ python -m tests.e2e.hasty serve --host HOST --debug-open --verbs-port PORT --deb
 import asyncio
 import sys
 
-from extender.settings import Settings, load_settings
+from extender.configuration import load_settings
+from extender.settings import Settings
 from extender.sources.reflector import Pace
 from extender.wiring.cluster import serve_cluster
 

@@ -201,7 +201,7 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
     pods are deleted as soon as they are bound.
     On either node the plugin is restarted with another number of replicas, and at last a GPU fails.
     """
-    count, chance = int(os.environ.get("HEADROOM_CHURN_JOBS", "18")), random.Random(7)
+    count, chance = int(os.environ.get("TEST_CHURN_JOBS", "18")), random.Random(7)
     jobs = [f"job-{i}" for i in range(count)]
     before = evictions(cluster)
     ends_at_s: dict[str, float] = {}

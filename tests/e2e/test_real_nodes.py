@@ -21,9 +21,9 @@ from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
 
 #: ``make real`` plays it on twenty, for the figures that it tells.
-NODES = int(os.environ.get("HEADROOM_REAL_NODES", "6"))
+NODES = int(os.environ.get("TEST_REAL_NODES", "6"))
 #: How often each of them has a pod wait for its memory.
-ROUNDS = int(os.environ.get("HEADROOM_REAL_ROUNDS", "1"))
+ROUNDS = int(os.environ.get("TEST_REAL_ROUNDS", "1"))
 MIXED_GIB = (2, 3, 4, 6, 8, 12)
 STRANGER_PID = 99_999
 

@@ -13,11 +13,11 @@ from agent.probes import SourceReading
 from agent.statefile import StateFile
 from contract.kube import Node, NodeStatus, ObjectMeta
 from extender.cluster.labels import believed
+from extender.configuration import load_settings
 from extender.convert.findings import BadManifest
 from extender.convert.manifests import Options, convert
 from extender.errors import BadSettings
 from extender.placement.rules import Rules
-from extender.settings import load_settings
 from tests.fuzz.node import CONFIGURATION_BOMBS, configured
 from tests.fuzz.verbs import ForgedTarget
 from tests.fuzz.world import NODES, World

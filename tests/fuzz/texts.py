@@ -15,11 +15,11 @@ from contract import annotations
 from contract.errors import BadAnnotation, BadQuantity
 from contract.gpunode import MAX_DEVICE_BYTES
 from contract.quantity import MAX_INT64, parse_bytes
+from extender.configuration import load_settings
 from extender.convert.findings import BadManifest
 from extender.convert.manifests import Options, convert
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
-from extender.settings import load_settings
 from tests.fuzz.hostile import RAW, TEXTS, garbled
 from tests.fuzz.node import Files, NodeTarget, of_bytes
 from tests.fuzz.watchdog import Harm

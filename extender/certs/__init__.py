@@ -1,0 +1,1 @@
+"""Certificates without cert-manager: made, renewed in time, trusted before they are shown."""

@@ -1,0 +1,218 @@
+"""Brings the certificates of a cluster to what they are to be: one run, which may be repeated.
+
+Secrets are written by compare-and-swap, so that of two runs at once one begins anew on what the
+other made. What trusts is written before what is shown: the authorities first, then the webhook
+configurations, then the certificates.
+
+What is not ours, because cert-manager keeps it, is refused and not touched.
+"""
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from extender.certs.pki import Usage, ends_at
+from extender.certs.plan import (
+    Authority,
+    Terms,
+    Wanted,
+    authority_of,
+    data_of,
+    next_authority,
+    next_leaf,
+    usable,
+)
+from extender.errors import BadSettings, StoreConflict
+from extender.kubeapi import ApiStatus, KubeApi
+
+#: The authorities with their keys; nobody but this command reads it.
+AUTHORITIES = "headroom-ca"
+#: Whose serving certificate it is: each Service of ours, by the names that its clients use.
+SERVICES = ("headroom-extender", "headroom-debug", "headroom-peers", "headroom-webhook")
+#: The webhook configurations whose servers show it.
+WEBHOOKS = "app.kubernetes.io/part-of=headroom"
+WEBHOOK_KINDS = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations")
+ATTEMPTS = 5
+
+_LABELS = {
+    "app.kubernetes.io/part-of": "headroom",
+    "app.kubernetes.io/managed-by": "headroom-certs",
+}
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Secret:
+    data: Mapping[str, bytes]
+    version: str
+
+
+def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wanted]:
+    """What is served in this namespace, for ``more_names`` too; and kube-scheduler's."""
+    names = [
+        f"{service}.{namespace}{ending}"
+        for service in SERVICES
+        for ending in ("", ".svc", ".svc.cluster.local")
+    ]
+    serving = Wanted(
+        "serving", "headroom-tls", "headroom", (*SERVICES, *names, *more_names), Usage.SERVER
+    )
+    client = Wanted("client", "headroom-scheduler-client", "headroom-scheduler", (), Usage.CLIENT)
+    return serving, client
+
+
+class Certificates:
+    """``say`` is told each thing that was done, in a sentence."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        namespace: str,
+        all_wanted: tuple[Wanted, ...],
+        terms: Terms,
+        say: Callable[[str], None],
+    ) -> None:
+        self._api = api
+        self._secrets = f"/api/v1/namespaces/{namespace}/secrets"
+        self._namespace = namespace
+        self._wanted = all_wanted
+        self._terms = terms
+        self._say = say
+
+    def run(self, now: datetime, renew_authorities: bool = False) -> None:
+        """Raises ``BadSettings`` where a Secret is another's, ``StoreConflict`` where somebody else
+        kept writing, and ``kubeapi.ApiError``."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._run(now, renew_authorities)
+            except StoreConflict:
+                continue
+        return self._run(now, renew_authorities)
+
+    def _run(self, now: datetime, renew: bool) -> None:
+        kept = self._read(AUTHORITIES)
+        leaves = {each.secret: self._read(each.secret) for each in self._wanted}
+        authorities: dict[str, Authority] = {}
+        data: dict[str, bytes | None] = {}
+        told: list[str] = []
+        for each in self._wanted:
+            before = authority_of(each.purpose, kept.data) if kept else None
+            leaf = leaves[each.secret]
+            signed = usable(leaf.data.get("tls.crt"), leaf.data.get("tls.key")) if leaf else None
+            after = next_authority(before, signed, each.purpose, now, self._terms, renew)
+            authorities[each.purpose] = after
+            data |= data_of(each.purpose, after)
+            if after != before:
+                told.append(_step(each.purpose, before, after))
+        if told:
+            self._write(AUTHORITIES, "Opaque", data, kept)
+        for line in told:
+            self._say(line)
+        self._trust_in_webhooks(authorities["serving"].bundle(now))
+        for each in self._wanted:
+            self._leaf(each, authorities[each.purpose], leaves[each.secret], now)
+
+    def _leaf(
+        self, each: Wanted, authority: Authority, there: _Secret | None, now: datetime
+    ) -> None:
+        found = usable(there.data.get("tls.crt"), there.data.get("tls.key")) if there else None
+        leaf, why = next_leaf(found, authority, each, now, self._terms)
+        data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.bundle(now)}
+        if there is not None and data == {key: there.data.get(key) for key in data}:
+            return
+        self._write(each.secret, "kubernetes.io/tls", data, there)
+        if why:
+            until = f"{ends_at(leaf.cert):%Y-%m-%dT%H:%M:%SZ}"
+            self._say(f"secret {each.secret}: new certificate until {until}, as {why}")
+        else:
+            self._say(f"secret {each.secret}: ca.crt says whom to trust now")
+
+    def _read(self, name: str) -> _Secret | None:
+        try:
+            body = self._api.call("GET", f"{self._secrets}/{name}")
+        except ApiStatus as err:
+            if err.status == 404:
+                return None
+            raise
+        read: dict[str, Any] = msgspec.json.decode(body)
+        metadata = read["metadata"]
+        if "cert-manager.io/certificate-name" in (metadata.get("annotations") or {}):
+            raise BadSettings(
+                f"secret {self._namespace}/{name} is kept by cert-manager; right is one of the "
+                "two: do without headroom certs, or delete its Certificate and its Secret"
+            )
+        data = {key: base64.b64decode(text) for key, text in (read.get("data") or {}).items()}
+        return _Secret(data, metadata["resourceVersion"])
+
+    def _write(
+        self, name: str, kind: str, data: Mapping[str, bytes | None], there: _Secret | None
+    ) -> None:
+        encoded = {
+            key: None if value is None else base64.b64encode(value).decode()
+            for key, value in data.items()
+        }
+        try:
+            if there is None:
+                body = {
+                    "metadata": {"name": name, "labels": _LABELS},
+                    "type": kind,
+                    "data": {key: text for key, text in encoded.items() if text is not None},
+                }
+                self._api.call("POST", self._secrets, body=msgspec.json.encode(body))
+                return
+            patch = {"metadata": {"resourceVersion": there.version}, "data": encoded}
+            self._api.call(
+                "PATCH",
+                f"{self._secrets}/{name}",
+                body=msgspec.json.encode(patch),
+                content_type="application/merge-patch+json",
+            )
+        except ApiStatus as err:
+            if err.status in (404, 409):
+                raise StoreConflict(str(err)) from err
+            raise
+
+    def _trust_in_webhooks(self, bundle: bytes) -> None:
+        text = base64.b64encode(bundle).decode()
+        for kind in WEBHOOK_KINDS:
+            query = {"labelSelector": WEBHOOKS}
+            listed: dict[str, Any] = msgspec.json.decode(
+                self._api.call("GET", f"{_ADMISSION}/{kind}", query=query)
+            )
+            for found in listed["items"]:
+                hooks = [
+                    {"name": hook["name"], "clientConfig": {"caBundle": text}}
+                    for hook in found.get("webhooks") or ()
+                    if hook["clientConfig"].get("caBundle") != text
+                ]
+                if not hooks:
+                    continue
+                name, version = found["metadata"]["name"], found["metadata"]["resourceVersion"]
+                patch = {"metadata": {"resourceVersion": version}, "webhooks": hooks}
+                try:
+                    self._api.call(
+                        "PATCH",
+                        f"{_ADMISSION}/{kind}/{name}",
+                        body=msgspec.json.encode(patch),
+                        # By the names of the webhooks: what else they say stays as it is.
+                        content_type="application/strategic-merge-patch+json",
+                    )
+                except ApiStatus as err:
+                    if err.status in (404, 409):
+                        raise StoreConflict(str(err)) from err
+                    raise
+                self._say(f"{kind.removesuffix('s')} {name}: caBundle says whom to trust now")
+
+
+def _step(purpose: str, before: Authority | None, after: Authority) -> str:
+    if before is None or (after.old is None and after.current != before.current):
+        return f"{purpose} CA: made, as there was none that can be used"
+    if after.current != before.current:
+        return f"{purpose} CA: the next one signs from now on; the old one is trusted still"
+    if after.coming is not None:
+        return f"{purpose} CA: the next one was made, and is trusted from now on"
+    return f"{purpose} CA: the old one is trusted no more"

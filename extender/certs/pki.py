@@ -1,0 +1,204 @@
+"""Keys and X.509 certificates in PEM: how ours are made, and what is read of those that are there.
+
+All keys are P-256, unencrypted in PKCS #8. Times are aware, in UTC.
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+#: Clocks differ: a certificate is valid from so long before it was made.
+BACKDATED = timedelta(minutes=5)
+
+
+class Usage(Enum):
+    SERVER = "server"
+    CLIENT = "client"
+
+
+_OID = {
+    Usage.SERVER: ExtendedKeyUsageOID.SERVER_AUTH,
+    Usage.CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH,
+}
+
+
+class NotAPair(Exception):
+    """These are no certificate and its key; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its private key, in PEM."""
+
+    cert: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a certificate says of itself."""
+
+    made_at: datetime
+    ends_at: datetime
+    #: DNS names and addresses, in their own spelling.
+    names: frozenset[str]
+    usages: frozenset[Usage]
+
+
+def new_authority(name: str, now: datetime, lifetime: timedelta) -> Pair:
+    """A CA that can sign for servers and clients and for no other CA."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _name(name)
+    builder = (
+        _builder(subject, subject, key.public_key(), now, now + lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs=True), critical=True)
+    )
+    return _signed(builder, key, key)
+
+
+def new_leaf(
+    authority: Pair,
+    name: str,
+    names: Sequence[str],
+    usage: Usage,
+    now: datetime,
+    lifetime: timedelta,
+) -> Pair:
+    """A certificate for a server of these ``names`` (DNS names and addresses) or for a client; it
+    ends no later than its authority."""
+    issuer = x509.load_pem_x509_certificate(authority.cert)
+    signer = serialization.load_pem_private_key(authority.key, None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    ends_at = min(now + lifetime, issuer.not_valid_after_utc)
+    builder = (
+        _builder(_name(name), issuer.subject, key.public_key(), now, ends_at)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([_OID[usage]]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    if names:
+        general = [_general_name(each) for each in names]
+        builder = builder.add_extension(x509.SubjectAlternativeName(general), critical=False)
+    return _signed(builder, key, signer)
+
+
+def facts(pair: Pair) -> Facts:
+    """Raises ``NotAPair`` where the certificate cannot be read or the key is another's."""
+    cert = _cert(pair.cert)
+    try:
+        key = serialization.load_pem_private_key(pair.key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as err:
+        raise NotAPair("the key is no unencrypted private key in PEM") from err
+    if not hasattr(key, "public_key") or key.public_key() != cert.public_key():
+        raise NotAPair("the key is not that of the certificate")
+    return Facts(
+        cert.not_valid_before_utc + BACKDATED, cert.not_valid_after_utc, _names(cert), _usages(cert)
+    )
+
+
+def ends_at(cert: bytes) -> datetime:
+    """Raises ``NotAPair`` where it is no certificate."""
+    return _cert(cert).not_valid_after_utc
+
+
+def is_signed_by(cert: bytes, authority: bytes) -> bool:
+    """Raises ``NotAPair`` where either is no certificate."""
+    try:
+        _cert(cert).verify_directly_issued_by(_cert(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _cert(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as err:
+        raise NotAPair("it is no certificate in PEM") from err
+
+
+def _names(cert: x509.Certificate) -> frozenset[str]:
+    try:
+        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    dns = found.get_values_for_type(x509.DNSName)
+    addresses = found.get_values_for_type(x509.IPAddress)
+    return frozenset([*dns, *map(str, addresses)])
+
+
+def _usages(cert: x509.Certificate) -> frozenset[Usage]:
+    try:
+        found = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset(usage for usage, oid in _OID.items() if oid in found)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _key_usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    ends_at: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now.astimezone(UTC) - BACKDATED)
+        .not_valid_after(ends_at.astimezone(UTC))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _signed(
+    builder: x509.CertificateBuilder,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+) -> Pair:
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), private)

@@ -1,0 +1,192 @@
+"""headroom certs against a real API server, with the rights of its manifest and no others."""
+
+import base64
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import yaml
+
+from extender.certs.cluster import AUTHORITIES, Certificates, wanted
+from extender.certs.pki import Pair, facts, is_signed_by
+from extender.certs.plan import Terms
+from extender.errors import BadSettings
+from extender.kubeapi import KubeApi
+from tests.controlplane import ROOT, ApiRefused, ControlPlane
+from tests.e2e.cluster import RBAC, role_binding
+from tests.e2e.nodes import SYSTEM_NAMESPACE
+
+SECRETS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+NAMES = (AUTHORITIES, "headroom-tls", "headroom-scheduler-client")
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def rights(plane: ControlPlane) -> Iterator[None]:
+    """The namespace, and what the manifest lets the command do; no Secret is left."""
+    made: list[str] = []
+
+    def create(path: str, body: dict[str, Any]) -> None:
+        try:
+            plane.call("POST", path, body)
+        except ApiRefused as err:
+            if ": 409 " not in str(err):
+                raise
+        made.append(f"{path}/{body['metadata']['name']}")
+
+    create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
+    for manifest in yaml.safe_load_all((ROOT / "deploy/base/certificates.yaml").read_text()):
+        kind = manifest["kind"]
+        if kind in ("Role", "ClusterRole"):
+            namespace = manifest["metadata"].get("namespace")
+            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+            create(f"{where}/{kind.lower()}s", manifest)
+            create(f"{where}/{kind.lower()}bindings", role_binding(manifest))
+        elif kind in ("Job", "CronJob"):  # the API server takes them as they are
+            create(f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/{kind.lower()}s", manifest)
+    for name, labels in (("headroom", {"app.kubernetes.io/part-of": "headroom"}), ("other", {})):
+        create(ADMISSION, webhook(name, labels))
+    yield
+    made += [f"{SECRETS}/{name}" for name in NAMES]
+    for path in made[1:]:
+        try:
+            plane.call("DELETE", path, {"propagationPolicy": "Background"})
+        except ApiRefused as err:
+            if ": 404 " not in str(err):
+                raise
+
+
+def webhook(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    service = {"name": "headroom-webhook", "namespace": SYSTEM_NAMESPACE, "path": "/pods"}
+    hook = {
+        "name": f"{name}.headroom.gpu",
+        "clientConfig": {"service": service},
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Ignore",
+        # It is for nothing that anybody makes here.
+        "rules": [
+            {"apiGroups": ["x"], "apiVersions": ["v1"], "resources": ["x"], "operations": ["*"]}
+        ],
+    }
+    return {"metadata": {"name": name, "labels": labels}, "webhooks": [hook]}
+
+
+def run(plane: ControlPlane, now: datetime = NOW, renew: bool = False) -> list[str]:
+    said: list[str] = []
+    api = KubeApi(plane.configuration("certs-of-the-tests"))
+    try:
+        all_wanted = wanted(SYSTEM_NAMESPACE)
+        Certificates(api, SYSTEM_NAMESPACE, all_wanted, Terms(), said.append).run(now, renew)
+    finally:
+        api.close()
+    return said
+
+
+def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
+    data = plane.call("GET", f"{SECRETS}/{name}")["data"]
+    return {key: base64.b64decode(text) for key, text in data.items()}
+
+
+def bundle(plane: ControlPlane, name: str = "headroom") -> bytes:
+    (hook,) = plane.call("GET", f"{ADMISSION}/{name}")["webhooks"]
+    return base64.b64decode(hook["clientConfig"].get("caBundle", ""))
+
+
+def test_the_first_run_makes_all_and_the_next_one_nothing(
+    plane: ControlPlane, rights: None
+) -> None:
+    command = [sys.executable, "-m", "extender", "certs", "--namespace", SYSTEM_NAMESPACE]
+    env = {"KUBECONFIG": str(plane.kubeconfig("certs-of-the-tests")), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "serving CA",
+        "client CA",
+        "validatingwebhookconfiguration headroom",
+        "secret headroom-tls",
+        "secret headroom-scheduler-client",
+    ]
+    serving, client = secret(plane, "headroom-tls"), secret(plane, "headroom-scheduler-client")
+    for data in (serving, client):
+        assert set(data) == {"tls.crt", "tls.key", "ca.crt"}
+        assert is_signed_by(data["tls.crt"], data["ca.crt"])
+    assert not is_signed_by(serving["tls.crt"], client["ca.crt"])
+    assert bundle(plane) == serving["ca.crt"]
+    assert bundle(plane, "other") == b""
+    hook = plane.call("GET", f"{ADMISSION}/headroom")["webhooks"][0]
+    assert hook["clientConfig"]["service"]["name"] == "headroom-webhook"
+    versions = [plane.call("GET", f"{SECRETS}/{name}")["metadata"] for name in NAMES]
+    assert run(plane) == []
+    assert [plane.call("GET", f"{SECRETS}/{name}")["metadata"] for name in NAMES] == versions
+
+
+def test_two_first_runs_at_once_make_one_set(plane: ControlPlane, rights: None) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        said = [line for done in pool.map(lambda _: run(plane), range(4)) for line in done]
+    assert len([line for line in said if line.startswith("serving CA: made")]) == 1
+    assert run(plane) == []
+    for name, purpose in (("headroom-tls", "serving"), ("headroom-scheduler-client", "client")):
+        signer = secret(plane, AUTHORITIES)[f"{purpose}.crt"]
+        assert secret(plane, name)["ca.crt"] == signer
+        assert is_signed_by(secret(plane, name)["tls.crt"], signer)
+
+
+def test_a_change_of_authority_is_trusted_by_the_api_server_before_it_is_shown(
+    plane: ControlPlane, rights: None
+) -> None:
+    terms, later = Terms(), NOW + Terms().settle
+    run(plane)
+    first = secret(plane, "headroom-tls")
+    assert any("the next one was made" in line for line in run(plane, renew=True))
+    assert secret(plane, "headroom-tls")["tls.crt"] == first["tls.crt"]
+    both = bundle(plane)
+    assert both == secret(plane, "headroom-tls")["ca.crt"]
+    assert len(both) > len(first["ca.crt"])
+    assert any("signs from now on" in line for line in run(plane, later))
+    second = secret(plane, "headroom-tls")
+    assert second["tls.crt"] != first["tls.crt"]
+    assert bundle(plane) == second["ca.crt"]
+    assert len(second["ca.crt"]) == len(both)
+    assert any("trusted no more" in line for line in run(plane, later + terms.settle))
+    assert first["ca.crt"] not in bundle(plane)
+
+
+def test_certificates_are_renewed_while_they_are_still_good(
+    plane: ControlPlane, rights: None
+) -> None:
+    run(plane)
+    before = secret(plane, "headroom-scheduler-client")
+    due = NOW + Terms().leaf_lifetime - Terms().leaf_renewed_before
+    assert run(plane, due - timedelta(hours=1)) == []
+    (line, *_) = run(plane, due)
+    assert "secret headroom-tls: new certificate until " in line
+    after = secret(plane, "headroom-scheduler-client")
+    assert after["ca.crt"] == before["ca.crt"]
+    ends_at = facts(Pair(after["tls.crt"], after["tls.key"])).ends_at
+    assert ends_at == (due + Terms().leaf_lifetime).replace(microsecond=0)
+
+
+def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None) -> None:
+    annotations = {"cert-manager.io/certificate-name": "headroom-tls"}
+    theirs = {"metadata": {"name": "headroom-tls", "annotations": annotations}}
+    plane.call("POST", SECRETS, theirs)
+    with pytest.raises(BadSettings, match="headroom-tls is kept by cert-manager; right is one"):
+        run(plane)
+    assert "data" not in plane.call("GET", f"{SECRETS}/headroom-tls")
+    with pytest.raises(ApiRefused, match=": 404 "):
+        plane.call("GET", f"{SECRETS}/{AUTHORITIES}")
+
+
+def test_it_has_no_right_to_other_secrets(plane: ControlPlane, rights: None) -> None:
+    api = KubeApi(plane.configuration("certs-of-the-tests"))
+    plane.call("POST", SECRETS, {"metadata": {"name": "theirs"}})
+    with pytest.raises(Exception, match=r"403 .*cannot get resource \"secrets\""):
+        api.call("GET", f"{SECRETS}/theirs")
+    plane.call("DELETE", f"{SECRETS}/theirs")
+    api.close()

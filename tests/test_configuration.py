@@ -1,0 +1,174 @@
+"""Where a setting comes from, and what is told of one that cannot be used: the place, and what is
+right."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from extender.cli import app
+from extender.configuration import example_of, load_settings, look
+from extender.errors import BadSettings
+from extender.settings import Settings
+
+FILE = """\
+# Ours.
+policy: spread
+
+score_weights:
+  packing: 3
+  slack: 2
+stale_after_s: 30
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "headroom.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def problems(path: Path | None, env: dict[str, str] | None = None, **flags: object) -> list[str]:
+    settings, found = look(path, env or {}, flags)
+    assert (settings is None) == bool(found)
+    return [str(problem).replace(f"{path}", "FILE") for problem in found]
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_file(file: Path) -> None:
+    env = {"HEADROOM_STALE_AFTER_S": "40", "HEADROOM_VERBS_PORT": "1", "HEADROOM_POLICY": "pack"}
+    settings = load_settings(file, env, verbs_port=2, debug_port=None)
+    assert (settings.stale_after_s, settings.verbs_port) == (40, 2)
+    assert (settings.policy.value, settings.debug_port) == ("pack", 8889)
+
+
+def test_a_part_of_a_setting_comes_from_the_environment_and_leaves_the_others(file: Path) -> None:
+    weights = load_settings(file, {"HEADROOM_SCORE_WEIGHTS__SLACK": "7"}).score_weights
+    assert (weights.packing, weights.slack, weights.sm_activity) == (3, 7, 2)
+    whole = load_settings(None, {"HEADROOM_SCORE_WEIGHTS": '{"packing": 9}'}).score_weights
+    assert whole.packing == 9
+
+
+@pytest.mark.parametrize("text", ["nvidia.com/a, nvidia.com/b", '["nvidia.com/a","nvidia.com/b"]'])
+def test_lists_in_the_environment_are_written_with_commas_or_as_json(text: str) -> None:
+    assert load_settings(None, {"HEADROOM_RESOURCES": text}).resources == (
+        "nvidia.com/a",
+        "nvidia.com/b",
+    )
+
+
+def test_the_services_of_the_namespace_are_no_settings() -> None:
+    """The kubelet tells each pod of them, in names that begin as ours do."""
+    links = {
+        "HEADROOM_DEBUG_SERVICE_HOST": "10.96.0.7",
+        "HEADROOM_DEBUG_SERVICE_PORT": "8889",
+        "HEADROOM_DEBUG_SERVICE_PORT_DEBUG": "8889",
+        "HEADROOM_DEBUG_PORT": "tcp://10.96.0.7:8889",
+        "HEADROOM_DEBUG_PORT_8889_TCP": "tcp://10.96.0.7:8889",
+        "HEADROOM_DEBUG_PORT_8889_TCP_ADDR": "10.96.0.7",
+    }
+    assert load_settings(None, links).debug_port == 8889
+    assert load_settings(None, links | {"HEADROOM_DEBUG_PORT": "7"}).debug_port == 7
+    (said,) = problems(None, {"HEADROOM_DEBUG_PORT": "tcp://10.96.0.7:8889"})
+    assert said.startswith("$HEADROOM_DEBUG_PORT: debug_port: Input should be a valid integer")
+
+
+def test_variables_of_kubectl_headroom_are_nobody_elses_business() -> None:
+    assert problems(None, {"HEADROOM_SERVER": "http://x", "HEADROOM_TOKEN": "t", "PATH": "/"}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(
+            "\npolcy: pack", "FILE:2: polcy is no setting; right is, perhaps, policy", id="slip"
+        ),
+        pytest.param("zzz: 1", "FILE:1: zzz is no setting, see docs/settings.md", id="no setting"),
+        pytest.param(
+            "score_weights:\n  slack: 1\n  pakcing: 1",
+            "FILE:3: score_weights.pakcing is no setting; right is, perhaps, packing",
+            id="a slip in a part",
+        ),
+        pytest.param(
+            "host: 127.0.0.1\nstale_after_s: soon",
+            "FILE:2: stale_after_s: Input should be a valid number, unable to parse string as a "
+            "number; right is, for example, stale_after_s: 90",
+            id="no number",
+        ),
+        pytest.param(
+            "policy: pack\npolicy: spread",
+            "FILE:2: policy is there twice; right is to say it once",
+            id="twice",
+        ),
+        pytest.param(
+            "debug_open: true\n\ndebug_host: 10.1.2.3",
+            "FILE:1, FILE:3: debug_open is set and debug_host is 10.1.2.3, where others than this "
+            "machine's own processes can read it; right is debug_host: 127.0.0.1, or debug_open: "
+            "false",
+            id="a contradiction names both lines",
+        ),
+        pytest.param("a: [", "FILE:2: is not YAML", id="no YAML"),
+        pytest.param("- a", "FILE: must hold a mapping, as in 'policy: pack'", id="a list"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "headroom.yaml"
+    path.write_text(text + "\n")
+    (found,) = problems(path)
+    assert found.startswith(said)
+
+
+def test_all_mistakes_are_told_each_with_its_place(file: Path) -> None:
+    file.write_text("policy: tight\nstale_after_s: 0\n")
+    found = problems(
+        file,
+        {
+            "HEADROOM_POLCY": "pack",
+            "HEADROOM_SCORE_WEIGHTS__SLACK": "-1",
+            "HEADROOM_MAX_BODY": "9 MB",
+        },
+        verbs_port=70_000,
+    )
+    assert [line.split(": ")[0] for line in found] == [
+        "$HEADROOM_POLCY",
+        "--verbs-port",
+        "$HEADROOM_MAX_BODY",
+        "FILE:1",
+        "$HEADROOM_SCORE_WEIGHTS__SLACK",
+        "FILE:2",
+    ]
+    assert found[0].endswith("is no setting; right is, perhaps, HEADROOM_POLICY")
+    assert all("right is" in line for line in found)
+    with pytest.raises(BadSettings) as caught:
+        load_settings(file, {}, verbs_port=70_000)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_each_setting_has_a_right_example_that_is_one(file: Path) -> None:
+    together = {
+        "prometheus_ca": ("prometheus_url",),
+        "prometheus_token_file": ("prometheus_url",),
+        "tls_cert": ("tls_key",),
+        "tls_key": ("tls_cert",),
+        "debug_tls_cert": ("debug_tls_key",),
+        "debug_tls_key": ("debug_tls_cert",),
+        "tls_client_ca": ("tls_cert", "tls_key"),
+    }
+    for name in Settings.model_fields:
+        text = "\n".join(example_of((each,)) for each in (name, *together.get(name, ())))
+        assert text, name
+        file.write_text(text)
+        assert problems(file) == []
+
+
+def test_config_check_tells_what_is_wrong_and_ends_with_2(file: Path) -> None:
+    runner = CliRunner()
+    good = runner.invoke(app, ["config", "check", str(file)])
+    assert (good.exit_code, good.stdout) == (0, f"{file}: nothing is wrong with it\n")
+    file.write_text("policy: tight\npolcy: pack\n")
+    bad = runner.invoke(app, ["config", "check", str(file)])
+    assert bad.exit_code == 2
+    assert [line.split(": ")[0] for line in bad.stderr.splitlines()] == [f"{file}:1", f"{file}:2"]
+    absent = runner.invoke(app, ["config", "check", str(file.with_name("absent"))])
+    assert absent.exit_code == 2
+    assert "cannot be read: No such file" in absent.stderr
