@@ -44,6 +44,7 @@ class Sandbox:
     id: str
     config: Any
     created_ns: int
+    address: str = "127.0.0.1"
     ready: bool = True
 
     def listed(self) -> dict[str, Any]:
@@ -266,7 +267,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         with self.lock, known(context):
             sandbox = self.sandboxes[request.pod_sandbox_id]
             return cri.PodSandboxStatusResponse(
-                status=cri.PodSandboxStatus(**sandbox.listed(), network={"ip": "127.0.0.1"})
+                status=cri.PodSandboxStatus(**sandbox.listed(), network={"ip": sandbox.address})
             )
 
     def ListPodSandbox(self, request: Any, context: Any) -> Any:
