@@ -33,7 +33,12 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "monitors": {"monitors": True},
     "rules": {"rules": True},
     "dashboard": {"dashboard": True},
+    "cert-manager": {"certManager": True},
 }
+
+#: Kinds that run pods for as long as they are installed, and those that run some now and then.
+SERVING = ("Deployment", "DaemonSet")
+WORKLOADS = (*SERVING, "Job", "CronJob")
 
 Key = tuple[str, str, str]
 Objects = dict[Key, dict[str, Any]]
@@ -113,9 +118,9 @@ def named_images(text: str) -> str:
 
 
 def pod_specs(found: Objects) -> dict[Key, dict[str, Any]]:
-    """The templates of pods among them."""
+    """What their pods are, of all that makes some."""
+    specs = {key: each["spec"] for key, each in found.items() if key[0] in WORKLOADS}
     return {
-        key: each["spec"]["template"]["spec"]
-        for key, each in found.items()
-        if key[0] in ("Deployment", "DaemonSet", "Job")
+        key: spec.get("jobTemplate", {"spec": spec})["spec"]["template"]["spec"]
+        for key, spec in specs.items()
     }

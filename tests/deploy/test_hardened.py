@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, objects, overlay, pod_specs
+from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, SERVING, objects, overlay, pod_specs
 
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
 AGENT = ("DaemonSet", NAMESPACE, "headroom-agent")
@@ -53,14 +53,21 @@ def test_the_agent_may_what_it_needs_and_is_privileged_on_gke_alone(platform: st
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
+def test_no_pod_has_the_services_of_its_namespace_in_its_environment(platform: str) -> None:
+    """Service headroom-debug would make a variable HEADROOM_DEBUG_PORT, a setting's name."""
+    for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items():
+        assert spec["enableServiceLinks"] is False, key
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_container_has_requests_probes_and_a_memory_limit_where_one_was_measured(
     platform: str,
 ) -> None:
-    for spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).values():
+    for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items():
         for container in spec["containers"]:
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
             assert "cpu" not in container["resources"].get("limits", {})
-            assert "livenessProbe" in container
+            assert ("livenessProbe" in container) == (key[0] in SERVING)
 
 
 def test_only_gpu_nodes_have_an_agent() -> None:

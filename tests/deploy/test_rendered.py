@@ -14,6 +14,7 @@ from tests.deploy.rendered import (
     IMAGES,
     NAMESPACE,
     PLATFORMS,
+    SERVING,
     Key,
     Objects,
     Refused,
@@ -287,8 +288,9 @@ def references(specs: dict[Key, dict[str, Any]]) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for spec in specs.values():
         found.add(("ServiceAccount", spec["serviceAccountName"]))
-        found.add(("PriorityClass", spec["priorityClassName"]))
-        for volume in spec["volumes"]:
+        if "priorityClassName" in spec:
+            found.add(("PriorityClass", spec["priorityClassName"]))
+        for volume in spec.get("volumes", ()):
             if "configMap" in volume:
                 found.add(("ConfigMap", volume["configMap"]["name"]))
     return found
@@ -310,7 +312,7 @@ def test_what_one_object_names_another_is(platform: str) -> None:
             selected = [
                 template["spec"]["template"]
                 for key, template in found.items()
-                if key[0] in ("Deployment", "DaemonSet")
+                if key[0] in SERVING
                 and each["spec"]["selector"].items()
                 <= template["spec"]["template"]["metadata"]["labels"].items()
             ]
@@ -328,6 +330,7 @@ def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
     links = {each.name: each.resolve() for each in (DEPLOY / "chart/headroom/files").iterdir()}
     assert links == {
         "base": DEPLOY / "base",
+        "cert-manager.yaml": DEPLOY / "components/cert-manager/certificates.yaml",
         "monitors.yaml": DEPLOY / "components/monitors/monitors.yaml",
         "rules.yaml": DEPLOY / "components/rules/rules.yaml",
         "dashboard.json": DEPLOY / "components/dashboard/headroom.json",

@@ -68,6 +68,12 @@
 {{- end }}
 {{- end -}}
 
+{{/* What the values say of Jobs, on a schedule or not. Changes .object. */}}
+{{- define "headroom.job" -}}
+{{- $job := default .object .object.spec.jobTemplate }}
+{{- include "headroom.pulling" (dict "root" .root "spec" $job.spec.template.spec) }}
+{{- end -}}
+
 {{/* What the values say of the agent's DaemonSet. Changes .object. */}}
 {{- define "headroom.agent" -}}
 {{- $agent := .root.Values.agent }}

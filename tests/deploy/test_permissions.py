@@ -1,0 +1,219 @@
+"""Roles give what the code uses and nothing else, and say why.
+
+Every place in the code that names a method or a path of the API is found in its source; what it
+asks for is stated here, beside it. Together that has to be what the roles give, verb for verb: one
+that is missing is found before a cluster refuses it, one that nobody uses any more goes.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.controlplane import ROOT
+from tests.deploy.rendered import DEPLOY, NAMESPACE
+
+#: Where roles are.
+FILES = (DEPLOY / "base/rbac.yaml", DEPLOY / "base/certificates.yaml")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
+_VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
+
+#: Group, resource with its subresource, verb, and where: "" everywhere, else a namespace.
+Right = tuple[str, str, str, str]
+
+
+def rights(group: str, resource: str, *verbs: str, where: str = "") -> set[Right]:
+    return {(group, resource, verb, where) for verb in verbs}
+
+
+GPUNODES = "headroom.gpu", "gpunodes"
+LEASES = "coordination.k8s.io", "leases"
+WATCHED = (
+    rights("", "nodes", "list", "watch")
+    | rights("", "namespaces", "list", "watch")
+    | rights("", "pods", "list", "watch")
+    | rights(*GPUNODES, "list", "watch")
+    | rights(*LEASES, "list", "watch", where=NAMESPACE)
+    | rights("resource.k8s.io", "resourceslices", "list", "watch")
+)
+
+#: Module and function -> what it asks the API server for, of the role of that name.
+EXTENDER: dict[str, set[Right]] = {
+    "extender.kubeapi:KubeApi.stream": set(),  # of whoever calls it
+    "extender.kubeapi:KubeApi._list": set(),
+    # Applied, which creates what is not there: create and patch.
+    "extender.kubeevents:KubeEvents._write": rights("", "events", "create", "patch"),
+    "extender.kubereviews:": set(),
+    "extender.kubereviews:KubeReviews._review": (
+        rights("authentication.k8s.io", "tokenreviews", "create")
+        | rights("authorization.k8s.io", "subjectaccessreviews", "create")
+    ),
+    "extender.ledger.hands:KubernetesHands.evict": rights("", "pods/eviction", "create"),
+    "extender.ledger.kubernetes:": set(),
+    "extender.ledger.kubernetes:_pod_path": set(),
+    "extender.ledger.kubernetes:KubernetesStore.__init__": set(),
+    "extender.ledger.kubernetes:KubernetesStore.read_gpunode": rights(*GPUNODES, "get"),
+    "extender.ledger.kubernetes:KubernetesStore.create_gpunode": rights(*GPUNODES, "create"),
+    "extender.ledger.kubernetes:KubernetesStore.write_spec": rights(*GPUNODES, "patch"),
+    "extender.ledger.kubernetes:KubernetesStore.let_go": rights(*GPUNODES, "patch"),
+    "extender.ledger.kubernetes:KubernetesStore.read_pod": rights("", "pods", "get"),
+    "extender.ledger.kubernetes:KubernetesStore.read_heartbeat_version": (
+        rights(*LEASES, "get", where=NAMESPACE)
+    ),
+    "extender.ledger.kubernetes:KubernetesStore.list_pods": rights("", "pods", "list"),
+    "extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create"),
+    "extender.ledger.kubernetes:KubernetesStore.touch_pod": rights("", "pods", "patch"),
+    "extender.sources.kinds:_slices": set(),
+    "extender.sources.kinds:watched_kinds": WATCHED,
+    "extender.wiring.clients:": set(),
+    "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
+}
+AGENT: dict[str, set[Right]] = {
+    "agent.cluster:ask": set(),  # of whoever calls it
+    "agent.cluster:KubernetesPublisher.__init__": set(),
+    "agent.cluster:KubernetesPublisher.report": rights("headroom.gpu", "gpunodes/status", "patch"),
+    "agent.cluster:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
+    "agent.cluster:KubernetesPublisher._read": rights(*GPUNODES, "get"),
+    "agent.cluster:KubernetesPublisher.heartbeat": (
+        rights(*LEASES, "create", "patch", where=NAMESPACE)
+    ),
+    "agent.nodeapi:NodeApi._labels": rights("", "nodes", "get"),
+    # Does without, and says so: not given (agent/nodeapi.py).
+    "agent.nodeapi:NodeApi._configz": set(),
+    "agent.nodeapi:NodeApi._mirror": set(),
+    "agent.nodeapi:NodeApi._get": set(),
+}
+WEBHOOKS = "admissionregistration.k8s.io"
+CERTS: dict[str, set[Right]] = {
+    "extender.certs.cluster:": set(),
+    "extender.certs.cluster:Certificates.__init__": set(),
+    "extender.certs.cluster:Certificates._read": rights("", "secrets", "get", where=NAMESPACE),
+    "extender.certs.cluster:Certificates._write": (
+        rights("", "secrets", "create", "patch", where=NAMESPACE)
+    ),
+    "extender.certs.cluster:Certificates._trust_in_webhooks": (
+        rights(WEBHOOKS, "validatingwebhookconfigurations", "list", "patch")
+        | rights(WEBHOOKS, "mutatingwebhookconfigurations", "list", "patch")
+    ),
+}
+ROLES = {"headroom-extender": EXTENDER, "headroom-agent": AGENT, "headroom-certs": CERTS}
+#: Names no call to the cluster, or one with the rights of whoever runs the command.
+OTHERS = {
+    "extender.web.serving:verbs_app",
+    "extender.wiring.peers:Peers._get",
+    "extender.wiring.listing:list_surroundings",  # headroom doctor
+    "agent.dcgm:Exporter._scrape",
+    "agent.knock:ask",
+}
+
+
+def places(*packages: str) -> set[str]:
+    """Every module and function that names a method of HTTP or a path of the API."""
+    found: set[str] = set()
+    for package in packages:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            found |= {f"{module}:{name}" for name in _named(ast.parse(file.read_text()), "")}
+    return found
+
+
+def _named(node: ast.AST, name: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        inner = name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}".lstrip(".")
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            text = child.value
+            if text in _METHODS or text.startswith(("/api/", "/apis/")):
+                yield name
+        yield from _named(child, inner)
+
+
+def roles() -> Iterator[dict[str, Any]]:
+    for file in FILES:
+        for manifest in yaml.safe_load_all(file.read_text()):
+            if manifest["kind"] in ("Role", "ClusterRole"):
+                yield manifest
+
+
+def given(role: str) -> set[Right]:
+    """What the roles of that name give."""
+    found: set[Right] = set()
+    for manifest in roles():
+        if manifest["metadata"]["name"] != role:
+            continue
+        where = manifest["metadata"].get("namespace", "")
+        for rule in manifest["rules"]:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    found |= rights(group, resource, *rule["verbs"], where=where)
+    return found
+
+
+def test_every_place_that_asks_the_api_server_is_known_here() -> None:
+    known = OTHERS.union(*ROLES.values())
+    unknown = places("contract", "extender", "agent") - known
+    assert not unknown, (
+        f"{', '.join(sorted(unknown))}: say here what it asks the API server for, as in "
+        '"extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create")'
+    )
+    gone = known - places("contract", "extender", "agent")
+    assert not gone, f"no longer in the code: {', '.join(sorted(gone))}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_gives_what_the_code_uses_and_nothing_else(role: str) -> None:
+    used = set().union(*ROLES[role].values())
+    assert used - given(role) == set(), "used, and not given"
+    assert given(role) - used == set(), "given, and used by nobody"
+
+
+def test_no_role_has_a_wildcard_or_reaches_others_secrets_and_roles() -> None:
+    for manifest in roles():
+        for rule in manifest["rules"]:
+            name = manifest["metadata"]["name"]
+            assert "*" not in str(rule.get("verbs", "")), name
+            assert "*" not in str(rule.get("resources", "")), name
+            assert not {"roles", "clusterroles", "serviceaccounts"} & set(rule.get("resources", ()))
+            if "secrets" in rule.get("resources", ()):
+                assert (name, manifest["kind"]) == ("headroom-certs", "Role")
+                assert rule["verbs"] == ["create"] or rule["resourceNames"]
+
+
+def rules(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Each rule with its line and the comment right above it."""
+    lines = file.read_text().splitlines()
+    for i, line in enumerate(lines):
+        if not re.match(r"  - \{?(apiGroups|nonResourceURLs):", line):
+            continue
+        above = i
+        while lines[above - 1].startswith("  #"):
+            above -= 1
+        below = i + 1
+        while below < len(lines) and lines[below].startswith("    "):
+            below += 1
+        (rule,) = yaml.safe_load("\n".join(lines[i:below]))
+        yield i + 1, "\n".join(each.strip() for each in lines[above:i]), rule
+
+
+def test_every_verb_has_its_reason() -> None:
+    found = [(file, *each) for file in FILES for each in rules(file)]
+    assert [rule for *_, rule in found] == [rule for role in roles() for rule in role["rules"]]
+    for file, line, comment, rule in found:
+        explained = {
+            verb
+            for verbs in re.findall(r"^# ([a-z]+(?:, [a-z]+)*): \S", comment, re.M)
+            for verb in verbs.split(", ")
+        }
+        missing = set(rule["verbs"]) - explained
+        assert not missing, (
+            f"{file.name}:{line}: no reason for {', '.join(sorted(missing))}; right is a comment "
+            "right above the rule, as in # patch: the report."
+        )
+        assert explained == set(rule["verbs"]), f"{file.name}:{line}: a reason for no verb"
+        if "nonResourceURLs" not in rule:
+            assert set(rule["verbs"]) <= _VERBS
