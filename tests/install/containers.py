@@ -21,7 +21,8 @@ from tests.kubelet.runtime import Container, Runtime, cri
 from tests.processes import DIE_WITH_PARENT
 
 #: "$1" is a folder for the container, "$2" whether its file system may be written, "$3" how many
-#: mounts follow, as source, target and ro or rw. Then the command, to be run in there.
+#: mounts follow, as source, target and ro or rw; of what is to be open every user may pass through
+#: the target. Then the command, to be run in there.
 INSIDE = """
 set -e
 base=$1 writable=$2 mounts=$3
@@ -33,6 +34,12 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work"
 mount -t tmpfs tmpfs "$base/root/run"
 while [ "$mounts" -gt 0 ]; do
   target=$base/root$2
+  if [ "$3" = open ]; then
+    chmod a+x "$target"
+    mounts=$((mounts - 1))
+    shift 3
+    continue
+  fi
   if [ -d "$1" ]; then mkdir -p "$target"; else mkdir -p "${target%/*}"; touch "$target"; fi
   mount --rbind "$1" "$target"
   if [ "$3" = ro ]; then mount -o remount,bind,ro "$target"; fi
@@ -50,7 +57,7 @@ _POWERS = {"SYS_PTRACE": "sys_ptrace", "SYS_ADMIN": "sys_admin"}
 class Images:
     """What each repository's last name stands for: how its command begins, and what it has."""
 
-    def __init__(self, kube_scheduler: Path) -> None:
+    def __init__(self, kube_scheduler: Path, folder: Path) -> None:
         self.kube_scheduler = kube_scheduler
         python = [sys.executable, "-m"]
         self.entrypoints: Mapping[str, Sequence[str]] = {
@@ -59,8 +66,15 @@ class Images:
             "kube-scheduler": (),
         }
         #: Where the sources and the interpreter are, and the commands of images.
-        self.mounts = [(str(each), str(each), "ro") for each in _python_folders()]
+        folders = list(_python_folders())
+        above = sorted({str(each) for folder in folders for each in folder.parents} - {"/"})
+        self.mounts = [("", each, "open") for each in above]
+        self.mounts += [(str(each), str(each), "ro") for each in folders]
         self.mounts.append((str(kube_scheduler), "/usr/local/bin/kube-scheduler", "ro"))
+        headroom = folder / "headroom"
+        headroom.write_text(f'#!/bin/sh\nexec {sys.executable} -m headroom "$@"\n')
+        headroom.chmod(0o755)
+        self.mounts.append((str(headroom), "/usr/local/bin/headroom", "ro"))
 
     def entrypoint(self, image: str) -> Sequence[str] | None:
         """None where the image is only pretended."""
@@ -72,7 +86,8 @@ def _python_folders() -> Iterator[Path]:
     """Those that the overlay may not show, as they may be mounts of their own."""
     folders = {ROOT, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     folders |= {folder.resolve() for folder in folders}
-    yield from sorted(folders)
+    # Not what is in another of them, and shown with it.
+    yield from sorted(each for each in folders if not folders & set(each.parents))
 
 
 class ProcessRuntime(Runtime):
@@ -112,15 +127,6 @@ class ProcessRuntime(Runtime):
                 network.close()
         return answer
 
-    def StartContainer(self, request: Any, context: Any) -> Any:
-        answer = super().StartContainer(request, context)
-        container = self.containers[request.container_id]
-        entrypoint = self._images.entrypoint(container.config.image.image)
-        if entrypoint is not None:
-            with self.lock:
-                self._begin(container, [*(container.config.command or entrypoint)])
-        return answer
-
     def StopContainer(self, request: Any, context: Any) -> Any:
         """With its grace period, as runtimes do."""
         container = self.containers.get(request.container_id)
@@ -135,8 +141,12 @@ class ProcessRuntime(Runtime):
         for network in self._networks.values():
             network.close()
 
-    def _begin(self, container: Container, command: Sequence[str]) -> None:
+    def _begin(self, container: Container) -> None:
         config = container.config
+        entrypoint = self._images.entrypoint(config.image.image)
+        if entrypoint is None:
+            super()._begin(container)
+            return
         security = config.linux.security_context
         mounts = [
             *self._images.mounts,
@@ -156,7 +166,7 @@ class ProcessRuntime(Runtime):
                 str(len(mounts)),
                 *(part for mount in mounts for part in mount),
                 *_as_told(security),
-                *command,
+                *(config.command or entrypoint),
                 *config.args,
             ],
             stdin=subprocess.DEVNULL,
@@ -169,7 +179,7 @@ class ProcessRuntime(Runtime):
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HOME": "/",
                 **container.environment,
-                **self._hardware,
+                **(self._hardware if "agent" in config.image.image else {}),
             },
         )
         thread = threading.Thread(target=self._follow, args=(container, container.process))

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -33,7 +34,7 @@ WORKLOADS = "team"
 PODS = f"/api/v1/namespaces/{WORKLOADS}/pods"
 OVERLAY = "device-plugin"
 GPU_BYTES = 24 * GIB
-PATIENCE_S = 180.0
+PATIENCE_S = 90.0
 MERGE = "application/merge-patch+json"
 
 
@@ -153,6 +154,8 @@ class Play:
         stop = threading.Event()
         load = Load(self, stop)
         load.start()
+        # What is done and gone cannot be in the way of the new one.
+        until(lambda: not self.jobs(), "the end of the first certificates' Job")
         self.apply("v2")
         until(lambda: self.rolled_out() and not before & self.uids("extender"), "the new replicas")
         until(lambda: not self.old_agents("v1"), "the new agents")
@@ -170,7 +173,7 @@ class Play:
         self.create_pod("stays", 7)
         until(lambda: self.bound(), "a bound pod")
         before = self.plane.call("GET", f"{PODS}/stays")
-        self.plane.kubectl("delete", "-k", str(self._mine()), "--wait=true", "--timeout=120s")
+        self.kubectl("delete", "-k", str(self._mine()), "--wait=true", "--timeout=120s")
         after = self.plane.call("GET", f"{PODS}/stays")
         self.found["stays"] = (before["spec"] == after["spec"], after["status"]["phase"])
         self.found["left"] = self.left()
@@ -191,7 +194,14 @@ class Play:
             "images": images,
         }
         (mine / "kustomization.yaml").write_text(yaml.safe_dump(content))
-        return self.plane.kubectl("apply", "--server-side", "-k", str(mine))
+        return self.kubectl("apply", "--server-side", "-k", str(mine))
+
+    def kubectl(self, *arguments: str) -> str:
+        """Raises ``RuntimeError`` with what it says."""
+        try:
+            return self.plane.kubectl(*arguments)
+        except subprocess.CalledProcessError as err:
+            raise RuntimeError(f"kubectl {' '.join(arguments)}: {err.stdout}{err.stderr}") from err
 
     def _mine(self) -> Path:
         return self._deploy / "overlays/mine"
@@ -204,6 +214,10 @@ class Play:
 
     def uids(self, component: str) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.ours(component)}
+
+    def jobs(self) -> list[Any]:
+        found: list[Any] = self.plane.call("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")["items"]
+        return found
 
     def rolled_out(self) -> bool:
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-scheduler"
@@ -305,6 +319,13 @@ class Load(threading.Thread):
         self.failures: list[str] = []
 
     def run(self) -> None:
+        try:
+            self._load()
+        except Exception as err:
+            self.failures.append(repr(err))
+            raise
+
+    def _load(self) -> None:
         while not self._until.wait(0.3):
             name = f"load-{self.created}"
             self._play.create_pod(name, 7)
@@ -326,11 +347,11 @@ class Load(threading.Thread):
 
 def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
     network.build()
-    Machine.images = Images(built("kube-scheduler")["kube-scheduler"])
-    Machine.pods = itertools.count()
     with contextlib.ExitStack() as stack:
         plane = Plane()
         stack.callback(plane.stop)
+        Machine.images = Images(built("kube-scheduler")["kube-scheduler"], plane.folder)
+        Machine.pods = itertools.count()
         plane.start()
         plane.start_controller_manager()
         plain: Mapping[str, Any] = {

@@ -294,14 +294,17 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             (process / "stat").write_text(f"{container.pid} (python) S " + "0 " * 60)
             (process / "cgroup").write_text(f"0::/kubepods/pod{pod}/{container.id}\n")
             self.use(container, int(container.environment.get("TAKES_VRAM", "0")))
-            match list(container.config.command):
-                case ["exit", code]:
-                    self._end(container, int(code))
-                case ["headroom", *arguments]:
-                    self._run(container, arguments)
-                    return cri.StartContainerResponse()
-            self.ever_ran.add(container.pod)
+            self._begin(container)
             return cri.StartContainerResponse()
+
+    def _begin(self, container: Container) -> None:
+        match list(container.config.command):
+            case ["exit", code]:
+                self._end(container, int(code))
+            case ["headroom", *arguments]:
+                self._run(container, arguments)
+                return
+        self.ever_ran.add(container.pod)
 
     def StopContainer(self, request: Any, context: Any) -> Any:
         container = self.containers.get(request.container_id)
