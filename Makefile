@@ -77,6 +77,7 @@ lock:  ## after a change of pyproject.toml; needs uv
 	$(LOCK) -c requirements/test.txt --extra extender -o requirements/demo.txt
 	$(LOCK) -c requirements/test.txt --extra extender --extra cluster -o requirements/extender.txt
 	$(LOCK) -c requirements/test.txt --extra agent -o requirements/agent.txt
+	$(LOCK:pyproject.toml=requirements/build.in) -c requirements/test.txt -o requirements/build.txt
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -5,19 +5,21 @@ import os
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
 import uvloop
 
 from extender.certs.command import certs
+from extender.certs.copy import copy_certs
 from extender.configcommand import config
 from extender.configuration import load_settings
 from extender.doctor import doctor
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
 from extender.wiring.embedded import serve_embedded
+from extender.wiring.reloading import Origin
 
 app = typer.Typer(
     add_completion=False,
@@ -97,25 +99,26 @@ def serve(
         # What talks to a cluster is an extra, and slow to import.
         if embedded is None:
             from extender.wiring.cluster import serve_cluster
-        settings = load_settings(
-            config,
-            host=host,
-            verbs_host=verbs_host,
-            debug_host=debug_host,
-            insecure_verbs=insecure_verbs,
-            verbs_port=verbs_port,
-            debug_port=debug_port,
-            debug_open=debug_open,
-            debug_tls_cert=debug_tls_cert,
-            debug_tls_key=debug_tls_key,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            tls_client_ca=tls_client_ca,
-        )
+        flags: dict[str, Any] = {
+            "host": host,
+            "verbs_host": verbs_host,
+            "debug_host": debug_host,
+            "insecure_verbs": insecure_verbs,
+            "verbs_port": verbs_port,
+            "debug_port": debug_port,
+            "debug_open": debug_open,
+            "debug_tls_cert": debug_tls_cert,
+            "debug_tls_key": debug_tls_key,
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "tls_client_ca": tls_client_ca,
+        }
+        settings = load_settings(config, **flags)
+        origin = Origin(config, dict(os.environ), flags)
         served = (
-            serve_embedded(settings, load_fleet(embedded), typer.echo)
+            serve_embedded(settings, load_fleet(embedded), typer.echo, origin)
             if embedded
-            else serve_cluster(settings, typer.echo)
+            else serve_cluster(settings, typer.echo, origin=origin)
         )
         uvloop.run(served)
     except ImportError as err:
@@ -172,6 +175,7 @@ def convert(
 
 app.command()(doctor)
 app.command()(certs)
+app.command()(copy_certs)
 app.add_typer(config, name="config")
 
 

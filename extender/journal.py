@@ -37,6 +37,8 @@ class Decision:
     asked: tuple[Asked, ...] = ()
     #: The node, where one alone fits.
     only: str = ""
+    #: All nodes were let pass: the mode was observe.
+    observed: bool = False
 
 
 class Journal:
@@ -65,6 +67,7 @@ class Journal:
             decision.fits,
             {CODE_OF[reason]: nodes for reason, nodes in decision.refused.items()},
             decision.asked,
+            decision.observed,
         )
         self.note(decision.pod, part, decision.at_s, decision.only)
 

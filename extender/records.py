@@ -51,6 +51,8 @@ class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: Code of the reason -> nodes refused for it.
     refused: dict[int, int]
     asked: tuple[Asked, ...]
+    #: All were let pass, whatever they were refused for: the mode was observe.
+    observed: bool = False
 
 
 class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -62,6 +62,23 @@ EXAMPLES = {
 }
 
 
+class Mode(Enum):
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+#: Settings that a running process takes over when the file changes; all others after a restart.
+RELOADED = (
+    "mode",
+    "refuse_unannotated",
+    "policy",
+    "score_weights",
+    "on_miss",
+    "orphan_after_s",
+    "waiting_events_per_s",
+)
+
+
 class OnMiss(Enum):
     REPORT = "report"
     EVICT = "evict"
@@ -99,6 +116,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    mode: Mode = Field(
+        Mode.ENFORCE,
+        description="enforce; or observe: nothing is refused, preferred, evicted or told in "
+        "Events, so that pods go where they would go without Headroom, and what would have been "
+        "decided is put on record and counted (docs/observe.md).",
+    )
     host: str = Field(
         "127.0.0.1",
         description="Address that both servers listen on, where they have none of their own.",

@@ -63,6 +63,25 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
+        self.would_refuse = Counter(
+            "headroom_would_refuse_total",
+            "Calls that let a pod through because the mode is observe, by the code of the reason: "
+            "filter, none of the nodes offered would have taken it (the reason of most nodes); "
+            "bind, the node that it was bound to would not.",
+            ["verb", "reason"],
+            registry=registry,
+        )
+        self.observes = Gauge(
+            "headroom_observe_only",
+            "1 while the mode is observe, in which nothing is refused.",
+            registry=registry,
+        )
+        self.settings_reloads = Counter(
+            "headroom_settings_reloads_total",
+            "Changes of the file of settings by outcome: taken, refused (the old ones go on).",
+            ["outcome"],
+            registry=registry,
+        )
         self.binds = Counter(
             "headroom_binds_total",
             "Bind calls by outcome: bound, declined (no room any more) or failed.",
@@ -147,6 +166,7 @@ class Telemetry:
         for counter, outcomes in (
             (self.verb_errors, ("filter", "prioritize", "preempt", "bind")),
             (self.refused_nodes, [reason.code for reason in Reason]),
+            (self.settings_reloads, ("taken", "refused")),
             (self.binds, ("bound", "declined", "failed")),
             (self.predictions, [result.value for result in Result]),
             (self.evictions, ("evicted", "refused")),
@@ -157,6 +177,9 @@ class Telemetry:
             for outcome in outcomes:
                 counter.labels(outcome)
 
+        for reason in Reason:
+            for verb in ("filter", "bind"):
+                self.would_refuse.labels(verb, reason.code)
         for surprise in Surprise:
             for overcommitted in ("yes", "no"):
                 self.misses.labels(surprise.value, overcommitted)

@@ -228,12 +228,18 @@ class ControlPlane(Processes):
         It serves nothing itself; several may run at once under the names of their binaries.
         ``tls`` is the extender's tlsConfig, where it is spoken to over TLS.
         """
-        config = self.folder / f"{binary}.json"
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
         content = scheduler_configuration(extender_url, kubeconfig, tls, one_entry)
-        config.write_text(json.dumps(content))
+        self.spawn_scheduler(binary, content, binary)
+
+    def spawn_scheduler(
+        self, name: str, configuration: Mapping[str, Any], binary: str = "kube-scheduler"
+    ) -> None:
+        """Start one of this very KubeSchedulerConfiguration, as a process of that name."""
+        config = self.folder / f"{name}.json"
+        config.write_text(json.dumps(configuration))
         flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
-        self.spawn(binary, str(built(binary)[binary]), *flags)
+        self.spawn(name, str(built(binary)[binary]), *flags)
 
     def start_controller_manager(self) -> None:
         name = "kube-controller-manager"

@@ -1,13 +1,15 @@
 """The Dockerfile's steps, run one by one in an empty folder with an interpreter of its own.
 
 There is no container engine where tests run, so a virtual environment stands for the base image
-and a folder for its file system; every other instruction is carried out as it is written. What pip
-would fetch is there already: of the tests' own packages those, and only those, that the image's
-lock names. So pip sees to it that they are all that is needed, in these versions; that they are
-the files with these hashes was seen to when the tests' own were installed, by a lock of the same.
+and a folder for each stage's file system; every other instruction is carried out as it is written,
+with the folder before absolute paths. What pip would fetch is there already: of the tests' own
+packages those, and only those, that a lock names. So pip sees to it that they are all that is
+needed, in these versions; that they are the files with these hashes was seen to when the tests' own
+were installed, by a lock of the same.
 """
 
 import contextlib
+import glob
 import importlib.metadata
 import json
 import os
@@ -16,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,13 +28,21 @@ from tests.serving import ROOT
 
 #: pip's settings: what is not there cannot be had.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+DIGEST = f"sha256:{'0' * 64}"
+#: What pip is told of a lock.
+_LOCK = re.compile(r"-r requirements/(\w+)\.txt")
+#: Absolute paths of a stage.
+_PATH = re.compile(r"(?<![\w./-])/(?=(?:opt|src|dist)\b)")
 
 
 @dataclass
 class Image:
     """What a stage has come to."""
 
+    #: Where its files are while it is the one that is built or run.
     root: Path
+    #: The interpreter of the base image.
+    base: Path
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
     user: str = ""
@@ -39,17 +50,23 @@ class Image:
     command: list[str] = field(default_factory=list)
 
     def path(self, inside: str) -> Path:
-        return self.root / os.path.normpath(f"{self.workdir}/{inside}").lstrip("/")
+        return self.root / os.path.normpath(os.path.join(self.workdir, inside)).lstrip("/")
 
     def run(self, command: list[str] | str) -> subprocess.CompletedProcess[str]:
         cwd = self.path(".")
         cwd.mkdir(parents=True, exist_ok=True)
-        venv = f"{self.root}/venv/bin"
         shell = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+        path = f"{self.base}/bin:/usr/bin:/bin"
+        env = {**os.environ, **OFFLINE, "PATH": path}
+        env.pop("PYTHONPATH", None)
+        for name, value in self.env.items():
+            env[name] = _PATH.sub(f"{self.root}/", value.replace("$PATH", path))
+        # As the image's PATH finds it.
+        shell[0] = shutil.which(shell[0], path=env["PATH"]) or shell[0]
         return subprocess.run(
-            [*self._as_user(), *shell],
+            [*self._as_user(), *(_PATH.sub(f"{self.root}/", word) for word in shell)],
             cwd=cwd,
-            env={**os.environ, **OFFLINE, **self.env, "PATH": f"{venv}:/usr/bin:/bin"},
+            env=env,
             capture_output=True,
             text=True,
             timeout=300,
@@ -66,27 +83,70 @@ class Image:
         return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", *reading]
 
 
-def build(target: str, root: Path) -> Image:
-    """Carry out the stages that lead to ``target``; an instruction not known here fails."""
-    stages: dict[str, list[tuple[str, str]]] = {}
-    base_of: dict[str, str] = {}
+@dataclass(frozen=True)
+class Stage:
+    base: str
+    steps: list[tuple[str, str]]
+
+    @property
+    def needs(self) -> list[str]:
+        """Stages that it copies from."""
+        copied = (re.match(r"--from=(\S+)", rest) for name, rest in self.steps if name == "COPY")
+        return list(dict.fromkeys(each[1] for each in copied if each))
+
+
+def stages() -> dict[str, Stage]:
+    """Those of the file, with its build arguments filled in."""
+    arguments = {"PYTHON_DIGEST": DIGEST}
+    found: dict[str, Stage] = {}
     for line in (ROOT / "Dockerfile").read_text().splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         instruction, rest = line.split(maxsplit=1)
-        if instruction == "FROM":
-            base, _, stage = rest.split()
-            stages[stage], base_of[stage] = [], base
+        if instruction == "ARG":
+            name, _, default = rest.partition("=")
+            arguments.setdefault(name, default)
+        elif instruction == "FROM":
+            base, _, stage = re.sub(r"\$\{(\w+)\}", lambda m: arguments[m[1]], rest).split()
+            found[stage] = Stage(base, [])
+            last = found[stage]
         else:
-            stages[stage].append((instruction, rest))
-    image = Image(root)
-    order = [target]
-    while base_of[order[0]] in stages:
-        order.insert(0, base_of[order[0]])
-    for stage in order:
-        for instruction, rest in stages[stage]:
+            last.steps.append((instruction, rest))
+    return found
+
+
+def build(target: str, folder: Path) -> Image:
+    """Carry out ``target`` and the stages that it copies from, unless the folder has them already;
+    an instruction that is not known here fails. Each stage begins with nothing but the base image's
+    interpreter."""
+    all_stages = stages()
+    for last in ("root", "base"):
+        shutil.rmtree(folder / last, ignore_errors=True)
+
+    def carry_out(name: str) -> Image:
+        for needed in all_stages[name].needs:
+            if not (folder / f"root-of-{needed}").exists():
+                carry_out(needed)
+        interpreter(folder / "base")
+        image = Image(folder / "root", folder / "base")
+        for instruction, rest in all_stages[name].steps:
             step(image, instruction, rest)
-    return image
+        if name != target:
+            image.root.rename(folder / f"root-of-{name}")
+            shutil.rmtree(image.base)
+        return image
+
+    return carry_out(target)
+
+
+def interpreter(where: Path) -> None:
+    """The base image: Python and pip."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)
+    (site,) = where.glob("lib/python*/site-packages")
+    put("pip", site)
+    command = where / "bin/pip"
+    command.write_text(f'#!/bin/sh\nexec "{where}/bin/python" -m pip "$@"\n')
+    command.chmod(0o755)
 
 
 def step(image: Image, instruction: str, rest: str) -> None:
@@ -96,25 +156,49 @@ def step(image: Image, instruction: str, rest: str) -> None:
         case "WORKDIR":
             image.workdir = rest
         case "COPY":
-            source, target = (ROOT / rest.split()[0], image.path(rest.split()[1]))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, target)
+            copy(image, *rest.split())
         case "RUN":
+            if lock := _LOCK.search(rest):
+                environment = re.search(r"--python (\S+)/bin/python", rest)
+                where = image.path(environment[1]) if environment else image.base
+                (site,) = where.glob("lib/python*/site-packages")
+                for package in locked(lock[1]):
+                    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                        put(package, site)  # else it is for another platform
             done = image.run(rest)
-            assert done.returncode == 0, f"RUN {rest}: {done.stderr}"
+            assert done.returncode == 0, f"RUN {rest}: {done.stdout}{done.stderr}"
         case "USER":
             image.user = rest
         case "ENTRYPOINT":
             image.entrypoint = json.loads(rest)
         case "CMD":
             image.command = json.loads(rest)
-        case "EXPOSE":
+        case "EXPOSE" | "LABEL":
             pass
         case _:
             pytest.fail(f"the Dockerfile has an instruction that this test does not know: {rest}")
+
+
+def copy(image: Image, *words: str) -> None:
+    """From another stage, or from what .dockerignore lets through."""
+    *sources, target = (word for word in words if not word.startswith("--from="))
+    from_stage = [word.removeprefix("--from=") for word in words if word.startswith("--from=")]
+    for name in sources:
+        if from_stage:
+            source = image.root.with_name(f"root-of-{from_stage[0]}") / name.lstrip("/")
+        else:
+            sent = (ROOT / ".dockerignore").read_text().splitlines()
+            assert f"!{name}" in sent or f"!{name.split('/')[0]}/" in sent, f"{name} is not sent"
+            source = ROOT / name
+        destination = image.path(target)
+        if source.is_dir():
+            left_out = shutil.ignore_patterns("__pycache__")
+            ignore = None if from_stage else left_out
+            shutil.copytree(source, destination, symlinks=True, ignore=ignore, dirs_exist_ok=True)
+        else:
+            destination = destination / source.name if target.endswith("/") else destination
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, destination)
 
 
 def locked(lock: str) -> dict[str, str]:
@@ -126,24 +210,10 @@ def locked(lock: str) -> dict[str, str]:
 def put(package: str, site: Path) -> None:
     """Have that package of the tests' own in this folder, as far as it is not a command."""
     installed = importlib.metadata.distribution(package)
-    for file in installed.files or ():
-        if ".." not in file.parts and (found := Path(str(installed.locate_file(file)))).exists():
-            (site / file).parent.mkdir(parents=True, exist_ok=True)
-            (site / file).symlink_to(found)
-
-
-@pytest.fixture
-def root(tmp_path: Path, target: str) -> Path:
-    """A folder with the base image in ``venv``, and in that what ``target`` installs."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
-    for package in ("pip", *locked(target)):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # for another platform
-            put(package, site)
-    command = tmp_path / "venv/bin/pip"
-    command.write_text(f'#!/bin/sh\nexec "{tmp_path}/venv/bin/python" -m pip "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
+    for name in {file.parts[0] for file in installed.files or () if ".." not in file.parts}:
+        # Several packages may have one folder.
+        if name != "__pycache__" and not (site / name).exists():
+            (site / name).symlink_to(str(installed.locate_file(name)))
 
 
 @pytest.mark.parametrize("target", ["extender", "agent"])
@@ -151,28 +221,50 @@ def test_an_image_is_locked_to_what_the_tests_run_with(target: str) -> None:
     own, tests = locked(target), locked("test")
     assert len(own) > 5
     assert {name: tests.get(name) for name in own} == own
+    assert locked("build") == {"setuptools": tests["setuptools"]}
 
 
-@pytest.mark.parametrize("target", ["extender"])
-def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(
-    root: Path, target: str
-) -> None:
-    image = build(target, root)
+def test_every_stage_begins_with_the_base_image_by_its_digest() -> None:
+    assert {stage.base for stage in stages().values()} == {f"python:3.12-slim@{DIGEST}"}
+    assert "ARG PYTHON_DIGEST\n" in (ROOT / "Dockerfile").read_text()  # of which none is a default
+
+
+def environment_of(image: Image) -> set[str]:
+    """Names of what is installed beside the interpreter, from its metadata."""
+    (site,) = glob.glob(f"{image.root}/opt/headroom/lib/python*/site-packages")
+    found = importlib.metadata.distributions(path=[site])
+    return {re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower() for each in found}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the stages, which both images have in part."""
+    return tmp_path_factory.mktemp("images")
+
+
+def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(folder: Path) -> None:
+    image = build("extender", folder)
     assert image.user == "65532:65532"
+    assert environment_of(image) - locked("extender").keys() == {"headroom-gpu"}
+    assert {each.name for each in image.root.iterdir()} == {"opt"}
     helped = image.run([*image.entrypoint, "--help"])
     assert helped.returncode == 0, helped.stderr
     assert "serve" in helped.stdout
     started = image.run([*image.entrypoint, *image.command])
     assert started.returncode == 2
     assert "no cluster is configured" in started.stderr
+    # What the manifests run besides, and what a debugging shell offers.
+    for command in (["certs"], ["why"]):
+        helped = image.run(["headroom", *command, "--help"])
+        assert helped.returncode == 0, helped.stderr
+    compiled = glob.glob(f"{image.root}/opt/headroom/lib/*/site-packages/extender/__pycache__/*")
+    assert compiled, "a container that cannot write would compile at every start"
 
 
-@pytest.mark.parametrize("target", ["agent"])
-def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(
-    root: Path, target: str
-) -> None:
-    image = build(target, root)
+def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(folder: Path) -> None:
+    image = build("agent", folder)
     assert image.user == "65532:65532"
+    assert environment_of(image) - locked("agent").keys() == {"headroom-gpu"}
     helped = image.run([*image.entrypoint, "--help"])
     assert helped.returncode == 0, helped.stderr
     assert "--once" in helped.stdout
@@ -182,3 +274,9 @@ def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(
     assert (driver["type"], driver["status"], driver["reason"]) == (
         "DriverReady", "False", "NoDriver",
     )  # fmt: skip
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert json.loads(started.stdout)["agentVersion"] == version
+    for gate in (["headroom", "gate"], ["python", "-m", "agent.knock"]):
+        asked = image.run(gate)
+        assert asked.returncode == 2
+        assert "POD_UID is not set" in asked.stdout + asked.stderr

@@ -5,12 +5,14 @@ The server is the real one in a process of its own; the clients are Python's.
 
 import json
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from extender.configuration import load_settings
@@ -119,6 +121,39 @@ def test_only_a_client_with_a_certificate_of_the_ca_is_answered(
         "CERTIFICATE_VERIFY_FAILED",
         "UNSUPPORTED_PROTOCOL",
     ]
+
+
+def test_nobody_without_a_certificate_reaches_bind_whatever_they_speak(
+    server: Server, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    where, ca = urlsplit(server.verbs), str(authority.cert)
+    trusting = ssl.create_default_context(cafile=ca)
+    told = "without sending a response|CERTIFICATE_REQUIRED|UNKNOWN_CA|EOF|reset"
+    for client in (None, clients["unknown"]):
+        if client is not None:
+            trusting.load_cert_chain(client.cert, client.key)
+        with pytest.raises(httpx.TransportError, match=told):
+            httpx.post(f"{server.verbs}/bind", json={}, verify=trusting)
+    with pytest.raises(httpx.TransportError, match=told):
+        httpx.post(f"http://{where.netloc}/bind", json={})
+
+    def by_hand(*shows: str) -> str:
+        """As who has nothing but a shell tries it."""
+        call = "POST /bind HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+        command = ("openssl", "s_client", "-connect", where.netloc, "-CAfile", ca, "-quiet", *shows)
+        return subprocess.run(
+            command, input=call, capture_output=True, text=True, check=False
+        ).stdout
+
+    assert "HTTP" not in by_hand()
+    known = clients["known"]
+    assert by_hand("-cert", str(known.cert), "-key", str(known.key)).startswith("HTTP/1.1 200 OK")
+    refused = logged(server, "tls_client_refused")
+    assert refused[:2] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"]
+    assert refused[2] == "HTTP_REQUEST"
+    assert refused[3:] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"]
+    # Of all these one was answered: that its body names no pod.
+    assert len(logged(server, "bind_error")) == 1
 
 
 def test_the_debug_port_stays_as_it_is(server: Server) -> None:

@@ -329,6 +329,11 @@ class ClusterState:
 
     # Writing.
 
+    def follow(self, rules: Rules) -> None:
+        """Decide by these rules from now on, of which only what no node was weighed by may differ:
+        what is refused, how it is scored, who is evicted."""
+        self.rules = rules
+
     def apply(self, events: Iterable[Event]) -> None:
         """Take events in the order in which they happened, and weigh what they changed at once:
         before the nodes that wait for that."""

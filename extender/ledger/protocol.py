@@ -36,6 +36,10 @@ ATTEMPTS = 8
 FEW_NODES = 16
 
 
+#: Bound as kube-scheduler itself binds.
+NOTHING = Placement((), {})
+
+
 class Judge(Protocol):
     """Fits a pod on one very object of a node, as if that held no promise to the pod yet."""
 
@@ -68,6 +72,8 @@ class Bound:
 
     #: resourceVersion of the pod that was decided about; empty where none was.
     version: str = field(default="", compare=False)
+    #: Why it would have been declined, where that is only observed.
+    despite: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class Ledger:
         known: Callable[[GPUNode], bool] = lambda gpunode: bool(
             gpunode.status and gpunode.status.devices
         ),
+        observes: Callable[[], bool] = bool,
     ) -> None:
         self._store = store
         self._judge = judge
@@ -144,6 +151,8 @@ class Ledger:
         self._new_id = new_id
         #: Whether it is known what the node's pods sit on.
         self._known = known
+        #: Whether every pod is bound as asked, and charged the truth even where that overcommits.
+        self._observes = observes
         #: Of nodes on which somebody is making a promise now.
         self._turns: dict[str, _Turn] = {}
         self._taking_turns = Lock()
@@ -152,10 +161,13 @@ class Ledger:
         """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
         times for the same pod, and answers the same each time."""
         try:
-            return self._bind(ask)
+            outcome = self._bind(ask)
         except StoreError as err:
             # Nothing was learned of the pod. A promise made so far stays, which is safe.
-            return Failed(str(err))
+            outcome = Failed(str(err))
+        if isinstance(outcome, Bound) or not self._observes():
+            return outcome
+        return self._bind_unpromised(ask, outcome)
 
     def _bind(self, ask: BindAsk) -> Outcome:
         pod, gpunode = ask.pod, ask.gpunode
@@ -178,24 +190,33 @@ class Ledger:
                     return state
                 # 2. Fit it on the object that the write will be conditional on.
                 pod, placement = state, self._judge(state, gpunode)
+                despite, promise = None, None
                 if isinstance(placement, Reason):
-                    if held is None:
+                    if held is not None:
+                        # What a watch told may be behind what the others have made of the node.
+                        gpunode = None
+                        continue
+                    if not self._observes():
                         return Declined(placement, pod.metadata.resource_version)
-                    # What a watch told may be behind what the others have made of the node.
-                    gpunode = None
-                    continue
+                    despite, placement = placement, NOTHING
+                    # As a bystander is: who switches to enforcing begins with the truth. One that
+                    # is not initialised is charged all that sits there, and may not be before.
+                    if gpunode.spec.initialised:
+                        promise = self._adopt(pod, gpunode)
+                elif placement.charges:
+                    promise = _promise(pod, placement)
                 # 3. Reserve, always, also when there is a promise to the pod already: the write
                 # proves that nobody took one back in between.
-                if placement.charges:
+                if promise is not None:
                     try:
-                        turn.gpunode = gpunode = self._reserve(pod, gpunode, placement)
+                        turn.gpunode = gpunode = self._reserve(pod, gpunode, promise)
                     except (StoreConflict, OutcomeUnknown) as err:
                         trouble, gpunode = err, None
                         continue
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
                 self._store.bind(_binding(pod, ask.node, placement))
-                return Bound(pod.metadata.resource_version)
+                return Bound(pod.metadata.resource_version, despite)
             except StoreError as err:
                 trouble = err
             # 5. Refused or unanswered: what became of the pod decides.
@@ -210,6 +231,19 @@ class Ledger:
                 return state
             # Unbound: once more from the start. The promise stays, for this or a rival attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
+
+    def _bind_unpromised(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
+        """While we observe no pod waits for the ledger: who sits on a node without a promise is
+        charged when it is seen there."""
+        try:
+            state = _unbound(ask, self._store.read_pod(ask.namespace, ask.name))
+            if not isinstance(state, Pod):
+                return state
+            self._store.bind(_binding(state, ask.node, NOTHING))
+        except StoreError as err:
+            return Failed(str(err), outcome.version)
+        despite = outcome.reason if isinstance(outcome, Declined) else None
+        return Bound(state.metadata.resource_version, despite)
 
     @contextmanager
     def _turn(self, node: str) -> Iterator[_Turn]:
@@ -427,15 +461,8 @@ class Ledger:
         except StoreConflict:
             return None  # somebody else was faster; the next round looks again
 
-    def _reserve(self, pod: Pod, gpunode: GPUNode, placement: Placement) -> GPUNode:
-        promise = self._stamped(
-            Reservation(
-                namespace=pod.metadata.namespace,
-                name=pod.metadata.name,
-                charges=list(placement.charges),
-            )
-        )
-        promises = {**gpunode.spec.reservations, pod.metadata.uid: promise}
+    def _reserve(self, pod: Pod, gpunode: GPUNode, promise: Reservation) -> GPUNode:
+        promises = {**gpunode.spec.reservations, pod.metadata.uid: self._stamped(promise)}
         return self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises))
 
     def _stamped(self, promise: Reservation) -> Reservation:
@@ -452,6 +479,11 @@ class Ledger:
         after = self._store.write_spec(before, spec)
         self._written(after)
         return after
+
+
+def _promise(pod: Pod, placement: Placement) -> Reservation:
+    metadata, charges = pod.metadata, list(placement.charges)
+    return Reservation(namespace=metadata.namespace, name=metadata.name, charges=charges)
 
 
 def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:

@@ -31,6 +31,7 @@ from extender.web.api import (
 )
 from extender.web.api.bounded import Bounded
 from extender.web.api.context import Context
+from extender.web.api.mode import SaysMode
 from extender.web.api.problems import tell_problems
 from extender.web.auth import Guard
 
@@ -76,6 +77,7 @@ def debug_app(context: Context) -> FastAPI:
         app.include_router(group.router(context))
     tell_problems(app, context.replica)
     app.add_middleware(Bounded)
+    app.add_middleware(SaysMode, mode=lambda: context.settings().mode)
     return app
 
 

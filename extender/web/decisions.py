@@ -27,6 +27,8 @@ class FilterView(PhaseView):
     offered: int
     fits: int
     reasons: list[ReasonView]
+    #: Whether all were let pass all the same (mode observe).
+    observed_only: bool = False
 
 
 class ContenderView(BaseModel):
@@ -56,7 +58,8 @@ class BindView(PhaseView):
     node: str
     #: bound, declined (no room any more) or failed.
     outcome: str
-    #: Why it was declined, as a code; why it was declined or failed, in words.
+    #: Why it was declined, as a code; why it was declined or failed, in words. Of a pod that is
+    #: bound: why it would have been declined, had we not only observed.
     reason: str | None
     message: str | None
 
@@ -145,6 +148,7 @@ def _filter_view(record: Record, replica: str, part: Filtered) -> FilterView:
             for code, nodes in part.refused.items()
             if (reason := REASONS[code])
         ],
+        observed_only=part.observed,
     )
 
 

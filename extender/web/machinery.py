@@ -29,6 +29,22 @@ class LagView(BaseModel):
     window_s: float
 
 
+class SettingsView(BaseModel):
+    #: enforce; or observe, in which nothing is refused, preferred, evicted or told in Events.
+    mode: str
+    #: Read again whenever it changes; null where there is none.
+    file: str | None
+    #: What is wrong with it as it is now, each with its line: the settings of before go on.
+    refused: list[str]
+    #: Settings that it says otherwise, which count after a restart.
+    after_restart: list[str]
+
+
+def enforcing() -> SettingsView:
+    """Of an application without a file of settings."""
+    return SettingsView(mode="enforce", file=None, refused=[], after_restart=[])
+
+
 @dataclass(frozen=True, slots=True)
 class Machinery:
     version: str

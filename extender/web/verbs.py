@@ -17,6 +17,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.state import ClusterState
+from extender.cluster.waiting import main_reason
 from extender.journal import Decision, Journal, micros
 from extender.placement.aside import aside
 from extender.placement.best import best
@@ -42,6 +43,9 @@ CONTENDERS = 5
 #: Rankings that wait for that; each keeps its snapshot in memory.
 MOST_UNEXPLAINED = 4
 
+#: All are alike: kube-scheduler decides as it would without us.
+NO_PREFERENCE = wire.encode_priorities(None)
+
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
 #: Binds a pod as kube-scheduler asked, given the pod and the node's object as this replica holds
@@ -57,7 +61,8 @@ class Verbs:
     """``unready`` says in a sentence why nothing can be decided yet, "" when it can.
 
     ``shown`` is told every pod that a filter call shows, before it is decided about. ``soon`` does
-    what no answer waits for, when the answer is out and before the next call.
+    what no answer waits for, when the answer is out and before the next call. While ``observes``
+    nothing is refused and nothing is preferred.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Verbs:
         monotonic_s: Callable[[], float],
         wall_s: Callable[[], float],
         soon: Callable[[Callable[[], None]], object] = at_once,
+        observes: Callable[[], bool] = bool,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
@@ -81,6 +87,8 @@ class Verbs:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._soon = soon
+        #: Whether all is let pass, and what would have been decided goes on record only.
+        self._observes = observes
         self._weighings = Weighings(cluster.rules.weights)
         #: A pod, the default of its namespace, and what it asks for: what filter understood,
         #: prioritize is asked about next.
@@ -102,15 +110,24 @@ class Verbs:
         ahead = self._weighings.ahead(self._cluster.snapshot(), self._monotonic_s())
         return ahead or self._keep_contenders()
 
+    def rules_changed(self) -> None:
+        """What was made of the rules of before is forgotten."""
+        self._weighings = Weighings(self._cluster.rules.weights)
+        self._understood = self._passed = None
+        self._unexplained.clear()
+
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
         began_s = self._monotonic_s()
-        if unready := self._unready():
+        unready, observes = self._unready(), self._observes()
+        if unready and not observes:
             return self.filter_error(unready)
         try:
             offered = wire.decode_offer(body)
         except wire.MalformedBody as err:
             return self.filter_error(str(err))
+        if unready:
+            return wire.encode_filter(offered, offered.names, _nothing(offered), SENTENCES)
         self._shown(offered.pod)
         snap = self._cluster.snapshot()
         request = self._understand(offered.pod)
@@ -121,17 +138,19 @@ class Verbs:
         if isinstance(request, VramRequest) and asks:
             self._cluster.usual.see(request, offered.pod, snap, rows)
         fits = codes == 0
-        passed = offered.names.only(fits)
-        self._passed, self._passed_rows = passed, rows[fits]
+        passed = offered.names if observes else offered.names.only(fits)
+        self._passed, self._passed_rows = passed, rows if observes else rows[fits]
         only = ""
-        if asks and len(passed) == 1:  # then prioritize is not called
+        if asks and len(passed) == 1 and not observes:  # then prioritize is not called
             row = int(self._passed_rows[0])
             only = snap.nodes[row].name
             self._expect(offered.pod, row, snap)
-        answer = wire.encode_filter(offered, passed, codes, SENTENCES)
+        said = _nothing(offered) if observes else codes
+        answer = wire.encode_filter(offered, passed, said, SENTENCES)
         took_s = self._monotonic_s() - began_s
         at, nodes = snap.generation, len(offered.names)
-        record = partial(self._record, offered.pod, request, at, nodes, codes, sure, only, took_s)
+        what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
+        record = partial(self._record, *what)
         self._soon(record)
         return answer
 
@@ -145,6 +164,7 @@ class Verbs:
         """Name the best of the nodes that filter let pass; of a pod that asks for no GPU those
         where it takes nothing away. Raises ``wire.MalformedBody``."""
         began_s = self._monotonic_s()
+        observes = self._observes()
         offered = wire.decode_offer(body, self._passed)
         snap = self._cluster.snapshot()
         request = self._understand(offered.pod)
@@ -152,7 +172,8 @@ class Verbs:
         if isinstance(request, VramRequest):
             rows = self._rows(offered.names, snap)
             if not request.asks:  # nothing to remember: it is none of ours
-                return wire.encode_alike(offered.names, aside(snap, rows))
+                chosen = aside(snap, rows)
+                return NO_PREFERENCE if observes else wire.encode_alike(offered.names, chosen)
             known = rows >= 0
             weighing = self._weighings.weigh(request, snap, self._monotonic_s())
             market = self._cluster.usual.market
@@ -160,7 +181,8 @@ class Verbs:
             if ranking.winner is not None:
                 row = int(rows[known][ranking.winner])
                 winner = snap.nodes[row].name
-                self._expect(offered.pod, row, snap)
+                if not observes:
+                    self._expect(offered.pod, row, snap)
                 self._unexplained.append((offered.pod, request, snap, rows[known], ranking))
         ranked = Ranked(
             self._wall_s(),
@@ -171,7 +193,7 @@ class Verbs:
         )
         note = partial(self._journal.note, offered.pod, ranked, ranked.at_s, ranked.winner)
         self._soon(note)
-        return wire.encode_priorities(winner)
+        return NO_PREFERENCE if observes else wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
         """Keep the nodes on which kube-scheduler's victims would make room; raises
@@ -188,11 +210,11 @@ class Verbs:
         took_us = micros(self._monotonic_s() - began_s)
         preempted = Preempted(self._wall_s(), took_us, len(offered), len(kept))
         self._journal.note(pod, preempted, preempted.at_s)
-        return wire.encode_preempt(kept)
+        return wire.encode_preempt(offered if self._observes() else kept)
 
     async def bind(self, body: bytes) -> bytes:
         """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""
-        if unready := self._unready():
+        if (unready := self._unready()) and not self._observes():
             return self.bind_error(unready)
         try:
             args = wire.decode_bind(body)
@@ -312,6 +334,7 @@ class Verbs:
         sure: bool,
         only: str,
         took_s: float,
+        observed: bool,
     ) -> None:
         metadata = pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
@@ -329,12 +352,16 @@ class Verbs:
             took_s=took_s,
             asked=_asked(request),
             only=only,
+            observed=observed,
         )
         self._journal.record(decision)
-        for reason, count in counts.items():
-            self._telemetry.refused_nodes.labels(reason.code).inc(count)
+        if not observed:
+            for reason, count in counts.items():
+                self._telemetry.refused_nodes.labels(reason.code).inc(count)
+        elif counts and not decision.fits:
+            self._telemetry.would_refuse.labels("filter", main_reason(counts)).inc()
         log.info(
-            "filtered",
+            "observed" if observed else "filtered",
             decision_id=decision.decision_id,
             snapshot=decision.generation,
             namespace=metadata.namespace,
@@ -343,6 +370,11 @@ class Verbs:
             fits=decision.fits,
             took_ms=round(1000 * decision.took_s, 3),
         )
+
+
+def _nothing(offered: wire.Offered) -> Codes:
+    """Nothing against any of them."""
+    return np.zeros(len(offered.names), np.int8)
 
 
 def _asked(request: VramRequest | Unreadable) -> tuple[Asked, ...]:

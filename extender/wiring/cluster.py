@@ -22,13 +22,17 @@ from extender.wiring.clients import keep_client_ca
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.readiness import unready
+from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender, serve
 
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
 async def serve_cluster(
-    settings: Settings, announce: Callable[[str], None], pace: Pace = DEFAULT_PACE
+    settings: Settings,
+    announce: Callable[[str], None],
+    pace: Pace = DEFAULT_PACE,
+    origin: Origin = ANYWHERE,
 ) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
     keep_what_answers_need()
@@ -52,7 +56,7 @@ async def serve_cluster(
 
     post = KubeEvents(api, time.time).post
     awaited = [kind.type for kind in watched_kinds(settings.agent_namespace)]
-    extender = Extender(settings, missing, post, awaited)
+    extender = Extender(settings, missing, post, awaited, origin)
     sources = KubernetesSources(
         api,
         extender.tell,

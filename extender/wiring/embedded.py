@@ -15,13 +15,19 @@ from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender, serve
 
 #: Nobody reports unless asked to, so no report is ever too old.
 NEVER_STALE_S = 1e12
 
 
-async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[str], None]) -> None:
+async def serve_embedded(
+    settings: Settings,
+    fleet: Fleet,
+    announce: Callable[[str], None],
+    origin: Origin = ANYWHERE,
+) -> None:
     """Serve the fleet of a file from memory, until a signal.
 
     Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
@@ -34,7 +40,7 @@ async def serve_embedded(settings: Settings, fleet: Fleet, announce: Callable[[s
         )
     keep_what_answers_need()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
-    extender = Extender(settings, unready=lambda: "")
+    extender = Extender(settings, unready=lambda: "", origin=origin)
     store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])

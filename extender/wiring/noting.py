@@ -27,6 +27,9 @@ def note_bind(
     """What became of a bind, under the version of the pod that it was about."""
     said = type(outcome).__name__.lower()
     reason = outcome.reason if isinstance(outcome, Declined) else None
+    if isinstance(outcome, Bound) and outcome.despite is not None:
+        reason = outcome.despite
+        telemetry.would_refuse.labels("bind", reason.code).inc()
     message = outcome.message if isinstance(outcome, Failed) else ""
     version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
     which = decision_id(ask.uid, version) if version else ""

@@ -53,7 +53,7 @@ from extender.ledger.store import Store
 from extender.placement.misplaced import Misplaced
 from extender.placement.observed import Result
 from extender.placement.placed import Placement
-from extender.settings import Settings
+from extender.settings import Mode, Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
 from extender.web.api.context import Context
@@ -61,6 +61,7 @@ from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.feed import Feed
+from extender.web.machinery import SettingsView
 from extender.web.peers import nobody
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
@@ -75,6 +76,7 @@ from extender.wiring.memory import collect_in_lulls
 from extender.wiring.noting import note_bind, tell_followers
 from extender.wiring.patience import Certified, Patient, counting
 from extender.wiring.peers import Peers
+from extender.wiring.reloading import ANYWHERE, Origin, Reloading
 from extender.wiring.telling import Telling
 from extender.wiring.watching import Watching, watch
 
@@ -109,9 +111,10 @@ class Extender:
         unready: Callable[[], str],
         post: Post | None = None,
         awaited: Iterable[type] = (),
+        origin: Origin = ANYWHERE,
     ) -> None:
         """``post`` writes Events, where there is anywhere to write them; ``awaited``: kinds of
-        which a list will come."""
+        which a list will come; ``origin``: where the settings are looked for again."""
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
@@ -132,6 +135,9 @@ class Extender:
         self._waking = Waking()
         self._latest_room = 0
         self._room_came = asyncio.Event()
+        #: Uids of those that were refused and are tried again since we only observe.
+        self._released: set[str] = set()
+        self._rules_changed: Callable[[], None] = lambda: None
         #: Begins the ids of what this process writes, so that it knows its own promises again.
         self._name = uuid.uuid4().hex[:12]
         self.watching = Watching(self.cluster, self.journal.records, self.feed, self._name)
@@ -163,6 +169,26 @@ class Extender:
                 settings.stale_after_s,
             )
         )
+        self.reloading = Reloading(origin, settings, self.take, self.telemetry)
+        self._follow_mode()
+
+    @property
+    def observes(self) -> bool:
+        """Whether nothing is refused, preferred, evicted or told, and all goes on record."""
+        return self.settings.mode is Mode.OBSERVE
+
+    def take(self, settings: Settings) -> None:
+        """Go on with these settings, of which those of ``RELOADED`` may be new; on the loop."""
+        self.settings = settings
+        self.cluster.follow(settings.rules)
+        self._rules_changed()
+        self._follow_mode()
+
+    def _follow_mode(self) -> None:
+        self.telemetry.observes.set(self.observes)
+        self.telling.at_most(0 if self.observes else self.settings.waiting_events_per_s)
+        # Who was refused waits for a reason that does not count any more.
+        self._room_came.set()
 
     def unready(self) -> str:
         """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
@@ -233,6 +259,7 @@ class Extender:
             wall_s=time.time,
             new_id=lambda: f"{self._name}-{uuid.uuid4().hex}",
             known=lambda gpunode: knows_devices(self.cluster, gpunode),
+            observes=lambda: self.observes,
         )
 
     def send_away(self, store: Store, ledger: Ledger, hands: Hands) -> None:
@@ -272,8 +299,10 @@ class Extender:
             time.monotonic,
             time.time,
             self.loop.call_soon,
+            lambda: self.observes,
         )
         self._ahead = verbs.work_ahead
+        self._rules_changed = verbs.rules_changed
         return verbs
 
     def note_lag(self, late_s: float) -> None:
@@ -294,8 +323,18 @@ class Extender:
             self.feed,
             self.observed.now,
             guard,
+            self._settings_now,
         )
         return debug_app(context)
+
+    def _settings_now(self) -> SettingsView:
+        reloading = self.reloading
+        return SettingsView(
+            mode=self.settings.mode.value,
+            file=str(reloading.file) if reloading.file else None,
+            refused=list(reloading.refused),
+            after_restart=list(reloading.after_restart),
+        )
 
     async def tidy(self, ledger: Ledger) -> None:
         """Do the chores, for ever: promises that nobody needs any more are looked into at once, all
@@ -335,7 +374,7 @@ class Extender:
                 await self._look_into(ledger, found)
 
         await asyncio.gather(*map(one_by_one, of_node.values()))
-        if self._evicting is not None:
+        if self._evicting is not None and not self.observes:
             await self._evicting.once()
 
     async def tidy_once(self, ledger: Ledger) -> None:
@@ -353,7 +392,8 @@ class Extender:
                 ready = await self.loop.run_in_executor(self._pool, ledger.initialise, waiting)
                 log.info("nodes_initialised", nodes=ready)
         self.cluster.overuses.look(time.monotonic())
-        await self._announcing.tell(notices(self.cluster))
+        if not self.observes:
+            await self._announcing.tell(notices(self.cluster))
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
         if isinstance(found, Bystander):
@@ -389,6 +429,10 @@ class Extender:
     async def wake_once(self, ledger: Ledger) -> None:
         if self.unready():
             return
+        if self.observes:
+            await self._release(ledger)
+            return
+        self._released.clear()
         wakes: list[asyncio.Task[None]] = []
         resumed_s = now_s = time.monotonic()
         for named in self._waking.look(self.cluster, self.journal, now_s, time.time()):
@@ -400,6 +444,15 @@ class Extender:
         await asyncio.gather(*wakes)
         if wakes:
             log.info("pods_woken", pods=len(wakes))
+
+    async def _release(self, ledger: Ledger) -> None:
+        """Have kube-scheduler try all who were refused before we only observed, once each."""
+        refused = (pod for pod in self.cluster.unbound() if refused_by_us(pod))
+        held = [pod for pod in refused if pod.metadata.uid not in self._released]
+        self._released.update(pod.metadata.uid for pod in held)
+        await asyncio.gather(*(self._wake(ledger, pod) for pod in held))
+        if held:
+            log.info("pods_released", pods=len(held))
 
     async def _wake(self, ledger: Ledger, pod: Pod) -> None:
         try:
@@ -447,6 +500,7 @@ async def serve(
         asyncio.create_task(extender.tidy(ledger)),
         asyncio.create_task(sample_lag(extender.note_lag)),
         asyncio.create_task(extender.telling.for_ever(extender.unready)),
+        asyncio.create_task(extender.reloading.for_ever()),
         asyncio.create_task(_collect(extender)),
         asyncio.create_task(_watch(extender)),
     ]

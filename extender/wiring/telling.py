@@ -71,6 +71,10 @@ class Telling:
         #: Who waits, as of the last round; replaced, never changed in place.
         self.pending = Pending()
 
+    def at_most(self, per_round: int) -> None:
+        """From now on tell so many in one round."""
+        self._per_round = per_round if self._post is not None else 0
+
     async def for_ever(self, unready: Callable[[], str]) -> None:
         while True:
             try:

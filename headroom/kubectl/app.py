@@ -65,7 +65,7 @@ class _Options:
 
     def api(self) -> DebugApi:
         """Raises ``Trouble``."""
-        return DebugApi(self.way())
+        return DebugApi(self.way(), lambda text: print(text, file=sys.stderr))  # noqa: T201
 
 
 def _say_version(wanted: bool) -> None:

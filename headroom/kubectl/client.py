@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
@@ -10,6 +10,9 @@ from urllib.parse import quote, urlencode
 TIMEOUT_S = 30.0
 #: What none of our answers comes near to; beyond it somebody else answers.
 _MOST_BYTES = 256 << 20
+
+
+OBSERVES = "Headroom only observes (mode: observe): nothing is refused, preferred or evicted."
 
 
 class Trouble(Exception):
@@ -40,8 +43,11 @@ class Way(Protocol):
 
 
 class DebugApi:
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, say: Callable[[str], object] = lambda text: None) -> None:
+        """``say`` is told, once, what a person has to know about all answers."""
         self._way = way
+        self._say = say
+        self._said = False
 
     def get(self, *path: str, **query: str | int | bool | None) -> Any:
         """The body at /v1/ and the parts of the path, which are quoted here. Raises ``Trouble``."""
@@ -76,6 +82,7 @@ class DebugApi:
                 connection.request(method, target, body, headers)
                 response = connection.getresponse()
                 status, payload = response.status, response.read(_MOST_BYTES)
+                observes = response.getheader("Headroom-Mode") == "observe"
         except (OSError, http.client.HTTPException) as err:
             why = f"{self._way.name} does not answer: {err or type(err).__name__}"
             raise Trouble(why, UNREACHABLE) from err
@@ -84,6 +91,9 @@ class DebugApi:
         except ValueError as err:
             why = f"{self._way.name} is no debug API of Headroom: {target} answered {status}"
             raise Trouble(f"{why}, and not with JSON", UNREACHABLE) from err
+        if observes and not self._said:
+            self._said = True
+            self._say(OBSERVES)
         if status != 200:
             raise Trouble(_told(answer, target, status), _exit_code(status))
         return answer

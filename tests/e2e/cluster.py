@@ -108,9 +108,15 @@ class Cluster:
 
     def _config(self, name: str, settings: Mapping[str, Any] | None) -> Iterator[str]:
         if settings is not None:
-            file = self.plane.folder / f"{name}.yaml"
-            file.write_text(yaml.safe_dump(dict(settings)))
-            yield from ("--config", str(file))
+            self.change_settings(name, settings)
+            yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
+
+    def change_settings(self, name: str, settings: Mapping[str, Any]) -> None:
+        """What the file of a running extender says from now on; replaced whole."""
+        file = self.plane.folder / f"{name}.yaml"
+        new = file.with_suffix(".new")
+        new.write_text(yaml.safe_dump(dict(settings)))
+        new.rename(file)
 
     def start_replicas(self, *names: str) -> list[int]:
         """Start extenders of these names; returns the ports of their verbs."""
@@ -128,6 +134,13 @@ class Cluster:
     ) -> None:
         self.plane.start_scheduler(extender_url, binary, tls, one_entry)
         self._started.append(binary)
+
+    def start_scheduler_as(
+        self, name: str, configuration: Mapping[str, Any], binary: str = "kube-scheduler"
+    ) -> None:
+        """One of this very KubeSchedulerConfiguration, as a process of that name."""
+        self.plane.spawn_scheduler(name, configuration, binary)
+        self._started.append(name)
 
     def start_controller_manager(self) -> None:
         self.plane.start_controller_manager()

@@ -34,16 +34,6 @@ def over_tls(cluster: Cluster, authority: Authority, scheduler: dict[str, str]) 
     cluster.settle()
 
 
-def test_a_pod_is_bound_over_tls_with_certificates_on_both_sides(
-    new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str]
-) -> None:
-    cluster = new_cluster(1)
-    over_tls(cluster, authority, scheduler)
-    cluster.create_pod("p", "20Gi")
-    cluster.until(lambda: cluster.node_of("p") == "gpu-1", "the pod is bound")
-    assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
-
-
 def test_a_server_that_the_scheduler_does_not_trust_gets_no_gpu_pod(
     new_cluster: NewCluster, authority: Authority, scheduler: dict[str, str], tmp_path: Path
 ) -> None:

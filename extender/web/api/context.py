@@ -14,7 +14,7 @@ from extender.telemetry import Telemetry
 from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.feed import Feed
-from extender.web.machinery import Machinery, unknown
+from extender.web.machinery import Machinery, SettingsView, enforcing, unknown
 from extender.web.peers import AskPeers, nobody
 
 
@@ -35,6 +35,7 @@ class Context:
     machinery: Callable[[], Machinery] = unknown
     #: Who may read; None: everybody who gets here.
     guard: Guard | None = None
+    settings: Callable[[], SettingsView] = enforcing
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from extender.cluster.agreement import Mismatch, mismatches, unreported
@@ -15,7 +15,7 @@ from extender.web.api.answers import encoded
 from extender.web.api.context import Context
 from extender.web.bodies import Body, stamp
 from extender.web.decisions import Unanswered
-from extender.web.machinery import LagView, SourceView
+from extender.web.machinery import LagView, SettingsView, SourceView, enforcing
 from extender.web.peers import AskedPeers, Credentials, read
 
 T = TypeVar("T")
@@ -60,6 +60,8 @@ class PeerView(BaseModel):
     ready: bool
     not_ready_because: str | None
     snapshot_generation: int
+    #: As ``settings.mode`` below; null where the peer is too old to say.
+    mode: str | None = None
 
 
 class StatusBody(Body):
@@ -67,6 +69,7 @@ class StatusBody(Body):
     version: str
     python: str
     started_at: str
+    settings: SettingsView = Field(default_factory=enforcing)
     ready: bool
     not_ready_because: str | None
     sources: list[SourceView]
@@ -115,6 +118,7 @@ def router(context: Context) -> APIRouter:
             version=machinery.version,
             python=machinery.python,
             started_at=stamp(machinery.started_at_s),
+            settings=context.settings(),
             ready=not missing,
             not_ready_because=missing or None,
             sources=machinery.sources,
@@ -133,6 +137,7 @@ def router(context: Context) -> APIRouter:
                     ready=each.ready,
                     not_ready_because=each.not_ready_because,
                     snapshot_generation=each.snapshot_generation,
+                    mode=each.settings.mode,
                 )
                 for each in bodies
             ],

@@ -54,6 +54,8 @@ export async function ask(path, query = {}, body = undefined) {
   } catch {
     throw new Error("the extender does not answer");
   }
+  const mode = reply.headers.get("Headroom-Mode");
+  if (mode !== null) document.getElementById("observes").hidden = mode !== "observe";
   let answer = null;
   try { answer = await reply.json(); } catch { /* said below */ }
   if (!reply.ok || answer === null) throw new Error(answer?.detail ?? `/${path} answered ${reply.status}`);

@@ -1,0 +1,251 @@
+"""Headroom installed on a real API server, whose log of requests says who asked for what.
+
+Nothing runs pods here. What the manifests say of a process is carried out for it: its account's
+token, its flags, its files, with other ports and folders.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes.client import ApiClient
+
+from agent.cluster import KubernetesPublisher
+from agent.nodeapi import NodeApi
+from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
+from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
+from tests.e2e.nodes import Nodes, Shape
+from tests.waiting import until
+
+EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
+ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+#: Namespaces are deleted by a controller, and pods of Deployments by another.
+_CONTROLLERS = "namespace-controller,garbage-collector-controller"
+_AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{NAMESPACE}"]},
+        {"level": "None"},
+    ],
+}
+
+
+class AuditedPlane(ControlPlane):
+    """Its API server writes down what accounts of our namespace ask for."""
+
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.log"
+
+    def spawn_apiserver(self, *flags: str) -> None:
+        policy = self.folder / "audit.json"
+        policy.write_text(json.dumps(_AUDIT))
+        logged = f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}"
+        super().spawn_apiserver(*flags, *logged, "--audit-log-mode=blocking")
+
+    def asked(self, account: str) -> list[dict[str, Any]]:
+        """What that account has asked for so far."""
+        events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
+        user = f"system:serviceaccount:{NAMESPACE}:{account}"
+        return [event for event in events if event["user"]["username"] == user]
+
+    def start_deleting(self) -> None:
+        """The controllers that carry deletions out."""
+        name = "kube-controller-manager"
+        self.spawn(
+            name,
+            str(built(name)[name]),
+            f"--kubeconfig={self.kubeconfig()}",
+            f"--controllers={_CONTROLLERS}",
+            "--leader-elect=false",
+            "--secure-port=0",
+        )
+
+
+class InstalledNodes(Nodes):
+    """Their agents have the account of the manifests, each with the token of its own pod."""
+
+    def __init__(self, plane: ControlPlane, names: Sequence[str], shape: Shape) -> None:
+        super().__init__(plane, names, shape, seed=1)
+        self.clients: dict[str, ApiClient] = {}
+
+    def create(self) -> None:
+        super().create()
+        for name in self.names:
+            self.clients[name] = ApiClient(self._plane.configuration(self._token(name)))
+
+    def close(self) -> None:
+        super().close()
+        for client in self.clients.values():
+            client.close()
+
+    def _token(self, node: str) -> str:
+        """What the kubelet of the node mounts into its agent."""
+        pod = {
+            "metadata": {"name": f"agent-on-{node}"},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": AGENT,
+                "containers": [{"name": "agent", "image": "none"}],
+            },
+        }
+        uid = self._plane.call("POST", PODS, pod)["metadata"]["uid"]
+        reference = {"apiVersion": "v1", "kind": "Pod", "name": f"agent-on-{node}", "uid": uid}
+        return token(self._plane, AGENT, {"boundObjectRef": reference})
+
+    def _publisher(self, name: str) -> KubernetesPublisher:
+        return KubernetesPublisher(self.clients[name], name, NAMESPACE, heartbeat_s=30)
+
+    def look_around(self) -> None:
+        """What an agent asks besides writing reports."""
+        for name in self.names:
+            publisher = self._publisher(name)
+            publisher.held()
+            publisher.gpunode()
+            list(NodeApi(self.clients[name], name).read())
+
+
+def token(plane: ControlPlane, account: str, bound: dict[str, Any] | None = None) -> str:
+    request = {"spec": {"expirationSeconds": 3600, **(bound or {})}}
+    answer = plane.call("POST", f"{ACCOUNTS}/{account}/token", request)
+    given: str = answer["status"]["token"]
+    return given
+
+
+class Installation:
+    """An overlay, applied; then the processes of its pods."""
+
+    def __init__(self, plane: AuditedPlane, platform: str, *names: str) -> None:
+        self.plane = plane
+        self.manifest = plane.folder / "installed.yaml"
+        self.manifest.write_text(named_images(overlay(DEPLOY / "overlays" / platform)))
+        self.objects: Objects = objects(self.manifest.read_text())
+        self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
+        self.debug_port = 0
+
+    def apply(self, *flags: str) -> str:
+        server_side = "--server-side", "--validate=strict", f"--filename={self.manifest}"
+        return self.plane.kubectl("apply", *server_side, *flags)
+
+    def make_certificates(self) -> str:
+        """What the Job does, with its account and its command."""
+        spec = self.objects["Job", NAMESPACE, "headroom-certs-first"]["spec"]["template"]["spec"]
+        _, *arguments = spec["containers"][0]["command"]
+        return subprocess.run(
+            [sys.executable, "-m", "headroom", *arguments],
+            env=self._environment(spec["serviceAccountName"]),
+            cwd=self.plane.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    def start(self) -> None:
+        """Both containers of the scheduler's pod; returns when the extender is ready."""
+        spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
+        extender, scheduler = spec["spec"]["containers"]
+        verbs_port, self.debug_port = free_ports(2)
+        folder = self.mounted(spec["spec"])
+        command, config, file = extender["args"]
+        settings = folder / Path(file).relative_to("/etc/headroom")
+        text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
+        text += f"verbs_port: {verbs_port}\ndebug_port: {self.debug_port}\n"
+        settings.write_text(text.replace("debug_host: 0.0.0.0", "debug_host: 127.0.0.1"))
+        self.plane.spawn(
+            "extender",
+            *(sys.executable, "-m", "extender", command, config, str(settings)),
+            env=self._environment(spec["spec"]["serviceAccountName"]),
+        )
+        until(lambda: self.answers("/readyz")[0] == 200, "the extender is ready")
+        name, *flags = scheduler["command"]
+        configured = folder / "scheduler/kube-scheduler.yaml"
+        content = yaml.safe_load(configured.read_text())
+        for each in content["extenders"]:
+            assert each["urlPrefix"] == "http://127.0.0.1:8888"
+            each["urlPrefix"] = f"http://127.0.0.1:{verbs_port}"
+        # In a cluster there is none, and it takes the account of its pod.
+        content["clientConnection"] = {"kubeconfig": str(self._kubeconfig(EXTENDER))}
+        configured.write_text(json.dumps(content))
+        flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
+        self.plane.spawn(name, str(built(name)[name]), *flags, "--secure-port=0")
+
+    def mounted(self, spec: dict[str, Any]) -> Path:
+        """A folder that has what the pod has in /etc/headroom."""
+        root = self.plane.folder / "etc"
+        where = {
+            mount["name"]: root / Path(mount["mountPath"]).relative_to("/etc/headroom")
+            for container in spec["containers"]
+            for mount in container["volumeMounts"]
+        }
+        for volume in spec["volumes"]:
+            folder = where[volume["name"]]
+            folder.mkdir(parents=True)
+            if "configMap" in volume:
+                path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{volume['configMap']['name']}"
+                content = {k: v.encode() for k, v in self.plane.call("GET", path)["data"].items()}
+            else:
+                secret = self.plane.call("GET", f"{SECRETS}/{volume['secret']['secretName']}")
+                content = {k: b64decode(v) for k, v in secret["data"].items()}
+            for name, data in content.items():
+                (folder / name).write_bytes(data)
+        return root
+
+    def answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
+        """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""
+        import ssl
+
+        context = ssl.create_default_context(cafile=str(self.plane.folder / "etc/tls/ca.crt"))
+        who = f"Authorization: Bearer {as_token}\r\n" if as_token else ""
+        service = f"headroom-debug.{NAMESPACE}.svc"
+        head = f"GET {path} HTTP/1.1\r\nHost: {service}\r\n{who}Connection: close\r\n\r\n"
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.debug_port), timeout=10) as raw,
+                context.wrap_socket(raw, server_hostname=service) as tls,
+            ):
+                tls.sendall(head.encode())
+                answer = b"".join(iter(lambda: tls.recv(1 << 16), b"")).decode()
+        except ConnectionRefusedError:
+            self.plane.raise_if_ended()
+            return 0, ""
+        return int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
+
+    def settle(self) -> None:
+        """All nodes are reported and initialised."""
+
+        def initialised() -> bool:
+            there = {each["metadata"]["name"]: each for each in self.listed(GPUNODES)}
+            return all(there[name].get("spec", {}).get("initialised") for name in self.nodes.names)
+
+        until(lambda: len(self.listed(GPUNODES)) == len(self.nodes.names), "GPUNodes are there")
+        self.nodes.report(self.nodes.names)
+        until(initialised, "GPUNodes are initialised")
+
+    def listed(self, path: str) -> list[dict[str, Any]]:
+        try:
+            items: list[dict[str, Any]] = self.plane.call("GET", path)["items"]
+        except ApiRefused as err:
+            if ": 404 " not in str(err):
+                raise
+            return []
+        return items
+
+    def _kubeconfig(self, account: str) -> Path:
+        path = self.plane.folder / f"{account}.kubeconfig"
+        self.plane.write_kubeconfig(path, {"token": token(self.plane, account)})
+        return path
+
+    def _environment(self, account: str) -> dict[str, str]:
+        kubeconfig = str(self._kubeconfig(account))
+        return {"PATH": "/usr/bin:/bin", "KUBECONFIG": kubeconfig, "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,270 @@
+"""What is rendered is applied to a real API server, and its processes run with what it gives them.
+
+One installation for the module, whose tests stand in the order of its life.
+"""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.controlplane import ROOT, STRANGER_TOKEN, ApiRefused, built
+from tests.deploy.installation import (
+    AGENT,
+    CERTS,
+    EXTENDER,
+    GPUNODES,
+    AuditedPlane,
+    Installation,
+    token,
+)
+from tests.deploy.rendered import NAMESPACE
+from tests.deploy.test_permissions import ROLES, Right, given
+from tests.e2e.cluster import pod_manifest
+from tests.waiting import until
+
+VIEWER_TOKEN = "viewer-of-the-tests"
+USERS_PODS = "/api/v1/namespaces/default/pods"
+#: Rights that nothing needs while all goes well: pods without room are sent away, a Binding without
+#: an answer is looked after, a certificate ends. An Event that is applied is created by a patch,
+#: which takes both rights.
+NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
+    EXTENDER: {
+        ("", "pods/eviction", "create", ""),
+        ("", "pods", "get", ""),
+        ("", "events", "create", ""),
+        ("coordination.k8s.io", "leases", "get", NAMESPACE),
+    },
+    AGENT: set(),
+    CERTS: {
+        ("admissionregistration.k8s.io", "validatingwebhookconfigurations", "patch", ""),
+        ("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "patch", ""),
+        ("", "secrets", "patch", NAMESPACE),
+    },
+}
+#: Asked for, not given, and done without (agent/nodeapi.py).
+REFUSED: dict[str, set[Right]] = {
+    EXTENDER: set(),
+    AGENT: {("", "nodes/proxy", "get", "")},
+    CERTS: set(),
+}
+
+
+@pytest.fixture(scope="module")
+def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        built("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubectl")
+    plane = AuditedPlane()
+    try:
+        plane.start()
+        found = Installation(plane, "gpu-operator", "gpu-a", "gpu-b")
+        yield found
+        found.nodes.close()
+    finally:
+        plane.stop()
+
+
+def test_the_api_server_takes_every_object_and_warns_of_none(installation: Installation) -> None:
+    namespace = {"metadata": {"name": NAMESPACE}}  # what is in it can be tried in no other way
+    installation.plane.call("POST", "/api/v1/namespaces", namespace)
+    told = installation.apply("--dry-run=server").splitlines()
+    assert len(told) == len(installation.objects)
+    assert all(line.endswith("serverside-applied (server dry run)") for line in told)
+    assert installation.listed(GPUNODES) == []  # nothing was done
+    installation.apply()
+
+
+def test_pods_are_placed_with_what_the_manifests_give(installation: Installation) -> None:
+    plane = installation.plane
+    assert "headroom-tls" in installation.make_certificates()
+    installation.nodes.create()
+    installation.start()
+    create_pod(installation, "one", "16Gi")  # waits already, as at a first installation
+    installation.settle()
+    installation.nodes.look_around()
+    create_pod(installation, "two", "16Gi")
+    create_pod(installation, "large", "30Gi")
+    for name in ("one", "two"):
+        until(lambda name=name: pod_of(installation, name)["spec"].get("nodeName"), name)
+        assert "headroom.gpu/placement" in pod_of(installation, name)["metadata"]["annotations"]
+    installation.nodes.observe(installation.listed(USERS_PODS))
+    until(lambda: why(installation, "large"), "the large one is refused, and told why")
+    assert "insufficient GPU memory on any device" in why(installation, "large")
+    events = f"{USERS_PODS.removesuffix('pods')}events?fieldSelector=source=headroom"
+    until(lambda: installation.listed(events), "an Event tells more")
+    plane.call("DELETE", f"{USERS_PODS}/large", {"gracePeriodSeconds": 0})
+
+
+def create_pod(installation: Installation, name: str, vram: str) -> None:
+    pod = pod_manifest(vram)
+    pod["metadata"]["name"] = name
+    installation.plane.call("POST", USERS_PODS, pod)
+
+
+def pod_of(installation: Installation, name: str) -> dict[str, Any]:
+    return installation.plane.call("GET", f"{USERS_PODS}/{name}")
+
+
+def why(installation: Installation, name: str) -> str:
+    for condition in pod_of(installation, name)["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled":
+            message: str = condition.get("message", "")
+            return message
+    return ""
+
+
+def test_kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
+    assert installation.plane.call("GET", path)["spec"]["holderIdentity"]
+
+
+def test_the_debug_api_lets_in_who_may_and_tells_others_why_not(
+    installation: Installation,
+) -> None:
+    assert installation.answers("/readyz") == (200, "ok\n")
+    status, told = installation.answers("/v1/status")
+    assert status == 401
+    assert "token" in told
+    status, told = installation.answers("/v1/status", STRANGER_TOKEN)
+    assert status == 403
+    assert "headroom-viewer of deploy/base/rbac.yaml" in told
+    create = "create", "clusterrolebinding", "viewer", "--clusterrole=headroom-viewer"
+    installation.plane.kubectl(*create, "--user=headroom-viewer")
+    until(lambda: installation.answers("/v1/status", VIEWER_TOKEN)[0] == 200, "it is let in")
+    assert "headroom_ready 1.0" in installation.answers("/metrics", VIEWER_TOKEN)[1]
+    installation.plane.kubectl("delete", "clusterrolebinding", "viewer")
+
+
+def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
+    """What an account has asked for, of our roles' kinds, with the answers' codes."""
+    found: dict[Right, set[int]] = {}
+    for event in installation.plane.asked(account):
+        reference = event.get("objectRef", {})
+        if event["userAgent"].startswith("kube-scheduler") or not reference:
+            continue
+        resource = reference["resource"]
+        if reference.get("subresource"):
+            resource += f"/{reference['subresource']}"
+        right = (reference.get("apiGroup", ""), resource, event["verb"])
+        where = reference.get("namespace", "")
+        everywhere = (*right, "") in given(account)
+        key = (*right, "" if everywhere else where)
+        found.setdefault(key, set()).add(event["responseStatus"]["code"])
+    return found
+
+
+@pytest.mark.parametrize("account", ROLES)
+def test_what_was_really_asked_for_is_what_the_roles_give(
+    installation: Installation, account: str
+) -> None:
+    found = asked(installation, account)
+    refused = {right for right, codes in found.items() if 403 in codes}
+    assert refused == REFUSED[account]
+    assert found.keys() - REFUSED[account] <= given(account)
+    unused = given(account) - found.keys()
+    assert unused <= NOT_ON_A_QUIET_DAY[account], "given, and not used by anything that ran here"
+
+
+def test_the_agents_account_may_do_nothing_else(installation: Installation) -> None:
+    """As the API server itself reckons it, of all bindings that there are."""
+    plane = installation.plane
+    (file,) = (plane.folder / "agent.kubeconfig",)
+    plane.write_kubeconfig(file, {"token": token(plane, AGENT)}, NAMESPACE)
+    review = {"spec": {"namespace": NAMESPACE}}
+    command = [str(built("kubectl")["kubectl"]), f"--kubeconfig={file}", "create", "--raw"]
+    told = subprocess.run(
+        [*command, "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", "-f", "-"],
+        input=json.dumps(
+            {"kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", **review}
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    rules = json.loads(told)["status"]["resourceRules"]
+    may = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if not resource.startswith("selfsubject")  # Kubernetes gives these to everybody
+    }
+    assert may == {right[:3] for right in given(AGENT)}
+
+
+@pytest.mark.parametrize(
+    ("account", "method", "path"),
+    [
+        (EXTENDER, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+        (EXTENDER, "GET", "/api/v1/secrets"),
+        (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-tls"),
+        (AGENT, "GET", "/api/v1/pods"),
+        (CERTS, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+        (CERTS, "GET", "/api/v1/namespaces/default/secrets/any"),
+    ],
+)
+def test_nobody_reads_secrets_or_what_is_none_of_its_business(
+    installation: Installation, account: str, method: str, path: str
+) -> None:
+    import httpx
+
+    plane = installation.plane
+    head = {"Authorization": f"Bearer {token(plane, account)}"}
+    answer = httpx.request(method, plane.url + path, headers=head, verify=False)
+    assert answer.status_code == 403
+    assert "cannot" in answer.json()["message"]
+
+
+def commands(page: str, mark: str) -> list[str]:
+    """The shell blocks of a page between two marks, as they are to be typed."""
+    text = (ROOT / "docs" / page).read_text()
+    part = text.split(f"<!-- {mark} -->")[1].split(f"<!-- end of {mark} -->")[0]
+    return [block.split("```")[0] for block in part.split("```sh\n")[1:]]
+
+
+def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
+    installation: Installation,
+) -> None:
+    """The commands of docs/operations.md, as they stand there."""
+    plane = installation.plane
+    nodes = {
+        each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
+    }
+    plane.start_deleting()
+    # What Deployment and DaemonSet had ends with them: here no kubelet sees to it.
+    plane.kill("extender")
+    plane.kill("kube-scheduler")
+    for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+        plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+    kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
+    for block in commands("operations.md", "uninstall"):
+        script = block.replace("kubectl ", f"{kubectl} ").replace(
+            "-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"
+        )
+        done = subprocess.run(
+            ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    served = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+    assert not [name for name in served if name.endswith(".headroom.gpu")]
+    labelled = ",".join(name for name in served if not name.startswith("componentstatuses"))
+    label = "--selector=app.kubernetes.io/part-of=headroom"
+    left = plane.kubectl("get", labelled, "-A", label, "-o", "name").split()
+    assert left == []
+    with pytest.raises(ApiRefused, match=": 404 "):
+        plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}")
+    for name in ("one", "two"):
+        pod = pod_of(installation, name)
+        assert pod["spec"]["nodeName"] in nodes
+        ours = {key for key in pod["metadata"].get("annotations", {}) if "headroom.gpu/" in key}
+        assert ours == {"headroom.gpu/vram"}  # the user's own
+    after = {
+        each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
+    }
+    assert after == nodes

@@ -1,0 +1,284 @@
+"""The ways to run kube-scheduler with Headroom that are shipped: one of its own in two replicas,
+and the cluster's default one over TLS. What a dead or hanging extender does to whom."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from contract.gpunode import ADOPTED
+from extender.certs.cluster import wanted
+from extender.certs.copy import copy
+from extender.certs.plan import Authority, Terms, Wanted, next_authority, next_leaf, usable
+from extender.kubeevents import COMPONENT
+from extender.tls import TlsFiles
+from tests.controlplane import ROOT, ControlPlane, free_ports
+from tests.e2e.cluster import EVENTS, RBAC, Cluster, PlayedCluster
+from tests.e2e.conftest import ONE_GPU, Tell
+from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE
+from tests.e2e.wire import Wire, wire_to
+
+MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
+DEFAULT = "default-scheduler"
+AT_ONCE = Terms(settle=timedelta(0))
+
+
+class Mounted:
+    """The files of both sides, as headroom certs makes them and the kubelet mounts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.wanted = wanted(SYSTEM_NAMESPACE)
+        self._authorities: dict[str, Authority | None] = {}
+        self._folders = {each.secret: folder / each.secret for each in self.wanted}
+        self._secret, self.host = folder / "secret", folder / "host"
+        for each in (*self._folders.values(), self._secret, self.host):
+            each.mkdir()
+        for each in self.wanted:
+            self.run(each)
+
+    def run(self, each: Wanted, renew: bool = False, now: datetime | None = None) -> None:
+        """One run for one of the two."""
+        now = now or datetime.now(UTC)
+        folder, held = self._folders[each.secret], self._authorities.get(each.purpose)
+        cert, key, ca = (folder / name for name in ("tls.crt", "tls.key", "ca.crt"))
+        found = usable(cert.read_bytes(), key.read_bytes()) if cert.exists() else None
+        after = next_authority(held, found, each.purpose, now, AT_ONCE, renew)
+        leaf, _ = next_leaf(found, after, each, now, AT_ONCE)
+        self._authorities[each.purpose] = after
+        for path, content in ((cert, leaf.cert), (key, leaf.key), (ca, after.bundle(now))):
+            path.write_bytes(content)
+        serving, client = (self._folders[each.secret] for each in self.wanted)
+        for source, name in ((client, "tls.crt"), (client, "tls.key"), (serving, "ca.crt")):
+            if (source / name).exists():
+                (self._secret / name).write_bytes((source / name).read_bytes())
+        copy(self._secret, self.host)
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The extender's."""
+        serving, client = (self._folders[each.secret] for each in self.wanted)
+        return TlsFiles(serving / "tls.crt", serving / "tls.key", client / "ca.crt")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Mounted:
+    return Mounted(tmp_path)
+
+
+def default_scheduler(plane: ControlPlane, port: int, host: Path) -> dict[str, Any]:
+    """What deploy/default-scheduler says, for an extender on this port and files in this folder."""
+    file = ROOT / "deploy/default-scheduler/kube-scheduler.yaml"
+    content: dict[str, Any] = yaml.safe_load(file.read_text())
+    kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
+    content |= {"clientConnection": {"kubeconfig": kubeconfig}}
+    content["leaderElection"] = {"leaderElect": False}
+    for extender in content["extenders"]:
+        extender["urlPrefix"] = f"https://127.0.0.1:{port}"
+        extender["tlsConfig"] = {
+            key: value.replace("/etc/kubernetes/headroom", str(host))
+            for key, value in extender["tlsConfig"].items()
+        }
+    return content
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    (port,) = free_ports(1)
+    with wire_to(port) as between:
+        yield between
+
+
+@pytest.fixture(scope="module")
+def settled(plane: ControlPlane, binaries: None) -> Iterator[Cluster]:
+    """Three nodes that are ready to take pods; each test has what the one before left of them."""
+    cluster = PlayedCluster(plane, 3, ONE_GPU)
+    try:
+        cluster.create()
+        cluster.start_extender()
+        cluster.settle()
+        cluster.kill_all()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(settled: Cluster) -> Iterator[Cluster]:
+    yield settled
+    settled.kill_all()
+
+
+def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) -> float:
+    """Seconds until a new pod of the default scheduler was bound."""
+    began_s = time.monotonic()
+    cluster.create_pod(name, vram, gpus=1 if vram else 0, schedulerName=DEFAULT, **spec)
+    cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
+    return time.monotonic() - began_s
+
+
+def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
+    cluster: Cluster, mounted: Mounted, wire: Wire, tell: Tell
+) -> None:
+    cluster.start_extender(port=wire.upstream_port, tls=mounted.tls)
+    content = default_scheduler(cluster.plane, wire.port, mounted.host)
+    for minor in MINORS:
+        cluster.start_scheduler_as(minor, content, minor)
+        bound(cluster, f"gpu-{minor}")
+        annotations = cluster.pod(f"gpu-{minor}")["metadata"]["annotations"]
+        assert "headroom.gpu/placement" in annotations
+        bound(cluster, f"plain-{minor}", None)
+        if minor != MINORS[-1]:
+            cluster.kill(minor)
+    assert cluster.metric('headroom_binds_total{outcome="bound"}') == len(MINORS)
+
+    def cut_and_bind(name: str) -> None:
+        wire.refuse()  # a connection that is open is asked for no certificate again
+        wire.heal()
+        bound(cluster, name)
+
+    serving, client = mounted.wanted
+    first = cluster.plane.log("extender").count("tls_renewed")
+    due = datetime.now(UTC) + AT_ONCE.leaf_lifetime - AT_ONCE.leaf_renewed_before
+    for each in (serving, client):
+        mounted.run(each, now=due - timedelta(days=59))  # nothing is due
+    # kube-scheduler reads its own certificate anew, and so can its authority be changed: the next
+    # one is trusted, it signs, the old one is trusted no more.
+    for step in ("trusted", "signs", "alone"):
+        mounted.run(client, renew=step == "trusted")
+        cut_and_bind(f"client-{step}")
+    # The authority that it trusts it reads when it starts, and never again.
+    mounted.run(serving, renew=True)
+    cut_and_bind("server-trusted")
+    mounted.run(serving)
+    wire.refuse()
+    wire.heal()
+    cluster.create_pod("waits", "1Gi", schedulerName=DEFAULT)
+    says = "certificate signed by unknown authority"
+    cluster.until(lambda: says in cluster.refusal("waits"), "the authority is not read again")
+    bound(cluster, "plain", None)
+    cluster.kill(MINORS[-1])
+    cluster.start_scheduler_as("again", content)
+    cluster.until(lambda: bool(cluster.node_of("waits")), "a restarted one knows it")
+    assert cluster.plane.log("extender").count("tls_renewed") > first
+
+    # An extender that hangs costs the others what the second entry may take, and one that is dead
+    # nothing.
+    cluster.plane.pause("extender")
+    try:
+        hung_s = bound(cluster, "plain-while-it-hangs", None)
+        tell(f"default scheduler, extender hangs: a pod without a GPU is bound in {hung_s:.2f} s")
+    finally:
+        cluster.plane.resume("extender")
+    cluster.kill("extender")
+    cluster.create_pod("gpu-while-it-is-dead", "1Gi", schedulerName=DEFAULT)
+    bound(cluster, "plain-while-it-is-dead", None)
+    cluster.until(lambda: "Post" in cluster.refusal("gpu-while-it-is-dead"), "it says why it waits")
+    cluster.delete_by_force("gpu-while-it-is-dead")
+
+
+def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
+    """What deploy/base says, for an extender on this port: a leader is followed sooner."""
+    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
+    kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
+    content["clientConnection"] = {"kubeconfig": kubeconfig}
+    sooner = {"leaseDuration": "3s", "renewDeadline": "2s", "retryPeriod": "500ms"}
+    content["leaderElection"] |= sooner
+    for extender in content["extenders"]:
+        extender["urlPrefix"] = f"http://127.0.0.1:{port}"
+    return content
+
+
+def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
+    cluster: Cluster,
+) -> None:
+    plane = cluster.plane
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}
+    role = {"metadata": {"name": "elects"}, "rules": [leases]}
+    user = {
+        "kind": "User",
+        "name": "system:kube-scheduler",
+        "apiGroup": "rbac.authorization.k8s.io",
+    }
+    ref = {"kind": "Role", "name": "elects", "apiGroup": "rbac.authorization.k8s.io"}
+    where = f"{RBAC}/namespaces/{SYSTEM_NAMESPACE}"
+    plane.call("POST", f"{where}/roles", role)
+    binding = {"metadata": {"name": "elects"}, "roleRef": ref, "subjects": [user]}
+    plane.call("POST", f"{where}/rolebindings", binding)
+    ports = cluster.start_replicas("extender-a", "extender-b")
+    for replica, port in zip("ab", ports, strict=True):
+        cluster.start_scheduler_as(f"scheduler-{replica}", own_scheduler(plane, port))
+    # The cluster's own, which has never heard of Headroom.
+    kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
+    stock = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": kubeconfig},
+        "leaderElection": {"leaderElect": False},
+    }
+    cluster.start_scheduler_as("scheduler-of-the-cluster", stock)
+    cluster.create_pod("first", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first is bound")
+
+    def leads(replica: str) -> bool:
+        return "uccessfully acquired lease" in plane.log(f"scheduler-{replica}")
+
+    (leader,) = [replica for replica in "ab" if leads(replica)]
+    other = "ab".replace(leader, "")
+    cluster.kill(f"scheduler-{leader}")
+    cluster.kill(f"extender-{leader}")
+    cluster.create_pod("second", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("second")), "the other replica goes on")
+    assert cluster.node_of("first") != cluster.node_of("second")
+    assert leads(other)
+    cluster.create_pod("third", "20Gi")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("third"), "there is no room")
+    cluster.kill(f"extender-{other}")
+    bound(cluster, "plain-elsewhere", None)
+    cluster.create_pod("fourth", "1Gi")
+    cluster.until(lambda: "connection refused" in cluster.refusal("fourth"), "it says why it waits")
+    assert not cluster.node_of("fourth")
+
+
+def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without_a_restart(
+    cluster: Cluster,
+) -> None:
+    """Three of 20 GiB and one of 1 GiB are left waiting on three nodes of 24 GiB."""
+    cluster.start_scheduler(cluster.start_extender(settings={"mode": "observe"}))
+    for name in ("third", "fourth"):
+        cluster.until(lambda name=name: bool(cluster.node_of(name)), f"{name} is bound")
+    third = cluster.pod("third")
+    # More than there is, and the ledger knows.
+    promises = cluster.gpunode(cluster.node_of("third")).spec.reservations
+    assert promises[third["metadata"]["uid"]].flags == [ADOPTED]
+    committed = [next(iter(p.charges[0].candidates.values())) for p in promises.values()]
+    assert sum(committed) > 24 * GIB
+    would = 'headroom_would_refuse_total{reason="memory_on_any",verb="%s"}'
+    assert cluster.metric(would % "filter") >= 1
+    assert cluster.metric(would % "bind") == 1
+    assert cluster.metric("headroom_observe_only") == 1
+    decision = third["metadata"]["uid"]
+    said = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
+    assert said.headers["Headroom-Mode"] == "observe"
+    last = said.json()["decisions"][0]
+    assert (last["filter"]["fits"], last["filter"]["observed_only"]) == (0, True)
+    assert (last["bind"]["outcome"], last["bind"]["reason"]) == ("bound", "memory_on_any")
+    # Nobody is told anything; the third was while it was refused.
+    told = [
+        (event["reason"], event["involvedObject"]["name"])
+        for event in cluster.plane.call("GET", EVENTS)["items"]
+        if (event.get("source") or {}).get("component") == COMPONENT
+    ]
+    assert not [each for each in told if each != ("NoGPUFits", "third")]
+
+    cluster.change_settings("extender", {"mode": "enforce"})
+    cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)
+    cluster.create_pod("fifth", "20Gi")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fifth"), "there is no room")
+    # Who was refused is tried again at once when that does not count any more.
+    cluster.change_settings("extender", {"mode": "observe"})
+    cluster.until(lambda: bool(cluster.node_of("fifth")), "the fifth is let go", 10.0)

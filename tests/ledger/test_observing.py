@@ -1,0 +1,123 @@
+"""While we only observe every pod is bound as asked, and charged the truth."""
+
+import pytest
+
+from contract.annotations import PLACEMENT
+from contract.gpunode import ADOPTED, GPUNode, Reservation
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
+from extender.ledger.protocol import Bound, Declined, Failed, Ledger
+from tests.ledger.test_protocol import WALL_S, Stage, adopt, judge, once, pod, raises
+
+TROUBLES = (StoreConflict, StoreRefused, OutcomeUnknown, StoreSilent)
+
+
+class Observing(Stage):
+    """Its ledger observes as long as ``observes`` is set."""
+
+    observes = True
+
+    def new_ledger(self, name: str) -> Ledger:
+        numbers = iter(range(1, 1000))
+
+        def flagged(pod: Pod, gpunode: GPUNode) -> Reservation | None:
+            promise = adopt(pod, gpunode)
+            if promise is not None:
+                promise.flags.append(ADOPTED)
+            return promise
+
+        return Ledger(
+            self.store,
+            judge,
+            flagged,
+            self.written.append,
+            lambda: WALL_S,
+            lambda: f"{name}-{next(numbers)}",
+            observes=lambda: self.observes,
+        )
+
+    def charged(self, uid: str) -> tuple[int, list[str]]:
+        promise = self.node().spec.reservations[uid]
+        return promise.charges[0].candidates["GPU-0"], promise.flags
+
+
+@pytest.fixture
+def stage() -> Observing:
+    return Observing()
+
+
+def test_a_pod_that_fits_is_bound_as_ever(stage: Observing) -> None:
+    assert stage.bind(stage.ask(pod())) == Bound()
+    assert stage.pod().annotation(PLACEMENT) == "6 on n"
+    assert stage.charged("uid-p") == (6, [])
+
+
+def test_one_that_does_not_is_bound_and_charged_as_a_bystander_is(stage: Observing) -> None:
+    stage.bind(stage.ask(pod()))
+    stage.store.admit(pod("q"))
+    assert stage.bind(stage.ask(pod("q"))) == Bound(despite=Reason.MEMORY_ON_ANY)
+    assert stage.pod("q").node == "n"
+    assert stage.pod("q").annotation(PLACEMENT) is None
+    assert stage.charged("uid-q") == (6, [ADOPTED])  # 12 of 10: the truth
+    assert stage.node().spec.promised == "12"
+    stage.observes = False
+    stage.store.admit(pod("r", asked=1))
+    assert stage.bind(stage.ask(pod("r", asked=1))) == Declined(Reason.MEMORY_ON_ANY)
+
+
+def test_a_node_that_is_not_initialised_is_charged_nothing_before_all_that_sits_there(
+    stage: Observing,
+) -> None:
+    stage.new_node("new")
+    assert stage.bind(stage.ask(pod(), "new")) == Bound(despite=Reason.NOT_INITIALISED)
+    assert stage.pod().node == "new"
+    assert stage.node("new").spec.reservations == {}
+    assert stage.initialise("new") == ["new"]
+    assert set(stage.node("new").spec.reservations) == {"uid-p"}
+
+
+def test_a_node_without_an_object_is_no_reason_to_wait(stage: Observing) -> None:
+    assert stage.bind(stage.ask(pod(), "unknown")) == Bound(despite=Reason.NO_REPORT)
+    assert stage.pod().node == "unknown"
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_a_ledger_that_cannot_be_written_is_none_either(
+    stage: Observing, kind: type[StoreError]
+) -> None:
+    def fault(operation: str, when: str) -> None:
+        if (operation, when) == ("write_spec", "before"):
+            raises(kind)()
+
+    stage.fault = fault
+    assert isinstance(stage.bind(stage.ask(pod())), Bound)
+    assert stage.pod().node == "n"
+    assert stage.promised == set()  # a bystander, which is charged when it is seen
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "write_spec", "bind"])
+@pytest.mark.parametrize("full", [False, True])
+def test_whatever_goes_wrong_once_the_answer_is_the_truth(
+    stage: Observing, kind: type[StoreError], when: str, operation: str, full: bool
+) -> None:
+    if full:
+        stage.bind(stage.ask(pod()))
+        stage.store.admit(pod("q"))
+    name = "q" if full else "p"
+    stage.fault = once(operation, when, raises(kind))
+    outcome = stage.bind(stage.ask(pod(name), held=False))
+    assert isinstance(outcome, Bound) == (stage.pod(name).node == "n")
+    assert isinstance(outcome, Bound)
+    if f"uid-{name}" in stage.promised:
+        assert stage.charged(f"uid-{name}")[0] == 6
+
+
+def test_a_pod_that_is_gone_or_elsewhere_is_not_bound(stage: Observing) -> None:
+    gone = stage.ask(pod("gone"))
+    assert stage.bind(gone) == Failed("pod a/gone does not exist")
+    stage.new_node("other", initialised=True)
+    stage.rival_binds("other")
+    assert stage.bind(stage.ask(pod(), held=False)) == Failed("pod a/p is bound to node other")

@@ -1,0 +1,160 @@
+"""A running extender whose file of settings changes: what counts at once, what after a restart, and
+what a file that cannot be used does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.reasons import Reason
+from extender.settings import RELOADED, Settings
+from tests.kubectl.test_app import run
+from tests.serving import Server, binding, offer, pod, serving
+from tests.waiting import until
+
+FLEET = """
+nodes:
+  - {name: a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+  - {name: b, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+"""
+CODE, NO_ROOM = Reason.MEMORY_ON_ANY.code, Reason.MEMORY_ON_ANY.sentence
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("settings") / "headroom.yaml"
+
+
+@pytest.fixture(scope="module")
+def server(file: Path) -> Iterator[Server]:
+    """One for all: it never restarts. Node a is nearly full."""
+    file.write_text("stale_after_s: 90\n")
+    with serving(FLEET, "--config", str(file)) as running:
+        large = pod("large", "20Gi")
+        running.post("/filter", offer(large, "a", "b"))
+        assert running.post("/bind", binding(large, "a")).json() == {"Error": ""}
+        yield running
+
+
+def settings(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.get("/v1/status").json()["settings"]
+    return found
+
+
+def metric(server: Server, sample: str) -> float:
+    lines = server.get("/metrics").body.decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
+
+
+def replace(file: Path, text: str) -> None:
+    """Whole, as the kubelet replaces what it mounts."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.rename(file)
+
+
+def filtered(
+    server: Server, shown: dict[str, Any], *nodes: str
+) -> tuple[list[str], dict[str, str]]:
+    answer = server.post("/filter", offer(shown, *nodes)).json()
+    return answer["NodeNames"], answer["FailedAndUnresolvableNodes"]
+
+
+def mode(server: Server, file: Path, wanted: str) -> None:
+    replace(file, f"mode: {wanted}\n")
+    until(lambda: settings(server)["mode"] == wanted, f"the mode is {wanted}", 10.0)
+
+
+def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Path) -> None:
+    wide, narrow = pod("wide", "30Gi"), pod("narrow", "10Gi")
+    assert filtered(server, wide, "a", "b") == ([], {"a": NO_ROOM, "b": NO_ROOM})
+    assert metric(server, "headroom_observe_only ") == 0
+    refused = metric(server, f'headroom_refused_nodes_total{{reason="{CODE}"}}')
+
+    mode(server, file, "observe")
+    assert filtered(server, wide, "a", "b") == (["a", "b"], {})
+    assert filtered(server, narrow, "a", "b") == (["a", "b"], {})
+    # Nobody is preferred, nor offered the pods of others.
+    assert server.post("/prioritize", offer(narrow, "a", "b")).json() == []
+    assert server.post("/prioritize", offer(pod("plain", gpus=0), "a", "b")).json() == []
+    victims = {"a": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}
+    asked = {"Pod": wide, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
+    assert server.post("/preempt", asked).json()["NodeNameToMetaVictims"] == victims
+    # Where kube-scheduler wants it, though there is no room.
+    assert server.post("/bind", binding(narrow, "a")).json() == {"Error": ""}
+
+    assert metric(server, "headroom_observe_only ") == 1
+    would = "headroom_would_refuse_total"
+    said = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in server.get("/metrics").body.decode().splitlines()
+        if line.startswith(would + "{") and not line.endswith(" 0.0")
+    }
+    assert said == {
+        f'{would}{{reason="{CODE}",verb="filter"}}': 1,
+        f'{would}{{reason="{CODE}",verb="bind"}}': 1,
+    }
+    assert metric(server, f'headroom_refused_nodes_total{{reason="{CODE}"}}') == refused
+    (decision,) = server.get("/v1/decisions?pod=default/narrow").json()["decisions"]
+    assert decision["filter"]["observed_only"]
+    assert (decision["filter"]["offered"], decision["filter"]["fits"]) == (2, 1)
+    assert decision["prioritize"]["winner"] == "b"
+    bind = decision["bind"]
+    assert (bind["node"], bind["outcome"], bind["reason"]) == ("a", "bound", CODE)
+    (device,) = server.get("/v1/nodes/a").json()["node"]["devices"]
+    assert device["headroom_bytes"] == -6 << 30
+    shown = run(server.debug, "top")
+    assert shown.stderr == (
+        "Headroom only observes (mode: observe): nothing is refused, preferred or evicted.\n"
+    )
+
+    mode(server, file, "enforce")
+    assert filtered(server, wide, "a", "b") == ([], {"a": NO_ROOM, "b": NO_ROOM})
+    assert filtered(server, pod("small", "1Gi"), "a", "b")[0] == ["b"]  # begins with the truth
+    assert run(server.debug, "top").stderr == ""
+
+
+def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_until_it_is_right(
+    server: Server, file: Path
+) -> None:
+    reloads = 'headroom_settings_reloads_total{outcome="%s"}'
+    refused, taken = reloads % "refused", reloads % "taken"
+    before = metric(server, refused), metric(server, taken)
+    replace(file, "mode: observe\npolicy: tight\n")
+    until(lambda: settings(server)["refused"], "the file is refused", 10.0)
+    (said,) = settings(server)["refused"]
+    assert said.startswith(f"{file}:2: policy: Input should be 'pack'")
+    assert settings(server)["mode"] == "enforce"
+    assert filtered(server, pod("wide", "30Gi"), "a", "b")[0] == []
+    file.unlink()
+    until(lambda: "cannot be read" in settings(server)["refused"][0], "it is gone", 10.0)
+    assert metric(server, refused) == before[0] + 2
+    replace(file, "stale_after_s: 60\nrefuse_unannotated: true\nverbs_port: 1\n")
+    until(lambda: not settings(server)["refused"], "the file is right again", 10.0)
+    # The command line says the port; what the server began with goes on until it is restarted.
+    assert settings(server)["after_restart"] == ["stale_after_s"]
+    assert metric(server, taken) == before[1] + 1
+    bare = pod("bare")
+    assert filtered(server, bare, "b") == ([], {"b": Reason.UNANNOTATED.sentence})
+    replace(file, "{}")
+    until(lambda: filtered(server, bare, "b")[0] == ["b"], "it is taken back", 10.0)
+    events = [line for line in server.log.read_text().splitlines() if '"settings_' in line]
+    assert sum('"settings_refused"' in line for line in events) == 2
+
+
+def test_weights_count_at_once(server: Server, file: Path) -> None:
+    def terms() -> str:
+        shown = pod("scored", "1Gi", version=str(next(versions)))
+        server.post("/filter", offer(shown, "a", "b"))
+        body = server.get("/v1/score?pod=default/scored&node=b").json()
+        return str(body["score"]["terms"] if "score" in body else body)
+
+    versions = iter(range(1, 1000))
+    before = terms()
+    replace(file, "score_weights: {packing: 0, slack: 100}\n")
+    until(lambda: terms() != before, "other weights give other scores", 10.0)
+
+
+def test_what_is_reloaded_is_a_setting() -> None:
+    assert set(RELOADED) <= set(Settings.model_fields)
