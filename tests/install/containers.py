@@ -17,7 +17,7 @@ from typing import Any
 from tests.controlplane import ROOT
 from tests.driver import Driver
 from tests.install.network import PodNetwork
-from tests.kubelet.runtime import Container, Runtime, cri
+from tests.kubelet.runtime import Container, Runtime
 from tests.processes import DIE_WITH_PARENT
 
 #: "$1" is a folder for the container, "$2" whether its file system may be written, "$3" how many

@@ -10,6 +10,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+from tests.debian import ip
+from tests.processes import DIE_WITH_PARENT
+
 #: Of the bridge, which is every node and the API server.
 HOST = "10.77.0.1"
 #: Of the Service ``kubernetes``: the first of the API server's range.
@@ -26,11 +29,14 @@ def run(*command: str) -> None:
 
 def build() -> None:
     """Once, in an empty network namespace."""
-    run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", _BRIDGE, "type", "bridge")
-    run("ip", "address", "add", f"{HOST}/16", "dev", _BRIDGE)
-    run("ip", "address", "add", f"{API_SERVICE}/32", "dev", _BRIDGE)
-    run("ip", "link", "set", _BRIDGE, "up")
+    for setting in (
+        ("link", "set", "lo", "up"),
+        ("link", "add", _BRIDGE, "type", "bridge"),
+        ("address", "add", f"{HOST}/16", "dev", _BRIDGE),
+        ("address", "add", f"{API_SERVICE}/32", "dev", _BRIDGE),
+        ("link", "set", _BRIDGE, "up"),
+    ):
+        run(*ip(), *setting)
 
 
 class PodNetwork:
@@ -38,13 +44,14 @@ class PodNetwork:
 
     def __init__(self, number: int) -> None:
         self.address = f"10.77.{1 + number // 250}.{1 + number % 250}"
-        self._pause = subprocess.Popen(
-            ["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL
-        )
+        pause = *DIE_WITH_PARENT, str(os.getpid()), "unshare", "--net", "sleep", "infinity"
+        self._pause = subprocess.Popen(pause, stdin=subprocess.DEVNULL)
         host = f"pod{number}"
         try:
             self._await_namespace()
-            run("ip", "link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", self._at)
+            run(
+                "ip", "link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", self._at
+            )
             run("ip", "link", "set", host, "master", _BRIDGE, "up")
             for setting in (
                 ("link", "set", "lo", "up"),
@@ -52,7 +59,7 @@ class PodNetwork:
                 ("link", "set", "eth0", "up"),
                 ("route", "add", "default", "via", HOST),
             ):
-                run(*self.enter, "ip", *setting)
+                run(*self.enter, *ip(), *setting)
         except RuntimeError:
             self.close()
             raise

@@ -11,6 +11,7 @@ is in test_install.py.
 import contextlib
 import itertools
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import typer
 import yaml
 
 from tests.controlplane import CONTROLLERS, ROOT, ApiRefused, ControlPlane, built
+from tests.deploy.commands import commands
 from tests.driver import GIB, Gpu, library_folder
 from tests.install import network
 from tests.install.containers import Images, ProcessRuntime
@@ -123,7 +125,7 @@ class Play:
         for step in (self.install, self.place, self.upgrade, self.uninstall):
             began_s = time.monotonic()
             step()
-            print(f"{step.__name__}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+            typer.echo(f"{step.__name__}: {time.monotonic() - began_s:.1f} s", err=True)
 
     # Steps.
 
@@ -133,6 +135,7 @@ class Play:
         until(self.agents_ready, "the agents")
         until(self.initialised, "GPUNodes that are initialised")
         self.found["scheduler_pods"] = len(self.ours("extender"))
+        self.found["agents"] = len(self.ours("agent"))
 
     def place(self) -> None:
         """More than there is; then a look at who got what."""
@@ -142,7 +145,16 @@ class Play:
         for number in range(room + 3):
             self.create_pod(f"pod-{number}", 7)
         until(lambda: len(self.bound()) == room, f"{room} bound pods")
+        until(lambda: sum(self.running(f"pod-{n}") for n in range(room + 3)) == room, "they run")
+        # A look of the agents, a report, and a pod that is tried again in vain.
+        time.sleep(6.0)
         self.found["room"] = room
+        self.found["running"] = sum(pod["status"]["phase"] == "Running" for pod in self.pods())
+        self.found["overdrawn"] = sum(
+            least < 0
+            for machine in self.machines
+            for least in machine.driver.least_free_bytes.values()
+        )
         self.found["messages"] = self.refusals()
 
     def upgrade(self) -> None:
@@ -166,16 +178,28 @@ class Play:
             "created": load.created,
             "slowest_s": load.slowest_s,
             "failures": load.failures,
+            "versions": sorted({image.rpartition(":")[2] for image in self.images()}),
         }
 
     def uninstall(self) -> None:
-        """As docs/operations.md says; one pod goes on running."""
+        """With the commands of docs/operations.md, as they stand there; one pod goes on running."""
+        until(lambda: not self.pods(), "pods of the load that are gone")
         self.create_pod("stays", 7)
-        until(lambda: self.bound(), "a bound pod")
+        until(lambda: self.running("stays"), "a pod that runs")
         before = self.plane.call("GET", f"{PODS}/stays")
-        self.kubectl("delete", "-k", str(self._mine()), "--wait=true", "--timeout=120s")
+        nodes = self.node_specs()
+        kubectl = [str(built("kubectl")["kubectl"]), f"--kubeconfig={self.plane.kubeconfig()}"]
+        for block in commands("operations.md", "uninstall"):
+            script = block.replace("kubectl ", f"{shlex.join(kubectl)} ")
+            script = script.replace("deploy/overlays/OVERLAY", str(self._mine()))
+            subprocess.run(["sh", "-euc", script], check=True, stdout=sys.stderr, timeout=120)
         after = self.plane.call("GET", f"{PODS}/stays")
-        self.found["stays"] = (before["spec"] == after["spec"], after["status"]["phase"])
+        self.found["stays"] = {
+            "as it was": after["spec"] == before["spec"] and self.running("stays"),
+            "annotations": sorted(after["metadata"]["annotations"]),
+        }
+        self.found["nodes as they were"] = self.node_specs() == nodes
+        until(lambda: not self.processes(), "processes that have ended")
         self.found["left"] = self.left()
 
     # What it is made of.
@@ -212,11 +236,21 @@ class Play:
         pods: list[dict[str, Any]] = self.plane.call("GET", path)["items"]
         return pods
 
+    def images(self) -> set[str]:
+        return {
+            container["image"]
+            for component in ("extender", "agent")
+            for pod in self.ours(component)
+            for container in pod["spec"]["containers"]
+        }
+
     def uids(self, component: str) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.ours(component)}
 
     def jobs(self) -> list[Any]:
-        found: list[Any] = self.plane.call("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")["items"]
+        found: list[Any] = self.plane.call("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")[
+            "items"
+        ]
         return found
 
     def rolled_out(self) -> bool:
@@ -283,27 +317,38 @@ class Play:
             }
         )
 
+    def running(self, name: str) -> bool:
+        return bool(self.plane.call("GET", f"{PODS}/{name}")["status"]["phase"] == "Running")
+
+    def node_specs(self) -> dict[str, Any]:
+        nodes = self.plane.call("GET", "/api/v1/nodes")["items"]
+        return {node["metadata"]["name"]: node["spec"] for node in nodes}
+
+    def processes(self) -> list[str]:
+        """Containers of ours that run, as the runtimes know."""
+        return [
+            container.pod
+            for machine in self.machines
+            for container in list(machine.runtime.containers.values())
+            if container.process is not None and container.process.poll() is None
+        ]
+
     def left(self) -> list[str]:
-        """Objects of any kind that name us; the workload is none of them."""
-        kinds = self.plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
-        skipped = ("events", "componentstatuses", "pods.metrics.k8s.io")
-        listed = self.plane.kubectl(
-            "get",
-            ",".join(kind for kind in kinds if not kind.startswith(skipped)),
-            "--all-namespaces",
-            "--ignore-not-found",
-            "-o",
-            "name",
-        )
+        """Objects of any kind that name us."""
+        kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+        listable = ",".join(kind for kind in kinds if not kind.startswith("componentstatuses"))
+        listed = self.kubectl("get", listable, "-A", "--ignore-not-found", "-o", "name")
         return sorted({line for line in listed.split() if "headroom" in line})
 
     def trouble(self) -> str:
         """What to read when something never came."""
         out = [self.plane.kubectl("get", "pods,jobs,events", "-A", "-o", "wide")]
-        for machine in self.machines:
-            for container in list(machine.runtime.containers.values()):
-                if container.output:
-                    out.append(f"--- {container.pod} {container.name}\n{container.output[-3000:]}")
+        out += [
+            f"--- {container.pod} {container.name}\n{container.output[-3000:]}"
+            for machine in self.machines
+            for container in list(machine.runtime.containers.values())
+            if container.output
+        ]
         return "\n".join(out)
 
 
@@ -384,9 +429,9 @@ def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
         try:
             play.run()
         except BaseException:
-            print(play.trouble(), file=sys.stderr)
+            typer.echo(play.trouble(), err=True)
             raise
-        print(json.dumps(play.found))
+        typer.echo(json.dumps(play.found))
 
 
 if __name__ == "__main__":
