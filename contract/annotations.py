@@ -27,6 +27,16 @@ MAX_SM = PREFIX + "max-sm"
 PROCESSES = PREFIX + "processes"
 #: Namespace: VRAM of pods that annotate nothing.
 DEFAULT_VRAM = PREFIX + "default-vram"
+#: Written by the webhook: whose default the pod's ``VRAM`` is.
+VRAM_FROM = PREFIX + "vram-from"
+#: Pod or namespace: whether a gate holds the pod until the device that it got has room for it.
+GATED = PREFIX + "gated"
+#: Pod or namespace: how a container learns of its share, and whether it is held to it.
+SHARE = PREFIX + "share"
+#: Label of a namespace: the scheduler of its GPU pods.
+SCHEDULER = PREFIX + "scheduler"
+#: Value of that label: they keep the one that they name.
+NO_SCHEDULER = "none"
 #: Node: who chooses the device (DESIGN section 5).
 DEVICE_CHOICE = PREFIX + "device-choice"
 #: Node: bytes kept free on every device.
@@ -35,6 +45,10 @@ RESERVE = PREFIX + "reserve"
 PLACEMENT = PREFIX + "placement"
 #: Written by us with it where the devices are certain: this and the index of the container.
 DEVICES = PREFIX + "devices."
+#: Written by us with it where they are the same wherever the pod may end, likewise by container:
+#: bytes of each device, and their part of its memory.
+BYTES = PREFIX + "bytes."
+FRACTION = PREFIX + "fraction."
 #: Written by us on a refused pod to make kube-scheduler try it again.
 RETRY = PREFIX + "retry"
 #: Written by us on an unbound pod so that Bindings in flight for its old version fail.
@@ -43,6 +57,14 @@ TOUCHED = PREFIX + "touched"
 OBSERVED_AT = PREFIX + "observed-at"
 #: Finalizer that keeps a GPUNode, and so the promises in it, until its node is really gone.
 FINALIZER = PREFIX + "ledger"
+
+#: Extended resource of the in-tree mirror, in MiB: the same word in another place.
+MIRROR = PREFIX + "vram"
+#: What users write on a pod.
+OF_USERS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
+#: What only extenders write on a pod; of some the index of a container follows.
+OF_EXTENDERS = (PLACEMENT, RETRY, TOUCHED)
+OF_EXTENDERS_BY_CONTAINER = (DEVICES, BYTES, FRACTION)
 
 PPM = 1_000_000
 MAX_PROCESSES = 1024
@@ -86,6 +108,14 @@ class DeviceChoice(Enum):
     GATED = "gated"
     STEERED = "steered"
     PINNED = "pinned"
+
+
+class ShareWish(Enum):
+    NONE = "none"
+    #: Variables that say how much of each device the container was given.
+    ENV = "env"
+    #: Besides, those by which the driver or MPS holds it to that, where it can.
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +222,25 @@ def parse_device_choice(text: str) -> DeviceChoice:
     except ValueError:
         choices = ", ".join(choice.value for choice in DeviceChoice)
         raise BadAnnotation(DEVICE_CHOICE, text, f"is not one of {choices}", "predicted") from None
+
+
+def parse_gated(text: str) -> bool:
+    stripped = text.strip()
+    if stripped not in ("true", "false"):
+        raise BadAnnotation(GATED, text, "is not true or false", "true")
+    return stripped == "true"
+
+
+def parse_share(text: str) -> ShareWish:
+    try:
+        return ShareWish(text.strip())
+    except ValueError:
+        raise BadAnnotation(SHARE, text, "is not none, env or limit", "env") from None
+
+
+def of_extenders(key: str) -> bool:
+    """Whether an annotation of a pod is one that only extenders write."""
+    return key in OF_EXTENDERS or key.startswith(OF_EXTENDERS_BY_CONTAINER)
 
 
 def parse_reserve(text: str) -> int:

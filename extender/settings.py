@@ -15,9 +15,10 @@ from pydantic import (
     model_validator,
 )
 
-from contract.annotations import ScoringPolicy
+from contract.annotations import MIRROR, ScoringPolicy
 from contract.errors import BadQuantity
 from contract.quantity import parse_bytes
+from extender.admission.around import Wishes
 from extender.placement.rules import MIB, Rules, VisibleDevices, Weights
 from extender.records import DEFAULT_BOUNDS, Bounds
 from extender.tls import TlsFiles
@@ -50,6 +51,8 @@ EXAMPLES = {
     "debug_host": "0.0.0.0",
     "debug_tls_cert": "/etc/headroom/tls/tls.crt",
     "debug_tls_key": "/etc/headroom/tls/tls.key",
+    "webhook_tls_cert": "/etc/headroom/tls/tls.crt",
+    "webhook_tls_key": "/etc/headroom/tls/tls.key",
     "tls_cert": "/etc/headroom/tls/tls.crt",
     "tls_key": "/etc/headroom/tls/tls.key",
     "tls_client_ca": "/etc/headroom/client/ca.crt",
@@ -165,7 +168,43 @@ class Settings(BaseModel):
     max_body: QuantityBytes = Field(
         16 * MIB,
         description="Largest body of a scheduler call, as in 16Mi. With nodeCacheCapable true, "
-        "5,000 nodes need 100 kB; with it false, 9 kB for every node.",
+        "5,000 nodes need 100 kB; with it false, 9 kB for every node. Of the admission webhook "
+        "too, where an object and what it was before take 6 MiB at most.",
+    )
+    webhook_port: int = Field(
+        9443,
+        ge=0,
+        le=65535,
+        description="The admission webhook's port, which is served where webhook_tls_cert is set; "
+        "0: any.",
+    )
+    webhook_tls_cert: Path | None = Field(
+        None,
+        description="Certificate in PEM, with the chain, for the name of the webhook's Service. An "
+        "API server calls webhooks over TLS only. May be the file of tls_cert.",
+    )
+    webhook_tls_key: Path | None = Field(
+        None, description="Private key of webhook_tls_cert in PEM, unencrypted."
+    )
+    scheduler_name: str = Field(
+        "headroom",
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        max_length=253,
+        description="Scheduler that asks this extender: the webhook gives it to GPU pods that name "
+        "none, unless label headroom.gpu/scheduler of their namespace says otherwise. "
+        "default-scheduler: nobody's scheduler is changed.",
+    )
+    gate_image: str = Field(
+        "",
+        max_length=1000,
+        description="Image of the gate that the webhook gives to pods for gated nodes: that of the "
+        "agent, with its tag or digest. Empty: pods get no gate.",
+    )
+    mirror_vram: bool = Field(
+        False,
+        description="Show memory to the rest of Kubernetes as extended resource headroom.gpu/vram, "
+        "in MiB: the webhook adds it to pods, and nodes are given it as capacity, which takes the "
+        "permission of deploy/components/in-tree-mirror.",
     )
     resources: tuple[str, ...] = Field(
         Rules().resources,
@@ -333,6 +372,16 @@ class Settings(BaseModel):
                 )
         return self
 
+    @field_validator("resources")
+    @classmethod
+    def _mirror_is_no_gpu(cls, resources: tuple[str, ...]) -> tuple[str, ...]:
+        if Rules(resources=resources).manages(MIRROR):
+            raise ValueError(
+                f"{MIRROR} is what the webhook adds for others to count; taken for a GPU it would "
+                "be charged once more; right is, for example, nvidia.com/gpu"
+            )
+        return resources
+
     @model_validator(mode="after")
     def _open_on_loopback_alone(self) -> Self:
         name, host = self._where("debug_host")
@@ -364,14 +413,16 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        for begin in ("", "debug_"):
+        for begin in ("", "debug_", "webhook_"):
             cert, key = f"{begin}tls_cert", f"{begin}tls_key"
             if (getattr(self, cert) is None) != (getattr(self, key) is None):
                 given, missing = (cert, key) if getattr(self, cert) else (key, cert)
                 flag = f"--{begin}tls".replace("_", "-")
+                right = f"{flag}-cert tls.crt {flag}-key tls.key"
+                if begin == "webhook_":  # which has no flags
+                    right = f"{cert}: tls.crt and {key}: tls.key"
                 raise Contradiction(
-                    f"{given} is set and {missing} is not; right are both, "
-                    f"for example {flag}-cert tls.crt {flag}-key tls.key",
+                    f"{given} is set and {missing} is not; right are both, for example {right}",
                     given,
                 )
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -410,6 +461,17 @@ class Settings(BaseModel):
         if self.debug_tls_cert is None or self.debug_tls_key is None:
             return None
         return TlsFiles(self.debug_tls_cert, self.debug_tls_key, setting="debug_tls")
+
+    @property
+    def webhook_tls(self) -> TlsFiles | None:
+        """The files that the webhook is served with; None: there is no webhook."""
+        if self.webhook_tls_cert is None or self.webhook_tls_key is None:
+            return None
+        return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram)
 
     @property
     def journal(self) -> Bounds:

@@ -57,6 +57,21 @@ class Telemetry:
             ["verb"],
             registry=registry,
         )
+        self.admission_seconds = Histogram(
+            "headroom_admission_duration_seconds",
+            "Time from the last byte of a call to the admission webhook to the first of its "
+            "answer, by path: mutate or validate.",
+            ["path"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.admission_errors = Counter(
+            "headroom_admission_errors_total",
+            "Calls to the admission webhook that were not answered with a review: the API server "
+            "goes by the failure policy.",
+            ["path"],
+            registry=registry,
+        )
         self.refused_nodes = Counter(
             "headroom_refused_nodes_total",
             "Nodes refused in filter calls, by the code of the reason.",

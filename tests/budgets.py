@@ -11,6 +11,7 @@ import pytest
 
 #: Suite -> seconds of workers, of which three share two cores, with the binaries built.
 BUDGETS_S = {
+    "admission": 60,
     "agent": 150,
     "benchmarks": 20,
     "certs": 10,

@@ -153,6 +153,8 @@ def test_each_setting_has_a_right_example_that_is_one(file: Path) -> None:
         "debug_tls_cert": ("debug_tls_key",),
         "debug_tls_key": ("debug_tls_cert",),
         "tls_client_ca": ("tls_cert", "tls_key"),
+        "webhook_tls_cert": ("webhook_tls_key",),
+        "webhook_tls_key": ("webhook_tls_cert",),
     }
     for name in Settings.model_fields:
         text = "\n".join(example_of((each,)) for each in (name, *together.get(name, ())))

@@ -108,11 +108,14 @@ class ClusterState:
         #: Nodes whose report was stale and is not any more.
         self._woke_up: set[str] = set()
         self._nodes: dict[str, Node] = {}
+        #: Those on which it is annotated who chooses the device.
+        self._with_choice: dict[str, None] = {}
         self._gpunodes: dict[str, GPUNode] = {}
         self._reports: dict[str, Pulse] = {}
         self._leases: dict[str, Pulse] = {}
         #: Node -> what the Lease of its agent vouches for.
         self._vouches: dict[str, Vouch] = {}
+        self._namespaces: dict[str, Namespace] = {}
         self._default_vram: dict[str, str] = {}
         #: Pods that ask for GPUs of ours, by uid.
         self._pods: dict[str, Pod] = {}
@@ -167,6 +170,10 @@ class ClusterState:
 
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())
+
+    def nodes_with_choice(self) -> list[Node]:
+        """Those on which it is annotated who chooses the device."""
+        return [self._nodes[name] for name in self._with_choice]
 
     def pod(self, uid: str) -> Pod | None:
         return self._pods.get(uid)
@@ -232,6 +239,9 @@ class ClusterState:
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """What the pod asks for, with the default of its namespace."""
         return understand(pod, self._default_vram.get(pod.metadata.namespace), self.rules)
+
+    def namespace(self, name: str) -> Namespace | None:
+        return self._namespaces.get(name)
 
     def default_vram(self, namespace: str) -> str | None:
         return self._default_vram.get(namespace)
@@ -435,15 +445,21 @@ class ClusterState:
                 self._pod_went(uid, ended)
             case NodeSeen(node):
                 self._nodes[node.metadata.name] = node
+                if DEVICE_CHOICE in (node.metadata.annotations or {}):
+                    self._with_choice[node.metadata.name] = None
+                else:
+                    self._with_choice.pop(node.metadata.name, None)
                 self._allocators.see_node(node)
                 self._dirty[node.metadata.name] = None
             case NodeGone(name):
                 self._nodes.pop(name, None)
+                self._with_choice.pop(name, None)
                 self._allocators.lose_node(name)
                 self._dirty[name] = None
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
             case NamespaceGone(name):
+                self._namespaces.pop(name, None)
                 self._put_default_vram(name, None)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
@@ -513,7 +529,7 @@ class ClusterState:
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
         elif kind is Namespace:
-            gone = [NamespaceGone(name) for name in self._default_vram.keys() - names]
+            gone = [NamespaceGone(name) for name in self._namespaces.keys() - names]
         elif kind is GPUNode:
             gone = [GPUNodeGone(name) for name in self._gpunodes.keys() - names]
         elif kind is ResourceSlice:
@@ -625,6 +641,7 @@ class ClusterState:
 
     def _put_namespace(self, namespace: Namespace) -> None:
         annotations = namespace.metadata.annotations or {}
+        self._namespaces[namespace.metadata.name] = namespace
         self._put_default_vram(namespace.metadata.name, annotations.get(DEFAULT_VRAM))
 
     def _put_default_vram(self, namespace: str, text: str | None) -> None:

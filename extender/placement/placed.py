@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from contract.annotations import DEVICES, PLACEMENT, PREFIX
+from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
 from contract.gpunode import Charge
 from extender.placement.amounts import bytes_of, places_of
 from extender.placement.environment import by_environment
@@ -107,10 +107,10 @@ def _annotations(
         if certain:
             written[f"{DEVICES}{ask.index}"] = ",".join(sizes)
         if len(set(sizes.values())) == 1:
-            written[f"{PREFIX}bytes.{ask.index}"] = str(next(iter(sizes.values())))
+            written[f"{BYTES}{ask.index}"] = str(next(iter(sizes.values())))
         fractions = {_fraction(_bytes_on(ask, t), t.device.memory_bytes) for t in devices}
         if len(fractions) == 1:
-            written[f"{PREFIX}fraction.{ask.index}"] = fractions.pop()
+            written[f"{FRACTION}{ask.index}"] = fractions.pop()
     body: dict[str, object] = {
         "node": node,
         "decision": request.decision_id,

@@ -15,6 +15,7 @@ from contract.annotations import (
     POLICY,
     PROCESSES,
     VRAM,
+    VRAM_FROM,
     Amount,
     ReplicaShare,
     ScoringPolicy,
@@ -235,6 +236,8 @@ class _Amounts:
     annotated: VramAnnotation | None
     default: VramAnnotation | None
     processes: int
+    #: Where the annotation is from: the webhook writes a namespace's default onto the pod.
+    own: str = "annotation"
 
     @classmethod
     def read(cls, pod: Pod, default_vram: str | None, processes: int) -> "_Amounts":
@@ -248,10 +251,11 @@ class _Amounts:
                 else parse_vram(default_vram, DEFAULT_VRAM)
             ),
             processes=processes,
+            own="annotation" if pod.annotation(VRAM_FROM) is None else "namespace",
         )
 
     def of(self, container: str) -> tuple[Amount, str]:
-        for annotation, source in ((self.annotated, "annotation"), (self.default, "namespace")):
+        for annotation, source in ((self.annotated, self.own), (self.default, "namespace")):
             amount = None if annotation is None else annotation.of(container)
             if amount is not None:
                 return amount, source

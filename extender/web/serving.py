@@ -81,7 +81,7 @@ def _endpoint(
 
     async def endpoint(request: Request) -> Response:
         try:
-            body = await _read(request, max_body_bytes)
+            body = await read_whole(request, max_body_bytes)
         except BodyTooLarge:
             return refuse(
                 f"body is larger than {max_body_bytes} bytes: set nodeCacheCapable: true in "
@@ -106,7 +106,7 @@ def _endpoint(
     return endpoint
 
 
-async def _read(request: Request, max_body_bytes: int) -> bytes:
+async def read_whole(request: Request, max_body_bytes: int) -> bytes:
     """The whole body. One that is too large is read to its end all the same, without keeping it:
     a client that is still writing would not see our answer."""
     chunks: list[bytes] = []

@@ -9,6 +9,7 @@ from kubernetes.config import ConfigException
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, load_configuration
 from extender.kubeevents import KubeEvents
+from extender.kubenodes import KubeNodes
 from extender.kubereviews import KubeReviews
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
@@ -21,6 +22,7 @@ from extender.web.auth import Guard
 from extender.wiring.clients import keep_client_ca
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.mirroring import Mirroring
 from extender.wiring.readiness import unready
 from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender, serve
@@ -71,7 +73,13 @@ async def serve_cluster(
     extender.send_away(store, ledger, KubernetesHands(api, extender.post))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     sources.start()
-    chores = [asyncio.create_task(extender.wake(ledger))]
+    mirroring = Mirroring(
+        extender.cluster, settings.mirror_vram, extender.unready, KubeNodes(api).show
+    )
+    chores = [
+        asyncio.create_task(extender.wake(ledger)),
+        asyncio.create_task(mirroring.for_ever()),
+    ]
     if guard is not None and debug_tls is not None:
         chores.append(asyncio.create_task(keep_client_ca(reviews, debug_tls.know)))
     try:

@@ -1,4 +1,4 @@
-"""One replica: cluster state, ledger, verbs and debug API around a store, and its two servers."""
+"""One replica: cluster state, ledger and what is served of them, around a store."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,7 @@ from contract.decision import decision_of
 from contract.gpunode import GPUNode
 from contract.kube import Node, Pod
 from contract.reasons import Reason
+from extender.admission.around import Around
 from extender.cluster.chores import (
     Bystander,
     Leftover,
@@ -56,6 +57,7 @@ from extender.placement.placed import Placement
 from extender.settings import Mode, Settings
 from extender.telemetry import Telemetry
 from extender.tls import ServerTls
+from extender.web.admission import webhook_app
 from extender.web.api.context import Context
 from extender.web.auth import Guard
 from extender.web.calls import Calls
@@ -77,6 +79,7 @@ from extender.wiring.noting import note_bind, tell_followers
 from extender.wiring.patience import Certified, Patient, counting
 from extender.wiring.peers import Peers
 from extender.wiring.reloading import ANYWHERE, Origin, Reloading
+from extender.wiring.surroundings import around
 from extender.wiring.telling import Telling
 from extender.wiring.watching import Watching, watch
 
@@ -273,6 +276,15 @@ class Extender:
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
+
+    def webhook_app(self) -> FastAPI:
+        """The admission webhook, which has nothing to do with the ledger."""
+
+        def surroundings(namespace: str) -> Around:
+            return around(self.cluster, self.settings.wishes, namespace)
+
+        settings = self.settings
+        return webhook_app(surroundings, self.unready, self.telemetry, settings.max_body)
 
     def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
@@ -487,6 +499,10 @@ async def serve(
         "verbs": _server(verbs, counted, tls),
         "debug": _server(debug, Certified, debug_tls),
     }
+    if settings.webhook_tls is not None:
+        sockets["webhook"] = _listen(settings.host, settings.webhook_port)
+        webhook_tls = ServerTls(settings.webhook_tls)
+        servers["webhook"] = _server(extender.webhook_app(), Patient, webhook_tls)
 
     def stop() -> None:
         extender.feed.close()  # a server that ends waits for who follows

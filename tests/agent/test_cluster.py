@@ -104,7 +104,11 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
             pod = {"metadata": {"name": f"pod-on-{node}"}, "spec": spec}
             create(f"/api/v1/namespaces/{SYSTEM}/pods", pod)
             undo.callback(unless, 404, plane, "DELETE", f"{LEASES}/{node}", AT_ONCE)
-        policy, binding = manifests("admission.yaml")
+        policy, binding = (
+            each
+            for each in manifests("admission.yaml")
+            if each["metadata"]["name"] == "headroom-agent-own-node"
+        )
         create(f"{ADMISSION}/validatingadmissionpolicies", policy)
         create(f"{ADMISSION}/validatingadmissionpolicybindings", binding)
         until(lambda: not may_write(plane, "agent-a", "agent-b"), "the policy is in force")

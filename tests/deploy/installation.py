@@ -27,6 +27,7 @@ EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
 ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 #: Namespaces are deleted by a controller, and pods of Deployments by another.
 _CONTROLLERS = "namespace-controller,garbage-collector-controller"
@@ -139,11 +140,12 @@ class Installation:
         return self.plane.kubectl("apply", *server_side, *flags)
 
     def make_certificates(self) -> str:
-        """What the Job does, with its account and its command."""
+        """What the Job does, with its account and its command; also for the address at which the
+        API server finds the webhook here."""
         spec = self.objects["Job", NAMESPACE, "headroom-certs-first"]["spec"]["template"]["spec"]
         _, *arguments = spec["containers"][0]["command"]
         return subprocess.run(
-            [sys.executable, "-m", "headroom", *arguments],
+            [sys.executable, "-m", "headroom", *arguments, "--name", "127.0.0.1"],
             env=self._environment(spec["serviceAccountName"]),
             cwd=self.plane.folder,
             capture_output=True,
@@ -155,19 +157,21 @@ class Installation:
         """Both containers of the scheduler's pod; returns when the extender is ready."""
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
-        verbs_port, self.debug_port = free_ports(2)
+        verbs_port, self.debug_port, webhook_port = free_ports(3)
         folder = self.mounted(spec["spec"])
         command, config, file = extender["args"]
         settings = folder / Path(file).relative_to("/etc/headroom")
         text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
-        text += f"verbs_port: {verbs_port}\ndebug_port: {self.debug_port}\n"
-        settings.write_text(text.replace("debug_host: 0.0.0.0", "debug_host: 127.0.0.1"))
+        ports = {"verbs": verbs_port, "debug": self.debug_port, "webhook": webhook_port}
+        text += "".join(f"{name}_port: {port}\n" for name, port in ports.items())
+        settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
         self.plane.spawn(
             "extender",
             *(sys.executable, "-m", "extender", command, config, str(settings)),
             env=self._environment(spec["spec"]["serviceAccountName"]),
         )
         until(lambda: self.answers("/readyz")[0] == 200, "the extender is ready")
+        self._find_webhook(webhook_port)
         name, *flags = scheduler["command"]
         configured = folder / "scheduler/kube-scheduler.yaml"
         content = yaml.safe_load(configured.read_text())
@@ -179,6 +183,22 @@ class Installation:
         configured.write_text(json.dumps(content))
         flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
         self.plane.spawn(name, str(built(name)[name]), *flags, "--secure-port=0")
+
+    def _find_webhook(self, port: int) -> None:
+        """No Service leads anywhere here; whom to trust is said by the certificates' Job."""
+        for kind in ("mutating", "validating"):
+            path = f"{ADMISSION}/{kind}webhookconfigurations/headroom"
+            changes = []
+            for i, each in enumerate(self.plane.call("GET", path)["webhooks"]):
+                config = each["clientConfig"]
+                address = {
+                    "url": f"https://127.0.0.1:{port}{config['service']['path']}",
+                    "caBundle": config["caBundle"],
+                }
+                changes.append(
+                    {"op": "replace", "path": f"/webhooks/{i}/clientConfig", "value": address}
+                )
+            self.plane.call("PATCH", path, changes, "application/json-patch+json")
 
     def mounted(self, spec: dict[str, Any]) -> Path:
         """A folder that has what the pod has in /etc/headroom."""

@@ -18,7 +18,11 @@ from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, NAMESPACE
 
 #: Where roles are.
-FILES = (DEPLOY / "base/rbac.yaml", DEPLOY / "base/certificates.yaml")
+FILES = (
+    DEPLOY / "base/rbac.yaml",
+    DEPLOY / "base/certificates.yaml",
+    DEPLOY / "components/in-tree-mirror/rbac.yaml",
+)
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
 _VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
@@ -100,10 +104,19 @@ CERTS: dict[str, set[Right]] = {
         | rights(WEBHOOKS, "mutatingwebhookconfigurations", "list", "patch")
     ),
 }
-ROLES = {"headroom-extender": EXTENDER, "headroom-agent": AGENT, "headroom-certs": CERTS}
+MIRROR: dict[str, set[Right]] = {
+    "extender.kubenodes:KubeNodes.show": rights("", "nodes/status", "patch"),
+}
+ROLES = {
+    "headroom-extender": EXTENDER,
+    "headroom-agent": AGENT,
+    "headroom-certs": CERTS,
+    "headroom-extender-mirror": MIRROR,
+}
 #: Names no call to the cluster, or one with the rights of whoever runs the command.
 OTHERS = {
     "extender.web.serving:verbs_app",
+    "extender.web.admission:webhook_app",
     "extender.wiring.peers:Peers._get",
     "extender.wiring.listing:list_surroundings",  # headroom doctor
     "agent.dcgm:Exporter._scrape",

@@ -19,6 +19,8 @@ from tests.waiting import until
 ELSEWHERE = {"headroom_agent_steered_total"}
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
+    "headroom_admission_duration_seconds",
+    "headroom_admission_errors_total",
     "headroom_events_total",
     "headroom_report_age_seconds",
     "headroom_device_sm_occupancy_ratio",

@@ -1,0 +1,1 @@
+"""What becomes of pods, and of what makes pods, when they are created: pure decisions."""

@@ -1,0 +1,166 @@
+"""A JSON patch of a pod, made one wish after the other; each sees what those before it did.
+
+Of the pod only what is read here is known, so nothing is ever replaced: fields are added to. Lists
+that are absent, null or empty are made; the API server gives them in any of these ways.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from contract.kube import Container, EnvVar, EnvVarSource, FieldRef, Pod, ResourceRequirements
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    #: add, remove or move.
+    op: str
+    path: str
+    #: Of add.
+    value: Any = None
+    #: Of move: the path that it is moved from.
+    source: str = ""
+
+    @property
+    def wire(self) -> dict[str, Any]:
+        """As RFC 6902 writes it."""
+        match self.op:
+            case "add":
+                return {"op": "add", "path": self.path, "value": self.value}
+            case "move":
+                return {"op": "move", "from": self.source, "path": self.path}
+        return {"op": self.op, "path": self.path}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A container of a pod, by its list and its place there."""
+
+    init: bool
+    index: int
+
+    @property
+    def path(self) -> str:
+        return f"/spec/{'initContainers' if self.init else 'containers'}/{self.index}"
+
+
+@dataclass(slots=True)
+class Draft:
+    """``pod`` is as it would be with the operations so far."""
+
+    pod: Pod
+    operations: list[Operation] = field(default_factory=list)
+
+    def annotate(self, key: str, text: str) -> None:
+        """Write an annotation that is not there, or says something else."""
+        held = dict(self.pod.metadata.annotations or {})
+        if held:
+            self._do("add", f"/metadata/annotations/{_escaped(key)}", text)
+        else:
+            self._do("add", "/metadata/annotations", {key: text})
+        self._annotated({**held, key: text})
+
+    def unannotate(self, key: str) -> None:
+        self._do("remove", f"/metadata/annotations/{_escaped(key)}")
+        held = dict(self.pod.metadata.annotations or {})
+        del held[key]
+        # What is left may be an empty mapping, to which nothing can be added that is not there.
+        self._annotated(held)
+
+    def schedule(self, scheduler: str) -> None:
+        self._do("add", "/spec/schedulerName", scheduler)
+        spec = msgspec.structs.replace(self.pod.spec, scheduler_name=scheduler)
+        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+
+    def variable(self, where: Where, variable: EnvVar) -> None:
+        """Give a container a variable of a name that it does not have."""
+        container = self.container(where)
+        plain = _variable(variable)
+        if container.env:
+            self._do("add", f"{where.path}/env/-", plain)
+        else:
+            self._do("add", f"{where.path}/env", [plain])
+        env = [*(container.env or ()), variable]
+        self._put(where, msgspec.structs.replace(container, env=env))
+
+    def limit(self, where: Where, resource: str, quantity: str) -> None:
+        """Ask for an extended resource, of which the request equals the limit."""
+        container = self.container(where)
+        resources = container.resources or ResourceRequirements()
+        limits, requests = dict(resources.limits or {}), dict(resources.requests or {})
+        if container.resources is None:
+            self._do("add", f"{where.path}/resources", {})
+        for name, held in (("limits", limits), ("requests", requests)):
+            if held:
+                self._do("add", f"{where.path}/resources/{name}/{_escaped(resource)}", quantity)
+            else:
+                self._do("add", f"{where.path}/resources/{name}", {resource: quantity})
+            held[resource] = quantity
+        asked = ResourceRequirements(limits=limits, requests=requests)
+        self._put(where, msgspec.structs.replace(container, resources=asked))
+
+    def first(self, gate: Mapping[str, Any]) -> None:
+        """Put an init container before all others. Whoever speaks of containers by their place
+        comes before this."""
+        spec = self.pod.spec
+        if spec.init_containers:
+            self._do("add", "/spec/initContainers/0", gate)
+        else:
+            self._do("add", "/spec/initContainers", [gate])
+        shown = msgspec.convert(gate, Container)
+        spec = msgspec.structs.replace(spec, init_containers=[shown, *(spec.init_containers or ())])
+        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+
+    def to_front(self, index: int) -> None:
+        """Let an init container that is there come before all others."""
+        path = "/spec/initContainers"
+        self.operations.append(Operation("move", f"{path}/0", source=f"{path}/{index}"))
+        init = [*(self.pod.spec.init_containers or ())]
+        init.insert(0, init.pop(index))
+        spec = msgspec.structs.replace(self.pod.spec, init_containers=init)
+        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+
+    def container(self, where: Where) -> Container:
+        spec = self.pod.spec
+        found = (spec.init_containers if where.init else spec.containers) or []
+        return found[where.index]
+
+    def _do(self, op: str, path: str, value: Any = None) -> None:
+        self.operations.append(Operation(op, path, value))
+
+    def _annotated(self, annotations: dict[str, str]) -> None:
+        metadata = msgspec.structs.replace(self.pod.metadata, annotations=annotations)
+        self.pod = msgspec.structs.replace(self.pod, metadata=metadata)
+
+    def _put(self, where: Where, container: Container) -> None:
+        spec = self.pod.spec
+        if where.init:
+            init = [*(spec.init_containers or ())]
+            init[where.index] = container
+            spec = msgspec.structs.replace(spec, init_containers=init)
+        else:
+            containers = [*(spec.containers or ())]
+            containers[where.index] = container
+            spec = msgspec.structs.replace(spec, containers=containers)
+        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+
+
+def following(name: str, annotation: str) -> EnvVar:
+    """A variable with the text of an annotation of the pod, as it is when the container starts."""
+    path = f"metadata.annotations['{annotation}']"
+    return EnvVar(name=name, value_from=EnvVarSource(field_ref=FieldRef(field_path=path)))
+
+
+def _variable(variable: EnvVar) -> dict[str, Any]:
+    if variable.value_from is None or variable.value_from.field_ref is None:
+        return {"name": variable.name, "value": variable.value or ""}
+    # The version as the API server itself would fill it in.
+    reference = {"apiVersion": "v1", "fieldPath": variable.value_from.field_ref.field_path}
+    return {"name": variable.name, "valueFrom": {"fieldRef": reference}}
+
+
+def _escaped(key: str) -> str:
+    """As a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,161 @@
+"""AdmissionReview, version admission.k8s.io/v1: read into what decides, written with what was.
+
+Of the object under review only the fields of ``contract.kube`` are decoded. Whatever is not what an
+API server sends raises ``MalformedReview``, which says where.
+"""
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from contract.kube import KubeStruct, ObjectMeta, Pod, PodSpec
+from extender.admission.mutation import Mutated
+from extender.admission.validation import Validated
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+#: An API server cuts off a warning that is longer, and drops them from some 4 KiB on.
+_MOST_WARNING, _MOST_WARNINGS = 256, 12
+_MOST_REFUSAL = 1024
+
+
+class MalformedReview(ValueError):
+    """Not a review that could be answered; the message says what is wrong and where."""
+
+
+class GroupVersionKind(KubeStruct, frozen=True):
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class Request(KubeStruct, frozen=True):
+    uid: str
+    kind: GroupVersionKind
+    operation: str = ""
+    namespace: str = ""
+    #: Null in what is deleted, and what is created has none before it.
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(KubeStruct, frozen=True):
+    api_version: str
+    kind: str
+    request: Request
+
+
+class _Template(KubeStruct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodSpec = PodSpec()
+
+
+class _Job(KubeStruct, frozen=True):
+    template: _Template = _Template()
+
+
+class _JobTemplate(KubeStruct, frozen=True):
+    spec: _Job = _Job()
+
+
+class _WorkloadSpec(KubeStruct, frozen=True):
+    template: _Template | None = None
+    job_template: _JobTemplate | None = None
+
+
+class _Workload(KubeStruct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+    spec: _WorkloadSpec = _WorkloadSpec()
+
+
+class _Annotated(KubeStruct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+def read(body: bytes) -> Request:
+    """The request of a review. A uid is needed: the API server takes no answer without it."""
+    review: _Review = _decoded(body, _Review, "the body")
+    if (review.api_version, review.kind) != (API_VERSION, KIND):
+        raise MalformedReview(
+            f"{review.kind!r:.80} of {review.api_version!r:.80} is not answered; "
+            f"right is {KIND} of {API_VERSION}"
+        )
+    if not review.request.uid:
+        raise MalformedReview("request.uid is empty")
+    return review.request
+
+
+def pod_of(request: Request) -> Pod:
+    return _in_namespace(_decoded(request.object, Pod, "request.object"), request)
+
+
+def pod_before(request: Request) -> Pod | None:
+    before = _decoded(request.old_object, Pod | None, "request.oldObject")
+    return None if before is None else _in_namespace(before, request)
+
+
+def template_of(request: Request) -> tuple[ObjectMeta, Pod] | None:
+    """What makes pods, and a pod as it makes them; None where it has no template."""
+    workload = _decoded(request.object, _Workload, "request.object")
+    nested = workload.spec.job_template
+    template = workload.spec.template if nested is None else nested.spec.template
+    if template is None:
+        return None
+    pod = Pod(metadata=template.metadata, spec=template.spec)
+    return workload.metadata, _in_namespace(pod, request)
+
+
+def metadata_of(request: Request) -> ObjectMeta:
+    annotated: _Annotated = _decoded(request.object, _Annotated, "request.object")
+    return annotated.metadata
+
+
+def answer_mutated(request: Request, mutated: Mutated) -> bytes:
+    patch: dict[str, Any] = {}
+    if mutated.operations:
+        operations = msgspec.json.encode([each.wire for each in mutated.operations])
+        patch = {"patchType": "JSONPatch", "patch": base64.b64encode(operations).decode()}
+    return _answer(request, {"allowed": True, **patch}, mutated.warnings)
+
+
+def answer_validated(request: Request, validated: Validated) -> bytes:
+    response: dict[str, Any] = {"allowed": not validated.refusal}
+    if validated.refusal:
+        # 422, as for any other field that is not valid.
+        response["status"] = {
+            "message": f"Headroom: {validated.refusal[:_MOST_REFUSAL]}",
+            "reason": "Invalid",
+            "code": 422,
+        }
+    return _answer(request, response, validated.warnings)
+
+
+def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str]) -> bytes:
+    told = [_cut(f"Headroom: {each}") for each in warnings][:_MOST_WARNINGS]
+    if told:
+        response["warnings"] = told
+    review = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "response": {"uid": request.uid, **response},
+    }
+    return msgspec.json.encode(review)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_WARNING else text[: _MOST_WARNING - 3] + "..."
+
+
+def _in_namespace(pod: Pod, request: Request) -> Pod:
+    """A pod that is being created may not say where."""
+    metadata = msgspec.structs.replace(pod.metadata, namespace=request.namespace)
+    return msgspec.structs.replace(pod, metadata=metadata)
+
+
+def _decoded(body: bytes | msgspec.Raw, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
+        raise MalformedReview(f"{where} cannot be read: {str(err)[:300]}") from err

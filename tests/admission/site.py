@@ -1,0 +1,231 @@
+"""Policies, roles and webhook as they are installed, at a real API server, with a real extender."""
+
+import base64
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+import yaml
+
+from tests.certificates import Authority
+from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, free_ports
+from tests.waiting import until
+
+SYSTEM = "headroom-system"
+EXTENDER, AGENT = "headroom-extender", "headroom-agent"
+TEAM = "admission-team"
+OPTED_OUT = "admission-opted-out"
+#: GPU nodes of these tests.
+NODES = ("admission-a", "admission-b")
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+ACCOUNTS = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts"
+PODS = f"/api/v1/namespaces/{TEAM}/pods"
+AT_ONCE = {"gracePeriodSeconds": 0}
+MERGE = "application/merge-patch+json"
+GATE_IMAGE = "registry.example/headroom-agent:1"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    body: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        said: str = self.body.get("message", "")
+        return said
+
+
+class Site:
+    """``token`` names who asks; each answer is given, whatever it is."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self._undo = contextlib.ExitStack()
+        self._http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        token: str = ADMIN_TOKEN,
+        content_type: str = "",
+    ) -> Reply:
+        kind = content_type or (MERGE if method == "PATCH" else "application/json")
+        answer = self._http.request(
+            method,
+            self.plane.url + path,
+            body=None if body is None else json.dumps(body),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
+            timeout=30.0,
+        )
+        # 299 - "..."; of several headers of one name.
+        told = answer.headers.getlist("Warning") if answer.headers else []
+        texts = [each.partition('"')[2].rpartition('"')[0].replace('\\"', '"') for each in told]
+        return Reply(answer.status, json.loads(answer.data or b"{}"), tuple(texts))
+
+    def create(self, path: str, body: Mapping[str, Any]) -> None:
+        """An object that goes with the site."""
+        with contextlib.suppress(AlreadyThere):
+            self._must(self.send("POST", path, body))
+        self._undo.callback(self.send, "DELETE", f"{path}/{body['metadata']['name']}", AT_ONCE)
+
+    def _must(self, reply: Reply) -> None:
+        if reply.status == 409:
+            raise AlreadyThere
+        if reply.status >= 300:
+            raise ApiRefused(f"{reply.status} {reply.message}")
+
+    def token(self, account: str, node: str | None = None) -> str:
+        """Of a service account of ours; as the kubelet of the node mounts it into a pod there."""
+        bound: dict[str, Any] = {}
+        if node is not None:
+            name = f"agent-on-{node}"
+            pod = self.plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods/{name}")
+            reference = {"apiVersion": "v1", "kind": "Pod", "name": name}
+            bound = {"boundObjectRef": {**reference, "uid": pod["metadata"]["uid"]}}
+        request = {"spec": {"expirationSeconds": 3600, **bound}}
+        answer = self.plane.call("POST", f"{ACCOUNTS}/{account}/token", request)
+        given: str = answer["status"]["token"]
+        return given
+
+    def install(self) -> None:
+        """Namespaces, accounts with their roles, nodes with an agent each, all policies."""
+        for name, labels in (
+            (SYSTEM, {}),
+            (TEAM, {}),
+            (OPTED_OUT, {"headroom.gpu/scheduler": "none"}),
+        ):
+            reply = self.send(
+                "POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}
+            )
+            assert reply.status in (201, 409), reply
+        for account in (EXTENDER, AGENT):
+            self.create(ACCOUNTS, {"metadata": {"name": account}})
+        for role in manifests("base/rbac.yaml"):
+            if role["kind"] in ("Role", "ClusterRole"):
+                self.grant(role)
+        for node in NODES:
+            self.create("/api/v1/nodes", {"metadata": {"name": node}})
+            self.plane.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}, MERGE)
+            spec = {
+                "nodeName": node,
+                "serviceAccountName": AGENT,
+                "containers": [{"name": "agent", "image": "none"}],
+            }
+            path = f"/api/v1/namespaces/{SYSTEM}/pods"
+            self.create(path, {"metadata": {"name": f"agent-on-{node}"}, "spec": spec})
+        for each in manifests("base/admission.yaml"):
+            kind = "ies" if each["kind"].endswith("Policy") else "ybindings"
+            self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", each)
+
+    def grant(self, role: Mapping[str, Any]) -> None:
+        """A role, to the accounts that it is named after."""
+        metadata = role["metadata"]
+        namespace = metadata.get("namespace")
+        where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+        self.create(f"{where}/{role['kind'].lower()}s", role)
+        for account in (EXTENDER, AGENT):
+            if metadata["name"].startswith(account):
+                self.bind(metadata["name"], account, role["kind"], namespace)
+
+    def bind(
+        self, role: str, account: str, kind: str = "ClusterRole", namespace: str | None = None
+    ) -> None:
+        """A role that there is, to an account of ours."""
+        binding = {
+            "metadata": {"name": f"{role}-of-the-tests"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}],
+        }
+        where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+        self.create(f"{where}/{kind.lower()}bindings", binding)
+
+    def serve(self, **settings: Any) -> None:
+        """Start an extender with the account's token; again, with other settings, once it is
+        killed."""
+        authority = Authority(self.plane.folder, "webhook-ca")
+        signed = authority.sign("webhook")
+        verbs, debug, webhook = free_ports(3)
+        given = {
+            "webhook_port": webhook,
+            "webhook_tls_cert": str(signed.cert),
+            "webhook_tls_key": str(signed.key),
+            **settings,
+        }
+        config = self.plane.folder / "admission.headroom.yaml"
+        config.write_text(yaml.safe_dump(given))
+        kubeconfig = self.plane.folder / "admission.kubeconfig"
+        self.plane.write_kubeconfig(kubeconfig, {"token": self.token(EXTENDER)})
+        self.plane.spawn(
+            "admission-extender",
+            *(sys.executable, "-m", "extender", "serve", "--debug-open", "--config", str(config)),
+            *("--verbs-port", str(verbs), "--debug-port", str(debug)),
+            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
+        )
+        self.verbs_url, self.debug_port = f"http://127.0.0.1:{verbs}", debug
+        for each in webhooks(f"https://127.0.0.1:{webhook}", authority):
+            path = f"{ADMISSION}/{each['kind'].lower()}s"
+            self.send("DELETE", f"{path}/{each['metadata']['name']}")
+            self.create(path, each)
+        until(self._is_ready, "the extender has listed everything")
+
+    def kill(self) -> None:
+        self.plane.kill("admission-extender")
+
+    def _is_ready(self) -> bool:
+        self.plane.raise_if_ended()
+        http = urllib3.PoolManager(retries=False)
+        try:
+            answer = http.request("GET", f"http://127.0.0.1:{self.debug_port}/readyz", timeout=5.0)
+        except urllib3.exceptions.HTTPError:
+            return False
+        return answer.status == 200
+
+    def close(self) -> None:
+        if self.plane.runs("admission-extender"):
+            self.kill()
+        self._undo.close()
+        for node in NODES:
+            path = f"{GPUNODES}/{node}"
+            self.send("PATCH", path, {"metadata": {"finalizers": None}})
+            self.send("DELETE", path, AT_ONCE)
+        for namespace in (TEAM, OPTED_OUT):
+            self.send("DELETE", f"/api/v1/namespaces/{namespace}/pods", AT_ONCE)
+        self._http.clear()
+
+
+class AlreadyThere(Exception):
+    """Somebody made it before."""
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if each]
+
+
+def webhooks(url: str, authority: Authority) -> Iterator[dict[str, Any]]:
+    """The configurations as they are shipped, for a webhook of the tests."""
+    bundle = base64.b64encode(authority.cert.read_bytes()).decode()
+    for each in manifests("base/webhook.yaml"):
+        for one in each["webhooks"]:
+            path = one["clientConfig"]["service"]["path"]
+            one["clientConfig"] = {"url": f"{url}{path}", "caBundle": bundle}
+        yield each
+
+
+@contextlib.contextmanager
+def installed(plane: ControlPlane) -> Iterator[Site]:
+    site = Site(plane)
+    try:
+        site.install()
+        yield site
+    finally:
+        site.close()

@@ -1,0 +1,146 @@
+"""All of it together: a pod as a user writes it, placed by a stock kube-scheduler and the extender
+with one service account, under all policies, and what its containers will then be told."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import GPUNodeStatus, Source
+from tests.admission.reviews import container, manifest
+from tests.admission.site import AGENT, EXTENDER, GPUNODES, MERGE, NODES, PODS, Site, installed
+from tests.builders import DISTRIBUTED, GIB, GPU, shared
+from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built, scheduler_configuration
+from tests.waiting import until
+
+HERE, OTHER = NODES
+PLAIN = "admission-plain"
+
+
+@pytest.fixture(scope="module")
+def site(plane: ControlPlane) -> Iterator[Site]:
+    """A pinned node of two shared GPUs, a node with nothing; scheduler and webhook."""
+    with installed(plane) as site:
+        for role in ("system:kube-scheduler", "system:volume-scheduler"):
+            site.bind(role, EXTENDER)
+        amounts = {"cpu": "4", "memory": "64Gi", "pods": "100"}
+        for node, gpus in ((HERE, {GPU: "8"}), (OTHER, {})):
+            held = {**amounts, **gpus}
+            status = {"status": {"capacity": held, "allocatable": held}}
+            plane.call("PATCH", f"/api/v1/nodes/{node}/status", status, MERGE)
+        choice = {"metadata": {"annotations": {"headroom.gpu/device-choice": "pinned"}}}
+        plane.call("PATCH", f"/api/v1/nodes/{HERE}", choice, MERGE)
+        site.serve()
+        until(lambda: site.send("GET", f"{GPUNODES}/{HERE}").status == 200, "it has a GPUNode")
+        report(site)
+        start_scheduler(site)
+        try:
+            yield site
+        finally:
+            plane.kill("admission-scheduler")
+
+
+def report(site: Site) -> None:
+    """As the node's agent does."""
+    plugin = msgspec.structs.replace(DISTRIBUTED, device_list_strategy="envvar", pinning="honoured")
+    status = GPUNodeStatus(
+        observed_at=datetime.now(UTC).isoformat(),
+        devices=[shared("GPU-a"), shared("GPU-b", used_bytes=4 * GIB, unowned_bytes=4 * GIB)],
+        plugin=plugin,
+        sources=[Source(name="checkpoint"), Source(name="proc")],
+    )
+    body = {"status": msgspec.to_builtins(status)}
+    path = f"{GPUNODES}/{HERE}/status"
+    assert site.send("PATCH", path, body, site.token(AGENT, HERE)).status == 200
+
+    def is_initialised() -> bool:
+        return bool(site.send("GET", f"{GPUNODES}/{HERE}").body.get("spec", {}).get("initialised"))
+
+    until(is_initialised, "the node takes pods")
+
+
+def start_scheduler(site: Site) -> None:
+    """With the account of the extender, in whose pod it runs."""
+    plane = site.plane
+    kubeconfig = plane.folder / "admission-scheduler.kubeconfig"
+    plane.write_kubeconfig(kubeconfig, {"token": site.token(EXTENDER)})
+    content = scheduler_configuration(site.verbs_url, kubeconfig)
+    config = plane.folder / "admission-scheduler.json"
+    config.write_bytes(msgspec.json.encode(content))
+    binary = str(built("kube-scheduler")["kube-scheduler"])
+    flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
+    plane.spawn("admission-scheduler", binary, *flags)
+
+
+def create(site: Site, name: str, obj: dict[str, Any]) -> None:
+    obj["metadata"]["name"] = name
+    reply = site.send("POST", PODS, obj)
+    assert reply.status == 201, reply
+
+
+def pod(site: Site, name: str) -> dict[str, Any]:
+    return site.send("GET", f"{PODS}/{name}").body
+
+
+def bound(site: Site, name: str) -> bool:
+    return bool(pod(site, name)["spec"].get("nodeName"))
+
+
+def condition(site: Site, name: str) -> str:
+    conditions = pod(site, name).get("status", {}).get("conditions") or ({},)
+    said: str = conditions[0].get("message", "")
+    return said
+
+
+def test_from_one_annotation_to_a_device(site: Site) -> None:
+    """The variables name annotations that the Binding then brings."""
+    wishes = {"headroom.gpu/share": "env"}
+    create(site, "p", manifest("6Gi", container("side", 0), container(), annotations=wishes))
+    until(lambda: bound(site, "p"), "it is bound")
+    placed = pod(site, "p")
+    followed = {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1]
+        for each in placed["spec"]["containers"][1]["env"]
+    }
+    annotations = placed["metadata"]["annotations"]
+    assert {name: annotations[key] for name, key in followed.items()} == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-b",
+        "HEADROOM_VRAM_BYTES": str(6 * GIB),
+        "HEADROOM_VRAM_FRACTION": "0.2500",
+    }
+
+
+def test_why_a_pod_waits_is_written_under_the_policies(site: Site) -> None:
+    create(site, "large", manifest("30Gi"))
+    until(lambda: bool(condition(site, "large")), "kube-scheduler says why it waits")
+    assert "insufficient GPU memory on any device" in condition(site, "large")
+
+
+def test_and_whom_kube_scheduler_pushes_out(site: Site) -> None:
+    """It marks the victim's status before it deletes it, and nominates the other."""
+    site.create(
+        "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": PLAIN}, "value": 1000}
+    )
+    cpus = {"resources": {"requests": {"cpu": "3"}}, "name": "main", "image": "none"}
+    for name in ("low-a", "low-b"):
+        create(site, name, manifest(None, cpus, schedulerName="headroom"))
+    until(lambda: bound(site, "low-a") and bound(site, "low-b"), "the nodes are full")
+    create(site, "high", manifest(None, cpus, schedulerName="headroom", priorityClassName=PLAIN))
+
+    def victims() -> list[str]:
+        return [n for n in ("low-a", "low-b") if "deletionTimestamp" in pod(site, n)["metadata"]]
+
+    until(victims, "one is being deleted")
+    (victim,) = victims()
+    marks = {each["type"]: each for each in pod(site, victim)["status"]["conditions"]}
+    assert marks["DisruptionTarget"]["reason"] == "PreemptionByScheduler"
+    site.send("DELETE", f"{PODS}/{victim}", {"gracePeriodSeconds": 0})
+    until(lambda: bound(site, "high"), "the other is bound")
+
+
+def test_nobody_was_refused_anything_on_the_way(site: Site) -> None:
+    for process in ("admission-scheduler", "admission-extender"):
+        log = site.plane.log(process)
+        assert "ValidatingAdmissionPolicy" not in log, log[-3000:]

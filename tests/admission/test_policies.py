@@ -1,0 +1,338 @@
+"""Who may write what, as the real API server refuses it: every attempt, and what it was told."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.admission.reviews import container, manifest
+from tests.admission.site import (
+    ADMISSION,
+    AGENT,
+    EXTENDER,
+    GPUNODES,
+    NODES,
+    PODS,
+    Reply,
+    Site,
+    installed,
+    manifests,
+)
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
+from tests.waiting import until
+
+HERE, OTHER = NODES
+GPUNODE = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
+BOUND, WAITING = "bound", "waiting"
+
+
+PLACED = {"headroom.gpu/placement": "{}", "headroom.gpu/devices.0": "GPU-a"}
+#: Rights that the account does not have: what is refused here all the same, a policy refuses.
+AND_MORE = {
+    "kind": "ClusterRole",
+    "metadata": {"name": f"{EXTENDER}-and-more"},
+    "rules": [
+        {
+            "apiGroups": [""],
+            "resources": ["pods", "pods/status", "pods/ephemeralcontainers", "nodes/status"],
+            "verbs": ["create", "get", "update", "patch"],
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def site(plane: ControlPlane) -> Iterator[Site]:
+    """A pod bound by the extender, one that waits, a GPUNode of each node; all policies in force,
+    and an extender whose role allows it too much."""
+    with installed(plane) as site:
+        site.grant(AND_MORE)
+        extender = site.token(EXTENDER)
+        until(lambda: in_force(site, extender), "all policies are in force")
+        for node in NODES:
+            body = {**GPUNODE, "metadata": {"name": node}, "spec": {"initialised": True}}
+            assert site.send("POST", GPUNODES, body, extender).status == 201
+        for name in (BOUND, WAITING):
+            obj = manifest("8Gi", schedulerName="headroom")
+            obj["metadata"]["name"] = name
+            assert site.send("POST", PODS, obj).status == 201
+        assert bind(site, BOUND, extender, PLACED).status == 201
+        yield site
+
+
+def in_force(site: Site, extender: str) -> bool:
+    """Each of them is known to the API server some time after it was made."""
+    body = {**GPUNODE, "metadata": {"name": "probe"}, "spec": {}}
+    status = f"/api/v1/nodes/{HERE}/status?dryRun=All"
+    labelled = {"metadata": {"labels": {"a": "b"}}}
+    attempts = [
+        site.send("POST", f"{GPUNODES}?dryRun=All", body),
+        site.send("POST", f"{PODS}?dryRun=All", manifest(annotations=PLACED)),
+        site.send("POST", f"{PODS}?dryRun=All", manifest(), extender),
+        site.send("PATCH", status, labelled, extender),
+    ]
+    warned = site.send("POST", f"{PODS}?dryRun=All", manifest(schedulerName="other")).warnings
+    return bool(warned) and all("ValidatingAdmissionPolicy" in a.message for a in attempts)
+
+
+def bind(site: Site, name: str, token: str, annotations: dict[str, str]) -> Reply:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": HERE},
+    }
+    return site.send("POST", f"{PODS}/{name}/binding", body, token)
+
+
+def noted(key: str, text: str | None) -> dict[str, Any]:
+    return {"metadata": {"annotations": {key: text}}}
+
+
+def refused(reply: Reply, policy: str, said: str) -> None:
+    assert reply.status == 403, reply
+    assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
+    assert said in reply.message
+
+
+class TestAnnotations:
+    POLICY = "headroom-pod-annotations"
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "headroom.gpu/placement",
+            "headroom.gpu/retry",
+            "headroom.gpu/touched",
+            "headroom.gpu/devices.0",
+            "headroom.gpu/bytes.0",
+            "headroom.gpu/fraction.0",
+        ],
+    )
+    @pytest.mark.parametrize("how", ["created", "changed", "by its status"])
+    def test_what_headroom_writes_nobody_else_does(self, site: Site, key: str, how: str) -> None:
+        said = (
+            f"annotation {key} is written by Headroom alone, when it places the pod; leave it out"
+        )
+        if how == "created":
+            reply = site.send("POST", PODS, manifest(annotations={key: "x"}))
+        else:
+            path = f"{PODS}/{WAITING}" + ("/status" if how == "by its status" else "")
+            reply = site.send("PATCH", path, noted(key, "x"))
+        refused(reply, self.POLICY, said)
+
+    def test_nor_takes_it_away(self, site: Site) -> None:
+        reply = site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/placement", None))
+        refused(reply, self.POLICY, "is written by Headroom alone")
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("16Gi", "from '8Gi' to '16Gi'"),
+            ("1Gi", "from '8Gi' to '1Gi'"),
+            (None, "from '8Gi' to ''"),
+        ],
+    )
+    @pytest.mark.parametrize("subresource", ["", "/status"])
+    def test_a_bound_pod_keeps_its_request(
+        self, site: Site, text: str | None, said: str, subresource: str
+    ) -> None:
+        path = f"{PODS}/{BOUND}{subresource}"
+        refused(
+            site.send("PATCH", path, noted("headroom.gpu/vram", text)),
+            self.POLICY,
+            f"annotation headroom.gpu/vram of a pod that is bound cannot be changed, {said}: the "
+            "pod stays charged as it was bound; to change what it is given, delete it and create "
+            "it anew",
+        )
+
+    def test_a_pod_that_waits_may_ask_for_less(self, site: Site) -> None:
+        path = f"{PODS}/{WAITING}"
+        assert site.send("PATCH", path, noted("headroom.gpu/vram", "4Gi")).status == 200
+
+    def test_other_annotations_are_nobody_s_business(self, site: Site) -> None:
+        assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
+
+    def test_a_binding_of_others_brings_none(self, site: Site, plane: ControlPlane) -> None:
+        for key, said in (
+            ("headroom.gpu/placement", "is written by Headroom alone"),
+            ("headroom.gpu/vram", "may come with a Binding of Headroom's alone"),
+        ):
+            refused(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, said)
+
+
+@pytest.fixture(scope="module")
+def token(site: Site) -> str:
+    return site.token(EXTENDER)
+
+
+class TestStolenToken:
+    """Of the extender, which kube-scheduler in the same pod has too."""
+
+    POLICY = "headroom-extender-pods"
+
+    @pytest.mark.parametrize(
+        ("path", "patch", "said"),
+        [
+            pytest.param(
+                "",
+                {"spec": {"containers": [{"name": "main", "image": "evil"}]}},
+                "this changes the spec",
+                id="an image",
+            ),
+            pytest.param(
+                "", {"spec": {"activeDeadlineSeconds": 1}}, "this changes the spec", id="a deadline"
+            ),
+            pytest.param(
+                "", {"metadata": {"labels": {"app": "x"}}}, "labels, owners", id="a label"
+            ),
+            pytest.param(
+                "", {"metadata": {"finalizers": ["a/b"]}}, "or finalizers", id="a finalizer"
+            ),
+            pytest.param(
+                "",
+                {"metadata": {"annotations": {"team/note": "x"}}},
+                "this changes team/note",
+                id="an annotation",
+            ),
+            pytest.param(
+                "/status",
+                {"metadata": {"annotations": {"headroom.gpu/retry": "x"}}},
+                "this changes headroom.gpu/retry",
+                id="ours, by the status",
+            ),
+            pytest.param(
+                "/status", {"status": {"phase": "Failed"}}, "this changes phase", id="the phase"
+            ),
+            pytest.param(
+                "/status",
+                {"status": {"podIPs": [{"ip": "10.0.0.9"}], "podIP": "10.0.0.9"}},
+                "this changes podIP",
+                id="the address",
+            ),
+        ],
+    )
+    def test_changes_nothing_of_a_pod(
+        self, site: Site, token: str, path: str, patch: dict[str, Any], said: str
+    ) -> None:
+        before = site.send("GET", f"{PODS}/{WAITING}").body
+        # By name of the container, as kubectl patches.
+        kind = "application/strategic-merge-patch+json"
+        reply = site.send("PATCH", f"{PODS}/{WAITING}{path}", patch, token, kind)
+        refused(reply, self.POLICY, said)
+        assert site.send("GET", f"{PODS}/{WAITING}").body == before
+
+    def test_creates_none(self, site: Site, token: str) -> None:
+        reply = site.send("POST", PODS, manifest(), token)
+        refused(reply, self.POLICY, "the extender neither creates pods nor resizes nor debugs them")
+
+    def test_does_what_it_has_to(self, site: Site, token: str) -> None:
+        """Wake a pod, and as kube-scheduler tell why it waits and whom it will push out."""
+        path = f"{PODS}/{WAITING}"
+        assert site.send("PATCH", path, noted("headroom.gpu/retry", "1"), token).status == 200
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        status = {"status": {"conditions": [condition], "nominatedNodeName": HERE}}
+        assert site.send("PATCH", f"{path}/status", status, token).status == 200
+
+    @pytest.mark.parametrize(
+        ("patch", "said"),
+        [
+            ({"metadata": {"labels": {"a": "b"}}}, "this changes labels or annotations"),
+            ({"status": {"capacity": {"nvidia.com/gpu": "64"}}}, "this changes capacity"),
+            (
+                {"status": {"allocatable": {"headroom.gpu/vram": "1", "cpu": "9"}}},
+                "this changes allocatable",
+            ),
+            ({"status": {"nodeInfo": {"machineID": "x"}}}, "this changes nodeInfo"),
+        ],
+    )
+    def test_writes_of_a_node_its_memory_alone(
+        self, site: Site, token: str, patch: dict[str, Any], said: str
+    ) -> None:
+        path = f"/api/v1/nodes/{HERE}/status"
+        refused(site.send("PATCH", path, patch, token), "headroom-extender-nodes", said)
+        amounts = {"headroom.gpu/vram": "81920"}
+        own = {"status": {"capacity": amounts, "allocatable": amounts}}
+        assert site.send("PATCH", path, own, token).status == 200
+        gone = {"status": {"capacity": {"headroom.gpu/vram": None}}}
+        assert site.send("PATCH", path, gone, token).status == 200
+
+
+class TestLedger:
+    POLICY = "headroom-gpunode-spec"
+
+    def test_nobody_else_creates_a_gpunode(self, site: Site) -> None:
+        body = {**GPUNODE, "metadata": {"name": "of-mine"}, "spec": {}}
+        refused(site.send("POST", GPUNODES, body), self.POLICY, "by Headroom's extender alone")
+
+    @pytest.mark.parametrize(
+        "patch", [{"spec": {"initialised": False}}, {"spec": {"reservations": {}}}, {"spec": None}]
+    )
+    def test_nor_writes_promises(self, site: Site, patch: dict[str, Any]) -> None:
+        reply = site.send("PATCH", f"{GPUNODES}/{HERE}", patch)
+        refused(reply, self.POLICY, "spec of a GPUNode is the ledger")
+
+    def test_finalizers_may_go(self, site: Site) -> None:
+        """As when everything is uninstalled."""
+        reply = site.send("PATCH", f"{GPUNODES}/{HERE}", {"metadata": {"finalizers": None}})
+        assert reply.status == 200
+
+    def test_an_agent_reports_of_its_own_node_alone(self, site: Site) -> None:
+        report = {"status": {"observedAt": "2026-11-21T00:00:00Z"}}
+        own, other = (f"{GPUNODES}/{node}/status" for node in NODES)
+        token = site.token(AGENT, HERE)
+        assert site.send("PATCH", own, report, token).status == 200
+        refused(
+            site.send("PATCH", other, report, token),
+            "headroom-agent-own-node",
+            f"an agent on node {HERE} may write only what is named {HERE}, not {OTHER}",
+        )
+        assert site.send("PATCH", other, report, site.token(AGENT, OTHER)).status == 200
+
+
+class TestOtherSchedulers:
+    POLICY = "headroom-other-schedulers"
+    SAID = "a pod that asks for a GPU must be placed by Headroom"
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            {"schedulerName": "default-scheduler"},
+            {"schedulerName": "kai-scheduler"},
+            {"schedulerName": "headroom", "nodeName": OTHER},
+        ],
+    )
+    def test_are_warned_of_until_they_are_denied(self, site: Site, spec: dict[str, str]) -> None:
+        reply = site.send("POST", f"{PODS}?dryRun=All", manifest(**spec))
+        assert reply.status == 201
+        (told,) = reply.warnings
+        assert self.SAID in told
+
+    @pytest.mark.parametrize(
+        ("path", "obj"),
+        [
+            pytest.param(PODS, manifest(schedulerName="headroom"), id="ours"),
+            pytest.param(PODS, manifest(None, container(gpus=0)), id="no GPU"),
+            pytest.param(PODS.replace("-team", "-opted-out"), manifest(), id="opted out"),
+        ],
+    )
+    def test_others_are_not(self, site: Site, path: str, obj: dict[str, Any]) -> None:
+        reply = site.send("POST", f"{path}?dryRun=All", obj)
+        assert (reply.status, reply.warnings) == (201, ())
+
+    def test_one_setting_denies_them(self, site: Site) -> None:
+        path = f"{ADMISSION}/validatingadmissionpolicybindings/{self.POLICY}"
+        (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
+        (patch,) = (yaml.safe_load(each["patch"]) for each in component["patches"])
+        assert site.send("PATCH", path, patch).status == 200
+        try:
+
+            def is_denied() -> bool:
+                return site.send("POST", f"{PODS}?dryRun=All", manifest()).status == 403
+
+            until(is_denied, "they are denied")
+            refused(site.send("POST", PODS, manifest()), self.POLICY, self.SAID)
+        finally:
+            back = {"spec": {"validationActions": ["Warn", "Audit"]}}
+            site.send("PATCH", path, back)

@@ -1,0 +1,112 @@
+"""What is not a review is said to be none, whatever it is."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.review import MalformedReview, read
+from tests.admission.reviews import GATE_IMAGE, applied, around, manifest, node, patch_of, review
+from tests.fuzz.hostile import Seed, encode, garbled, mutated
+
+EVERYTHING = around(
+    node(choice="gated"),
+    annotations={"headroom.gpu/default-vram": "4Gi", "headroom.gpu/share": "limit"},
+    gate_image=GATE_IMAGE,
+    mirror=True,
+)
+
+
+def answered(body: bytes) -> list[dict[str, Any]]:
+    """What both paths answer."""
+    return [
+        json.loads(decide(read(body), lambda name: EVERYTHING))
+        for decide in (answer_mutate, answer_validate)
+    ]
+
+
+def test_an_answer_is_to_its_question() -> None:
+    for whole in answered(json.dumps(review(manifest(None))).encode()):
+        assert whole["apiVersion"] == "admission.k8s.io/v1"
+        assert whole["kind"] == "AdmissionReview"
+        assert whole["response"]["uid"] == "705ab4f5-6393-11e8-b7cc-42010a800002"
+        assert whole["response"]["allowed"] is True
+
+
+def test_a_patch_is_of_the_object_that_was_sent() -> None:
+    obj = manifest(None)
+    mutating, _ = answered(json.dumps(review(obj)).encode())
+    assert mutating["response"]["patchType"] == "JSONPatch"
+    stored = applied(obj, patch_of(mutating["response"]))
+    assert stored["metadata"]["annotations"]["headroom.gpu/vram"] == "4Gi"
+    assert stored["spec"]["initContainers"][0]["name"] == "headroom-gate"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body cannot be read"),
+        (b"{", "the body cannot be read"),
+        (b"[]", "the body cannot be read: Expected `object`, got `array`"),
+        (b"\xff", "the body cannot be read"),
+        (b"[" * 100_000, "the body cannot be read"),
+        (b'{"apiVersion":"v1","kind":"Pod"}', "missing required field `request`"),
+        (
+            b'{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview",'
+            b'"request":{"uid":"u","kind":{}}}',
+            "'AdmissionReview' of 'admission.k8s.io/v1beta1' is not answered; "
+            "right is AdmissionReview of admission.k8s.io/v1",
+        ),
+        (
+            b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview",'
+            b'"request":{"uid":"","kind":{}}}',
+            "request.uid is empty",
+        ),
+        (json.dumps(review({"metadata": 7})).encode(), "request.object cannot be read"),
+        (json.dumps(review(None)).encode(), "request.object cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_where(body: bytes, said: str) -> None:
+    with pytest.raises(MalformedReview) as found:
+        answered(body)
+    assert said in str(found.value)
+    assert len(str(found.value)) < 400
+
+
+SEEDS = [
+    Seed.of(review(manifest(None, annotations={"headroom.gpu/gated": "true", "x": "y"}))),
+    Seed.of(review(manifest("main=8Gi"), operation="UPDATE", old=manifest("8Gi"))),
+    Seed.of(
+        review(
+            {"metadata": {}, "spec": {"jobTemplate": {"spec": {"template": manifest()}}}},
+            kind="CronJob",
+        )
+    ),
+    Seed.of(review({"metadata": {"annotations": {"headroom.gpu/reserve": "1Gi"}}}, kind="Node")),
+]
+
+
+def test_whatever_is_sent_is_answered_or_called_malformed() -> None:
+    """Four thousand hostile reviews, and every patch can be applied."""
+    lots, read_well = random.Random(9), 0
+    for _ in range(4000):
+        tree = mutated(lots.choice(SEEDS), lots, SEEDS)
+        try:
+            body = encode(tree)
+        except ValueError:
+            continue
+        if lots.random() < 0.2:
+            body = garbled(body, lots)
+        try:
+            mutating, validating = answered(body)
+        except MalformedReview:
+            continue
+        read_well += 1
+        assert {mutating["kind"], validating["kind"]} == {"AdmissionReview"}
+        operations = patch_of(mutating["response"])
+        if operations:
+            obj = json.loads(body)["request"]["object"]
+            applied(obj, operations)
+    assert read_well > 1000

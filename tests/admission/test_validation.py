@@ -1,0 +1,260 @@
+"""What is refused and warned of, word for word as its author reads it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from extender.admission.around import Around
+from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.review import read
+from extender.placement.request import Unreadable, understand
+from tests.admission.reviews import GATE_IMAGE, around, container, manifest, pod, review
+
+VRAM = "headroom.gpu/vram"
+
+
+def answer(where: Around, obj: Mapping[str, Any], **of_review: Any) -> dict[str, Any]:
+    body = json.dumps(review(obj, **of_review)).encode()
+    response: dict[str, Any] = json.loads(answer_validate(read(body), lambda name: where))
+    return dict(response["response"])
+
+
+def refusal(obj: Mapping[str, Any], where: Around | None = None, **of_review: Any) -> str:
+    """The sentence; empty where it is let in."""
+    response = answer(where or around(), obj, **of_review)
+    assert response["allowed"] is ("status" not in response)
+    message: str = response.get("status", {}).get("message", "")
+    return message
+
+
+def warnings(obj: Mapping[str, Any], where: Around | None = None, **of_review: Any) -> list[str]:
+    response = answer(where or around(), obj, **of_review)
+    assert response["allowed"]
+    told: list[str] = response.get("warnings", [])
+    return told
+
+
+def annotated(**of_users: str) -> dict[str, Any]:
+    given = {f"headroom.gpu/{key.replace('_', '-')}": text for key, text in of_users.items()}
+    return manifest(None, annotations=given)
+
+
+@pytest.mark.parametrize(
+    ("obj", "sentence"),
+    [
+        pytest.param(
+            annotated(vram="8GB"),
+            "Headroom: annotation headroom.gpu/vram: '8GB' is not valid: "
+            "'GB' is not a unit; units are like Mi, Gi, M and G; right is, for example, '8Gi'",
+            id="vram",
+        ),
+        pytest.param(
+            annotated(vram="mian=8Gi"),
+            "Headroom: annotation headroom.gpu/vram: 'mian=8Gi' names container 'mian', "
+            "but the GPU containers are: main; right is, for example, 'main=8Gi'",
+            id="a container that is not there",
+        ),
+        pytest.param(
+            annotated(vram="8Gi", policy="dense"),
+            "Headroom: annotation headroom.gpu/policy: 'dense' is not pack, spread or "
+            "fragmentation; right is, for example, 'pack'",
+            id="policy",
+        ),
+        pytest.param(
+            annotated(vram="8Gi", max_sm="0%"),
+            "Headroom: annotation headroom.gpu/max-sm: '0%' is not a share above 0% and up to "
+            "100%; right is, for example, '70%'",
+            id="max-sm",
+        ),
+        pytest.param(
+            annotated(vram="8Gi", processes="none"),
+            "Headroom: annotation headroom.gpu/processes: 'none' is not a number from 1 to 1024; "
+            "right is, for example, '2'",
+            id="processes",
+        ),
+        pytest.param(
+            annotated(vram="8Gi", gated="yes"),
+            "Headroom: annotation headroom.gpu/gated: 'yes' is not true or false; "
+            "right is, for example, 'true'",
+            id="gated",
+        ),
+        pytest.param(
+            annotated(vram="8Gi", share="cap"),
+            "Headroom: annotation headroom.gpu/share: 'cap' is not none, env or limit; "
+            "right is, for example, 'env'",
+            id="share",
+        ),
+        pytest.param(
+            annotated(vram="8Gi", gated="true"),
+            "Headroom: annotation headroom.gpu/gated is 'true' and the pod has no gate: the gate "
+            "has no image; right is gate_image in Headroom's settings: that of the agent",
+            id="a gate that is not to be had",
+        ),
+        pytest.param(annotated(vram="8Gi", policy="spread", max_sm="70%"), "", id="right"),
+        pytest.param(manifest(None), "", id="nothing said"),
+        pytest.param(manifest("8GB", container(gpus=0)), "", id="no GPU"),
+        pytest.param(
+            manifest("8GB", annotations={"kubernetes.io/config.mirror": "x"}), "", id="static"
+        ),
+    ],
+)
+def test_a_pod_that_is_created(obj: dict[str, Any], sentence: str) -> None:
+    assert refusal(obj) == sentence
+
+
+def test_the_scheduler_s_verbs_say_the_same() -> None:
+    for obj in (annotated(vram="8GB"), annotated(vram="a=1"), annotated(vram="1Gi", policy="x")):
+        found = understand(pod(obj), None, around().rules)
+        assert isinstance(found, Unreadable)
+        assert refusal(obj) == f"Headroom: {found.message}"
+
+
+def test_a_default_that_cannot_be_read_is_named_as_the_namespace_s() -> None:
+    where = around(annotations={"headroom.gpu/default-vram": "4GB"})
+    assert refusal(manifest(None), where).startswith(
+        "Headroom: namespace team-a: annotation headroom.gpu/default-vram: '4GB' is not valid"
+    )
+    assert refusal(manifest("4Gi"), where) == ""
+
+
+class TestChanges:
+    @pytest.mark.parametrize(
+        ("before", "after", "refused"),
+        [
+            pytest.param(manifest("8Gi"), manifest("9GB"), True, id="to what cannot be read"),
+            pytest.param(manifest("8Gi"), manifest("9Gi"), False, id="to what can"),
+            pytest.param(manifest("9GB"), manifest("9GB"), False, id="of something else"),
+            pytest.param(
+                manifest("8Gi", nodeName="n"),
+                manifest("9GB", nodeName="n"),
+                False,
+                id="bound: the policy's to refuse",
+            ),
+        ],
+    )
+    def test_of_a_pod(self, before: Any, after: Any, refused: bool) -> None:
+        assert bool(refusal(after, operation="UPDATE", old=before)) is refused
+
+    def test_a_pod_that_is_going_is_let_go(self) -> None:
+        going = manifest("9GB")
+        going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
+        assert refusal(going, operation="UPDATE", old=manifest("8Gi")) == ""
+
+    def test_deletions_are_nobody_s_business(self) -> None:
+        body = json.dumps(review(None, operation="DELETE", old=manifest("9GB"))).encode()
+        for decide in (answer_validate, answer_mutate):
+            response = json.loads(decide(read(body), lambda name: around()))["response"]
+            assert response["allowed"] is True
+
+
+def workload(kind: str, template: dict[str, Any], **annotations: str) -> dict[str, Any]:
+    inner: dict[str, Any] = {
+        "template": {"metadata": template["metadata"], "spec": template["spec"]}
+    }
+    spec = {"jobTemplate": {"spec": inner}} if kind == "CronJob" else inner
+    return {"kind": kind, "metadata": {"name": "w", "annotations": annotations}, "spec": spec}
+
+
+class TestTemplates:
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "Deployment",
+            "StatefulSet",
+            "DaemonSet",
+            "ReplicaSet",
+            "ReplicationController",
+            "Job",
+            "CronJob",
+        ],
+    )
+    def test_the_mistake_is_seen_at_once(self, kind: str) -> None:
+        obj = workload(kind, annotated(vram="8GB"))
+        (told,) = warnings(obj, kind=kind)
+        assert told.startswith(
+            f"Headroom: pods of this {kind} will be refused: annotation headroom.gpu/vram: '8GB'"
+        )
+        assert warnings(workload(kind, annotated(vram="8Gi")), kind=kind) == []
+
+    def test_an_annotation_in_the_wrong_place(self) -> None:
+        obj = workload("Deployment", manifest(None), **{VRAM: "8Gi"})
+        assert warnings(obj, kind="Deployment") == [
+            "Headroom: annotation headroom.gpu/vram of the Deployment itself has no effect; "
+            "right is that of its pod template, metadata.annotations there"
+        ]
+
+    def test_what_was_copied_from_a_pod(self) -> None:
+        template = manifest(annotations={"headroom.gpu/placement": "{}"})
+        assert warnings(workload("Job", template), kind="Job") == [
+            "Headroom: annotation headroom.gpu/placement is removed from its pods: "
+            "only Headroom writes it"
+        ]
+
+    def test_something_else_altogether(self) -> None:
+        assert warnings({"metadata": {"name": "x"}, "spec": {"replicas": 1}}, kind="Scale") == []
+
+
+@pytest.mark.parametrize(
+    ("obj", "told"),
+    [
+        pytest.param(
+            manifest("8Gi", annotations={"headroom.gpu/vrm": "8Gi"}),
+            "Headroom: annotation 'headroom.gpu/vrm' has no effect: a pod has none of that name; "
+            "right is, for example, headroom.gpu/vram",
+            id="a slip of the pen",
+        ),
+        pytest.param(
+            manifest("8Gi", container(gpus=0)),
+            "Headroom: annotation headroom.gpu/vram has no effect: no container asks for a GPU; "
+            "right is, for example, resources.limits nvidia.com/gpu: 1 "
+            "(nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*)",
+            id="no GPU",
+        ),
+    ],
+)
+def test_a_pod_that_is_let_in_with_a_warning(obj: dict[str, Any], told: str) -> None:
+    assert warnings(obj) == [told]
+
+
+def test_a_label_is_no_annotation() -> None:
+    obj = manifest(None)
+    obj["metadata"]["labels"][VRAM] = "8Gi"
+    assert warnings(obj) == [
+        "Headroom: label headroom.gpu/vram has no effect; right is an annotation of that name"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text", "warned"),
+    [
+        ("Namespace", "headroom.gpu/default-vram", "4GB", True),
+        ("Namespace", "headroom.gpu/default-vram", "4Gi", False),
+        ("Namespace", "headroom.gpu/gated", "on", True),
+        ("Namespace", "headroom.gpu/share", "all", True),
+        ("Node", "headroom.gpu/device-choice", "best", True),
+        ("Node", "headroom.gpu/device-choice", "gated", False),
+        ("Node", "headroom.gpu/reserve", "-1Gi", True),
+    ],
+)
+def test_namespaces_and_nodes_are_warned_of(kind: str, key: str, text: str, warned: bool) -> None:
+    obj = {"metadata": {"name": "x", "annotations": {key: text}}}
+    told = warnings(obj, kind=kind)
+    assert bool(told) is warned
+    assert all(key in each for each in told)
+
+
+def test_a_hostile_value_fills_no_terminal() -> None:
+    said = refusal(annotated(vram="x" * 100_000))
+    assert len(said) < 400
+    many = {f"headroom.gpu/{'k' * 200}{i}": "x" for i in range(100)}
+    told = warnings(manifest("8Gi", annotations=many))
+    assert len(told) == 12
+    assert max(map(len, told)) <= 256
+
+
+def test_a_gate_that_mutation_gave_is_enough() -> None:
+    obj = annotated(vram="8Gi", gated="true")
+    where = around(gate_image=GATE_IMAGE)
+    assert "right is schedulerName 'headroom'" in refusal(obj, where)

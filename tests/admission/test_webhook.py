@@ -1,0 +1,221 @@
+"""The webhook as a real API server calls it, and what becomes of pods when nobody answers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.admission.reviews import container, manifest
+from tests.admission.site import (
+    EXTENDER,
+    GATE_IMAGE,
+    MERGE,
+    NODES,
+    OPTED_OUT,
+    PODS,
+    SYSTEM,
+    TEAM,
+    Reply,
+    Site,
+    installed,
+    manifests,
+)
+from tests.builders import GPU
+from tests.controlplane import ControlPlane
+from tests.waiting import until
+
+HERE, OTHER = NODES
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{TEAM}/deployments"
+NAMESPACE = f"/api/v1/namespaces/{TEAM}"
+
+
+@pytest.fixture(scope="module")
+def site(plane: ControlPlane) -> Iterator[Site]:
+    """Two nodes with GPUs, one of them gated; a team with a default."""
+    with installed(plane) as site:
+        for role in manifests("components/in-tree-mirror/rbac.yaml"):
+            if role["kind"] == "ClusterRole":
+                site.grant(role)
+        amounts = {"cpu": "64", "memory": "1Ti", "pods": "100", GPU: "4"}
+        for node in NODES:
+            status = {"status": {"capacity": amounts, "allocatable": amounts}}
+            site.plane.call("PATCH", f"/api/v1/nodes/{node}/status", status, MERGE)
+        annotate(site, NAMESPACE, {"headroom.gpu/default-vram": "4Gi"})
+        site.serve(gate_image=GATE_IMAGE)
+        until(lambda: warned_of(site), "the API server calls the webhook")
+        yield site
+
+
+def annotate(site: Site, path: str, annotations: dict[str, str | None]) -> Reply:
+    return site.send("PATCH", path, {"metadata": {"annotations": annotations}})
+
+
+def create(site: Site, obj: dict[str, Any], namespace: str = TEAM, really: bool = False) -> Reply:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    return site.send("POST", path if really else f"{path}?dryRun=All", obj)
+
+
+def warned_of(site: Site) -> bool:
+    label = manifest(None, container(gpus=0))
+    label["metadata"]["labels"]["headroom.gpu/vram"] = "8Gi"
+    mutated = create(site, manifest("8Gi")).body.get("spec", {}).get("schedulerName")
+    return bool(create(site, label).warnings) and mutated == "headroom"
+
+
+def variables(pod: dict[str, Any]) -> dict[str, Any]:
+    env = pod["spec"]["containers"][0].get("env", ())
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in env}
+
+
+def test_a_gpu_pod_gets_its_scheduler_and_its_namespace_s_default(site: Site) -> None:
+    reply = create(site, manifest(None))
+    assert reply.status == 201
+    assert reply.body["spec"]["schedulerName"] == "headroom"
+    assert reply.body["metadata"]["annotations"] == {
+        "headroom.gpu/vram": "4Gi",
+        "headroom.gpu/vram-from": f"namespace {TEAM}",
+    }
+
+
+def test_a_copied_placement_is_dropped_before_the_policy_could_refuse_it(site: Site) -> None:
+    reply = create(site, manifest("8Gi", annotations={"headroom.gpu/placement": "{}"}))
+    assert reply.status == 201
+    assert reply.body["metadata"]["annotations"] == {"headroom.gpu/vram": "8Gi"}
+    assert reply.warnings == (
+        "Headroom: annotation headroom.gpu/placement was removed: Headroom writes it when it "
+        "places the pod",
+    )
+
+
+@pytest.mark.parametrize(
+    ("obj", "namespace"),
+    [
+        pytest.param(manifest(None, container(gpus=0)), TEAM, id="no GPU"),
+        pytest.param(manifest(None), OPTED_OUT, id="opted out"),
+        pytest.param(manifest(None), SYSTEM, id="Headroom's own namespace"),
+        pytest.param(manifest(None), "kube-system", id="kube-system"),
+    ],
+)
+def test_others_are_left_alone(site: Site, obj: dict[str, Any], namespace: str) -> None:
+    reply = create(site, obj, namespace)
+    assert reply.status == 201
+    assert reply.body["spec"]["schedulerName"] == "default-scheduler"
+    assert "annotations" not in reply.body["metadata"]
+
+
+def test_a_bad_annotation_is_refused_with_the_sentence_its_author_needs(site: Site) -> None:
+    reply = create(site, manifest("8GB"))
+    assert reply.status == 422
+    assert reply.message == (
+        'admission webhook "pods.headroom.gpu" denied the request: Headroom: annotation '
+        "headroom.gpu/vram: '8GB' is not valid: 'GB' is not a unit; units are like Mi, Gi, M and "
+        "G; right is, for example, '8Gi'"
+    )
+
+
+def test_what_makes_pods_is_let_in_with_a_warning(site: Site) -> None:
+    labels = {"app": "p"}
+    template = {key: manifest("8GB")[key] for key in ("metadata", "spec")}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    body = {"metadata": {"name": "d"}, "spec": spec}
+    reply = site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body)
+    assert reply.status == 201
+    (told,) = reply.warnings
+    assert told.startswith(
+        "Headroom: pods of this Deployment will be refused: annotation headroom.gpu/vram: '8GB'"
+    )
+    template["metadata"]["annotations"]["headroom.gpu/vram"] = "8Gi"
+    assert site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body).warnings == ()
+    template["metadata"]["annotations"]["headroom.gpu/vram"] = "8GB"
+    job = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
+    cron = {"schedule": "0 0 * * *", "jobTemplate": {"spec": job}}
+    path = f"/apis/batch/v1/namespaces/{TEAM}/cronjobs?dryRun=All"
+    reply = site.send("POST", path, {"metadata": {"name": "c"}, "spec": cron})
+    assert "pods of this CronJob will be refused" in reply.warnings[0]
+
+
+def test_what_administrators_write_is_warned_of(site: Site) -> None:
+    reply = annotate(site, f"{NAMESPACE}?dryRun=All", {"headroom.gpu/default-vram": "4GB"})
+    assert reply.status == 200
+    assert "annotation headroom.gpu/default-vram: '4GB' is not valid" in reply.warnings[0]
+    path = f"/api/v1/nodes/{OTHER}?dryRun=All"
+    reply = annotate(site, path, {"headroom.gpu/device-choice": "best"})
+    assert "annotation headroom.gpu/device-choice: 'best' is not one of" in reply.warnings[0]
+
+
+def test_a_pod_that_waits_is_read_again_when_it_is_changed(site: Site) -> None:
+    assert create(site, manifest("8Gi"), really=True).status == 201
+    path = f"{PODS}/p"
+    try:
+        reply = annotate(site, path, {"headroom.gpu/vram": "9GB"})
+        assert reply.status == 422
+        assert "annotation headroom.gpu/vram: '9GB' is not valid" in reply.message
+        assert annotate(site, path, {"headroom.gpu/vram": "9Gi"}).status == 200
+        woken = site.send(
+            "PATCH",
+            path,
+            {"metadata": {"annotations": {"headroom.gpu/retry": "1"}}},
+            site.token(EXTENDER),
+        )
+        assert woken.status == 200
+    finally:
+        site.send("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def test_what_is_written_into_containers_the_api_server_takes(site: Site) -> None:
+    wishes = {"headroom.gpu/share": "env", "headroom.gpu/gated": "true"}
+    reply = create(site, manifest("8Gi", annotations=wishes))
+    assert reply.status == 201
+    (gate,) = reply.body["spec"]["initContainers"]
+    assert (gate["name"], gate["image"]) == ("headroom-gate", GATE_IMAGE)
+    assert variables(reply.body) == {
+        "HEADROOM_VRAM_BYTES": {
+            "fieldRef": {
+                "apiVersion": "v1",
+                "fieldPath": "metadata.annotations['headroom.gpu/bytes.0']",
+            }
+        },
+        "HEADROOM_VRAM_FRACTION": {
+            "fieldRef": {
+                "apiVersion": "v1",
+                "fieldPath": "metadata.annotations['headroom.gpu/fraction.0']",
+            }
+        },
+    }
+
+
+def test_the_strictest_pod_security_takes_the_gate(site: Site) -> None:
+    level = "pod-security.kubernetes.io/enforce"
+    site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: "restricted"}}})
+    strict = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    try:
+        obj = manifest("8Gi", container(securityContext=strict))
+        obj["metadata"]["annotations"]["headroom.gpu/gated"] = "true"
+        reply = create(site, obj)
+        assert reply.status == 201, reply.message
+        assert reply.body["spec"]["initContainers"][0]["name"] == "headroom-gate"
+    finally:
+        site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: None}}})
+
+
+def test_a_dead_webhook_keeps_gpu_pods_waiting_and_nobody_else(site: Site) -> None:
+    site.kill()
+    try:
+        refused = create(site, manifest("8Gi"))
+        assert refused.status == 500
+        assert 'failed calling webhook "pods.headroom.gpu"' in refused.message
+        assert create(site, manifest(None, container(gpus=0))).status == 201
+        assert create(site, manifest("8GB", container(gpus=0))).status == 201
+        assert create(site, manifest("8Gi"), SYSTEM).status == 201
+        spec = {"selector": {"matchLabels": {"app": "p"}}, "template": manifest("8GB")}
+        body = {"metadata": {"name": "d"}, "spec": spec}
+        assert site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body).status == 201
+        assert annotate(site, NAMESPACE, {"team/note": "x"}).status == 200
+    finally:
+        site.serve(gate_image=GATE_IMAGE)
+    until(lambda: create(site, manifest("8Gi")).status == 201, "GPU pods are created again")

@@ -1,0 +1,105 @@
+"""An agent that lies about its own node changes nothing on another: what it says of pods counts for
+those that are bound there."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.gpunode import Device, PodUse, Replicas
+from extender.cluster.chores import bystanders, leftovers
+from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from extender.cluster.state import ClusterState
+from extender.placement.rules import Rules
+from tests.builders import DISTRIBUTED, GIB, NOW_S, gpunode, kube_node, pod, promise, shared, use
+
+#: Pods of the honest node, bound to it with a promise, without one, and one that waits.
+BOUND, STRAY, WAITING = "uid-bound", "uid-stray", "uid-waiting"
+UIDS = st.sampled_from([BOUND, STRAY, WAITING, "uid-of-the-liar", "uid-of-nobody"])
+GPUS = st.sampled_from(["GPU-a", "GPU-b"])
+
+
+def honest() -> ClusterState:
+    """Node a with two pods, one promise; node b with a pod of its own."""
+    state = ClusterState(Rules(), 90.0, 0.0)
+    state.apply(
+        [
+            NodeSeen(kube_node("a")),
+            NodeSeen(kube_node("b")),
+            PodSeen(pod(uid=BOUND, name="bound", node="a", phase="Running")),
+            PodSeen(pod(uid=STRAY, name="stray", node="a", phase="Running")),
+            PodSeen(pod(uid=WAITING, name="waiting")),
+            PodSeen(pod(uid="uid-of-the-liar", name="own", node="b", phase="Running")),
+            GPUNodeSeen(
+                gpunode(
+                    shared("GPU-a", free=2, allocated=2, used_bytes=9 * GIB),
+                    name="a",
+                    promises={BOUND: promise({"GPU-a": 8 * GIB}, name="bound")},
+                    pods=[use(BOUND, "GPU-a", 8 * GIB), use(STRAY, "GPU-a", GIB)],
+                    plugin=DISTRIBUTED,
+                ),
+                NOW_S,
+            ),
+        ]
+    )
+    return state
+
+
+def seen_of_a(state: ClusterState) -> Any:
+    """All that is decided from of the honest node."""
+    snap = state.snapshot()
+    return (
+        snap.nodes[snap.row_of["a"]],
+        state.observations.take(),
+        [each.pod.metadata.uid for each in bystanders(state, ["a"])],
+        list(leftovers(state, 1e9, 60.0, ["a"])),
+        state.refusal_beside(pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
+    )
+
+
+LIES = st.builds(
+    lambda devices, pods: (devices, pods),
+    st.lists(
+        st.builds(
+            lambda uuid, used, free, healthy: shared(
+                uuid,
+                used_bytes=used * GIB,
+                replicas=Replicas(free=free, allocated=4 - free),
+                healthy=healthy,
+            ),
+            GPUS,
+            st.integers(0, 24),
+            st.integers(0, 4),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=2,
+        unique_by=lambda each: each.uuid,
+    ),
+    st.lists(st.builds(use, UIDS, GPUS, st.none() | st.integers(0, 64 * GIB)), max_size=6),
+)
+
+
+@given(LIES)
+def test_hurts_only_its_own_node(lie: tuple[list[Device], list[PodUse]]) -> None:
+    devices, pods = lie
+    state = honest()
+    before = seen_of_a(honest())
+    state.take_unsettled()
+    told = gpunode(*devices, name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
+    state.apply([GPUNodeSeen(told, NOW_S)])
+    assert "a" not in state.take_unsettled()
+    assert seen_of_a(state) == before
+
+
+def test_its_own_node_it_does_hurt() -> None:
+    """Or the test above would say nothing: the figures of b follow what is said there."""
+    seen = []
+    for pods in ([], [use(BOUND, "GPU-b", 20 * GIB)]):
+        state = honest()
+        told = gpunode(shared("GPU-b"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
+        state.apply([GPUNodeSeen(told, NOW_S)])
+        snap = state.snapshot()
+        (device,) = snap.nodes[snap.row_of["b"]].devices
+        seen.append(device.room_bytes)
+    assert seen == [24 * GIB - 8 * GIB, 24 * GIB - 8 * GIB - 20 * GIB]
