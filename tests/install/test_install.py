@@ -57,6 +57,12 @@ def test_what_there_is_is_given_out_and_no_more(played: dict[str, Any]) -> None:
     assert message.startswith(f"0/{NODES} nodes are available: {reason}")
 
 
+def test_the_webhook_sends_pods_to_our_scheduler_and_refuses_slips(played: dict[str, Any]) -> None:
+    assert played["schedulers"] == ["headroom"]
+    assert "headroom.gpu/vram" in played["slip"]
+    assert "8G" in played["slip"]
+
+
 def test_an_upgrade_loses_no_bind(played: dict[str, Any]) -> None:
     during = played["during_upgrade"]
     assert during["failures"] == []
