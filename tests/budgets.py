@@ -25,6 +25,7 @@ BUDGETS_S = {
     "fuzz": 35,
     "gobin": 10,
     "helm": 5,
+    "install": 150,
     "history": 40,
     "kubectl": 20,
     "kubelet": 300,

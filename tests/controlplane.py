@@ -99,6 +99,12 @@ class ApiRefused(Exception):
 class ControlPlane(Processes):
     """``start`` returns when the API server is ready; ``stop`` leaves nothing behind."""
 
+    #: Where the API server listens, and is found.
+    address = "127.0.0.1"
+    #: What its admission leaves out: by default nobody makes service accounts for pods.
+    without_admission = ("ServiceAccount",)
+    controllers = CONTROLLERS
+
     def __init__(self) -> None:
         super().__init__("headroom-plane-")
         self.binaries = built("etcd", "kube-apiserver")
@@ -107,7 +113,7 @@ class ControlPlane(Processes):
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
+        return f"https://{self.address}:{self.port}"
 
     @property
     def ca_file(self) -> Path:
@@ -165,8 +171,8 @@ class ControlPlane(Processes):
             "kube-apiserver",
             str(self.binaries["kube-apiserver"]),
             f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
+            f"--bind-address={self.address}",
+            f"--advertise-address={self.address}",
             f"--secure-port={self.port}",
             f"--cert-dir={self.folder / 'certs'}",
             "--authorization-mode=RBAC",
@@ -176,7 +182,7 @@ class ControlPlane(Processes):
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-cluster-ip-range=10.0.0.0/24",
-            "--disable-admission-plugins=ServiceAccount",
+            f"--disable-admission-plugins={','.join(self.without_admission)}",
             *flags,
         )
 
@@ -197,7 +203,7 @@ class ControlPlane(Processes):
         port: int | None = None,
     ) -> None:
         """``user`` is that of the kubeconfig: who it is, and how it is shown."""
-        server = f"https://127.0.0.1:{port or self.port}"
+        server = f"https://{self.address}:{port or self.port}"
         context = {"cluster": "tests", "user": "tests", "namespace": namespace}
         cluster = {"server": server, "certificate-authority": str(self.ca_file)}
         content = {
@@ -242,7 +248,8 @@ class ControlPlane(Processes):
             str(built(name)[name]),
             f"--kubeconfig={self.kubeconfig('controllers-of-the-tests')}",
             f"--service-account-private-key-file={self.folder / 'service-account.key'}",
-            f"--controllers={','.join(CONTROLLERS)}",
+            f"--controllers={','.join(self.controllers)}",
+            f"--root-ca-file={self.ca_file}",
             "--use-service-account-credentials=true",  # else RBAC grants its controllers nothing
             "--leader-elect=false",
             "--secure-port=0",

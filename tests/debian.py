@@ -43,6 +43,17 @@ def chromium() -> tuple[str, dict[str, str]]:
     return str(unpacked / "usr/lib/chromium/chromium"), found
 
 
+def ip() -> tuple[str, ...]:
+    """What the command ``ip`` is begun with."""
+    if here := shutil.which("ip"):
+        return (here,)
+    unpacked = _unpacked("iproute2", ("iproute2",), with_what_it_needs=True)
+    machine = f"lib/{platform.machine()}-linux-gnu"
+    folders = f"{unpacked / machine}:{unpacked / 'usr' / machine}"
+    (found, *_) = sorted(unpacked.rglob("bin/ip"))
+    return "env", f"LD_LIBRARY_PATH={folders}", str(found)
+
+
 def _unpacked(name: str, packages: tuple[str, ...], with_what_it_needs: bool) -> Path:
     """The folder; of what the packages need, what this machine has not."""
     folder = default_cache().parent / "debian" / name

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.controlplane import ROOT, STRANGER_TOKEN, ApiRefused, built
+from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
+from tests.deploy.commands import commands
 from tests.deploy.installation import (
     AGENT,
     CERTS,
@@ -241,13 +242,6 @@ def test_nobody_reads_secrets_or_what_is_none_of_its_business(
     answer = httpx.request(method, plane.url + path, headers=head, verify=False)
     assert answer.status_code == 403
     assert "cannot" in answer.json()["message"]
-
-
-def commands(page: str, mark: str) -> list[str]:
-    """The shell blocks of a page between two marks, as they are to be typed."""
-    text = (ROOT / "docs" / page).read_text()
-    part = text.split(f"<!-- {mark} -->")[1].split(f"<!-- end of {mark} -->")[0]
-    return [block.split("```")[0] for block in part.split("```sh\n")[1:]]
 
 
 def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(

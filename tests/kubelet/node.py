@@ -116,7 +116,7 @@ class Node(Processes):
         self._doors: list[Door] = []
         cdi = self.folder / "cdi"
         cdi.mkdir()
-        self.runtime = Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver, cdi)
+        self.runtime = self._new_runtime(cdi)
         self._binaries = built("kubelet", "nvidia-device-plugin")
         self.root = self.folder / "kubelet"
         self.root.mkdir()
@@ -138,6 +138,9 @@ class Node(Processes):
         (self.folder / "kubelet.yaml").write_text(
             yaml.safe_dump(self._kubelet_configuration() | settings)
         )
+
+    def _new_runtime(self, cdi: Path) -> Runtime:
+        return Runtime(self.folder / "cri.sock", self.folder / "proc", self.driver, cdi)
 
     def start(self) -> None:
         start([self])
@@ -170,13 +173,16 @@ class Node(Processes):
     def spawn_kubelet(self, kubeconfig: str = "kubeconfig") -> None:
         self._spawn_inside(
             "kubelet",
-            *(*AS_ANOTHER, f"--reuid={self._uid}"),
+            *self._kubelet_user(),
             str(self._binaries["kubelet"]),
             f"--config={self.folder}/kubelet.yaml",
             f"--kubeconfig={self.folder}/{kubeconfig}",
             f"--hostname-override={self.name}",
             "--v=2",
         )
+
+    def _kubelet_user(self) -> Sequence[str]:
+        return *AS_ANOTHER, f"--reuid={self._uid}"
 
     @contextlib.contextmanager
     def kubelet_restarts(self) -> Iterator[None]:
@@ -396,7 +402,7 @@ class Node(Processes):
         )
 
     def _kubeconfig(self, port: int | None = None) -> dict[str, Any]:
-        url = f"https://127.0.0.1:{port or self.plane.port}"
+        url = f"https://{self.plane.address}:{port or self.plane.port}"
         server = {"server": url, "certificate-authority": str(self.plane.ca_file)}
         return {
             "apiVersion": "v1",

@@ -44,6 +44,7 @@ class Sandbox:
     id: str
     config: Any
     created_ns: int
+    address: str = "127.0.0.1"
     ready: bool = True
 
     def listed(self) -> dict[str, Any]:
@@ -266,7 +267,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         with self.lock, known(context):
             sandbox = self.sandboxes[request.pod_sandbox_id]
             return cri.PodSandboxStatusResponse(
-                status=cri.PodSandboxStatus(**sandbox.listed(), network={"ip": "127.0.0.1"})
+                status=cri.PodSandboxStatus(**sandbox.listed(), network={"ip": sandbox.address})
             )
 
     def ListPodSandbox(self, request: Any, context: Any) -> Any:
@@ -293,17 +294,20 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             (process / "stat").write_text(f"{container.pid} (python) S " + "0 " * 60)
             (process / "cgroup").write_text(f"0::/kubepods/pod{pod}/{container.id}\n")
             self.use(container, int(container.environment.get("TAKES_VRAM", "0")))
-            match list(container.config.command):
-                case ["exit", code]:
-                    self._end(container, int(code))
-                case ["headroom", *arguments]:
-                    self._run(container, "headroom", arguments)
-                    return cri.StartContainerResponse()
-                case ["python", "-m", module, *arguments]:
-                    self._run(container, module, arguments)
-                    return cri.StartContainerResponse()
-            self.ever_ran.add(container.pod)
+            self._begin(container)
             return cri.StartContainerResponse()
+
+    def _begin(self, container: Container) -> None:
+        match list(container.config.command):
+            case ["exit", code]:
+                self._end(container, int(code))
+            case ["headroom", *arguments]:
+                self._run(container, "headroom", arguments)
+                return
+            case ["python", "-m", module, *arguments]:
+                self._run(container, module, arguments)
+                return
+        self.ever_ran.add(container.pod)
 
     def StopContainer(self, request: Any, context: Any) -> Any:
         container = self.containers.get(request.container_id)

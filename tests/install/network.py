@@ -1,0 +1,83 @@
+"""A cluster's network in a network namespace of its own: nothing of the machine's is touched.
+
+The namespace is the one that this process was started in (``unshare --net``). In it a bridge is
+the network of pods and nodes; every pod has a namespace of its own on it, and its own loopback.
+Nobody balances: the API server itself has the address of its Service.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+
+from tests.debian import ip
+from tests.processes import DIE_WITH_PARENT
+
+#: Of the bridge, which is every node and the API server.
+HOST = "10.77.0.1"
+#: Of the Service ``kubernetes``: the first of the API server's range.
+API_SERVICE = "10.0.0.1"
+_BRIDGE = "pods"
+
+
+def run(*command: str) -> None:
+    """Raises ``RuntimeError`` with what it printed, where it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
+
+
+def build() -> None:
+    """Once, in an empty network namespace."""
+    for setting in (
+        ("link", "set", "lo", "up"),
+        ("link", "add", _BRIDGE, "type", "bridge"),
+        ("address", "add", f"{HOST}/16", "dev", _BRIDGE),
+        ("address", "add", f"{API_SERVICE}/32", "dev", _BRIDGE),
+        ("link", "set", _BRIDGE, "up"),
+    ):
+        run(*ip(), *setting)
+
+
+class PodNetwork:
+    """The network of one pod, held by a process that does nothing else: its pause container."""
+
+    def __init__(self, number: int) -> None:
+        self.address = f"10.77.{1 + number // 250}.{1 + number % 250}"
+        pause = *DIE_WITH_PARENT, str(os.getpid()), "unshare", "--net", "sleep", "infinity"
+        self._pause = subprocess.Popen(pause, stdin=subprocess.DEVNULL)
+        host = f"pod{number}"
+        try:
+            self._await_namespace()
+            run(
+                "ip", "link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", self._at
+            )
+            run("ip", "link", "set", host, "master", _BRIDGE, "up")
+            for setting in (
+                ("link", "set", "lo", "up"),
+                ("address", "add", f"{self.address}/16", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("route", "add", "default", "via", HOST),
+            ):
+                run(*self.enter, *ip(), *setting)
+        except RuntimeError:
+            self.close()
+            raise
+
+    @property
+    def _at(self) -> str:
+        return str(self._pause.pid)
+
+    @property
+    def enter(self) -> Sequence[str]:
+        """What a command is begun with to run in it."""
+        return "nsenter", "--target", self._at, "--net"
+
+    def _await_namespace(self) -> None:
+        ours = os.readlink("/proc/self/ns/net")
+        while os.readlink(f"/proc/{self._at}/ns/net") == ours:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        self._pause.kill()
+        self._pause.wait()
