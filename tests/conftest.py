@@ -64,6 +64,7 @@ SLOW_MODULES = (
     "tests/deploy/",
     "tests/e2e/",
     "tests/helm/",
+    "tests/install/",
     "tests/history/test_real_prometheus",
     "tests/kubelet/",
     "tests/model/",
