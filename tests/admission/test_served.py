@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from extender.configuration import load_settings
 from extender.errors import BadSettings
-from extender.settings import load_settings
 from extender.telemetry import Telemetry
 from extender.web.admission import webhook_app
 from tests.admission.reviews import around, manifest, patch_of, review
