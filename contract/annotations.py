@@ -66,7 +66,7 @@ MIRROR = PREFIX + "vram"
 #: What users write on a pod.
 OF_USERS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
 #: What only extenders write on a pod; of some the index of a container follows.
-OF_EXTENDERS = (PLACEMENT, RETRY, TOUCHED)
+OF_EXTENDERS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 OF_EXTENDERS_BY_CONTAINER = (DEVICES, BYTES, FRACTION)
 
 PPM = 1_000_000

@@ -20,7 +20,7 @@ BUDGETS_S = {
     "convert": 35,
     "contract": 10,
     "demo": 45,
-    "deploy": 60,
+    "deploy": 90,
     "e2e": 700,
     "fuzz": 35,
     "gobin": 10,

@@ -5,10 +5,14 @@ from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
+import structlog
 
 from tests.controlplane import ControlPlane, built, control_plane
 
 pytest_plugins = ["tests.budgets"]
+
+# What tests start imports the same sources over and over: it may keep them compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long an example takes says something of the machine; benchmarks are where time is judged.
 hypothesis.settings.register_profile("headroom", deadline=None)
@@ -23,6 +27,15 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
         built("etcd", "kube-apiserver")
     with control_plane() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A command line that a test calls within its process sends all logs to that test's stderr,
+    which is closed when it ends."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 #: Where a skip is no failure although CI is true: test id -> why.

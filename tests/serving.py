@@ -1,18 +1,25 @@
-"""A real Headroom server of a fleet file, in a process of its own, for tests that speak HTTP."""
+"""A real Headroom server of a fleet file, in a process of its own, for tests that speak HTTP.
+
+A fresh interpreter takes a second to import all of it, so one process does that and forks the rest.
+"""
 
 import contextlib
 import http.client
 import json
-import subprocess
-import sys
+import multiprocessing
+import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[1]
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["extender.cli", "extender.wiring.embedded"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +72,36 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
         fleet.write_text(fleet_yaml, encoding="utf-8")
-        command = [sys.executable, "-m", "extender", "serve", "--embedded", str(fleet)]
-        command += ["--verbs-port", "0", "--debug-port", "0", *options]
-        with (
-            log.open("wb") as stderr,
-            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr) as process,
-        ):
-            try:
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                assert line, f"the server did not start: {log.read_text()}"
-                where = json.loads(line)
-                yield Server(where["verbs"], where["debug"], log, where.get("webhook"))
-            finally:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    raise
+        arguments = ["serve", "--embedded", str(fleet)]
+        arguments += ["--verbs-port", "0", "--debug-port", "0", *options]
+        ours, theirs = _forks.Pipe(duplex=False)
+        process = _forks.Process(target=_run, args=(arguments, theirs, log))
+        process.start()
+        theirs.close()
+        try:
+            with os.fdopen(os.dup(ours.fileno())) as stdout:
+                line = stdout.readline()
+            assert line, f"the server did not start: {log.read_text()}"
+            where = json.loads(line)
+            yield Server(where["verbs"], where["debug"], log, where.get("webhook"))
+        finally:
+            process.terminate()
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                raise TimeoutError(f"the server did not end: {log.read_text()}")
+            ours.close()
+
+
+def _run(arguments: Sequence[str], stdout: Connection, log: Path) -> None:
+    """As ``python -m extender`` would, in a process that has imported it."""
+    from extender.cli import app
+
+    with log.open("wb") as stderr:
+        os.dup2(stdout.fileno(), 1)
+        os.dup2(stderr.fileno(), 2)
+    stdout.close()
+    app(arguments, prog_name="headroom")
 
 
 def pod(

@@ -31,7 +31,7 @@ from contract.annotations import (
     render_vram,
 )
 from contract.gate import GATE, is_gated
-from contract.kube import Container, EnvVar, Pod
+from contract.kube import Container, EnvVar, Pod, PodSpec
 from extender.admission.amounts import cap_mib, mirrored_mib, mps_mib
 from extender.admission.around import STOCK_SCHEDULER, Around, GpuNode
 from extender.admission.patch import Draft, Operation, Where, following
@@ -196,8 +196,9 @@ def _limit(draft: Draft, request: VramRequest, places: Sequence[GpuNode]) -> Ite
         asks = [ask for ask in request.containers if ask.index == where.index]
         if (mib := cap_mib(asks, places)) is not None:
             held = True
-            for name in CAP_VARIABLES:
-                if not _names(draft, where, name):
+            # Beside one of the user's the other could say that it is evicted before it is full.
+            if not any(_names(draft, where, name) for name in CAP_VARIABLES):
+                for name in CAP_VARIABLES:
                     draft.variable(where, EnvVar(name=name, value=str(mib)))
         if (mib := mps_mib(asks, places, request.processes)) is not None:
             held = True
@@ -251,9 +252,11 @@ def _gate(draft: Draft, around: Around, places: Sequence[GpuNode], wished: bool)
         )
         return
     for index, container in enumerate(draft.pod.spec.init_containers or ()):
-        if container.name == GATE:  # others put theirs before it since
-            draft.to_front(index)
-            if not is_gated(draft.pod):
+        if container.name == GATE:
+            alone = PodSpec(init_containers=[container])
+            if is_gated(Pod(metadata=draft.pod.metadata, spec=alone)):
+                draft.to_front(index)  # others put theirs before it since
+            else:
                 yield f"init container {GATE} is no gate: it asks for a device or is a sidecar"
             return
     draft.first(gate_container(around.wishes.gate_image))

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from contract.annotations import (
     DEFAULT_VRAM,
     OF_EXTENDERS,
@@ -143,6 +145,29 @@ def test_the_page_names_all_that_is_written_and_read() -> None:
     names += [mutation.CAP_VARIABLES[0], "NVIDIA_GPU_MEMORY_REQUEST"]
     names += ["scheduler_name", "gate_image", "mirror_vram", "webhook_tls_cert"]
     assert [name for name in names if f"`{name}" not in text and f"{name}`" not in text] == []
+
+
+def test_the_gate_is_the_one_that_the_other_page_shows() -> None:
+    text = (ROOT / "docs/device-truth.md").read_text()
+    _, _, rest = text.partition("```yaml\nspec:\n  initContainers:")
+    (shown,) = yaml.safe_load(rest.partition("```")[0])
+    made = mutation.gate_container(shown["image"])
+    assert made.keys() == shown.keys()
+    for key in ("name", "command", "securityContext"):
+        assert made[key] == shown[key]
+    assert made["resources"]["limits"] == shown["resources"]["limits"]
+    assert [each["name"] for each in made["env"]] == [each["name"] for each in shown["env"]]
+
+
+def test_the_manifests_speak_of_the_resources_that_count_by_default() -> None:
+    """In CEL, which can neither read the settings nor be shared between the two files."""
+    names = (
+        'name in ["nvidia.com/gpu", "nvidia.com/gpu.shared"] || name.startsWith("nvidia.com/mig-")'
+    )
+    assert Rules().resources == ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+    for file, times in (("webhook.yaml", 3), ("admission.yaml", 1)):
+        text = " ".join((ROOT / "deploy/base" / file).read_text().split())
+        assert text.count(names) == times == text.count("nvidia.com/mig-")
 
 
 if __name__ == "__main__":

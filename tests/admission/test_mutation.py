@@ -288,6 +288,16 @@ class TestGate:
         assert [c["name"] for c in again["spec"]["initContainers"]] == ["headroom-gate", "mesh"]
         assert is_gated(pod(again))
 
+    def test_what_only_has_its_name_is_left_where_it_is(self) -> None:
+        where = around(node("a", "gated"), gate_image=GATE_IMAGE)
+        sidecar = container("headroom-gate", 0, restartPolicy="Always")
+        obj = manifest(initContainers=[container("mesh", 0), sidecar])
+        stored, answer = mutated(obj, where)
+        assert stored["spec"]["initContainers"] == obj["spec"]["initContainers"]
+        assert answer.warnings == (
+            "init container headroom-gate is no gate: it asks for a device or is a sidecar",
+        )
+
 
 class TestShare:
     def test_variables_follow_the_placement(self) -> None:
@@ -362,6 +372,13 @@ class TestShare:
         assert any("nothing holds the pod" in warning for warning in answer.warnings) is (
             mib is None
         )
+
+    @pytest.mark.parametrize("own", ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"])
+    def test_a_cap_of_the_user_s_stands_alone(self, own: str) -> None:
+        obj = manifest("8Gi", container(env=[{"name": own, "value": "100"}]))
+        obj["metadata"]["annotations"]["headroom.gpu/share"] = "limit"
+        env = env_of(mutated(obj, around(self.CAPABLE))[0])
+        assert {name for name in env if name.startswith("NVIDIA_GPU")} == {own}
 
     @pytest.mark.parametrize(
         ("vram", "processes", "gpus", "mps"),

@@ -33,10 +33,10 @@ def site(plane: ControlPlane) -> Iterator[Site]:
         choice = {"metadata": {"annotations": {"headroom.gpu/device-choice": "pinned"}}}
         plane.call("PATCH", f"/api/v1/nodes/{HERE}", choice, MERGE)
         site.serve()
-        until(lambda: site.send("GET", f"{GPUNODES}/{HERE}").status == 200, "it has a GPUNode")
-        report(site)
         start_scheduler(site)
         try:
+            until(lambda: site.send("GET", f"{GPUNODES}/{HERE}").status == 200, "it has a GPUNode")
+            report(site)
             yield site
         finally:
             plane.kill("admission-scheduler")

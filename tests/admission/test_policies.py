@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from contract.annotations import OF_EXTENDERS, OF_EXTENDERS_BY_CONTAINER
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     ADMISSION,
@@ -76,11 +77,17 @@ def in_force(site: Site, extender: str) -> bool:
     return bool(warned) and all("ValidatingAdmissionPolicy" in a.message for a in attempts)
 
 
-def bind(site: Site, name: str, token: str, annotations: dict[str, str]) -> Reply:
+def bind(
+    site: Site,
+    name: str,
+    token: str,
+    annotations: dict[str, str],
+    labels: dict[str, str] | None = None,
+) -> Reply:
     body = {
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": {"name": name, "annotations": annotations},
+        "metadata": {"name": name, "annotations": annotations, "labels": labels or {}},
         "target": {"apiVersion": "v1", "kind": "Node", "name": HERE},
     }
     return site.send("POST", f"{PODS}/{name}/binding", body, token)
@@ -111,15 +118,7 @@ class TestAnnotations:
     POLICY = "headroom-pod-annotations"
 
     @pytest.mark.parametrize(
-        "key",
-        [
-            "headroom.gpu/placement",
-            "headroom.gpu/retry",
-            "headroom.gpu/touched",
-            "headroom.gpu/devices.0",
-            "headroom.gpu/bytes.0",
-            "headroom.gpu/fraction.0",
-        ],
+        "key", [*OF_EXTENDERS, *(f"{key}0" for key in OF_EXTENDERS_BY_CONTAINER)]
     )
     @pytest.mark.parametrize("how", ["created", "changed", "by its status"])
     def test_what_headroom_writes_nobody_else_does(self, site: Site, key: str, how: str) -> None:
@@ -237,6 +236,16 @@ class TestStolenToken:
     def test_creates_none(self, site: Site, token: str) -> None:
         reply = site.send("POST", PODS, manifest(), token)
         refused(reply, self.POLICY, "the extender neither creates pods nor resizes nor debugs them")
+
+    @pytest.mark.parametrize("what", ["annotations", "labels"])
+    def test_brings_nothing_of_others_with_a_binding(
+        self, site: Site, token: str, what: str
+    ) -> None:
+        brought = {"annotations": {}, "labels": {}} | {what: {"team/note": "x"}}
+        reply = bind(site, WAITING, token, **brought)
+        refused(reply, self.POLICY, "this changes team/note")
+        documented(reply)
+        assert "nodeName" not in site.send("GET", f"{PODS}/{WAITING}").body["spec"]
 
     def test_does_what_it_has_to(self, site: Site, token: str) -> None:
         """Wake a pod, and as kube-scheduler tell why it waits and whom it will push out."""

@@ -211,7 +211,8 @@ def test_a_dead_webhook_keeps_gpu_pods_waiting_and_nobody_else(site: Site) -> No
         assert 'failed calling webhook "pods.headroom.gpu"' in refused.message
         assert create(site, manifest(None, container(gpus=0))).status == 201
         assert create(site, manifest("8GB", container(gpus=0))).status == 201
-        assert create(site, manifest("8Gi"), SYSTEM).status == 201
+        for left_out in (SYSTEM, OPTED_OUT):
+            assert create(site, manifest("8Gi"), left_out).status == 201
         spec = {"selector": {"matchLabels": {"app": "p"}}, "template": manifest("8GB")}
         body = {"metadata": {"name": "d"}, "spec": spec}
         assert site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body).status == 201

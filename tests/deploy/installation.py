@@ -5,9 +5,11 @@ token, its flags, its files, with other ports and folders.
 """
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from agent.nodeapi import NodeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
 ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
@@ -133,7 +135,13 @@ class Installation:
         self.manifest.write_text(named_images(overlay(DEPLOY / "overlays" / platform)))
         self.objects: Objects = objects(self.manifest.read_text())
         self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
-        self.debug_port = 0
+        self.debug_port = self.scheduler_port = 0
+
+    @classmethod
+    def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
+        """Another one in the same cluster, after the first is gone."""
+        shutil.rmtree(plane.folder / "etc", ignore_errors=True)
+        return cls(plane, platform, *names)
 
     def apply(self, *flags: str) -> str:
         server_side = "--server-side", "--validate=strict", f"--filename={self.manifest}"
@@ -157,7 +165,7 @@ class Installation:
         """Both containers of the scheduler's pod; returns when the extender is ready."""
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
-        verbs_port, self.debug_port, webhook_port = free_ports(3)
+        verbs_port, self.debug_port, webhook_port, self.scheduler_port = free_ports(4)
         folder = self.mounted(spec["spec"])
         command, config, file = extender["args"]
         settings = folder / Path(file).relative_to("/etc/headroom")
@@ -170,7 +178,11 @@ class Installation:
             *(sys.executable, "-m", "extender", command, config, str(settings)),
             env=self._environment(spec["spec"]["serviceAccountName"]),
         )
-        until(lambda: self.answers("/readyz")[0] == 200, "the extender is ready")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (told := self.answers("/readyz"))[0] != 200:
+            log = self.plane.log("extender")[-4000:]
+            assert time.monotonic() < deadline_s, f"the extender is not ready: {told}\n{log}"
+            time.sleep(0.05)
         self._find_webhook(webhook_port)
         name, *flags = scheduler["command"]
         configured = folder / "scheduler/kube-scheduler.yaml"
@@ -182,7 +194,8 @@ class Installation:
         content["clientConnection"] = {"kubeconfig": str(self._kubeconfig(EXTENDER))}
         configured.write_text(json.dumps(content))
         flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
-        self.plane.spawn(name, str(built(name)[name]), *flags, "--secure-port=0")
+        flags += ["--bind-address=127.0.0.1", f"--secure-port={self.scheduler_port}"]
+        self.plane.spawn(name, str(built(name)[name]), *flags)
 
     def _find_webhook(self, port: int) -> None:
         """No Service leads anywhere here; whom to trust is said by the certificates' Job."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.settings import read_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, SERVING, objects, overlay, pod_specs
 
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
@@ -31,6 +32,22 @@ def test_the_schedulers_pods_keep_to_the_restricted_level(platform: str) -> None
             "capabilities": {"drop": ["ALL"]},
         }
         assert not [port for port in container.get("ports", ()) if "hostPort" in port]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_jobs_are_as_confined(platform: str) -> None:
+    jobs = {
+        key: spec
+        for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items()
+        if key[0] not in SERVING
+    }
+    assert jobs
+    for spec in jobs.values():
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
@@ -79,6 +96,23 @@ def test_only_gpu_nodes_have_an_agent() -> None:
         terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert terms
         assert all(term["matchExpressions"] for term in terms), "an empty term is no node"
+
+
+@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
+def test_the_agent_understands_what_its_environment_says(platform: str) -> None:
+    (container,) = spec_of(platform, AGENT)["containers"]
+    env = {each["name"]: each.get("value", "of-the-pod") for each in container["env"]}
+    settings = read_settings([], env)
+    assert (settings.node, settings.namespace) == ("of-the-pod", "of-the-pod")
+    assert str(settings.state) == "/run/headroom/agent.json"
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    wanted = (settings.checkpoint, settings.pod_resources, settings.cgroups, settings.state)
+    for path in wanted:
+        assert path is not None
+        assert {str(path), str(path.parent)} & mounted, path
+    assert settings.port == container["ports"][0]["containerPort"]
+    ours = {name for name in env if name.startswith("HEADROOM_")}
+    assert ours <= {"HEADROOM_NAMESPACE", "HEADROOM_STATE"}, "and is it read?"
 
 
 #: What a reader of a manifest asks "why" about, where it is written.

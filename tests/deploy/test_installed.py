@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.controlplane import ROOT, STRANGER_TOKEN, ApiRefused, built
@@ -21,11 +22,16 @@ from tests.deploy.installation import (
     Installation,
     token,
 )
-from tests.deploy.rendered import NAMESPACE
+from tests.deploy.rendered import CHART, IMAGE_VALUES, NAMESPACE, helm
 from tests.deploy.test_permissions import Right, given
 from tests.e2e.cluster import pod_manifest
+from tests.e2e.nodes import node_manifest
 from tests.waiting import until
 
+BINARIES = (
+    *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
+    *("kubectl", "helm"),
+)
 VIEWER_TOKEN = "viewer-of-the-tests"
 USERS_PODS = "/api/v1/namespaces/default/pods"
 #: Rights that nothing needs while all goes well: pods without room are sent away, a Binding without
@@ -55,7 +61,7 @@ REFUSED: dict[str, set[Right]] = {
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
-        built("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubectl")
+        built(*BINARIES)
     plane = AuditedPlane()
     try:
         plane.start()
@@ -121,6 +127,24 @@ def why(installation: Installation, name: str) -> str:
 def test_kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
     assert installation.plane.call("GET", path)["spec"]["holderIdentity"]
+
+
+def test_probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
+    """As a kubelet asks: whatever certificate is shown is as good."""
+    deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
+    ports = {"debug-tls": installation.debug_port, 10259: installation.scheduler_port}
+    asked = 0
+    for container in deployment["spec"]["template"]["spec"]["containers"]:
+        for name, probe in container.items():
+            if name.endswith("Probe"):
+                get = probe["httpGet"]
+                url = f"{get['scheme'].lower()}://127.0.0.1:{ports[get['port']]}{get['path']}"
+                answer = httpx.get(url, verify=False, timeout=10.0)
+                assert (answer.status_code, answer.text.strip()) == (200, "ok"), url
+                asked += 1
+    assert asked == 5
+    url = f"https://127.0.0.1:{installation.scheduler_port}/metrics"
+    assert httpx.get(url, verify=False, timeout=10.0).status_code in (401, 403)
 
 
 def test_the_debug_api_lets_in_who_may_and_tells_others_why_not(
@@ -212,8 +236,6 @@ def test_the_agents_account_may_do_nothing_else(installation: Installation) -> N
 def test_nobody_reads_secrets_or_what_is_none_of_its_business(
     installation: Installation, account: str, method: str, path: str
 ) -> None:
-    import httpx
-
     plane = installation.plane
     head = {"Authorization": f"Bearer {token(plane, account)}"}
     answer = httpx.request(method, plane.url + path, headers=head, verify=False)
@@ -243,15 +265,8 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-    kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
     for block in commands("operations.md", "uninstall"):
-        script = block.replace("kubectl ", f"{kubectl} ").replace(
-            "-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"
-        )
-        done = subprocess.run(
-            ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        shell(plane, block.replace("-k deploy/overlays/OVERLAY", f"-f {installation.manifest}"))
     served = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     assert not [name for name in served if name.endswith(".headroom.gpu")]
     labelled = ",".join(name for name in served if not name.startswith("componentstatuses"))
@@ -269,3 +284,68 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }
     assert after == nodes
+
+
+def test_helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
+    installation: Installation,
+) -> None:
+    plane, home = installation.plane, installation.plane.folder
+    release = "headroom", CHART, f"--kubeconfig={plane.kubeconfig()}", f"--namespace={NAMESPACE}"
+    values: dict[str, Any] = {"images": IMAGE_VALUES}
+
+    def settings() -> str:
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
+        text: str = plane.call("GET", path)["data"]["headroom.yaml"]
+        return text
+
+    helm(home, "install", *release, "--create-namespace", values=values)
+    assert "policy" not in settings()
+    helm(home, "upgrade", *release, values={**values, "settings": {"policy": "spread"}})
+    assert "policy: spread" in settings()
+    name, _, *where = release
+    helm(home, "rollback", name, *where)
+    assert "policy" not in settings()
+    helm(home, "uninstall", name, *where)
+    kept = plane.kubectl("get", "crd", "gpunodes.headroom.gpu", "-o", "name").split()
+    assert len(kept) == 1  # and with it every GPUNode
+    label = "--selector=app.kubernetes.io/part-of=headroom"
+    kinds = "deployments,daemonsets,services,clusterroles,validatingwebhookconfigurations"
+    assert plane.kubectl("get", kinds, "-A", label, "-o", "name") == ""
+    plane.kubectl("delete", "namespace", NAMESPACE)
+    plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
+
+
+def test_a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
+    """The commands of docs/install.md, for the overlay of that name."""
+    plane = installation.plane
+    for pod in installation.listed(USERS_PODS):
+        path = f"{USERS_PODS}/{pod['metadata']['name']}"
+        plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+    for node in installation.nodes.names:
+        plane.kubectl("delete", "node", node)
+    trial = Installation.again(plane, "trial")
+    trial.apply()
+    trial.make_certificates()
+    plane.call("POST", "/api/v1/nodes", node_manifest("kind"))
+    plane.kubectl("taint", "node", "kind", "node.kubernetes.io/not-ready-")
+    amounts = {"cpu": "8", "memory": "16Gi", "pods": "100"}
+    status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+    plane.kubectl("patch", "node", "kind", "--subresource=status", "--type=merge", "-p", status)
+    trial.start()
+    (block,) = commands("install.md", "trial")
+    shell(plane, block.replace("NODE", "kind"))
+    for name in ("one", "two"):
+        create_pod(trial, name, "10Gi")
+        until(lambda name=name: pod_of(trial, name)["spec"].get("nodeName") == "kind", name)
+    create_pod(trial, "three", "10Gi")
+    until(lambda: "insufficient GPU memory on any device" in why(trial, "three"), "it waits")
+
+
+def shell(plane: AuditedPlane, script: str) -> None:
+    """What somebody types, as the cluster's admin."""
+    kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
+    script = script.replace("kubectl ", f"{kubectl} ")
+    done = subprocess.run(
+        ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"

@@ -6,6 +6,7 @@ that is missing is found before a cluster refuses it, one that nobody uses any m
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,7 @@ OTHERS = {
 }
 
 
+@functools.cache
 def places(*packages: str) -> set[str]:
     """Every module and function that names a method of HTTP or a path of the API."""
     found: set[str] = set()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from extender.configuration import look
 from tests.controlplane import ROOT
 from tests.deploy.rendered import (
     COMPONENTS,
@@ -85,13 +86,32 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
     same(kustomized, templated)
 
 
+#: Each component once, those together that do not undo one another.
+TOGETHER = (
+    ("privileged", "deny-other-schedulers", "dashboard"),
+    ("no-ptrace", "selinux", "kubernetes-1.32", "in-tree-mirror"),
+    ("steered", "cert-manager", "monitors", "rules"),
+)
+
+
+@pytest.mark.parametrize("components", TOGETHER, ids=" ".join)
+def test_each_component_is_a_value_of_the_chart(
+    components: tuple[str, ...], tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {}
+    for component in components:
+        for name, value in COMPONENTS[component].items():
+            values[name] = {**values[name], **value} if name in values else value
+    kustomized = objects(named_images(with_components(tmp_path, components)))
+    same(kustomized, objects(template(tmp_path, values)))
+
+
 @pytest.mark.parametrize("component", sorted(COMPONENTS))
-def test_each_component_is_a_value_of_the_chart(component: str, tmp_path: Path) -> None:
-    kustomized = objects(named_images(with_components(tmp_path, [component])))
-    templated = objects(template(tmp_path, COMPONENTS[component]))
-    without = objects(named_images(overlay(DEPLOY / "overlays/device-plugin")))
-    assert kustomized != without
-    same(kustomized, templated)
+def test_each_component_changes_something_by_itself(component: str) -> None:
+    kustomization = yaml.safe_load(
+        (DEPLOY / "components" / component / "kustomization.yaml").read_text()
+    )
+    assert {"patches", "resources", "configMapGenerator"} & kustomization.keys()
 
 
 def test_every_overlay_and_component_is_compared() -> None:
@@ -100,14 +120,9 @@ def test_every_overlay_and_component_is_compared() -> None:
 
     assert folders("overlays") == set(PLATFORMS)
     assert folders("components") == set(COMPONENTS)
+    assert sorted(each for group in TOGETHER for each in group) == sorted(COMPONENTS)
     platforms = {each.stem for each in (DEPLOY / "chart/headroom/platforms").iterdir()}
     assert platforms == set(PLATFORMS)
-
-
-def test_all_of_them_together_still_render(tmp_path: Path) -> None:
-    apart = {"privileged", "no-ptrace"}  # of which one undoes the other
-    found = objects(with_components(tmp_path, sorted(set(COMPONENTS) - apart)))
-    assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} <= {key[0] for key in found}
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -206,7 +221,7 @@ def _described(lines: list[str], start: str) -> None:
         assert opens_group or lines[i - 1].lstrip().startswith("#"), lines[i]
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", ["gpu-operator", "trial"])
 def test_helm_lint_finds_nothing(platform: str, tmp_path: Path) -> None:
     chart = DEPLOY / "chart/headroom"
     values = {"images": dict.fromkeys(("extender", "agent", "kubeScheduler"), "a.example/b:1")}
@@ -342,3 +357,16 @@ def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
         "dashboard.json": DEPLOY / "components/dashboard/headroom.json",
     }
     assert ROOT in DEPLOY.parents
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.glob("**/headroom.yaml")), ids=str)
+def test_settings_that_are_shipped_can_be_used(file: Path) -> None:
+    settings, problems = look(file, {}, {})
+    assert settings is not None
+    assert problems == []
+
+
+def test_the_trial_differs_from_the_base_by_labels_that_stand_in() -> None:
+    base = yaml.safe_load((DEPLOY / "base/headroom.yaml").read_text())
+    trial = yaml.safe_load((DEPLOY / "overlays/trial/headroom.yaml").read_text())
+    assert trial == base | {"require_report": False}

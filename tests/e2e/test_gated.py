@@ -18,6 +18,7 @@ import pytest
 
 from contract.gate import GATE
 from contract.reasons import Reason
+from extender.admission.mutation import gate_container
 from tests.controlplane import SCHEDULER_NAME, ApiRefused, ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import JOBS, NAMESPACE, PODS, REPLICA_SETS
@@ -33,15 +34,8 @@ LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
 LARGE_GIB = 20
 MISSES = 'headroom_prediction_misses_total{{overcommitted="{1}",surprise="{0}"}}'
 MERGE = "application/merge-patch+json"
-GATE_CONTAINER = {
-    "name": GATE,
-    "image": "headroom-agent",
-    "command": ["headroom", "gate"],
-    "env": [
-        {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
-    ],
-}
+#: As the webhook puts it into pods.
+GATE_CONTAINER = gate_container("headroom-agent")
 
 
 @pytest.fixture(scope="module")

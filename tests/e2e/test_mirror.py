@@ -1,5 +1,6 @@
-"""The in-tree mirror: what ResourceQuota and kube-scheduler make of memory that they can see."""
+"""The in-tree mirror: what a quota, kube-scheduler and a kubelet make of memory that they see."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +11,20 @@ import yaml
 
 from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
-from tests.controlplane import ROOT, ApiRefused, built, free_ports
-from tests.e2e.cluster import NAMESPACE, PODS, RBAC, Cluster, pod_manifest, role_binding
-from tests.e2e.conftest import NewCluster
-from tests.e2e.nodes import GIB, Shape
+from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
+from tests.e2e.cluster import NAMESPACE, RBAC, role_binding
+from tests.e2e.real import RealCluster
 
 MIRROR = "headroom.gpu/vram"
 QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
-ROLE = "headroom-extender-mirror"
+#: Two GPUs of 24 GiB.
+WHOLE = ("49152", "49152")
 KCM = "kube-controller-manager"
 
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    cluster: Cluster
+    cluster: RealCluster
     authority: Authority
     port: int
 
@@ -40,15 +41,23 @@ class Mirrored:
 
     def shown(self) -> tuple[str | None, str | None]:
         """Capacity and allocatable of the node."""
-        status = self.cluster.plane.call("GET", "/api/v1/nodes/gpu-1")["status"]
+        (name,) = self.cluster.names
+        status = self.cluster.plane.call("GET", f"/api/v1/nodes/{name}")["status"]
         return status["capacity"].get(MIRROR), status["allocatable"].get(MIRROR)
+
+    def heartbeat(self) -> str:
+        """When the kubelet wrote the status."""
+        (name,) = self.cluster.names
+        status = self.cluster.plane.call("GET", f"/api/v1/nodes/{name}")["status"]
+        (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
+        stamp: str = ready["lastHeartbeatTime"]
+        return stamp
 
 
 @pytest.fixture
-def mirrored(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Mirrored]:
-    """One node of two GPUs of 24 GiB, webhook and mirror on; quotas are counted."""
-    cluster = new_cluster(1, Shape(gpus=2, memory_bytes=24 * GIB, replicas=8))
-    plane = cluster.plane
+def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mirrored]:
+    """One real node of two GPUs of 24 GiB, webhook and mirror on; quotas are counted."""
+    cluster = RealCluster(plane, 1, gpus=2, replicas=4)
     (port,) = free_ports(1)
     mirrored = Mirrored(cluster, Authority(tmp_path, "webhook-ca"), port)
     made: list[tuple[str, dict[str, Any]]] = []
@@ -59,35 +68,33 @@ def mirrored(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Mirrored]:
     made += [(f"{RBAC}/clusterroles", role), (f"{RBAC}/clusterrolebindings", binding)]
     for each in webhooks(f"https://127.0.0.1:{port}", mirrored.authority):
         made.append((f"{ADMISSION}/{each['kind'].lower()}s", each))
-    for path, body in made:
-        plane.call("POST", path, body)
-    plane.spawn(
-        KCM,
-        str(built(KCM)[KCM]),
-        f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
-        f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
-        "--controllers=resourcequota-controller",
-        "--use-service-account-credentials=true",
-        "--leader-elect=false",
-        "--secure-port=0",
-    )
-    url = mirrored.serve(mirror=True)
-    cluster.start_scheduler(url)
-    cluster.settle()
-    try:
-        yield mirrored
-    finally:
-        plane.kill(KCM)
+    with contextlib.ExitStack() as undo:
+        undo.callback(cluster.close)
+        cluster.create()
         for path, body in made:
-            plane.call("DELETE", f"{path}/{body['metadata']['name']}")
+            plane.call("POST", path, body)
+            undo.callback(plane.call, "DELETE", f"{path}/{body['metadata']['name']}")
+        plane.spawn(
+            KCM,
+            str(built(KCM)[KCM]),
+            f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
+            f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
+            "--controllers=resourcequota-controller",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--secure-port=0",
+        )
+        undo.callback(plane.kill, KCM)
+        url = mirrored.serve(mirror=True)
+        cluster.start_scheduler(url)
+        cluster.settle()
+        yield mirrored
 
 
-def created(cluster: Cluster, name: str, vram: str) -> str:
+def created(cluster: RealCluster, name: str, gib: int) -> str:
     """What the API server says; empty where it takes the pod."""
-    manifest = pod_manifest(vram)
-    manifest["metadata"]["name"] = name
     try:
-        cluster.plane.call("POST", PODS, manifest)
+        cluster.ask(name, gib)
     except ApiRefused as err:
         return str(err)
     return ""
@@ -95,33 +102,45 @@ def created(cluster: Cluster, name: str, vram: str) -> str:
 
 def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None:
     cluster = mirrored.cluster
-    cluster.until(lambda: mirrored.shown() == ("49152", "49152"), "the node shows 48 GiB")
+    cluster.until(lambda: mirrored.shown() == WHOLE, "the node shows 48 GiB")
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {f"requests.{MIRROR}": "40960"}}}
     cluster.plane.call("POST", QUOTAS, quota)
     try:
         cluster.until(lambda: used(cluster) == "0", "the quota is counted")
-        assert created(cluster, "a", "20Gi") == ""
-        assert created(cluster, "b", "20Gi") == ""
-        said = created(cluster, "c", "10Gi")
+        assert created(cluster, "a", 20) == ""
+        assert created(cluster, "b", 20) == ""
+        said = created(cluster, "c", 10)
         assert "exceeded quota: team, requested: requests.headroom.gpu/vram=10" in said
     finally:
         cluster.plane.call("DELETE", f"{QUOTAS}/team")
 
-    # The ledger charges each of them once.
-    cluster.until(lambda: all(map(cluster.node_of, ("a", "b"))), "both are bound")
-    assert cluster.gpunode("gpu-1").spec.promised == "40Gi"
+    # The ledger charges each of them once, and the kubelet has nothing against them.
+    cluster.until(lambda: len(cluster.bound()) == 2 and cluster.decided(), "both run")
+    assert {pod["status"]["phase"] for pod in cluster.pods()} == {"Running"}
+    (gpunode,) = cluster.gpunodes()
+    assert gpunode.spec.promised == "40Gi"
 
     # Neither on any device nor on the node: kube-scheduler says so before it asks us.
-    cluster.until(lambda: created(cluster, "c", "10Gi") == "", "nothing is counted any more")
+    cluster.until(lambda: created(cluster, "c", 10) == "", "nothing is counted any more")
     cluster.until(lambda: bool(cluster.refusal("c")), "there is no room")
     assert cluster.refusal("c").startswith(f"0/1 nodes are available: 1 Insufficient {MIRROR}.")
+
+    # A kubelet that starts writes its node's status anew.
+    (machine,) = cluster.machines.values()
+    with machine.kubelet_restarts():
+        heard = mirrored.heartbeat()
+    cluster.until(lambda: mirrored.heartbeat() != heard, "it does")
+    cluster.until(lambda: mirrored.shown() == WHOLE, "the node shows it again")
 
     cluster.kill("extender")
     mirrored.serve(mirror=False)
     cluster.until(lambda: mirrored.shown() == (None, None), "the node shows nothing any more")
+    heard = mirrored.heartbeat()
+    cluster.until(lambda: mirrored.heartbeat() != heard, "its kubelet writes its status")
+    assert mirrored.shown() == (None, None)
 
 
-def used(cluster: Cluster) -> str | None:
+def used(cluster: RealCluster) -> str | None:
     status = cluster.plane.call("GET", f"{QUOTAS}/team").get("status", {})
     amount: str | None = status.get("used", {}).get(f"requests.{MIRROR}")
     return amount

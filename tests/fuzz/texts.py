@@ -6,6 +6,7 @@ says what is right.
 
 import contextlib
 import io
+import json
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -15,13 +16,16 @@ from contract import annotations
 from contract.errors import BadAnnotation, BadQuantity
 from contract.gpunode import MAX_DEVICE_BYTES
 from contract.quantity import MAX_INT64, parse_bytes
+from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.review import MalformedReview, read
 from extender.configuration import load_settings
 from extender.convert.findings import BadManifest
 from extender.convert.manifests import Options, convert
 from extender.errors import BadSettings
 from extender.fleet import load_fleet
+from tests.admission.reviews import applied, around, manifest, node, patch_of, review
 from tests.fuzz.hostile import RAW, TEXTS, garbled
-from tests.fuzz.node import Files, NodeTarget, of_bytes
+from tests.fuzz.node import Files, NodeTarget, of_bytes, of_trees
 from tests.fuzz.watchdog import Harm
 
 _MOST_MESSAGE = 700
@@ -125,6 +129,34 @@ def _manifest(data: bytes) -> bool:
     return True
 
 
+_POD = manifest(None, annotations={"headroom.gpu/gated": "true", "headroom.gpu/share": "limit"})
+_REVIEWS = (
+    review(_POD),
+    review(manifest("main=8Gi"), operation="UPDATE", old=manifest("8Gi")),
+    review({"spec": {"jobTemplate": {"spec": {"template": _POD}}}}, kind="CronJob"),
+    review({"metadata": {"annotations": {"headroom.gpu/default-vram": "1Gi"}}}, kind="Namespace"),
+)
+_AROUND = around(node(choice="gated"), gate_image="gate", mirror=True)
+
+
+def _review(data: bytes) -> bool:
+    """What an API server would be told, of which every patch can be applied."""
+    try:
+        asked = read(data)
+        answers = [
+            decide(asked, lambda name: _AROUND) for decide in (answer_mutate, answer_validate)
+        ]
+    except MalformedReview:
+        return False
+    for answer in answers:
+        operations = patch_of(json.loads(answer)["response"])
+        if operations:
+            with contextlib.suppress(ValueError, RecursionError):  # ours passes over what it skips
+                obj = json.loads(data)["request"]["object"]
+                applied(obj, operations)
+    return True
+
+
 _FLAGS = (
     "--node n --interval 5 --heartbeat 30 --listen :9410 --no-publish",
     "--node n --resource nvidia.com/gpu --replicas 4 --sharing time-slicing",
@@ -157,6 +189,7 @@ def targets() -> dict[str, tuple[int, Callable[[], NodeTarget]]]:
             200,
             lambda: NodeTarget("annotations", _annotation_texts, _annotations),
         ),
+        "reviews": (30, lambda: NodeTarget("reviews", of_trees(*_REVIEWS), _review)),
         "settings": (2, lambda: NodeTarget("settings", of_bytes(*_SETTINGS), _settings())),
         "flags": (4, lambda: NodeTarget("flags", _flag_texts, _flags)),
         "manifests": (1, lambda: NodeTarget("manifests", of_bytes(*_MANIFESTS), _manifest)),

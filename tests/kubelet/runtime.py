@@ -8,8 +8,8 @@ on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with, or of the
 is given, which are looked up in ``cdi`` as runtimes do; ``use`` changes that later.
 Its process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
 
-Our own commands, which begin with ``headroom``, are really run. What they find of the node they
-find on loopback: ``reach`` says how.
+Our own commands, which begin with ``headroom`` or ``python -m``, are really run. What they find of
+the node they find on loopback: ``reach`` says how.
 """
 
 import contextlib
@@ -170,9 +170,9 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         """The container's process ends by itself."""
         self._end(container, code)
 
-    def _run(self, container: Container, arguments: Sequence[str]) -> None:
+    def _run(self, container: Container, module: str, arguments: Sequence[str]) -> None:
         container.process = subprocess.Popen(
-            [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", "headroom", *arguments],
+            [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", module, *arguments],
             env={
                 **container.environment,
                 "PATH": os.environ["PATH"],
@@ -297,7 +297,10 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
                 case ["exit", code]:
                     self._end(container, int(code))
                 case ["headroom", *arguments]:
-                    self._run(container, arguments)
+                    self._run(container, "headroom", arguments)
+                    return cri.StartContainerResponse()
+                case ["python", "-m", module, *arguments]:
+                    self._run(container, module, arguments)
                     return cri.StartContainerResponse()
             self.ever_ran.add(container.pod)
             return cri.StartContainerResponse()
