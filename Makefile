@@ -1,5 +1,5 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | docs | lock: nothing else to remember.
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | docs | lock: nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing docs lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption docs lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -68,6 +68,9 @@ bench-weights: $(VENV)/test.stamp  ## which of kube-scheduler's own preferences 
 
 bench-packing: $(VENV)/test.stamp  ## how much GPU memory each way to place pods can promise
 	$(RUN) -m benchmarks.packing $(ARGS)
+
+bench-preemption: $(VENV)/test.stamp  ## who is evicted for whom, how soon, and for how many filter calls
+	$(RUN) -m benchmarks.preemption $(ARGS)
 
 docs: $(VENV)/test.stamp  ## the pages that are made of the code: docs/settings.md
 	@PYTHONPATH=. $(RUN) -m headroom.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md

@@ -100,7 +100,7 @@ class Loser(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     node: str
     victims: int
-    #: By what it is worse, as ``cluster.preemption.LOST_BY`` has it.
+    #: By what it is worse, as ``cluster.victimstold.LOST_BY`` has it.
     lost_by: str
 
 

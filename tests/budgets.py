@@ -38,7 +38,7 @@ BUDGETS_S = {
     "standin": 150,
     "truth": 40,
     "web": 85,
-    "wiring": 25,
+    "wiring": 35,
     "modules beside": 100,
 }
 

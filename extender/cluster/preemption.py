@@ -17,21 +17,22 @@ nothing else; else nobody is named, and the newcomer waits.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate
+from math import inf
 from operator import itemgetter
 
 import numpy as np
 
 from contract.kube import Pod
-from extender.cluster.demands import NOTHING, amount, demands, total
+from extender.cluster.demands import demands
 from extender.cluster.freshness import age
+from extender.cluster.needs import Needs, plain
 from extender.cluster.nominations import priority
-from extender.cluster.state import ClusterState
+from extender.cluster.state import OVERDUE_S, ClusterState
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
@@ -50,12 +51,8 @@ from extender.placement.victims import (
     violators,
 )
 from extender.placement.visible import Visible
-from extender.records import Loser, Preempted, Victim
 
-#: The node-level sum of what pods may use of its GPUs' memory, in MiB, where it is mirrored for
-#: kube-scheduler.
-MIRROR = "headroom.gpu/vram"
-#: kubectl marks the API server's copy of a static pod so.
+#: The kubelet marks the API server's copy of a static pod so.
 MIRRORED = "kubernetes.io/config.mirror"
 #: Of system-cluster-critical and system-node-critical, and more than any user may give.
 CRITICAL = 2_000_000_000
@@ -66,6 +63,8 @@ MOST_TRIES = 500
 #: Of the nodes that were offered, and of the others, so many are looked at: those first where the
 #: least important pods are. kube-scheduler offers a tenth of all nodes, or a hundred.
 MOST_LOOKED_AT = 512
+#: Who ends within that time is waited for, rather than somebody else be evicted.
+SOON_S = 120.0
 #: Of offered nodes that many are looked at whatever the others gave, so that it can be told what
 #: they lost by.
 COMPARED = 8
@@ -209,115 +208,6 @@ def answered(found: Preemption) -> list[Victims]:
     ]
 
 
-#: What decides between two nodes, in this order.
-LOST_BY = (
-    "more violations of disruption budgets",
-    "a victim of higher priority",
-    "a larger sum of priorities",
-    "more victims",
-    "a victim that has run for longer",
-)
-#: Where none of it does.
-EQUAL = "equal; another node was taken"
-#: On record.
-MOST_LOSERS = 8
-
-
-def lost_by(loser: Victims, winner: Victims) -> str:
-    pairs = zip(LOST_BY, loser.rank, winner.rank, strict=True)
-    return next((text for text, one, other in pairs if one != other), EQUAL)
-
-
-def recorded(
-    found: Preemption, at_s: float, took_us: int, offered: int, kept: int, source: str = ""
-) -> Preempted:
-    """As it goes on record; ``at_s`` in Unix time."""
-    best = found.best
-    if best is None:
-        return Preempted(
-            at_s,
-            took_us,
-            offered,
-            kept,
-            helpless=found.helpless,
-            soon=found.soon,
-            cut_short=found.cut_short,
-        )
-    kinds = "proposed" if best.as_offered else "corrected" if best.offered else "added"
-    return Preempted(
-        at_s,
-        took_us,
-        offered,
-        kept,
-        best.node,
-        tuple(
-            Victim(
-                pod.metadata.namespace,
-                pod.metadata.name,
-                pod.metadata.uid,
-                priority(pod),
-                pod.metadata.deletion_timestamp is not None,
-            )
-            for pod in best.pods
-        ),
-        len(best.others),
-        best.pdb_violations,
-        source or kinds,
-        tuple(
-            Loser(each.node, len(each.uids), lost_by(each, best))
-            for each in found.others[:MOST_LOSERS]
-        ),
-        found.helpless,
-        found.soon,
-        found.cut_short,
-    )
-
-
-_CHOICES = {
-    "proposed": "kube-scheduler proposed these victims",
-    "corrected": "kube-scheduler proposed others, with which the pod would not have fitted, or more"
-    " than it takes",
-    "added": "kube-scheduler proposed nothing there, because only GPU memory is short",
-    "controller": "kube-scheduler did not ask, because only GPU memory is short",
-}
-
-
-def summary(part: Preempted) -> str:
-    """In one sentence, without the names of others' pods."""
-    count = len(part.victims) + part.others
-    highest = max((victim.priority for victim in part.victims), default=0)
-    who = "1 pod leaves" if count == 1 else f"{count} pods leave"
-    return (
-        f"{who} node {part.node} for this pod, of priority {highest} at most: "
-        f"{_CHOICES.get(part.source, part.source)}."
-    )
-
-
-def told(part: Preempted) -> Iterator[str]:
-    """Who leaves for whom and why these, in sentences."""
-    if not part.node:
-        if part.soon:
-            yield "nobody has to leave: there is room as soon as those have left who are leaving"
-        elif part.helpless:
-            yield f"nobody has to leave: it would help on none of {part.helpless} nodes"
-        else:
-            yield "nobody has to leave"
-        return
-    for victim in part.victims:
-        leaves = "is leaving" if victim.leaving else "leaves"
-        who = f"{victim.namespace}/{victim.name}"
-        yield f"{who} (priority {victim.priority}) {leaves} node {part.node}"
-    if part.others:
-        yield f"{part.others} pods without a GPU leave node {part.node}, as kube-scheduler proposed"
-    if part.pdb_violations:
-        yield f"evictions that violate a disruption budget: {part.pdb_violations}"
-    yield _CHOICES.get(part.source, part.source)
-    for loser in part.losers:
-        yield f"not {loser.node}, where {loser.victims} would leave: {loser.lost_by}"
-    if part.helpless:
-        yield f"nodes on which no removal was found to help: {part.helpless}"
-
-
 class _Search:
     """What is the same for all nodes."""
 
@@ -363,16 +253,26 @@ class _Search:
         terms = snap.nodes[row]
         if terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
-        leaving = self.state.leaving(name, self.now_s)
+        # Where they leave for this very pod it is waited for them however long they take.
+        own = self.state.nominations.node_of(self.pod.metadata.uid) == name
+        leaving = self.state.leaving(name, self.now_s, inf if own else SOON_S)
         pods = {
             pod.metadata.uid: pod
             for pod in self.state.sitting_on(name)
-            if pod.metadata.uid not in leaving and may_leave(pod, self.pod)
+            if pod.metadata.uid not in leaving
+            and may_leave(pod, self.pod)
+            and not self._is_stuck(pod)
         }
         if offer is None and not pods and not leaving:
             return None
         stage = _Stage(self, name, terms, offer, pods, leaving)
         return stage if stage.possible else None
+
+    def _is_stuck(self, pod: Pod) -> bool:
+        """Whether it should be gone by now, and who knows what it waits for: to evict it once more
+        frees nothing."""
+        overdue_s = self.state.overdue_s(pod, self.now_s)
+        return overdue_s is not None and overdue_s > OVERDUE_S
 
 
 class _Stage:
@@ -404,7 +304,7 @@ class _Stage:
         self._proposed = [sitting[uid] for uid in proposed if uid in sitting]
         #: Uids of those that have to leave in any case.
         self._kept = frozenset(
-            () if _plain(search.pod, self._proposed) else (p.metadata.uid for p in self._proposed)
+            () if plain(search.pod, self._proposed) else (p.metadata.uid for p in self._proposed)
         )
         #: Whether kube-scheduler's victims can be had, or others in their place.
         self.possible = self._kept - leaving <= pods.keys()
@@ -525,8 +425,10 @@ class _Stage:
         )
 
     @cached_property
-    def _needs(self) -> "_Needs":
-        return _Needs(self._search, self.name, self._proposed)
+    def _needs(self) -> Needs:
+        search = self._search
+        beside = search.held_for.get(self.name, ())
+        return Needs(search.state, self.name, search.demands, self._proposed, beside)
 
     def _fits(self, uids: frozenset[str]) -> bool:
         search = self._search
@@ -538,42 +440,6 @@ class _Stage:
     def _judged(self, terms: NodeTerms) -> Verdicts:
         search = self._search
         return fit(search.request, build([terms]), np.zeros(1, np.int64), search.now_s)
-
-
-class _Needs:
-    """What has to be freed for kube-scheduler's own filters, which are not ours to run: as much of
-    everything as its victims would free, of GPUs as much as is missing."""
-
-    def __init__(self, search: _Search, name: str, proposed: Sequence[Pod]) -> None:
-        state = search.state
-        sitting = {pod.metadata.uid: demands(pod) for pod in state.sitting_on(name)}
-        freed = total(sitting[pod.metadata.uid] for pod in proposed)
-        node = state.node(name)
-        offers = (node.status.allocatable if node and node.status else None) or {}
-        beside = total(map(demands, search.held_for.get(name, ())))
-        #: What each pod there asks for of one resource, and how much of it has to be freed.
-        self._terms: list[tuple[dict[str, int], int]] = []
-        for key, asked in search.demands.items():
-            if asked <= 0:
-                continue
-            taken = {uid: _nanos(of.get(key, NOTHING)) for uid, of in sitting.items()}
-            if key in offers and (state.rules.manages(key) or key == MIRROR):
-                # Of what only GPU pods ask for it is known how much is missing.
-                left = amount(offers[key]) - asked - beside.get(key, NOTHING)
-                self._terms.append((taken, sum(taken.values()) - _nanos(left)))
-            else:
-                self._terms.append((taken, _nanos(freed.get(key, NOTHING))))
-
-    def met(self, gone: Set[str]) -> bool:
-        """True of a set whenever it is true of a part of it."""
-        return all(
-            least <= 0 or sum(taken[uid] for uid in gone if uid in taken) >= least
-            for taken, least in self._terms
-        )
-
-
-def _nanos(of: Decimal) -> int:
-    return int(of * 1_000_000_000)
 
 
 def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
@@ -593,17 +459,3 @@ def _evictable(pod: Pod) -> Evictable:
 
 def _rank_of_one(pod: Evictable) -> Rank:
     return rank([pod])
-
-
-def _plain(pod: Pod, proposed: Iterable[Pod]) -> bool:
-    """Whether nothing but amounts can have kept the pod from the node: then others may leave in the
-    place of those whom kube-scheduler proposed."""
-    spec, affinity = pod.spec, pod.spec.affinity
-    return not (
-        (affinity and (affinity.pod_affinity or affinity.pod_anti_affinity))
-        or spec.topology_spread_constraints
-        or spec.resource_claims
-        or any(v.persistent_volume_claim or v.ephemeral for v in spec.volumes or ())
-        or any(port.host_port for c in spec.containers or () for port in c.ports or ())
-        or any(p.spec.affinity and p.spec.affinity.pod_anti_affinity for p in proposed)
-    )

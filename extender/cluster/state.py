@@ -335,29 +335,32 @@ class ClusterState:
         """Pods bound to the node that have not ended."""
         return self._sitting_on.get(name, ())
 
-    def leaving(self, name: str, now_s: float) -> set[str]:
-        """Uids of pods that the node is charged for and that will be gone soon without anybody's
-        doing: they are being deleted, have ended, or are gone and their memory is not yet free.
-        Not those whose time to end has passed: who knows what they wait for."""
+    def leaving(self, name: str, now_s: float, within_s: float) -> set[str]:
+        """Uids of pods that the node is charged for and that will be gone within so many seconds
+        without anybody's doing: they are being deleted, have ended, or are gone and their memory is
+        not yet free."""
         gpunode = self._gpunodes.get(name)
         promises = gpunode.spec.reservations if gpunode else {}
         status = gpunode.status if gpunode else None
         uids = {*promises, *(use.uid for use in (status.pods if status else ()))}
         uids |= {pod.metadata.uid for pod in self.sitting_on(name)}
-        return {uid for uid in uids if self._goes_soon(uid, name, now_s)}
+        return {uid for uid in uids if self._goes_soon(uid, name, now_s, within_s)}
 
-    def _goes_soon(self, uid: str, name: str, now_s: float) -> bool:
+    def _goes_soon(self, uid: str, name: str, now_s: float, within_s: float) -> bool:
         pod = self._pods.get(uid)
         if pod is None:
             # One that was never seen may be so new that only its promise is known yet.
             return self.departures.seen(uid) is not None
         if pod.ended:
             return True
+        late_s = self.overdue_s(pod, now_s)
+        return late_s is not None and pod.node == name and -within_s <= late_s <= OVERDUE_S
+
+    def overdue_s(self, pod: Pod, now_s: float) -> float | None:
+        """Seconds since the grace period of a pod that is being deleted is over, negative while it
+        is not; None of any other."""
         deleted = pod.metadata.deletion_timestamp
-        if not deleted or pod.node != name:
-            return False
-        overdue_s = age(deleted, self.epoch_s + now_s)
-        return overdue_s is not None and overdue_s <= OVERDUE_S
+        return age(deleted, self.epoch_s + now_s) if deleted else None
 
     def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
         """Node -> pods for which others leave it, or have left it."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from extender.cluster.preemption import told
+from extender.cluster.victimstold import told
 from extender.placement.snapshot import REASONS
 from extender.records import BindTried, Candidates, Filtered, Preempted, Ranked, Record
 from extender.web.bodies import AskView, Body, ReasonView, reason_view, stamp

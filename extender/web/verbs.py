@@ -16,8 +16,9 @@ from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.preemption import Offer, answered, preemption, recorded
+from extender.cluster.preemption import Offer, answered, preemption
 from extender.cluster.state import ClusterState
+from extender.cluster.victimstold import recorded
 from extender.cluster.waiting import main_reason
 from extender.journal import Decision, Journal, micros
 from extender.placement.aside import aside

@@ -17,8 +17,9 @@ import structlog
 from contract.kube import Pod
 from extender.cluster.nominations import priority
 from extender.cluster.notices import Notice, pod_subject
-from extender.cluster.preemption import Preemption, may_preempt, preemption, recorded, summary
+from extender.cluster.preemption import Preemption, may_preempt, preemption
 from extender.cluster.state import ClusterState
+from extender.cluster.victimstold import recorded, summary
 from extender.cluster.waking import refused_by_us
 from extender.journal import Journal, micros
 from extender.ledger.preempting import Made, RoomMaker

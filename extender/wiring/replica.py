@@ -263,7 +263,11 @@ class Extender:
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
-            return self.cluster.judge(pod, gpunode, time.monotonic())
+            now_s, node = time.monotonic(), gpunode.name
+            # Filter may have let it pass before it was known for whom others leave.
+            held_for = self.cluster.held_for(pod, now_s).get(node, ())
+            taken = self.cluster.refusal_beside(pod, node, held_for, now_s) if held_for else None
+            return taken or self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
             ConflictsCounted(store, self.telemetry),

@@ -9,7 +9,7 @@ import msgspec
 from contract.gpunode import Plugin
 from contract.kube import NodeStatus, Pod, PodStatus, ResourceRequirements
 from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.preemption import MIRROR
+from extender.cluster.needs import MIRROR
 from tests.builders import (
     DISTRIBUTED,
     GIB,

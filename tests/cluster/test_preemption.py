@@ -204,6 +204,9 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
     ]
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
     assert told(result) == {"leaving": ["a"]}
+    dear = full_node("full", [On("b", 20, 60)])
+    result = found(clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
+    assert told(result) == {"leaving": ["a"]}
     # Of higher priority it is none that kube-scheduler may name: then it is waited for.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
@@ -213,6 +216,22 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=OVERDUE)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
     assert told(result) == {"full": ["b"]}
+    # Nor for an hour, unless they leave for this very pod.
+    hour = "2026-11-21T01:00:00+00:00"
+    clusters[0] = full_node("leaving", [On("a", 20, 50, deleted=hour)])
+    offered = {"full": ["b"], "leaving": ["a"]}
+    result = found(*clusters, of=newcomer(20), offered=offered)
+    assert told(result) == {"full": ["b"], "leaving": ["a"]}
+    of = newcomer(20, nominated="leaving")
+    state = state_of(*clusters[0], *clusters[1], PodSeen(of))
+    assert told(found(state=state, of=of, offered={"full": ["b"]}, refused=["leaving"])) == {
+        "leaving": ["a"]
+    }
+
+
+def test_who_should_be_gone_long_ago_is_not_evicted_once_more() -> None:
+    node = full_node("n", [On("a", 20, 50, deleted=OVERDUE)])
+    assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {}
 
 
 def budget(allowed: int, app: str = "web", **other: object) -> PodDisruptionBudget:
@@ -251,6 +270,7 @@ def test_a_place_that_is_held_for_somebody_is_not_given_twice() -> None:
     state = state_of(*events, PodSeen(first))
     # Beside the first there is no room for it, whoever leaves.
     assert told(found(state=state, of=second, offered={"n": ["a"]})) == {}
+    assert told(found(state=state, of=second, refused=["n"])) == {}
     assert told(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
         "n": ["b", "a"]
     }

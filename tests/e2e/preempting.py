@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from extender.cluster.preemption import MIRROR
+from extender.cluster.needs import MIRROR
 from tests.controlplane import ApiRefused
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import GIB, RESOURCE
@@ -65,6 +65,8 @@ class Scenario:
     #: Labels of pods that a disruption budget allows nobody to disrupt.
     guarded: Sequence[str] = ()
     grace_s: float = 0.5
+    #: Whether it is played with the tests, too; what is played there otherwise is for benchmarks.
+    tested: bool = True
 
 
 TWO_LARGE = (Batch("a", "gpu-1", 0, 20), Batch("b", "gpu-1", 1, 20, "middle"))
@@ -76,7 +78,7 @@ FULL_OF_MIDDLE = tuple(
     Batch(f"m{d}-{i}", "gpu-1", d, 6, "middle") for d in (0, 1) for i in range(4)
 )
 SCENARIOS = (
-    Scenario("memory alone is short", TWO_LARGE, [20], victims=[{"a"}]),
+    Scenario("memory alone is short", TWO_LARGE, [20], victims=[{"a"}], tested=False),
     Scenario("the same, mirrored", TWO_LARGE, [20], victims=[{"a"}], mirrored=True),
     Scenario("replicas are short", FULL_OF_SMALL, [4], victims=[{f"s{i}"} for i in range(8)]),
     Scenario(
@@ -106,7 +108,9 @@ SCENARIOS = (
         victims=[{"b"}],
         guarded=["a"],
     ),
-    Scenario("they take their time to end", TWO_LARGE, [20], victims=[{"a"}], grace_s=3.0),
+    Scenario(
+        "they take their time to end", TWO_LARGE, [20], victims=[{"a"}], grace_s=3.0, tested=False
+    ),
     Scenario(
         "two want the one place that there is",
         (Batch("a", "gpu-1", 0, 20), Batch("b", "gpu-1", 1, 20, "prod")),
@@ -121,6 +125,7 @@ SCENARIOS = (
         victims=[{"a"}],
         mirrored=True,
         grace_s=1.0,
+        tested=False,
     ),
     Scenario(
         "nobody's leaving would help",

@@ -7,12 +7,14 @@ that its counts need, takes the best of the nodes it is told, evicts, and tries 
 
 import json
 import random
+from itertools import combinations
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from contract.gpunode import Plugin
+from extender.cluster.needs import MIRROR
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.rules import Rules
@@ -137,14 +139,21 @@ def taken(answer: dict[str, Any], priority_of: dict[str, int]) -> str:
     return node
 
 
+def newcomer(gib: int, priority: int, mirrored: bool) -> dict[str, Any]:
+    shown = pod("new", f"{gib}Gi")
+    shown["spec"]["priority"] = priority
+    if mirrored:
+        shown["spec"]["containers"][0]["resources"]["limits"][MIRROR] = str(gib * 1024)
+    return shown
+
+
 def play(seed: int) -> tuple[int, bool]:
     """How many were evicted, and whether the pod fitted then."""
     random_ = random.Random(seed)
     layout, plugin = drawn(random_), random_.choice(PLUGINS)
     mirrored = random_.random() < 0.3
     gib, priority = random_.randint(8, 24), random_.randint(1, 4)
-    shown = pod("new", f"{gib}Gi")
-    shown["spec"]["priority"] = priority
+    shown = newcomer(gib, priority, mirrored)
     world = World(layout, plugin)
     passed = [n for n, devices in layout.items() if counts_allow(devices, gib, mirrored)]
     if passed and world.fitting(shown, passed):
@@ -180,3 +189,46 @@ def test_nobody_is_evicted_in_vain_in_a_thousand_clusters() -> None:
     assert in_vain == []
     # The clusters are such that it happens.
     assert sum(evicted > 0 for evicted, _ in played.values()) > SCENARIOS / 3
+
+
+def best_by_trying_all(
+    devices: list[list[On]], shown: dict[str, Any], gib: int, mirrored: bool, plugin: Plugin
+) -> tuple[int, int, int] | None:
+    """(highest priority, sum, number) of the best set of all, each tried on a node without it."""
+    lower = [on for on in pods_on(devices) if on.priority < shown["spec"]["priority"]]
+    found: list[tuple[int, int, int]] = []
+    for size in range(1, len(lower) + 1):
+        for group in combinations(lower, size):
+            kept = without(devices, {on.name for on in group})
+            if not counts_allow(kept, gib, mirrored):
+                continue
+            if World({"n": kept}, plugin).fitting(shown, ["n"]):
+                priorities = [on.priority for on in group]
+                found.append((max(priorities), sum(each + 2**31 for each in priorities), size))
+    return min(found, default=None)
+
+
+def test_on_a_small_node_no_set_of_victims_ranks_better() -> None:
+    random_, tried, helped = random.Random(7), 0, 0
+    with capture_logs():
+        while tried < 40:
+            (devices, *_), plugin = drawn(random_).values(), random_.choice(PLUGINS)
+            gib, mirrored = random_.randint(8, 24), random_.random() < 0.3
+            shown = newcomer(gib, 4, mirrored)
+            world = World({"n": devices}, plugin)
+            passes = counts_allow(devices, gib, mirrored)
+            if len(pods_on(devices)) > 5 or (passes and world.fitting(shown, ["n"])):
+                continue
+            offered = None if passes else proposed(devices, gib, 4, mirrored)
+            if not passes and offered is None:
+                continue
+            tried += 1
+            expected = best_by_trying_all(devices, shown, gib, mirrored, plugin)
+            answer = world.preempted(shown, {} if offered is None else {"n": offered})
+            priority_of = {on.name: on.priority for on in pods_on(devices)}
+            chosen = [priority_of[each["UID"]] for each in answer.get("n", {}).get("Pods", ())]
+            summed = sum(each + 2**31 for each in chosen)
+            told = (max(chosen), summed, len(chosen)) if chosen else None
+            assert told == expected, (devices, plugin.allocation_policy, gib)
+            helped += told is not None
+    assert helped > 20

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extender.cluster.nominations import EXPECTED_S
-from extender.cluster.preemption import EQUAL, LOST_BY
+from extender.cluster.victimstold import EQUAL, LOST_BY
 from extender.records import Preempted
 from extender.web.decisions import decision_view
 from extender.web.wire import MalformedBody

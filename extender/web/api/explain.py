@@ -1,5 +1,6 @@
 """Why a pod waits, or where it is."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -19,11 +20,15 @@ from extender.web.api.asked import pod_named
 from extender.web.api.context import Context
 from extender.web.api.decisions import Sought, decisions
 from extender.web.bodies import stamp
+from extender.web.decisions import DecisionView
 from extender.web.explained import ExplainBody, Explained, explain_body
 from extender.web.peers import AskedPeers, Credentials
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
+
+#: Attempts to place the pod in which it is looked who left for it.
+LOOKED_BACK = 8
 
 
 def router(context: Context) -> APIRouter:
@@ -64,7 +69,7 @@ def router(context: Context) -> APIRouter:
             return cluster.activities.age_s(terms, now_s, at_s)
 
         found, unanswered = decisions(
-            context, Sought(pod=(namespace, name)), 1, ask_peers, credentials
+            context, Sought(pod=(namespace, name)), LOOKED_BACK, ask_peers, credentials
         )
         why = Explained(
             pod=pod,
@@ -74,7 +79,7 @@ def router(context: Context) -> APIRouter:
             digest=digest,
             advice=helps,
             blockers=holding,
-            last=found[0] if found else None,
+            last=_last(found),
             unanswered=unanswered,
             nodes=len(snap.nodes),
             generation=snap.generation,
@@ -82,3 +87,13 @@ def router(context: Context) -> APIRouter:
         return encoded(explain_body(why, aged, stamp(at_s)))
 
     return routes
+
+
+def _last(found: Sequence[DecisionView]) -> DecisionView | None:
+    """The last decision, with who left for the pod in one of those before: it is tried again when
+    they have gone."""
+    if not found or found[0].preempt is not None:
+        return found[0] if found else None
+    last = found[0]
+    before = (each.preempt for each in found if each.uid == last.uid and each.preempt is not None)
+    return last.model_copy(update={"preempt": next(before, None)})
