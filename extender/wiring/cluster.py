@@ -22,7 +22,7 @@ from extender.web.auth import Guard
 from extender.wiring.clients import keep_client_ca
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
-from extender.wiring.readiness import unready
+from extender.wiring.readiness import DISPENSABLE, unready
 from extender.wiring.replica import Extender, serve
 
 NOTHING_LISTED = "Headroom has not yet listed: everything"
@@ -52,8 +52,10 @@ async def serve_cluster(
         return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
 
     post = KubeEvents(api, time.time).post
-    awaited = [kind.type for kind in watched_kinds(settings.agent_namespace)]
+    watched = watched_kinds(settings.agent_namespace)
+    awaited = [kind.type for kind in watched if kind.name not in DISPENSABLE]
     extender = Extender(settings, missing, post, awaited)
+    extender.cluster.budgets.awaited = True
     sources = KubernetesSources(
         api,
         extender.tell,
