@@ -16,7 +16,9 @@ def reasons() -> Iterator[str]:
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
-                case ast.Call(ast.Name("Notice"), [_, ast.Constant(str(reason)), *_]):
+                case ast.Call(
+                    ast.Name("Notice" | "pod_notice"), [_, ast.Constant(str(reason)), *_]
+                ):
                     yield reason
 
 
