@@ -165,7 +165,7 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             if url.path not in (GPUNODES, NODES, PODS, LEASES):
-                return self._send(404 if "namespaces" not in url.path else 200, told.listed(""))
+                return self._send(404 if "resource.k8s.io" in url.path else 200, told.listed(""))
             if "watch" in parse_qs(url.query):
                 return self._watch(url.path)
             return self._send(200, told.listed(url.path))

@@ -13,6 +13,8 @@ from extender.placement.victims import Budget
 
 class Budgets:
     def __init__(self) -> None:
+        #: Whether their list is yet to come; until then nobody knows whom not to evict.
+        self.awaited = False
         self._held: dict[tuple[str, str], PodDisruptionBudget] = {}
 
     def see(self, budget: PodDisruptionBudget) -> None:

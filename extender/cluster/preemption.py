@@ -152,6 +152,8 @@ def preemption(
     request = state.understand(pod)
     if not isinstance(request, VramRequest) or not request.asks or not may_preempt(pod):
         return Preemption()
+    if state.budgets.awaited:
+        return Preemption()
     search = _Search(state, pod, request, now_s)
     found: list[Victims] = []
     ceiling = VIOLATING if without_violations else None

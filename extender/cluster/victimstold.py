@@ -113,3 +113,5 @@ def told(part: Preempted) -> Iterator[str]:
         yield f"not {loser.node}, where {loser.victims} would leave: {loser.lost_by}"
     if part.helpless:
         yield f"nodes on which no removal was found to help: {part.helpless}"
+    if part.cut_short:
+        yield "not all nodes were looked at to the end: that would have taken too long"

@@ -84,6 +84,8 @@ class PreemptView(PhaseView):
     helpless: int
     #: Whether there is room as soon as those have left who are leaving already.
     soon: bool
+    #: Whether some node was not looked at to the end, as that would have taken too long.
+    cut_short: bool
     #: All of it, to be read.
     told: list[str]
 
@@ -238,6 +240,7 @@ def _preempt_view(record: Record, replica: str) -> PreemptView | None:
         ],
         helpless=part.helpless,
         soon=part.soon,
+        cut_short=part.cut_short,
         told=list(told(part)),
     )
 

@@ -160,8 +160,8 @@ class Verbs:
         codes = self._codes(request, rows, snap)
         asks = isinstance(request, VramRequest) and bool(request.asks)
         sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
-        if asks:
-            self._hold_places(offered.pod, rows, codes, snap)
+        if asks and self._hold_places(offered.pod, rows, codes, snap):
+            sure = False
         if isinstance(request, VramRequest) and asks:
             self._cluster.usual.see(request, offered.pod, snap, rows)
         fits = codes == 0
@@ -372,15 +372,17 @@ class Verbs:
                 left = left or reason is not None
         return left
 
-    def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> None:
+    def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> bool:
         """Refuse in ``codes`` the nodes that would be full with pods for which others have left or
-        leave, and which do not rank behind this one."""
-        now_s = self._monotonic_s()
+        leave, and which do not rank behind this one; says whether there were any."""
+        now_s, held = self._monotonic_s(), False
         for node, others in self._cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():
                 reason = self._cluster.refusal_beside(pod, node, others, now_s)
                 codes[passed] = CODE_OF[reason]
+                held = held or reason is not None
+        return held
 
     def _keep_contenders(self) -> bool:
         """Put on record who came next to the winner, and why; kube-scheduler did not wait for

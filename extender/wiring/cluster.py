@@ -24,7 +24,7 @@ from extender.wiring.clients import keep_client_ca
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.mirroring import Mirroring
-from extender.wiring.readiness import unready
+from extender.wiring.readiness import DISPENSABLE, unready
 from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender, serve
 
@@ -58,8 +58,10 @@ async def serve_cluster(
         return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
 
     post = KubeEvents(api, time.time).post
-    awaited = [kind.type for kind in watched_kinds(settings.agent_namespace)]
+    watched = watched_kinds(settings.agent_namespace)
+    awaited = [kind.type for kind in watched if kind.name not in DISPENSABLE]
     extender = Extender(settings, missing, post, awaited, origin)
+    extender.cluster.budgets.awaited = True
     sources = KubernetesSources(
         api,
         extender.tell,

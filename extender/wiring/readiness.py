@@ -8,10 +8,14 @@ from collections.abc import Iterable
 
 from extender.sources.reflector import Health
 
+#: Placing does without them: while they are not known nobody is evicted for others.
+DISPENSABLE = ("poddisruptionbudgets",)
+
 
 def unready(health: Iterable[Health], blind_after_s: float) -> str:
-    """Empty where every kind was listed, and heard of in the last ``blind_after_s`` seconds."""
-    seen = list(health)
+    """Empty where every kind that placing needs was listed, and heard of in the last
+    ``blind_after_s`` seconds."""
+    seen = [h for h in health if h.kind not in DISPENSABLE]
     if waiting := [h.kind for h in seen if not h.synced]:
         return f"Headroom has not yet listed: {', '.join(waiting)}"
     if any(h.contact_age_s is None or h.contact_age_s > blind_after_s for h in seen):

@@ -257,6 +257,9 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     assert told(found(state=alone, of=of, offered=offered, careful=True)) == {}
     state.apply([BudgetGone("default", "pdb")])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+    # While they are awaited nobody knows whom not to evict.
+    state.budgets.awaited = True
+    assert told(found(state=state, of=of, offered=offered)) == {}
     state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
     state.apply([Relisted(PodDisruptionBudget, (), NOW_S)])

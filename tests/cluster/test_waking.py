@@ -448,3 +448,18 @@ def test_room_that_others_left_for_somebody_wakes_nobody_else() -> None:
     world.see(refused("above", priority=6))
     world.holds("n", 2)
     assert world.woken(MOST_BACK_OFF_S) == ["above"]
+
+
+def test_who_was_refused_for_a_held_place_is_woken_when_nobody_holds_it_any_more() -> None:
+    world = World("n")
+    nominee = refused("nominee", "10Gi", priority=5)
+    status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
+    other = refused("other", minute=1)
+    world.see(msgspec.structs.replace(nominee, status=status))
+    world.holds("n", 0)
+    world.woken()
+    world.see(other)
+    world.decides(other, fits=0, sure=False)
+    assert world.woken(CLAIM_S + 0.1) == []
+    world.state.apply([PodGone("nominee")])
+    assert world.woken() == ["other"]

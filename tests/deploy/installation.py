@@ -14,6 +14,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from kubernetes.client import ApiClient
@@ -161,12 +162,13 @@ class Installation:
             check=True,
         ).stdout
 
-    def start(self) -> None:
-        """Both containers of the scheduler's pod; returns when the extender is ready."""
+    def start(self, replica: str = "") -> None:
+        """Both containers of one more of the scheduler's pods; returns when the extender is ready,
+        which is the one that answers from then on."""
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
         verbs_port, self.debug_port, webhook_port, self.scheduler_port = free_ports(4)
-        folder = self.mounted(spec["spec"])
+        folder = self.mounted(spec["spec"], replica)
         command, config, file = extender["args"]
         settings = folder / Path(file).relative_to("/etc/headroom")
         text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
@@ -174,13 +176,13 @@ class Installation:
         text += "".join(f"{name}_port: {port}\n" for name, port in ports.items())
         settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
         self.plane.spawn(
-            "extender",
+            f"extender{replica}",
             *(sys.executable, "-m", "extender", command, config, str(settings)),
             env=self._environment(spec["spec"]["serviceAccountName"]),
         )
         deadline_s = time.monotonic() + PATIENCE_S
         while (told := self.answers("/readyz"))[0] != 200:
-            log = self.plane.log("extender")[-4000:]
+            log = self.plane.log(f"extender{replica}")[-4000:]
             assert time.monotonic() < deadline_s, f"the extender is not ready: {told}\n{log}"
             time.sleep(0.05)
         self._find_webhook(webhook_port)
@@ -195,7 +197,13 @@ class Installation:
         configured.write_text(json.dumps(content))
         flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
         flags += ["--bind-address=127.0.0.1", f"--secure-port={self.scheduler_port}"]
-        self.plane.spawn(name, str(built(name)[name]), *flags)
+        self.plane.spawn(f"{name}{replica}", str(built(name)[name]), *flags)
+
+    def end(self, replica: str = "") -> None:
+        """As a pod ends that is deleted."""
+        for name in ("kube-scheduler", "extender"):
+            if self.plane.runs(f"{name}{replica}"):
+                self.plane.end(f"{name}{replica}")
 
     def _find_webhook(self, port: int) -> None:
         """No Service leads anywhere here; whom to trust is said by the certificates' Job."""
@@ -204,8 +212,13 @@ class Installation:
             changes = []
             for i, each in enumerate(self.plane.call("GET", path)["webhooks"]):
                 config = each["clientConfig"]
+                where = (
+                    config["service"]["path"]
+                    if "service" in config
+                    else urlsplit(config["url"]).path
+                )
                 address = {
-                    "url": f"https://127.0.0.1:{port}{config['service']['path']}",
+                    "url": f"https://127.0.0.1:{port}{where}",
                     "caBundle": config["caBundle"],
                 }
                 changes.append(
@@ -213,9 +226,9 @@ class Installation:
                 )
             self.plane.call("PATCH", path, changes, "application/json-patch+json")
 
-    def mounted(self, spec: dict[str, Any]) -> Path:
+    def mounted(self, spec: dict[str, Any], replica: str) -> Path:
         """A folder that has what the pod has in /etc/headroom."""
-        root = self.plane.folder / "etc"
+        root = self.plane.folder / f"etc{replica}"
         where = {
             mount["name"]: root / Path(mount["mountPath"]).relative_to("/etc/headroom")
             for container in spec["containers"]

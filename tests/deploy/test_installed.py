@@ -6,12 +6,16 @@ One installation for the module, whose tests stand in the order of its life.
 import json
 import shlex
 import subprocess
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from contract.gpunode import decode_gpunode
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
 from tests.deploy.commands import commands
 from tests.deploy.installation import (
@@ -33,6 +37,8 @@ BINARIES = (
     *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
     *("kubectl", "helm"),
 )
+#: The replica that an upgrade brings.
+UPGRADED = "-upgraded"
 VIEWER_TOKEN = "viewer-of-the-tests"
 USERS_PODS = "/api/v1/namespaces/default/pods"
 #: Rights that nothing needs while all goes well: pods without room are sent away, a Binding without
@@ -244,6 +250,64 @@ def test_nobody_reads_secrets_or_what_is_none_of_its_business(
     assert "cannot" in answer.json()["message"]
 
 
+def created(installation: Installation, name: str, vram: str) -> bool:
+    """As a controller does it: a webhook that did not answer is asked again."""
+    try:
+        create_pod(installation, name, vram)
+    except ApiRefused as err:
+        if "failed calling webhook" not in str(err):
+            raise
+        return False
+    return True
+
+
+def test_an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installation) -> None:
+    """As the Deployment does it: the new pod is ready before the old one is told to end; pods come
+    all the while."""
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
+    plane = installation.plane
+    before = plane.call("GET", lease)["spec"]["holderIdentity"]
+    names = [f"load-{i}" for i in range(26)]
+    upgraded = threading.Event()
+
+    def load() -> None:
+        for i, name in enumerate(names):
+            until(lambda name=name: created(installation, name, "256Mi"), f"{name} is created")
+            if i < len(names) // 2:
+                upgraded.wait(0.2)  # half of them before, or for as long as it takes
+
+    with ThreadPoolExecutor(1) as hands:
+        loading = hands.submit(load)
+        installation.start(UPGRADED)
+        installation.end()
+        upgraded.set()
+        loading.result()
+
+    def bound() -> bool:
+        pods = installation.listed(USERS_PODS)
+        installation.nodes.observe(pods)
+        return all(pod["spec"].get("nodeName") for pod in pods)
+
+    until(bound, "all are bound")
+    assert plane.call("GET", lease)["spec"]["holderIdentity"] != before
+    codes = [
+        each["responseStatus"]["code"]
+        for each in plane.asked(EXTENDER)
+        if each.get("objectRef", {}).get("subresource") == "binding"
+    ]
+    assert codes.count(201) == len(names) + len(("one", "two"))
+    assert set(codes) <= {201, 409}  # of which the latter are tried again
+    sits: Counter[str] = Counter()
+    for each in installation.listed(GPUNODES):
+        status = decode_gpunode(json.dumps(each).encode()).status
+        assert status is not None
+        for use in status.pods:
+            sits[use.device] += use.used_bytes or 0
+        for device in status.devices:
+            assert sits[device.uuid] <= device.memory_bytes
+    assert sum(sits.values()) == 2 * (16 << 30) + len(names) * (256 << 20)
+
+
 def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     installation: Installation,
 ) -> None:
@@ -254,8 +318,7 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     }
     plane.start_deleting()
     # What Deployment and DaemonSet had ends with them: here no kubelet sees to it.
-    plane.kill("extender")
-    plane.kill("kube-scheduler")
+    installation.end(UPGRADED)
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
@@ -269,8 +332,7 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     assert left == []
     with pytest.raises(ApiRefused, match=": 404 "):
         plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}")
-    for name in ("one", "two"):
-        pod = pod_of(installation, name)
+    for pod in installation.listed(USERS_PODS):
         assert pod["spec"]["nodeName"] in nodes
         ours = {key for key in pod["metadata"].get("annotations", {}) if "headroom.gpu/" in key}
         assert ours == {"headroom.gpu/vram"}  # the user's own

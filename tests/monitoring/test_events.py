@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from extender.ledger.eviction import NO_ROOM
+from extender.wiring.preempting import NEWCOMER, VICTIM
 from tests.monitoring.documented import DOCS
 
 SOURCES = Path(__file__).parents[2] / "extender"
 
 
 def reasons() -> Iterator[str]:
-    yield NO_ROOM
+    yield from (NO_ROOM, NEWCOMER, VICTIM)
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:

@@ -31,6 +31,11 @@ def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -
         pytest.param([health(), health("nodes", age_s=90.1)], BLIND, id="one kind is silent"),
         pytest.param([health(age_s=None)], BLIND, id="never heard of"),
         pytest.param(
+            [health(), health("poddisruptionbudgets", synced=False, age_s=None)],
+            "",
+            id="nobody needs budgets to place a pod",
+        ),
+        pytest.param(
             [health(synced=False, age_s=None), health(age_s=500.0)],
             "Headroom has not yet listed: pods",
             id="not listed",
