@@ -7,7 +7,8 @@ its pods (``filterPodsWithPDBViolation``, pkg/scheduler/framework/plugins/defaul
 
 from collections.abc import Iterable, Mapping
 
-from contract.kube import LabelSelector, NodeSelectorRequirement, Pod, PodDisruptionBudget
+from contract.kube import LabelSelector, Pod, PodDisruptionBudget
+from extender.cluster.requirements import holds
 from extender.placement.victims import Budget
 
 
@@ -61,20 +62,6 @@ def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
     return (
         bool(exact or expressions)
         and all(labels.get(name) == value for name, value in exact.items())
-        and all(_holds(asked, labels) for asked in expressions)
+        # One that is not valid is about nobody.
+        and all(holds(asked, labels) for asked in expressions)
     )
-
-
-def _holds(asked: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(asked.key), asked.values or ()
-    match asked.operator:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return False  # not valid, so it is about nobody

@@ -7,6 +7,7 @@ it takes to be no obstacle, and then a pod is woken in vain.
 from collections.abc import Iterable, Mapping
 
 from contract.kube import Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration
+from extender.cluster.requirements import holds
 
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -44,18 +45,8 @@ def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bo
 
 
 def _holds(asked: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
-    value, values = given.get(asked.key), asked.values or ()
-    match asked.operator:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return value is not None  # numbers are left to kube-scheduler
+    found = holds(asked, given)
+    return asked.key in given if found is None else found  # numbers are left to kube-scheduler
 
 
 def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
