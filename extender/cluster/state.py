@@ -635,6 +635,8 @@ class ClusterState:
                     self._apply(BudgetSeen(o))
             yield
         self._awaited.discard(kind)
+        # In a cluster without nodes nothing is ever weighed.
+        self.begun = self.begun or not (self._awaited or self._dirty)
 
     def _put_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid

@@ -658,3 +658,17 @@ def test_nodes_are_weighed_when_every_awaited_kind_was_listed() -> None:
     assert [node.name for node in state.snapshot().nodes] == ["n"]
     state.apply([Relisted(Node, (), NOW_S), Relisted(GPUNode, (), NOW_S)])
     assert state.snapshot().nodes == ()
+
+
+def test_a_cluster_without_nodes_is_taken_in_when_that_was_heard() -> None:
+    state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S, awaited=(Node, Pod))
+    for kind, begun in ((Node, False), (Pod, True)):
+        for _ in state.taking([Relisted(kind, (), NOW_S)]):
+            pass
+        assert state.begun is begun
+    other = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S, awaited=(Node,))
+    for _ in other.taking([Relisted(Node, (kube_node(),), NOW_S)]):
+        assert not other.begun
+    assert not other.begun  # it is to be weighed first
+    assert other.weigh_next()
+    assert other.begun
