@@ -75,7 +75,7 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
         arguments = ["serve", "--embedded", str(fleet)]
         arguments += ["--verbs-port", "0", "--debug-port", "0", *options]
         ours, theirs = _forks.Pipe(duplex=False)
-        process = _forks.Process(target=_run, args=(arguments, theirs, log))
+        process = _forks.Process(target=_run, args=(arguments, dict(os.environ), theirs, log))
         process.start()
         theirs.close()
         try:
@@ -93,10 +93,14 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
             ours.close()
 
 
-def _run(arguments: Sequence[str], stdout: Connection, log: Path) -> None:
+def _run(
+    arguments: Sequence[str], environment: Mapping[str, str], stdout: Connection, log: Path
+) -> None:
     """As ``python -m extender`` would, in a process that has imported it."""
     from extender.cli import app
 
+    os.environ.clear()
+    os.environ.update(environment)
     with log.open("wb") as stderr:
         os.dup2(stdout.fileno(), 1)
         os.dup2(stderr.fileno(), 2)
