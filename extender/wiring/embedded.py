@@ -16,7 +16,8 @@ from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.reloading import ANYWHERE, Origin
-from extender.wiring.replica import Extender, serve
+from extender.wiring.replica import Extender
+from extender.wiring.serving import serve
 
 #: Nobody reports unless asked to, so no report is ever too old.
 NEVER_STALE_S = 1e12
