@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from contract.gpunode import GPUNodeStatus
 from contract.kube import Namespace, Node, Pod
 from extender.cluster.events import Event, Relisted
+from extender.contradictions import is_loopback
 from extender.errors import BadSettings, StoreNotFound
 from extender.fleet import Fleet
 from extender.ledger.embedded import EmbeddedStore
-from extender.settings import Settings, is_loopback
+from extender.settings import Settings
 from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
