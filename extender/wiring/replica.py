@@ -17,6 +17,7 @@ from extender.certs.expiry import CertificateCollector
 from extender.cluster.chores import knows_devices
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen
 from extender.cluster.state import ClusterState
+from extender.cluster.vacating import refusal_beside
 from extender.fleetmetrics import FleetCollector
 from extender.journal import Journal
 from extender.ledger.eviction import Evictions, Hands
@@ -197,7 +198,7 @@ class Extender:
             now_s, node = time.monotonic(), gpunode.name
             # Filter may have let it pass before it was known for whom others leave.
             held_for = self.cluster.held_for(pod, now_s).get(node, ())
-            taken = self.cluster.refusal_beside(pod, node, held_for, now_s) if held_for else None
+            taken = refusal_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
             return taken or self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
