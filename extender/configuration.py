@@ -19,8 +19,9 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from contract.variables import service_links
+from extender.contradictions import Contradiction
 from extender.errors import BadSettings
-from extender.settings import EXAMPLES, Contradiction, Settings
+from extender.settings import EXAMPLES, Settings
 
 PREFIX, NESTED = "HEADROOM_", "__"
 #: Variables of ``kubectl headroom`` and of the tests, which people have in their shells.

@@ -24,7 +24,7 @@ from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import format_bytes
 from extender.configuration import read_yaml, said
 from extender.errors import BadSettings
-from extender.settings import QuantityBytes
+from extender.values import QuantityBytes
 
 #: The stock plugin and kubelet, as they are when nobody configures them.
 _PLUGIN = Plugin(

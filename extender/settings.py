@@ -1,49 +1,18 @@
 """Every setting of the extender, what it means and what it is when nobody says."""
 
 from enum import Enum
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from typing import Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from contract.annotations import MIRROR, ScoringPolicy
-from contract.errors import BadQuantity
-from contract.quantity import parse_bytes
 from extender.admission.around import Wishes
+from extender.contradictions import RULES
 from extender.placement.rules import MIB, Rules, VisibleDevices, Weights
 from extender.records import DEFAULT_BOUNDS, Bounds
 from extender.tls import TlsFiles
-
-
-def _quantity(value: Any) -> Any:
-    """A Kubernetes quantity, as in 64Mi, or a number of bytes."""
-    if isinstance(value, str):
-        try:
-            return parse_bytes(value)
-        except BadQuantity as err:
-            raise ValueError(f"{err}; right is, for example, 64Mi") from err
-    return value
-
-
-QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
-
-
-class Contradiction(ValueError):
-    """These settings cannot go together; the text says why, and what is right."""
-
-    def __init__(self, message: str, *settings: str) -> None:
-        super().__init__(message)
-        self.settings = settings
-
+from extender.values import Places, QuantityBytes, Url, Weight
 
 #: Right values of settings that have none by default.
 EXAMPLES = {
@@ -86,9 +55,6 @@ RELOADED = (
 class OnMiss(Enum):
     REPORT = "report"
     EVICT = "evict"
-
-
-Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 class ScoreWeights(BaseModel):
@@ -302,7 +268,7 @@ class Settings(BaseModel):
     journal_age_s: float = Field(
         DEFAULT_BOUNDS.age_s, gt=0, description="Seconds after which a decision is forgotten."
     )
-    peers: tuple[str, ...] = Field(
+    peers: Places = Field(
         (),
         description="Where the debug APIs of the other replicas are: names or addresses, each with "
         "a port unless it is debug_port; best the one name of a headless Service, which stands for "
@@ -311,7 +277,7 @@ class Settings(BaseModel):
     peers_timeout_s: float = Field(
         0.5, gt=0, le=30, description="Peers that take longer are left out, and named."
     )
-    prometheus_url: str | None = Field(
+    prometheus_url: Url | None = Field(
         None,
         repr=False,
         description="Prometheus that keeps dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, for how busy "
@@ -341,51 +307,6 @@ class Settings(BaseModel):
         None, description="CA certificates in PEM for Prometheus' own; else those of the system."
     )
 
-    @field_validator("peers")
-    @classmethod
-    def _are_places(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
-        for peer in peers:
-            try:
-                parts = urlsplit(f"//{peer}")
-                sound = bool(parts.hostname) and parts.netloc == peer and parts.port != 0
-            except ValueError:
-                sound = False
-            if not sound or "@" in peer:
-                raise ValueError(
-                    f"{peer!r} is no place; right is, for example, "
-                    "headroom-peers.headroom-system.svc or 10.1.2.3:8889"
-                )
-        return peers
-
-    @field_validator("prometheus_url")
-    @classmethod
-    def _is_a_url(cls, url: str | None) -> str | None:
-        # The value may hold a password, so it is not quoted.
-        try:
-            parts = None if url is None else urlsplit(url)
-            sound = parts is None or (
-                parts.scheme in ("http", "https")
-                and bool(parts.hostname)
-                and parts.port != 0
-                and not (parts.query or parts.fragment)
-            )
-        except ValueError:
-            sound = False
-        if not sound:
-            raise ValueError("is no URL; right is, for example, http://prometheus.monitoring:9090")
-        return url
-
-    @model_validator(mode="after")
-    def _prometheus_is_named(self) -> Self:
-        for name in ("prometheus_token_file", "prometheus_ca"):
-            if getattr(self, name) is not None and self.prometheus_url is None:
-                raise Contradiction(
-                    f"{name} is set without prometheus_url; right are both, for example "
-                    "prometheus_url: https://prometheus.monitoring:9090",
-                    name,
-                )
-        return self
-
     @field_validator("resources")
     @classmethod
     def _mirror_is_no_gpu(cls, resources: tuple[str, ...]) -> tuple[str, ...]:
@@ -397,57 +318,12 @@ class Settings(BaseModel):
         return resources
 
     @model_validator(mode="after")
-    def _open_on_loopback_alone(self) -> Self:
-        name, host = self._where("debug_host")
-        if self.debug_open and not is_loopback(host):
-            raise Contradiction(
-                f"debug_open is set and {name} is {host}, where others than this machine's own "
-                f"processes can read it; right is {name}: 127.0.0.1, or debug_open: false",
-                "debug_open",
-                name,
-            )
+    def _go_together(self) -> Self:
+        for rule in RULES:
+            rule(self)
         return self
 
-    @model_validator(mode="after")
-    def _strangers_bind_nothing(self) -> Self:
-        name, host = self._where("verbs_host")
-        if self.insecure_verbs or is_loopback(host):
-            return self
-        needed = ("tls_cert", "tls_key", "tls_client_ca")
-        if missing := [each for each in needed if getattr(self, each) is None]:
-            raise Contradiction(
-                f"{name} is {host}, where others than this machine's own processes can have us "
-                f"bind pods, and {' and '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} not set; right are all three, for example "
-                "those of the Secrets that headroom certs makes, or verbs_host: 127.0.0.1, or "
-                "insecure_verbs: true where a NetworkPolicy of yours keeps everybody else away",
-                name,
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        for begin in ("", "debug_", "webhook_"):
-            cert, key = f"{begin}tls_cert", f"{begin}tls_key"
-            if (getattr(self, cert) is None) != (getattr(self, key) is None):
-                given, missing = (cert, key) if getattr(self, cert) else (key, cert)
-                flag = f"--{begin}tls".replace("_", "-")
-                right = f"{flag}-cert tls.crt {flag}-key tls.key"
-                if begin == "webhook_":  # which has no flags
-                    right = f"{cert}: tls.crt and {key}: tls.key"
-                raise Contradiction(
-                    f"{given} is set and {missing} is not; right are both, for example {right}",
-                    given,
-                )
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise Contradiction(
-                "tls_client_ca is set without tls_cert and tls_key; right are all three, "
-                "for example --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt",
-                "tls_client_ca",
-            )
-        return self
-
-    def _where(self, name: str) -> tuple[str, str]:
+    def where(self, name: str) -> tuple[str, str]:
         """The setting by which a server has its address, and the address."""
         own: str | None = getattr(self, name)
         return (name, own) if own is not None else ("host", self.host)
@@ -455,12 +331,12 @@ class Settings(BaseModel):
     @property
     def verbs_at(self) -> str:
         """The address that kube-scheduler's port is on."""
-        return self._where("verbs_host")[1]
+        return self.where("verbs_host")[1]
 
     @property
     def debug_at(self) -> str:
         """The address that the debug API's port is on."""
-        return self._where("debug_host")[1]
+        return self.where("debug_host")[1]
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -517,11 +393,3 @@ class Settings(BaseModel):
             visible_devices=self.visible_devices,
             suspect_env_from=self.suspect_env_from,
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine's own processes reaches it."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name may stand for anything
-        return False

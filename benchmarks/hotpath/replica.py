@@ -27,7 +27,8 @@ from extender.ledger.embedded import EmbeddedStore
 from extender.settings import Settings
 from extender.web.wire import decode_offer
 from extender.wiring.memory import keep_what_answers_need
-from extender.wiring.replica import Extender, serve
+from extender.wiring.replica import Extender
+from extender.wiring.serving import serve
 
 _START_S = 600.0
 

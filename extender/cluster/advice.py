@@ -14,6 +14,7 @@ from contract.quantity import format_bytes, gib
 from contract.reasons import Reason
 from extender.cluster.holders import Held, holders
 from extender.cluster.state import ClusterState
+from extender.cluster.vacating import fits_after_eviction
 from extender.placement.comparison import failing
 from extender.placement.explain import Explanation, NodeExplanation
 from extender.placement.fit import Verdicts
@@ -105,7 +106,7 @@ def _wait(
     ]
     could.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(could, _MOST_TRIED):
-        if cluster.fits_after_eviction(pod, node, {held.uid}, now_s):
+        if fits_after_eviction(cluster, pod, node, {held.uid}, now_s):
             who, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             sentence = (

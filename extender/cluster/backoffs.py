@@ -7,6 +7,8 @@ that was started anew has forgotten, and counts from one.
 
 from collections.abc import Set
 
+from contract.gpunode import EVICTED, GPUNode
+
 #: Seconds after the first eviction from a node; doubled with every further one, up to the longest.
 FIRST_S, LONGEST_S = 10.0, 320.0
 #: Seconds without an eviction after which a node counts as good as new.
@@ -46,6 +48,11 @@ class BackOffs:
     def holds(self, node: str) -> bool:
         return node in self._until_s
 
+    def holds_as_told(self, gpunode: GPUNode) -> bool:
+        """Whether a pod was sent away from there lately, as far as this very object tells too:
+        another replica may have marked it a moment ago."""
+        return self.holds(gpunode.name) or self.is_news(gpunode.name, marked(gpunode))
+
     def over(self, now_s: float) -> list[str]:
         """The nodes that may take pods again."""
         return [node for node, until_s in self._until_s.items() if until_s <= now_s]
@@ -58,3 +65,8 @@ class BackOffs:
         self._marked.pop(node, None)
         self._last.pop(node, None)
         self._until_s.pop(node, None)
+
+
+def marked(gpunode: GPUNode) -> set[str]:
+    """Uids of those that are to leave the node."""
+    return {uid for uid, held in gpunode.spec.reservations.items() if EVICTED in held.flags}

@@ -145,7 +145,7 @@ def settled(cluster: ClusterState) -> Settled:
             market.mean_bytes,
         )
     )
-    namespaces = dict(sorted(cluster.default_vrams().items()))
+    namespaces = dict(sorted(cluster.namespaces.default_vrams().items()))
     return Settled(cluster.rules, cluster.stale_after_s, prices, namespaces)
 
 

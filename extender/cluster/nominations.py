@@ -92,6 +92,17 @@ class Nominations:
                 found[hold.node] = (*found.get(hold.node, ()), hold.pod)
         return found
 
+    def held_for(
+        self, pod: Pod, now_s: float, is_left: Callable[[str], bool]
+    ) -> dict[str, list[Pod]]:
+        """Node -> the nominees that the pod leaves it to; ``is_left`` as above."""
+        own = self.node_of(pod.metadata.uid)
+        return {
+            node: others
+            for node, all_there in self.nominees(now_s, is_left).items()
+            if (others := [other for other in all_there if yields(pod, other, own == node)])
+        }
+
 
 def priority(pod: Pod) -> int:
     return pod.spec.priority or 0

@@ -1,6 +1,7 @@
-"""Why a node that is to be pinned cannot be: said for the administrator who wants to change it."""
+"""To which device a pod is pinned; and why a node that is to be pinned cannot be, said for the
+administrator who wants to change it."""
 
-from contract.gpunode import Plugin
+from contract.gpunode import Plugin, Reservation
 
 
 def why_not_pinned(plugin: Plugin) -> str:
@@ -24,3 +25,13 @@ def why_not_pinned(plugin: Plugin) -> str:
         "it is not seen that container toolkit and device plugin leave the choice to the variable; "
         "pinned takes runtime mode auto, legacy or jit-cdi, and PASS_DEVICE_SPECS=false"
     )
+
+
+def pinned_to(held: Reservation) -> str:
+    """The device of a pod that was promised it for certain; empty where there is none.
+
+    A Binding of an earlier attempt may still arrive and tell the pod of this device. Before it can
+    be promised another, the promise must have been taken back, which makes such Bindings fail.
+    """
+    charges = [charge for charge in held.charges if charge.by_environment]
+    return next((min(charge.candidates) for charge in charges if len(charge.candidates) == 1), "")

@@ -32,7 +32,8 @@ from extender.cluster.demands import demands
 from extender.cluster.freshness import age
 from extender.cluster.needs import Needs, plain
 from extender.cluster.nominations import priority
-from extender.cluster.state import OVERDUE_S, ClusterState
+from extender.cluster.state import ClusterState
+from extender.cluster.vacating import OVERDUE_S, leaving, overdue_s, vacated
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
@@ -257,24 +258,24 @@ class _Search:
             return None
         # Where they leave for this very pod it is waited for them however long they take.
         own = self.state.nominations.node_of(self.pod.metadata.uid) == name
-        leaving = self.state.leaving(name, self.now_s, inf if own else SOON_S)
+        going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
             pod.metadata.uid: pod
             for pod in self.state.sitting_on(name)
-            if pod.metadata.uid not in leaving
+            if pod.metadata.uid not in going
             and may_leave(pod, self.pod)
             and not self._is_stuck(pod)
         }
-        if offer is None and not pods and not leaving:
+        if offer is None and not pods and not going:
             return None
-        stage = _Stage(self, name, terms, offer, pods, leaving)
+        stage = _Stage(self, name, terms, offer, pods, going)
         return stage if stage.possible else None
 
     def _is_stuck(self, pod: Pod) -> bool:
         """Whether it should be gone by now, and who knows what it waits for: to evict it once more
         frees nothing."""
-        overdue_s = self.state.overdue_s(pod, self.now_s)
-        return overdue_s is not None and overdue_s > OVERDUE_S
+        late_s = overdue_s(self.state, pod, self.now_s)
+        return late_s is not None and late_s > OVERDUE_S
 
 
 class _Stage:
@@ -436,7 +437,7 @@ class _Stage:
         search = self._search
         gone = uids | self._leaving
         beside = search.held_for.get(self.name, ())
-        terms = search.state.vacated(self.name, gone, search.pod, beside)
+        terms = vacated(search.state, self.name, gone, search.pod, beside)
         return bool(self._judged(terms).fits[0])
 
     def _judged(self, terms: NodeTerms) -> Verdicts:

@@ -3,6 +3,13 @@ snapshot that shows it. Only the last time of each node is kept."""
 
 from collections.abc import Iterator
 
+from extender.placement.equation import DeviceTerms
+from extender.placement.snapshot import MOST_BYTES, NodeTerms
+from extender.placement.table import reach
+
+#: Less than any device has.
+_NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
+
 
 class Rooms:
     def __init__(self) -> None:
@@ -29,3 +36,24 @@ class Rooms:
             if self._in[node] <= generation:
                 return
             yield node
+
+
+def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
+    """Whether a pod could fit now that did not fit before, as far as room decides."""
+    if after.reason is not None:
+        return False
+    if before is None or before.reason is not None:
+        return True
+    had = {terms.device.uuid: _room(terms) for terms in before.devices}
+    return any(
+        more > less
+        for terms in after.devices
+        for more, less in zip(_room(terms), had.get(terms.device.uuid, _NO_ROOM), strict=True)
+    )
+
+
+def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
+    """Whether it takes pods, bytes left, replicas left, and how far it is from being given to the
+    next pod: what cannot be given needs no room."""
+    replicas = terms.device.replicas.free - terms.awaited_replicas
+    return int(terms.fence is None), terms.room_bytes, replicas, reach(terms)

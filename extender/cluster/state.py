@@ -10,22 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from math import inf
-
-import msgspec
+from types import MappingProxyType
 
 from contract.annotations import (
-    DEFAULT_VRAM,
     DEVICE_CHOICE,
     MAX_SM,
-    RESERVE,
     DeviceChoice,
     ScoringPolicy,
-    parse_device_choice,
-    parse_reserve,
 )
-from contract.errors import BadAnnotation
 from contract.gpunode import (
-    EVICTED,
     UNOWNED_TOLERANCE_BYTES,
     GPUNode,
     GPUNodeStatus,
@@ -36,7 +29,7 @@ from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, Reso
 from contract.reasons import Reason
 from extender.cluster.activity import Activities, grew_idler
 from extender.cluster.allocators import Allocators, of_pod
-from extender.cluster.backoffs import BackOffs
+from extender.cluster.backoffs import BackOffs, marked
 from extender.cluster.budgets import Budgets, key
 from extender.cluster.bystanders import adopt
 from extender.cluster.departures import Departures
@@ -64,33 +57,32 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.cluster.freshness import NEVER_S, Pulse, age
+from extender.cluster.freshness import NEVER_S, Signs
 from extender.cluster.idling import idle_on
-from extender.cluster.labels import believed, why_not_believed
-from extender.cluster.mig import mig_obstacle
-from extender.cluster.nominations import Nominations, yields
+from extender.cluster.labels import believed
+from extender.cluster.namespaces import Namespaces
+from extender.cluster.news import matters, older
+from extender.cluster.nominations import Nominations
 from extender.cluster.observations import Circumstances, Observations
+from extender.cluster.obstacles import NodeWishes, obstacle, offers_gpus, wishes
 from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.overuses import Overuses
-from extender.cluster.pinning import why_not_pinned
-from extender.cluster.rooms import Rooms
-from extender.placement.equation import DeviceTerms, weigh, without
+from extender.cluster.pinning import pinned_to
+from extender.cluster.rooms import Rooms, grew
+from extender.placement.equation import weigh
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.mix import Usual
 from extender.placement.placed import Placement, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
-from extender.placement.snapshot import MOST_BYTES, NodeTerms, Snapshot
-from extender.placement.table import Table, build, reach
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.table import Table, build
 
 #: The last part of the time in which a report is fresh: by then one heartbeat is missing.
 AGEING_RATIO = 1 / 3
-#: Less than any device has.
-NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
-#: After its grace period a pod that is being deleted should have been gone for so long.
-OVERDUE_S = 60.0
-_SILENT = Pulse()
+#: Nobody is on the way.
+NOTHING: Mapping[str, Reservation] = MappingProxyType({})
 
 
 class ClusterState:
@@ -111,18 +103,13 @@ class ClusterState:
         self._table = Table()
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
-        #: Nodes whose report was stale and is not any more.
-        self._woke_up: set[str] = set()
         self._nodes: dict[str, Node] = {}
         #: Those on which it is annotated who chooses the device.
         self._with_choice: dict[str, None] = {}
         self._gpunodes: dict[str, GPUNode] = {}
-        self._reports: dict[str, Pulse] = {}
-        self._leases: dict[str, Pulse] = {}
-        #: Node -> what the Lease of its agent vouches for.
-        self._vouches: dict[str, Vouch] = {}
-        self._namespaces: dict[str, Namespace] = {}
-        self._default_vram: dict[str, str] = {}
+        #: When the agents were heard of last.
+        self._signs = Signs(stale_after_s)
+        self.namespaces = Namespaces()
         #: Pods that ask for GPUs of ours, by uid.
         self._pods: dict[str, Pod] = {}
         self._uids_on: dict[str, set[str]] = {}
@@ -229,11 +216,7 @@ class ClusterState:
     def confirmation(self, name: str) -> Vouch | None:
         """What the agent's Lease says of the very report that is held; None where it says nothing
         of it, or speaks of another."""
-        vouch, gpunode = self._vouches.get(name), self._gpunodes.get(name)
-        if vouch is None or gpunode is None or gpunode.status is None:
-            return None
-        same = gpunode.metadata.uid, gpunode.status.observed_at
-        return vouch if (vouch.gpunode, vouch.observed_at) == same else None
+        return self._signs.confirmation(name, self._gpunodes.get(name))
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
         """What is known of the node's devices: what its agent reports, however long ago, or what
@@ -248,17 +231,7 @@ class ClusterState:
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """What the pod asks for, with the default of its namespace."""
-        return understand(pod, self._default_vram.get(pod.metadata.namespace), self.rules)
-
-    def namespace(self, name: str) -> Namespace | None:
-        return self._namespaces.get(name)
-
-    def default_vram(self, namespace: str) -> str | None:
-        return self._default_vram.get(namespace)
-
-    def default_vrams(self) -> dict[str, str]:
-        """Namespace -> what pods that annotate nothing ask for there, where anything is said."""
-        return dict(self._default_vram)
+        return understand(pod, self.namespaces.default_vram(pod.metadata.namespace), self.rules)
 
     def binding_to(self, name: str) -> dict[str, Reservation]:
         """What this replica is about to promise on the node, by uid."""
@@ -278,16 +251,15 @@ class ClusterState:
         if isinstance(request, Unreadable):
             return request.reason
         held = gpunode.spec.reservations.get(pod.metadata.uid)
-        request = replace(request, pinned_to=_pinned_to(held) if held else "")
-        snap = build([self._weigh(gpunode.name, gpunode, {pod.metadata.uid})])
+        request = replace(request, pinned_to=pinned_to(held) if held else "")
+        snap = build([self.terms_of(gpunode.name, gpunode, {pod.metadata.uid})])
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
         return verdicts.reason(0) or place(request, snap, verdicts, 0)
 
     def weighed(self, gpunode: GPUNode, besides: Set[str] = frozenset()) -> NodeTerms:
         """The node as filter would see it if this were its object, binds under way included and
         promises to the pods with the uids ``besides`` not; from any thread."""
-        assumed = dict(self._assumed.get(gpunode.name, {}))
-        return self._weigh(gpunode.name, gpunode, besides, assumed.items())
+        return self.terms_of(gpunode.name, gpunode, besides, self.binding_to(gpunode.name))
 
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
         """What a pod bound to the node without our promise is charged; None if it is not ours."""
@@ -296,9 +268,9 @@ class ClusterState:
         status = self.report(gpunode.name, gpunode)
         return adopt(
             as_bound(pod),
-            self._default_vram.get(pod.metadata.namespace),
+            self.namespaces.default_vram(pod.metadata.namespace),
             status.devices if status else (),
-            self._wishes(gpunode.name)[0],
+            self._wishes(gpunode.name).reserve_bytes,
             self.rules,
             obeys_environment=status is None or status.plugin.pinning != "ignored",
         )
@@ -317,50 +289,13 @@ class ClusterState:
         idle = idle_on(gpunode, self._sitting_on.get(name, ()), self.epoch_s + now_s, self.rules)
         if not idle:
             return Misplaced()
-        devices = self._weigh(name, gpunode).devices
+        devices = self.terms_of(name, gpunode).devices
         leaving = self._leaving(gpunode.status, name)
-        return misplaced(devices, idle, leaving, not self._backs_off(gpunode))
-
-    def fits_after_eviction(self, pod: Pod, node: str, victims: Set[str], now_s: float) -> bool:
-        """Whether the pod would fit on the node once the pods with these uids have gone."""
-        request, gpunode = self.understand(pod), self._gpunodes.get(node)
-        if isinstance(request, VramRequest) and not request.asks:
-            return True
-        if isinstance(request, Unreadable) or gpunode is None or gpunode.status is None:
-            return False
-        snap = build([self.vacated(node, victims, pod)])
-        return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
+        return misplaced(devices, idle, leaving, not self.back_offs.holds_as_told(gpunode))
 
     def sitting_on(self, name: str) -> tuple[Pod, ...]:
         """Pods bound to the node that have not ended."""
         return self._sitting_on.get(name, ())
-
-    def leaving(self, name: str, now_s: float, within_s: float) -> set[str]:
-        """Uids of pods that the node is charged for and that will be gone within so many seconds
-        without anybody's doing: they are being deleted, have ended, or are gone and their memory is
-        not yet free."""
-        gpunode = self._gpunodes.get(name)
-        promises = gpunode.spec.reservations if gpunode else {}
-        status = gpunode.status if gpunode else None
-        uids = {*promises, *(use.uid for use in (status.pods if status else ()))}
-        uids |= {pod.metadata.uid for pod in self.sitting_on(name)}
-        return {uid for uid in uids if self._goes_soon(uid, name, now_s, within_s)}
-
-    def _goes_soon(self, uid: str, name: str, now_s: float, within_s: float) -> bool:
-        pod = self._pods.get(uid)
-        if pod is None:
-            # One that was never seen may be so new that only its promise is known yet.
-            return self.departures.seen(uid) is not None
-        if pod.ended:
-            return True
-        late_s = self.overdue_s(pod, now_s)
-        return late_s is not None and pod.node == name and -within_s <= late_s <= OVERDUE_S
-
-    def overdue_s(self, pod: Pod, now_s: float) -> float | None:
-        """Seconds since the grace period of a pod that is being deleted is over, negative while it
-        is not; None of any other."""
-        deleted = pod.metadata.deletion_timestamp
-        return age(deleted, self.epoch_s + now_s) if deleted else None
 
     def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
         """Node -> pods for which others leave it, or have left it."""
@@ -368,44 +303,10 @@ class ClusterState:
 
     def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
         """Node -> the nominees that the pod leaves it to."""
-        own = self.nominations.node_of(pod.metadata.uid)
-        return {
-            node: others
-            for node, all_there in self.nominees(now_s).items()
-            if (others := [other for other in all_there if yields(pod, other, own == node)])
-        }
+        return self.nominations.held_for(pod, now_s, self._departing)
 
     def _departing(self, name: str) -> bool:
         return any(pod.metadata.deletion_timestamp for pod in self.sitting_on(name))
-
-    def vacated(self, name: str, gone: Set[str], pod: Pod, beside: Iterable[Pod] = ()) -> NodeTerms:
-        """The node as filter would see it for the pod once those with the uids ``gone`` have left
-        and their memory is free, and with the pods ``beside`` on their way to it."""
-        gpunode = self._gpunodes.get(name)
-        assumed = dict(self._assumed.get(name, {}))
-        if gpunode is not None:
-            for other in beside:
-                if (promise := self.adopt(other, gpunode)) is not None:
-                    assumed.setdefault(other.metadata.uid, promise)
-            if gpunode.status is not None:
-                status = without(gpunode.status, gone)
-                gpunode = msgspec.structs.replace(gpunode, status=status)
-        assumed = {uid: promise for uid, promise in assumed.items() if uid not in gone}
-        return self._weigh(name, gpunode, gone | {pod.metadata.uid}, assumed.items())
-
-    def refusal_beside(
-        self, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
-    ) -> Reason | None:
-        """Why the pod would not fit on the node if these others were being bound to it as well."""
-        request, gpunode = self.understand(pod), self._gpunodes.get(node)
-        if isinstance(request, Unreadable):
-            return request.reason
-        assumed = dict(self._assumed.get(node, {}))
-        for other in coming:
-            if gpunode is not None and (promise := self.adopt(other, gpunode)) is not None:
-                assumed.setdefault(other.metadata.uid, promise)
-        snap = build([self._weigh(node, gpunode, {pod.metadata.uid}, assumed.items())])
-        return fit(request, snap, snap.rows([node]), now_s).reason(0)
 
     # Writing.
 
@@ -461,13 +362,13 @@ class ClusterState:
             self.overcommits.weighed(name, ())
             self.overuses.weighed(name, ())
             self.activities.weighed(name, ())
-            self._woke_up.discard(name)
+            self._signs.woke_up.discard(name)
             return
         pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
         self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
-        assumed = self._assumed.get(name, {}).items()
+        assumed = self._assumed.get(name, NOTHING)
         gpunode = self._gpunodes.get(name)
-        terms = self._weigh(name, gpunode, assumed=assumed)
+        terms = self.terms_of(name, gpunode, assumed=assumed)
         if gpunode is not None:
             self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
         if gpunode is not None and self.observations.waits_on(name):
@@ -475,16 +376,16 @@ class ClusterState:
         self.observations.weighed(name, terms.devices)
         held = terms.devices
         if assumed and any_overcommitted(held):  # what may come is not there yet
-            held = self._weigh(name, gpunode).devices
+            held = self.terms_of(name, gpunode).devices
         self.overcommits.weighed(name, held)
         self.overuses.weighed(name, held)
         before, generation = self._table.get(name), self._table.next_generation
-        if name in self._woke_up or _grew(before, terms):
+        if name in self._signs.woke_up or grew(before, terms):
             self.rooms.note(name, generation)
         self.activities.weighed(name, terms.devices)
         if before is not None and grew_idler(before, terms):
             self.calms.note(name, generation)
-        self._woke_up.discard(name)
+        self._signs.woke_up.discard(name)
         if self._holds_unsettled(name):
             self._unsettled[name] = None
         self._note_crowd(name, terms)
@@ -529,13 +430,13 @@ class ClusterState:
             case NamespaceSeen(namespace):
                 self._put_namespace(namespace)
             case NamespaceGone(name):
-                self._namespaces.pop(name, None)
-                self._put_default_vram(name, None)
+                if self.namespaces.lose(name):
+                    self._soil_defaulted(name)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
             case GPUNodeGone(name):
                 self._gpunodes.pop(name, None)
-                self._reports.pop(name, None)
+                self._signs.lose_report(name)
                 self.departures.keep(name, ())
                 self.observations.lose(name)
                 self.back_offs.forget(name)
@@ -604,7 +505,7 @@ class ClusterState:
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
         elif kind is Namespace:
-            gone = [NamespaceGone(name) for name in self._namespaces.keys() - names]
+            gone = [NamespaceGone(name) for name in self.namespaces.known() - names]
         elif kind is GPUNode:
             gone = [GPUNodeGone(name) for name in self._gpunodes.keys() - names]
         elif kind is ResourceSlice:
@@ -613,7 +514,7 @@ class ClusterState:
             self.budgets.awaited = False
             gone = [BudgetGone(*each) for each in self.budgets.known() - budgets]
         else:
-            gone = [HeartbeatGone(name) for name in self._leases.keys() - names]
+            gone = [HeartbeatGone(name) for name in self._signs.leased() - names]
         for event_of_absence in gone:
             self._apply(event_of_absence)
             yield
@@ -640,14 +541,15 @@ class ClusterState:
 
     def _put_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        matters = self._matters(pod)
-        self._drop_pod(uid, soils=matters)
+        gpunode = None if pod.node in self._dirty else self._gpunodes.get(pod.node)
+        soils = matters(pod, self._pods.get(uid), gpunode)
+        self._drop_pod(uid, soils=soils)
         if pod.node or pod.ended:
             self.nominations.lose(uid)
         # Pods that share a GPU in another's way need not ask for one in ours.
         self._soil(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
-            if not matters:
+            if not soils:
                 self._dirty[pod.node] = None
             return
         self._pods[uid] = pod
@@ -655,7 +557,7 @@ class ClusterState:
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
         if pod.node:
             self._uids_on.setdefault(pod.node, set()).add(uid)
-            if matters:
+            if soils:
                 self._dirty[pod.node] = None
             else:
                 others = (o for o in self._sitting_on.get(pod.node, ()) if o.metadata.uid != uid)
@@ -666,18 +568,6 @@ class ClusterState:
             self.nominations.see(pod)
             if pod.annotation(MAX_SM) is not None:
                 self._want_calm.add(uid)
-
-    def _matters(self, pod: Pod) -> bool:
-        """Whether what its node has left hangs on what the pod is now. Of one that has a promise
-        there only on when it leaves, and on its coming where a report shows it already: most
-        of what is told of pods is neither."""
-        uid, before = pod.metadata.uid, self._pods.get(pod.metadata.uid)
-        gpunode = None if pod.node in self._dirty else self._gpunodes.get(pod.node)
-        if gpunode is None or uid not in gpunode.spec.reservations or _leaves(pod):
-            return True
-        if before is None or not before.node:
-            return gpunode.status is None or any(use.uid == uid for use in gpunode.status.pods)
-        return before.node != pod.node or _leaves(before)
 
     def _drop_pod(self, uid: str, *, soils: bool = True) -> None:
         pod = self._pods.pop(uid, None)
@@ -726,17 +616,10 @@ class ClusterState:
         return Reservation(pod.metadata.namespace, pod.metadata.name, charges) if charges else None
 
     def _put_namespace(self, namespace: Namespace) -> None:
-        annotations = namespace.metadata.annotations or {}
-        self._namespaces[namespace.metadata.name] = namespace
-        self._put_default_vram(namespace.metadata.name, annotations.get(DEFAULT_VRAM))
+        if self.namespaces.see(namespace):
+            self._soil_defaulted(namespace.metadata.name)
 
-    def _put_default_vram(self, namespace: str, text: str | None) -> None:
-        if self._default_vram.get(namespace) == text:
-            return
-        if text is None:
-            del self._default_vram[namespace]
-        else:
-            self._default_vram[namespace] = text
+    def _soil_defaulted(self, namespace: str) -> None:
         # What its bystanders are charged hangs on it.
         for name, pods in self._sitting_on.items():
             if any(pod.metadata.namespace == namespace for pod in pods):
@@ -745,85 +628,65 @@ class ClusterState:
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         held = self._gpunodes.get(gpunode.name)
         # The watch repeats what our own write returned, and a list all that has not changed.
-        if held is not None and (gpunode == held or _older(gpunode, held)):
+        if held is not None and (gpunode == held or older(gpunode, held)):
             return
         self.departures.keep(gpunode.name, gpunode.spec.reservations)
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
-        self.back_offs.note(gpunode.name, _marked(gpunode), at_s)
+        self.back_offs.note(gpunode.name, marked(gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
         self._dirty[gpunode.name] = None
-        stamp = gpunode.status.observed_at if gpunode.status else ""
-        self._beat(self._reports, gpunode.name, stamp, at_s)
+        self._signs.see_report(gpunode, at_s, self.epoch_s)
 
     def _put_lease(self, lease: Lease, at_s: float) -> None:
         name, vouch = lease.metadata.name, vouch_of(lease)
         if vouch is None:
             self._drop_lease(name)  # says nothing of any report, hence nothing of the node
             return
-        self._vouches[name] = vouch
-        self._beat(self._leases, name, vouch.sampled_at, at_s)
-
-    def _drop_lease(self, name: str) -> None:
-        self._leases.pop(name, None)
-        self._vouches.pop(name, None)
+        self._signs.see_lease(name, vouch, self._gpunodes.get(name), at_s, self.epoch_s)
         self._dirty[name] = None
 
-    def _beat(self, pulses: dict[str, Pulse], name: str, stamp: str, at_s: float) -> None:
-        pulse = pulses.setdefault(name, Pulse())
-        if self._fresh_until_s(name) < at_s:
-            self._woke_up.add(name)
-        pulse.beat(stamp, at_s, self.epoch_s, self.stale_after_s)
+    def _drop_lease(self, name: str) -> None:
+        self._signs.lose_lease(name)
         self._dirty[name] = None
 
     # Weighing.
 
-    def _weigh(
+    def terms_of(
         self,
         name: str,
         gpunode: GPUNode | None,
         besides: Set[str] = frozenset(),
-        assumed: Iterable[tuple[str, Reservation]] = (),
+        assumed: Mapping[str, Reservation] = NOTHING,
     ) -> NodeTerms:
         """One node's terms; promises to the pods with the uids ``besides`` are not counted.
 
         ``assumed`` is for filter only: a bind that counted others on their way would refuse for
         promises that are never made.
         """
-        reserve_bytes, device_choice, reason = self._wishes(name)
-        status = self.report(name, gpunode)
-        detail = ""
-        node = self._nodes.get(name)
-        if node is None:
-            reason = Reason.UNKNOWN_NODE
-        elif (manager := self._allocators.manager(name)) is not None:
-            reason = manager
-        elif reason is not None:
-            pass
-        elif (obstacle := mig_obstacle(node)) is not None:
-            reason, detail = obstacle
-        elif gpunode is not None and self._backs_off(gpunode):
-            reason = Reason.EVICTED_LATELY
-        elif status is None:
-            required = self.rules.require_report
-            reason = Reason.NO_REPORT if required else Reason.LABELS_SAY_TOO_LITTLE
-            detail = why_not_believed(node, self.rules)
-        elif gpunode is None or not gpunode.spec.initialised:
-            reason = Reason.NOT_INITIALISED
-        elif device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
-            reason, detail = Reason.CANNOT_PIN, why_not_pinned(status.plugin)
+        wished, status = self._wishes(name), self.report(name, gpunode)
+        node, manager = self._nodes.get(name), self._allocators.manager(name)
+        reason, detail = obstacle(
+            node,
+            gpunode,
+            status,
+            wished,
+            manager,
+            gpunode is not None and self.back_offs.holds_as_told(gpunode),
+            self.rules,
+        )
         if gpunode is None or status is None:
-            equipped = gpunode is not None or self._has_gpus(name)
+            others = manager is not None or offers_gpus(node, self.rules)
+            equipped = gpunode is not None or others
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
-        coming = dict(assumed)
-        promises = {**coming, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
+        promises = {**assumed, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
         promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
         devices = weigh(
             status,
             promises,
-            reserve_bytes,
+            wished.reserve_bytes,
             UNOWNED_TOLERANCE_BYTES,
-            self._leaving(status, name) - coming.keys(),
-            device_choice,
+            self._leaving(status, name) - assumed.keys(),
+            wished.device_choice,
         )
         devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
@@ -838,29 +701,14 @@ class ClusterState:
             any(source.state == "degraded" for source in status.sources),
             unmeasured="" if by_agent else status.sources[0].message,
             obeys_environment=status.plugin.pinning != "ignored",
-            pins=device_choice is DeviceChoice.PINNED and status.plugin.pinning == "honoured",
-            gated=device_choice is DeviceChoice.GATED,
+            pins=wished.device_choice is DeviceChoice.PINNED
+            and status.plugin.pinning == "honoured",
+            gated=wished.device_choice is DeviceChoice.GATED,
             detail=detail,
         )
 
-    def _has_gpus(self, name: str) -> bool:
-        """As far as the node says, or who else gives them out."""
-        node = self._nodes.get(name)
-        offers = node.status.allocatable if node and node.status else None
-        ours = any(self.rules.manages(resource) for resource in offers or ())
-        return ours or self._allocators.manager(name) is not None
-
-    def _backs_off(self, gpunode: GPUNode) -> bool:
-        """Whether a pod was sent away from there lately, as far as this very object tells too:
-        another replica may have marked it a moment ago."""
-        name = gpunode.name
-        return self.back_offs.holds(name) or self.back_offs.is_news(name, _marked(gpunode))
-
     def _fresh_until_s(self, name: str) -> float:
-        report, lease = self._reports.get(name, _SILENT), self._leases.get(name, _SILENT)
-        if self.confirmation(name) is None:
-            lease = _SILENT
-        return max(report.moved_at_s, lease.moved_at_s) + self.stale_after_s
+        return self._signs.fresh_until_s(name, self._gpunodes.get(name))
 
     def _leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
         """Pods that the report still shows and that are ending, have ended or are gone: before the
@@ -875,7 +723,9 @@ class ClusterState:
     def _circumstances(self, gpunode: GPUNode) -> Circumstances:
         name, status = gpunode.name, gpunode.status
         leaving = self._leaving(status, name) if status else set[str]()
-        return Circumstances(self._bystanders_of(gpunode), leaving, self._wishes(name)[1])
+        return Circumstances(
+            self._bystanders_of(gpunode), leaving, self._wishes(name).device_choice
+        )
 
     def _sat(self, uid: str, node: str) -> bool:
         """Whether the pod was bound to the node, as far as was seen."""
@@ -884,20 +734,8 @@ class ClusterState:
             pod is None and departure is not None and departure.node == node
         )
 
-    def _wishes(self, name: str) -> tuple[int, DeviceChoice, Reason | None]:
-        """What the node's annotations ask for: bytes kept free, who chooses the device; and the
-        reason why nothing is placed there while one of them cannot be read."""
-        node = self._nodes.get(name)
-        annotations = (node.metadata.annotations if node else None) or {}
-        reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
-        try:
-            return (
-                0 if reserve is None else parse_reserve(reserve),
-                DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
-                None,
-            )
-        except BadAnnotation:
-            return 0, DeviceChoice.PREDICTED, Reason.BAD_NODE_ANNOTATION
+    def _wishes(self, name: str) -> NodeWishes:
+        return wishes(self._nodes.get(name))
 
     def _bystanders_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
         """The pods on the node that this very object promises nothing to: one held earlier may
@@ -908,56 +746,3 @@ class ClusterState:
             if pod.metadata.uid not in gpunode.spec.reservations
             and (promise := self.adopt(pod, gpunode)) is not None
         }
-
-
-def _grew(before: NodeTerms | None, after: NodeTerms) -> bool:
-    """Whether a pod could fit now that did not fit before, as far as room decides."""
-    if after.reason is not None:
-        return False
-    if before is None or before.reason is not None:
-        return True
-    had = {terms.device.uuid: _room(terms) for terms in before.devices}
-    return any(
-        more > less
-        for terms in after.devices
-        for more, less in zip(_room(terms), had.get(terms.device.uuid, NO_ROOM), strict=True)
-    )
-
-
-def _pinned_to(held: Reservation) -> str:
-    """The device of a pod that was promised it for certain; empty where there is none.
-
-    A Binding of an earlier attempt may still arrive and tell the pod of this device. Before it can
-    be promised another, the promise must have been taken back, which makes such Bindings fail.
-    """
-    charges = [charge for charge in held.charges if charge.by_environment]
-    return next((min(charge.candidates) for charge in charges if len(charge.candidates) == 1), "")
-
-
-def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
-    """Whether it takes pods, bytes left, replicas left, and how far it is from being given to the
-    next pod: what cannot be given needs no room."""
-    replicas = terms.device.replicas.free - terms.awaited_replicas
-    return int(terms.fence is None), terms.room_bytes, replicas, reach(terms)
-
-
-def _leaves(pod: Pod) -> bool:
-    return pod.ended or pod.metadata.deletion_timestamp is not None
-
-
-def _marked(gpunode: GPUNode) -> set[str]:
-    """Uids of those that are to leave the node."""
-    return {uid for uid, held in gpunode.spec.reservations.items() if EVICTED in held.flags}
-
-
-def _older(new: GPUNode, held: GPUNode) -> bool:
-    """Whether ``new`` is an earlier version of the same object than the one held.
-
-    What our own write returned can arrive before the watch tells of the writes before it.
-    """
-    if new.metadata.uid != held.metadata.uid:
-        return False
-    try:
-        return int(new.metadata.resource_version) < int(held.metadata.resource_version)
-    except ValueError:
-        return False

@@ -31,6 +31,7 @@ from extender.cluster.eligible import eligible
 from extender.cluster.freshness import NEVER_S
 from extender.cluster.nominations import yields
 from extender.cluster.state import ClusterState
+from extender.cluster.vacating import refusal_beside
 from extender.journal import Decision, Journal
 from extender.placement.candidates import Mask
 from extender.placement.fit import fit
@@ -266,7 +267,7 @@ class _Look:
         """What it asks for; None where it asks for nothing, or nothing got better since then."""
         if self._latest[pod.annotation(MAX_SM) is not None] <= generation:
             return None
-        default = self.state.default_vram(pod.metadata.namespace)
+        default = self.state.namespaces.default_vram(pod.metadata.namespace)
         if wait.request is None or wait.default_vram != default:
             wait.request, wait.default_vram = self.state.understand(pod), default
             if isinstance(wait.request, VramRequest):
@@ -347,7 +348,7 @@ class _Look:
             if self._weighed == MOST_WEIGHED:
                 return None
             self._weighed += 1
-            fits = self.state.refusal_beside(pod, name, others, self.now_s) is None
+            fits = refusal_beside(self.state, pod, name, others, self.now_s) is None
         self.beside[question] = fits
         return fits
 

@@ -18,6 +18,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.preemption import Offer, answered, preemption
 from extender.cluster.state import ClusterState
+from extender.cluster.vacating import refusal_beside
 from extender.cluster.victimstold import recorded
 from extender.cluster.waiting import main_reason
 from extender.journal import Decision, Journal, micros
@@ -318,7 +319,7 @@ class Verbs:
         return wire.encode_bind(message)
 
     def _understand(self, pod: Pod) -> VramRequest | Unreadable:
-        default = self._cluster.default_vram(pod.metadata.namespace)
+        default = self._cluster.namespaces.default_vram(pod.metadata.namespace)
         if self._understood is None or self._understood[:2] != (pod, default):
             self._understood = pod, default, self._cluster.understand(pod)
         return self._understood[2]
@@ -367,7 +368,7 @@ class Verbs:
         for node, others in coming.items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():
-                reason = self._cluster.refusal_beside(pod, node, others, now_s)
+                reason = refusal_beside(self._cluster, pod, node, others, now_s)
                 codes[passed] = CODE_OF[reason]
                 left = left or reason is not None
         return left
@@ -379,7 +380,7 @@ class Verbs:
         for node, others in self._cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():
-                reason = self._cluster.refusal_beside(pod, node, others, now_s)
+                reason = refusal_beside(self._cluster, pod, node, others, now_s)
                 codes[passed] = CODE_OF[reason]
                 held = held or reason is not None
         return held

@@ -26,7 +26,8 @@ from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.mirroring import Mirroring
 from extender.wiring.readiness import DISPENSABLE, unready
 from extender.wiring.reloading import ANYWHERE, Origin
-from extender.wiring.replica import Extender, serve
+from extender.wiring.replica import Extender
+from extender.wiring.serving import serve
 
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
@@ -82,7 +83,7 @@ async def serve_cluster(
         extender.cluster, settings.mirror_vram, extender.unready, KubeNodes(api).show
     )
     chores = [
-        asyncio.create_task(extender.wake(ledger)),
+        asyncio.create_task(extender.retrying.for_ever(ledger)),
         asyncio.create_task(mirroring.for_ever()),
     ]
     if guard is not None and debug_tls is not None:

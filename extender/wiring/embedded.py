@@ -7,16 +7,18 @@ from datetime import UTC, datetime
 from contract.gpunode import GPUNodeStatus
 from contract.kube import Namespace, Node, Pod
 from extender.cluster.events import Event, Relisted
+from extender.contradictions import is_loopback
 from extender.errors import BadSettings, StoreNotFound
 from extender.fleet import Fleet
 from extender.ledger.embedded import EmbeddedStore
-from extender.settings import Settings, is_loopback
+from extender.settings import Settings
 from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.reloading import ANYWHERE, Origin
-from extender.wiring.replica import Extender, serve
+from extender.wiring.replica import Extender
+from extender.wiring.serving import serve
 
 #: Nobody reports unless asked to, so no report is ever too old.
 NEVER_STALE_S = 1e12

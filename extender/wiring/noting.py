@@ -10,6 +10,7 @@ from extender.cluster.observations import Outcome
 from extender.journal import Journal, micros
 from extender.ledger.protocol import BindAsk, Bound, Declined, Failed
 from extender.ledger.protocol import Outcome as BindOutcome
+from extender.placement.observed import Result
 from extender.placement.snapshot import CODE_OF
 from extender.records import BindTried
 from extender.telemetry import Telemetry
@@ -66,4 +67,28 @@ def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
         decision_id=decision_of(pod) if pod else "",
         cause=outcome.surprise.value,
         message=outcome.surprise.sentence,
+    )
+
+
+def note_outcome(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
+    """How our own prediction for a pod turned out; of a miss also why."""
+    telemetry.predictions.labels(outcome.result.value).inc()
+    if outcome.result is Result.UNSEEN:
+        return
+    telemetry.window_seconds.observe(outcome.window_s)
+    if outcome.surprise is None:
+        return
+    overcommitted = "yes" if outcome.overcommitted_bytes else "no"
+    telemetry.misses.labels(outcome.surprise.value, overcommitted).inc()
+    log.warning(
+        "prediction_missed",
+        decision_id=decision_of(pod) if pod else "",
+        pod=f"{outcome.promise.namespace}/{outcome.promise.name}",
+        pod_uid=outcome.uid,
+        node=outcome.node,
+        devices=outcome.observed,
+        predicted=outcome.predicted,
+        surprise=outcome.surprise.value,
+        overcommitted_bytes=outcome.overcommitted_bytes,
+        window_s=round(outcome.window_s, 3),
     )

@@ -23,7 +23,7 @@ class Nodes:
 
 def around(cluster: ClusterState, wishes: Wishes, namespace: str) -> Around:
     """On the event loop. Of a namespace that is not known yet nothing is known."""
-    known = cluster.namespace(namespace)
+    known = cluster.namespaces.get(namespace)
     metadata = known.metadata if known else None
     of_namespace = OfNamespace(
         namespace,

@@ -10,6 +10,7 @@ from contract.gpunode import Device, PodUse, Replicas
 from extender.cluster.chores import bystanders, leftovers
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
+from extender.cluster.vacating import refusal_beside
 from extender.placement.rules import Rules
 from tests.builders import DISTRIBUTED, GIB, NOW_S, gpunode, kube_node, pod, promise, shared, use
 
@@ -53,7 +54,7 @@ def seen_of_a(state: ClusterState) -> Any:
         state.observations.take(),
         [each.pod.metadata.uid for each in bystanders(state, ["a"])],
         list(leftovers(state, 1e9, 60.0, ["a"])),
-        state.refusal_beside(pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
+        refusal_beside(state, pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
     )
 
 

@@ -30,6 +30,7 @@ from extender.cluster.events import (
     Relisted,
 )
 from extender.cluster.state import ClusterState
+from extender.cluster.vacating import fits_after_eviction
 from extender.placement.fit import fit
 from extender.placement.placed import Placement
 from extender.placement.request import VramRequest
@@ -620,12 +621,12 @@ class TestEviction:
     def test_victims_give_back_what_they_held(
         self, vram: str, victims: set[str], fits: bool
     ) -> None:
-        assert self.world().fits_after_eviction(pod(vram), "n", victims, NOW_S) is fits
+        assert fits_after_eviction(self.world(), pod(vram), "n", victims, NOW_S) is fits
 
     def test_other_nodes_and_other_pods(self) -> None:
         state = self.world()
-        assert not state.fits_after_eviction(pod(), "elsewhere", {"v", "w"}, NOW_S)
-        assert state.fits_after_eviction(pod(None, container(gpus=0)), "elsewhere", set(), NOW_S)
+        assert not fits_after_eviction(state, pod(), "elsewhere", {"v", "w"}, NOW_S)
+        assert fits_after_eviction(state, pod(None, container(gpus=0)), "elsewhere", set(), NOW_S)
 
 
 def test_what_was_handed_out_does_not_change() -> None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from extender.web.calls import Calls
-from extender.wiring import patience, replica
+from extender.wiring import patience, serving
 from tests.waiting import until
 
 HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
@@ -33,7 +33,7 @@ def port(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Iterator[int]:
     async def post(request: Request) -> str:
         return str(len(await request.body()))
 
-    server = replica._server(app, patience.counting(calls))
+    server = serving._server(app, patience.counting(calls))
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -94,7 +94,7 @@ def test_a_call_is_under_way_from_its_first_byte_to_its_answer(port: int, calls:
 def test_a_bind_is_under_way_until_it_was_read(port: int, calls: Calls) -> None:
     """From then on it waits for the API server, and nobody else has to wait for that."""
     seen: list[int] = []
-    complete = replica.Patient.on_message_complete
+    complete = patience.Patient.on_message_complete
 
     def note(connection: patience.Patient) -> None:
         seen.append(calls.under_way)

@@ -51,13 +51,13 @@ def test_nobody_is_sent_away_or_told_while_it_observes(
 
         extender = Extender(settings, unready=lambda: "", post=post)
         looks = Looks()
-        extender._evicting = cast(Evicting, looks)
+        extender.tidying.evicting = cast(Evicting, looks)
         sitting = [pod("20Gi", uid=f"uid-{name}", name=name, node="n") for name in "ab"]
         extender.deliver(
             [NodeSeen(kube_node("n")), GPUNodeSeen(overcommitted(), 0.0), *map(PodSeen, sitting)]
         )
         await extender.intake.idle()
-        await extender.tidy_once(cast(Ledger, None))
+        await extender.tidying.once(cast(Ledger, None))
         return looks.times, len(notices) > 0
 
     assert asyncio.run(play()) == (looked, told)
@@ -79,7 +79,7 @@ def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None
         for settings in (ENFORCE, OBSERVE, OBSERVE, ENFORCE, OBSERVE):
             extender.take(settings)
             woken.clear()
-            await extender.wake_once(cast(Ledger, Wakes()))
+            await extender.retrying.once(cast(Ledger, Wakes()))
             said.append(list(woken))
         return said
 

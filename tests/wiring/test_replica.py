@@ -47,7 +47,7 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
         spec = GPUNodeSpec(initialised=True, reservations={"u": old})
         node = GPUNode(metadata=ObjectMeta(name="n"), spec=spec)
         extender.deliver([GPUNodeSeen(node, 0.0)])
-        await extender.tidy_once(cast(Ledger, Hands()))
+        await extender.tidying.once(cast(Ledger, Hands()))
         return looked_into
 
     assert asyncio.run(play("pods were not listed yet")) == []
@@ -70,7 +70,7 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         held = ObjectMeta(name="old", finalizers=[FINALIZER], deletion_timestamp="now")
         old = GPUNode(metadata=held, spec=GPUNodeSpec())
         extender.deliver([NodeSeen(kube_node("n")), GPUNodeSeen(old, 0.0)])
-        await extender.tidy_once(cast(Ledger, Hands()))
+        await extender.tidying.once(cast(Ledger, Hands()))
         return initialised
 
     assert asyncio.run(play()) == ["n"]
@@ -149,7 +149,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
                 await asyncio.sleep(0)
 
         others = asyncio.create_task(calls())
-        await extender.wake_once(cast(Ledger, None))
+        await extender.retrying.once(cast(Ledger, None))
         others.cancel()
         return turns
 

@@ -1,0 +1,81 @@
+"""What a node's annotations wish, and what keeps every pod from the node whatever it asks for."""
+
+from dataclasses import dataclass
+
+from contract.annotations import (
+    DEVICE_CHOICE,
+    RESERVE,
+    DeviceChoice,
+    parse_device_choice,
+    parse_reserve,
+)
+from contract.errors import BadAnnotation
+from contract.gpunode import GPUNode, GPUNodeStatus
+from contract.kube import Node
+from contract.reasons import Reason
+from extender.cluster.labels import why_not_believed
+from extender.cluster.mig import mig_obstacle
+from extender.cluster.pinning import why_not_pinned
+from extender.placement.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWishes:
+    #: Kept free on each device.
+    reserve_bytes: int = 0
+    device_choice: DeviceChoice = DeviceChoice.PREDICTED
+    #: Why nothing is placed there while one of the annotations cannot be read.
+    reason: Reason | None = None
+
+
+def wishes(node: Node | None) -> NodeWishes:
+    """What the node's annotations ask for."""
+    annotations = (node.metadata.annotations if node else None) or {}
+    reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
+    try:
+        return NodeWishes(
+            0 if reserve is None else parse_reserve(reserve),
+            DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
+        )
+    except BadAnnotation:
+        return NodeWishes(reason=Reason.BAD_NODE_ANNOTATION)
+
+
+def offers_gpus(node: Node | None, rules: Rules) -> bool:
+    """Whether the node has any of ours, as far as it says itself."""
+    offers = node.status.allocatable if node and node.status else None
+    return any(rules.manages(resource) for resource in offers or ())
+
+
+def obstacle(
+    node: Node | None,
+    gpunode: GPUNode | None,
+    status: GPUNodeStatus | None,
+    wished: NodeWishes,
+    manager: Reason | None,
+    backs_off: bool,
+    rules: Rules,
+) -> tuple[Reason | None, str]:
+    """Why nothing is placed on the node, None for no reason, and what says so.
+
+    ``status``: what is known of its devices; ``manager``: who else gives them out; ``backs_off``:
+    whether a pod was sent away from there lately.
+    """
+    if node is None:
+        return Reason.UNKNOWN_NODE, ""
+    if manager is not None:
+        return manager, ""
+    if wished.reason is not None:
+        return wished.reason, ""
+    if (by_mig := mig_obstacle(node)) is not None:
+        return by_mig
+    if backs_off:
+        return Reason.EVICTED_LATELY, ""
+    if status is None:
+        reason = Reason.NO_REPORT if rules.require_report else Reason.LABELS_SAY_TOO_LITTLE
+        return reason, why_not_believed(node, rules)
+    if gpunode is None or not gpunode.spec.initialised:
+        return Reason.NOT_INITIALISED, ""
+    if wished.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
+        return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
+    return None, ""

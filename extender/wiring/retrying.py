@@ -1,0 +1,134 @@
+"""One replica's part in having kube-scheduler try refused pods again, when there is room for them.
+
+Whom it is worth trying is told by ``cluster.waking``; here it is decided when to look.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import structlog
+
+from contract.kube import Pod
+from extender.cluster.events import Event, PodSeen, Relisted
+from extender.cluster.state import ClusterState
+from extender.cluster.waking import Waking, refused_by_us
+from extender.errors import StoreError
+from extender.journal import Journal
+from extender.ledger.protocol import Ledger
+from extender.telemetry import Telemetry
+
+log = structlog.get_logger()
+
+#: Between two looks at the pods that wait; what gets room meanwhile is looked at together.
+EVERY_S = 0.25
+#: Between two looks where nobody is known to wait, and nothing got room.
+IDLE_S = 5.0
+#: A look goes on for so long before others have a turn.
+LOOK_S = 0.003
+
+
+class Retrying:
+    """``unready`` says why nothing can be decided yet, "" when it can; ``observes``: whether nobody
+    is refused any more; ``name`` begins the ids of what this process writes. The ledger is called
+    on threads of ``pool``."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        journal: Journal,
+        telemetry: Telemetry,
+        unready: Callable[[], str],
+        observes: Callable[[], bool],
+        name: str,
+        pool: Executor,
+    ) -> None:
+        self._cluster = cluster
+        self._journal = journal
+        self._telemetry = telemetry
+        self._unready = unready
+        self._observes = observes
+        self._name = name
+        self._pool = pool
+        self._waking = Waking()
+        self._wanted = asyncio.Event()
+        self._latest_room = 0
+        #: Uids of those that were refused and are tried again since we only observe.
+        self._released: set[str] = set()
+
+    def took(self, events: Sequence[Event]) -> None:
+        """These have come: one may tell of a pod that waits for room."""
+        if any(map(_was_refused, events)):
+            self.look_soon()
+
+    def weighed(self) -> None:
+        """Something was weighed: there may be more room."""
+        if self._cluster.latest_room != self._latest_room:
+            self._latest_room = self._cluster.latest_room
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        self._wanted.set()
+
+    async def for_ever(self, ledger: Ledger) -> None:
+        while True:
+            wait_s = EVERY_S if self._waking.pending else IDLE_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), wait_s)
+            self._wanted.clear()
+            try:
+                await self.once(ledger)
+            except Exception:  # pods that nobody wakes would wait for minutes, unseen
+                log.exception("waking_broken")
+            await asyncio.sleep(EVERY_S)
+
+    async def once(self, ledger: Ledger) -> None:
+        if self._unready():
+            return
+        if self._observes():
+            await self._release(ledger)
+            return
+        self._released.clear()
+        wakes: list[asyncio.Task[None]] = []
+        resumed_s = now_s = time.monotonic()
+        for named in self._waking.look(self._cluster, self._journal, now_s, time.time()):
+            if named is not None:
+                wakes.append(asyncio.create_task(self._wake(ledger, named)))
+            elif time.monotonic() - resumed_s > LOOK_S:
+                await asyncio.sleep(0)  # kube-scheduler's calls do not wait for the whole of it
+                resumed_s = time.monotonic()
+        await asyncio.gather(*wakes)
+        if wakes:
+            log.info("pods_woken", pods=len(wakes))
+
+    async def _release(self, ledger: Ledger) -> None:
+        """Have kube-scheduler try all who were refused before we only observed, once each."""
+        refused = (pod for pod in self._cluster.unbound() if refused_by_us(pod))
+        held = [pod for pod in refused if pod.metadata.uid not in self._released]
+        self._released.update(pod.metadata.uid for pod in held)
+        await asyncio.gather(*(self._wake(ledger, pod) for pod in held))
+        if held:
+            log.info("pods_released", pods=len(held))
+
+    async def _wake(self, ledger: Ledger, pod: Pod) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            retry = await loop.run_in_executor(self._pool, ledger.wake, pod)
+        except StoreError as err:
+            log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+            self._waking.missed(pod.metadata.uid)
+            self._telemetry.wakes.labels("failed").inc()
+            return
+        ours = retry is not None and retry.startswith(self._name)
+        self._telemetry.wakes.labels("woken" if ours else "overtaken").inc()
+        if retry is not None:
+            self._waking.woken(pod.metadata.uid, retry)
+
+
+def _was_refused(event: Event) -> bool:
+    """Whether it may tell of a pod that waits for room."""
+    if isinstance(event, PodSeen):
+        return not event.pod.node and refused_by_us(event.pod)
+    return isinstance(event, Relisted)

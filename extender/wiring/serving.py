@@ -1,0 +1,131 @@
+"""Listens for a replica, and runs all that goes on for ever beside its servers, until a signal."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+from extender.ledger.protocol import Ledger
+from extender.tls import ServerTls
+from extender.wiring.lag import sample_lag
+from extender.wiring.memory import collect_in_lulls
+from extender.wiring.patience import Certified, Patient, counting
+from extender.wiring.replica import Extender
+from extender.wiring.watching import watch
+
+#: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
+#: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
+KEEP_ALIVE_S = 120
+#: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
+#: loop asks several times in each call.
+SWITCH_S = 0.0005
+
+
+async def serve(
+    extender: Extender,
+    ledger: Ledger,
+    verbs: FastAPI,
+    debug: FastAPI,
+    announce: Callable[[str], None],
+    debug_tls: ServerTls | None = None,
+) -> None:
+    settings = extender.settings
+    tls = ServerTls(settings.tls) if settings.tls else None
+    sockets = {
+        "verbs": _listen(settings.verbs_at, settings.verbs_port),
+        "debug": _listen(settings.debug_at, settings.debug_port),
+    }
+    counted = counting(extender.calls)
+    servers = {
+        "verbs": _server(verbs, counted, tls),
+        "debug": _server(debug, Certified, debug_tls),
+    }
+    if settings.webhook_tls is not None:
+        sockets["webhook"] = _listen(settings.host, settings.webhook_port)
+        webhook_tls = ServerTls(settings.webhook_tls)
+        servers["webhook"] = _server(extender.webhook_app(), Patient, webhook_tls)
+
+    def stop() -> None:
+        extender.feed.close()  # a server that ends waits for who follows
+        for server in servers.values():
+            server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        extender.loop.add_signal_handler(number, stop)
+    sys.setswitchinterval(SWITCH_S)
+    tasks = [
+        asyncio.create_task(extender.tidying.for_ever(ledger)),
+        asyncio.create_task(sample_lag(extender.note_lag)),
+        asyncio.create_task(extender.telling.for_ever(extender.unready)),
+        asyncio.create_task(extender.reloading.for_ever()),
+        *(
+            [asyncio.create_task(extender.preempting.for_ever(extender.idle))]
+            if extender.preempting
+            else []
+        ),
+        asyncio.create_task(_collect(extender)),
+        asyncio.create_task(_watch(extender)),
+    ]
+    running = [
+        asyncio.create_task(servers[name].serve(sockets=[sockets[name]])) for name in servers
+    ]
+    where = {
+        name: "{}://{}:{}".format(servers[name].scheme, *sock.getsockname()[:2])
+        for name, sock in sockets.items()
+    }
+    # The sockets listen already: whoever connects now is answered in a moment.
+    announce(msgspec.json.encode({"event": "serving", **where}).decode())
+    try:
+        await asyncio.gather(*running)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _collect(extender: Extender) -> None:
+    await extender.begun.wait()
+    await collect_in_lulls(extender.calls)
+
+
+async def _watch(extender: Extender) -> None:
+    await extender.begun.wait()
+    await watch(extender.watching, extender.feed)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: two servers share one process, and one handler stops both."""
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.config.is_ssl else "http"
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(app: FastAPI, protocol: type[Patient], tls: ServerTls | None = None) -> _Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        http=protocol,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context,
+    )
+    return _Server(config)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as err:
+        raise OSError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
