@@ -32,6 +32,7 @@ from extender.ledger.store import Store
 from extender.placement.rules import Rules
 from tests.builders import pod, shared, use
 from tests.cluster.played import Api
+from tests.examples import examples
 
 
 class Departing(RuleBasedStateMachine):
@@ -172,7 +173,9 @@ class Departing(RuleBasedStateMachine):
         assert self.let_go
 
 
-Departing.TestCase.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+Departing.TestCase.settings = settings(
+    max_examples=examples(200), stateful_step_count=25, deadline=None
+)
 TestDeparting = Departing.TestCase
 
 STORIES: dict[str, Callable[[Departing], object]] = {

@@ -33,6 +33,7 @@ from extender.errors import OutcomeUnknown
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Ledger
 from extender.placement.rules import Rules
+from tests.examples import examples
 
 RESOURCE = "nvidia.com/gpu"
 MEMORY_BYTES = 10
@@ -260,5 +261,7 @@ class Cluster(RuleBasedStateMachine):
             assert self.promises_on(node).keys() == sitting
 
 
-Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Cluster.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 TestCluster = Cluster.TestCase

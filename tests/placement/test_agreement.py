@@ -15,13 +15,14 @@ from extender.placement.score import rank
 from extender.placement.snapshot import MOST_BYTES, REASONS, SHARING
 from extender.placement.table import build
 from tests.builders import NOW_S, judged, pod, request
+from tests.examples import examples
 from tests.placement import oracle
 from tests.placement.worlds import World, pods, worlds
 
 fleets = st.lists(worlds(), min_size=1, max_size=5)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=examples(700), deadline=None)
 @given(worlds(), pods())
 def test_fit_agrees_with_the_oracle(world: World, asked: Pod) -> None:
     _, verdicts = judged(asked, world.weighed())
@@ -33,7 +34,7 @@ def test_fit_agrees_with_the_oracle(world: World, asked: Pod) -> None:
     assert reason is None or reason in expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(worlds(), pods())
 def test_room_is_what_the_oracle_says(world: World, asked: Pod) -> None:
     snap, verdicts = judged(asked, world.weighed())
@@ -52,7 +53,7 @@ def test_room_is_what_the_oracle_says(world: World, asked: Pod) -> None:
                 assert verdict.need_bytes[0, slot] == need
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(fleets, st.sampled_from(["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]))
 def test_asking_for_less_never_loses_a_node(fleet: list[World], largest: str) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
@@ -62,7 +63,7 @@ def test_asking_for_less_never_loses_a_node(fleet: list[World], largest: str) ->
     assert all(more <= less for more, less in pairwise(fits))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(fleets, pods())
 def test_the_explanation_agrees_with_filter(fleet: list[World], asked: Pod) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
@@ -76,7 +77,7 @@ def test_the_explanation_agrees_with_filter(fleet: list[World], asked: Pod) -> N
     assert all(node.short_bytes == 0 for node in told.nearest if node.reason is None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(worlds(mps=False), min_size=1, max_size=5))  # its cap is another reason
 def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[World]) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
@@ -89,7 +90,7 @@ def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[World
     assert not judged(str(largest + 1), *nodes)[1].fits.any()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(fleets)
 def test_columns_equal_the_terms(fleet: list[World]) -> None:
     snap = build([world.weighed(str(i)) for i, world in enumerate(fleet)])
@@ -108,7 +109,7 @@ def test_columns_equal_the_terms(fleet: list[World]) -> None:
             assert columns.sharers[at] == terms.sharers
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(fleets, pods(), st.randoms(use_true_random=False))
 def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
     fleet: list[World], asked: Pod, random: object
@@ -133,7 +134,7 @@ def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
             assert (one.need_bytes[0][slots] == all_of_them.need_bytes[i][slots]).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     fleets,
     st.sampled_from(["1M", "4Gi", "12Gi"]),

@@ -11,6 +11,7 @@ from hypothesis.strategies import DrawFn
 from contract.gpunode import Plugin, Replicas
 from extender.placement.explain import certainty
 from tests.builders import GIB, mig, promise, shared, use, weighed
+from tests.examples import examples
 from tests.placement import brute
 
 
@@ -97,14 +98,14 @@ def worlds(draw: DrawFn) -> World:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(worlds())
 def test_exact_is_said_exactly_where_the_next_pod_has_no_choice(world: World) -> None:
     could = brute.could_get(world.node, [1] * len(world.waiting))
     assert (world.certainty() == "exact") == (len(could) <= 1)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(worlds(), st.integers(0, 3))
 def test_slot_safe_is_where_nothing_the_plugin_could_do_overcommits(
     world: World, more: int

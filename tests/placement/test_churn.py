@@ -24,6 +24,7 @@ from extender.placement.rules import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, shared, terms
+from tests.examples import examples
 from tests.placement import brute
 
 MEMORY = 12
@@ -202,6 +203,6 @@ class ChurnOnAny(Churn):
 
 
 TestPredicted = Churn.TestCase
-TestPredicted.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestPredicted.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)
 TestAny = ChurnOnAny.TestCase
-TestAny.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestAny.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)

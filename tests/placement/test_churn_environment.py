@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize, rule
 from contract.gpunode import PodUse
 from extender.placement.rules import Rules, VisibleDevices
 from tests.builders import choosing, container, following
+from tests.examples import examples
 from tests.placement.test_churn import Churn
 
 
@@ -40,4 +41,6 @@ class ChurnByEnvironment(Churn):
 
 
 TestByEnvironment = ChurnByEnvironment.TestCase
-TestByEnvironment.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestByEnvironment.settings = settings(
+    max_examples=examples(150), stateful_step_count=25, deadline=None
+)

@@ -13,6 +13,7 @@ from extender.placement.comparison import compare
 from extender.placement.rules import Weights
 from extender.placement.score import rank
 from tests.builders import DISTRIBUTED, GIB, device, judged, pod, shared, weighed
+from tests.examples import examples
 from tests.placement.worlds import World, pods, worlds
 
 
@@ -50,7 +51,7 @@ def test_rank_counts_those_with_a_higher_score_and_equals_are_told() -> None:
     assert whole.fits == 3
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(worlds(), min_size=1, max_size=4), pods())
 def test_the_terms_make_the_score_and_what_fails_is_what_filter_says(
     fleet: list[World], asked: Pod

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from extender.placement.plugin import Choice, Policy, Stock, choice
+from tests.examples import examples
 from tests.placement import brute
 from tests.placement.brute import Gpu, Node
 
@@ -70,7 +71,7 @@ def nodes(draw: DrawFn, most_leaving: int = 2) -> Node:
     return Node(tuple(gpus), draw(st.sampled_from(POLICIES)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(nodes(most_leaving=1), st.integers(0, 4), st.integers(1, 3))
 def test_random_nodes_of_uneven_gpus(node: Node, waiting: int, newcomer: int) -> None:
     assume(sum(stock.free for stock in stocks(node)) >= waiting + newcomer)

@@ -15,6 +15,7 @@ from extender.placement.placed import place
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, promise, request, shared, terms
+from tests.examples import examples
 from tests.placement import brute
 
 
@@ -127,7 +128,7 @@ def worlds(draw: DrawFn) -> World:
     return World(node, memory, tuple(sitting))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(worlds(), st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_a_pod_is_let_in_exactly_when_nothing_can_overcommit(
     world: World, sizes: list[int]
@@ -143,7 +144,7 @@ def test_a_pod_is_let_in_exactly_when_nothing_can_overcommit(
             world.bind(f"u{number}", (size,), snap, verdicts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds(), st.data())
 def test_with_pods_of_several_containers_nothing_can_overcommit(
     world: World, data: DataObject

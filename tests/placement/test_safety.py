@@ -22,6 +22,7 @@ from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build
 from tests.builders import FRESH_S, GIB, GPU, NOW_S, container, device, mig, pod, request, shared
 from tests.builders import terms as terms_of
+from tests.examples import examples
 
 MIG = "nvidia.com/mig-1c.3g.20gb"
 OTHER_MIG = "nvidia.com/mig-2c.3g.20gb"
@@ -184,7 +185,7 @@ def asked_by(data: DataObject, devices: list[Device], uid: str) -> Pod:
 
 
 @pytest.mark.parametrize("kind", NODES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
     truth = Truth(NODES[kind], reported=list(NODES[kind]))

@@ -47,6 +47,7 @@ from tests.builders import (
     use,
     weighed,
 )
+from tests.examples import examples
 
 STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
 
@@ -326,7 +327,7 @@ class World:
 
 
 @pytest.mark.parametrize("memory_of", [GPUS, INSTANCES], ids=["apart", "two share their memory"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_whatever_comes_in_between_nobody_is_refused_and_nothing_overcommitted(
     memory_of: dict[str, str], data: DataObject

@@ -53,6 +53,7 @@ from extender.ledger.protocol import BindAsk, Ledger
 from extender.placement.rules import Rules
 from tests.builders import GPU, pod
 from tests.driver import GIB, Gpu
+from tests.examples import examples
 from tests.standin import devices
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin as StandInPlugin
@@ -461,4 +462,4 @@ def test_a_pod_that_is_deleted_before_it_is_admitted_surprises_nobody(world: Gat
 
 
 TestGated = Gated.TestCase
-TestGated.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestGated.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
