@@ -84,11 +84,13 @@ SLOW_MODULES = (
 LONGEST_FIRST = (
     "tests/kubelet/test_agent.py",
     "tests/e2e/test_real_nodes.py",
+    "tests/install/",
     "tests/kubelet/test_node.py",
     "tests/e2e/test_gated.py",
     "tests/e2e/test_placing.py",
     "tests/kubelet/test_steering.py",
     "tests/standin/test_conformance.py",
+    "tests/deploy/test_installed.py",
     "tests/e2e/",
     "tests/kubelet/",
     "tests/nvidia/",

@@ -1,6 +1,6 @@
 """The manifests on real kubelets: installed, used, upgraded under load and taken away again.
 
-One play for all tests here; TEST_INSTALL_NODES plays it on more nodes than three.
+One play for all tests here; TEST_INSTALL_NODES plays it on more nodes than two.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.controlplane import ROOT, built
 from tests.debian import ip
 from tests.processes import DIE_WITH_PARENT
 
-NODES = int(os.environ.get("TEST_INSTALL_NODES", "3"))
+NODES = int(os.environ.get("TEST_INSTALL_NODES", "2"))
 BINARIES = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
     *("kubelet", "nvidia-device-plugin"),
