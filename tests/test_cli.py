@@ -98,3 +98,12 @@ def test_a_level_of_logs_that_there_is_none_of_is_refused_with_those_there_are()
     refused = headroom("serve", "--log-level", "loud")
     assert refused.returncode == 2
     assert all(level in refused.stderr for level in ("loud", "debug", "info", "warning", "error"))
+
+
+def test_what_needs_no_cluster_needs_no_client_of_one() -> None:
+    """The demo's environment has none."""
+    hidden = "import sys; sys.modules['kubernetes'] = None; import extender.cli, extender.demo"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

@@ -9,8 +9,9 @@ import structlog
 
 from contract.kube import Pod
 from extender.kubeapi import KubeApi
+from extender.sources.health import Health
 from extender.sources.kinds import watched_kinds
-from extender.sources.reflector import DEFAULT_PACE, Deliver, Health, Pace, Reflector
+from extender.sources.reflector import DEFAULT_PACE, Deliver, Pace, Reflector
 
 log = structlog.get_logger(__name__)
 

@@ -32,6 +32,7 @@ from extender.kubeapi import (
     Unreadable,
 )
 from extender.sources.backoff import Backoff
+from extender.sources.health import Health
 from extender.sources.kinds import Kind, KubeObject, decode_identity
 
 log = structlog.get_logger(__name__)
@@ -64,23 +65,6 @@ _SHORT_S = 1.0
 #: A watch that went on for so long has worked, also of a kind of which there was nothing to say:
 #: what breaks it is no further failure in a row. Else quiet kinds wait longest, and make us blind.
 _LONG_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What /readyz and the metrics tell of one kind."""
-
-    kind: str
-    #: Its first complete list was delivered.
-    synced: bool
-    #: Seconds since the server last said anything about it; None before that.
-    contact_age_s: float | None
-    #: Watches or lists that failed and were tried again.
-    reconnects: int
-    #: Complete lists delivered.
-    lists: int
-    #: Objects that cannot be read at present.
-    unreadable: int
 
 
 class Reflector:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from resource import getpagesize
 
-from extender.sources.reflector import Health
+from extender.sources.health import Health
 from extender.version import own_version
 from extender.web.machinery import LagView, Machinery, SourceView
 from extender.wiring.lag import EVERY_S

@@ -6,7 +6,7 @@ attempt would change the pod each time.
 
 from collections.abc import Iterable
 
-from extender.sources.reflector import Health
+from extender.sources.health import Health
 
 #: Placing does without them: while they are not known nobody is evicted for others.
 DISPENSABLE = ("poddisruptionbudgets",)
