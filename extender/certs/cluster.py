@@ -155,26 +155,16 @@ class Certificates:
             key: None if value is None else base64.b64encode(value).decode()
             for key, value in data.items()
         }
-        try:
-            if there is None:
-                body = {
-                    "metadata": {"name": name, "labels": _LABELS},
-                    "type": kind,
-                    "data": {key: text for key, text in encoded.items() if text is not None},
-                }
-                self._api.call("POST", self._secrets, body=msgspec.json.encode(body))
-                return
-            patch = {"metadata": {"resourceVersion": there.version}, "data": encoded}
-            self._api.call(
-                "PATCH",
-                f"{self._secrets}/{name}",
-                body=msgspec.json.encode(patch),
-                content_type="application/merge-patch+json",
-            )
-        except ApiStatus as err:
-            if err.status in (404, 409):
-                raise StoreConflict(str(err)) from err
-            raise
+        if there is None:
+            body = {
+                "metadata": {"name": name, "labels": _LABELS},
+                "type": kind,
+                "data": {key: text for key, text in encoded.items() if text is not None},
+            }
+            self._swap("POST", self._secrets, body, "application/json")
+            return
+        patch = {"metadata": {"resourceVersion": there.version}, "data": encoded}
+        self._swap("PATCH", f"{self._secrets}/{name}", patch, "application/merge-patch+json")
 
     def _trust_in_webhooks(self, bundle: bytes) -> None:
         text = base64.b64encode(bundle).decode()
@@ -193,19 +183,20 @@ class Certificates:
                     continue
                 name, version = found["metadata"]["name"], found["metadata"]["resourceVersion"]
                 patch = {"metadata": {"resourceVersion": version}, "webhooks": hooks}
-                try:
-                    self._api.call(
-                        "PATCH",
-                        f"{_ADMISSION}/{kind}/{name}",
-                        body=msgspec.json.encode(patch),
-                        # By the names of the webhooks: what else they say stays as it is.
-                        content_type="application/strategic-merge-patch+json",
-                    )
-                except ApiStatus as err:
-                    if err.status in (404, 409):
-                        raise StoreConflict(str(err)) from err
-                    raise
+                # By the names of the webhooks: what else they say stays as it is.
+                by_name = "application/strategic-merge-patch+json"
+                self._swap("PATCH", f"{_ADMISSION}/{kind}/{name}", patch, by_name)
                 self._say(f"{kind.removesuffix('s')} {name}: caBundle says whom to trust now")
+
+    def _swap(self, method: str, path: str, body: Mapping[str, Any], content_type: str) -> None:
+        """Raises ``StoreConflict`` where it is not any more what was read."""
+        try:
+            encoded = msgspec.json.encode(body)
+            self._api.call(method, path, body=encoded, content_type=content_type)
+        except ApiStatus as err:
+            if err.status in (404, 409):
+                raise StoreConflict(str(err)) from err
+            raise
 
 
 def _step(purpose: str, before: Authority | None, after: Authority) -> str:
