@@ -154,7 +154,7 @@ class ControlPlane(Processes):
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            "--watch-progress-notify-interval=1s",  # else bookmarks of a quiet kind stand still
+            "--watch-progress-notify-interval=5s",  # as kubeadm sets it
             "--unsafe-no-fsync",
             "--log-level=warn",
         )

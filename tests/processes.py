@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.forks import Forked
+
 _YOUNG_S = 60.0
 #: Runs a command that the kernel kills when its parent, whose id comes first, dies or has died.
 #: No ``preexec_fn``, which is Python code between fork and exec and not safe beside gRPC's threads.
@@ -31,7 +33,7 @@ class Processes:
         self.folder = Path(tempfile.mkdtemp(prefix=kind))
         self._lock = (self.folder / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def stop(self) -> None:
         for name in list(self._processes):
@@ -54,6 +56,11 @@ class Processes:
                 env=None if env is None else {**os.environ, **env},
                 start_new_session=True,  # Ctrl-C is for the tests to handle, not for them
             )
+
+    def fork(self, name: str, module: str, *arguments: str, env: Mapping[str, str]) -> None:
+        """The same for a command of ours, as ``python -m``; see tests/forks.py."""
+        log = self.folder / f"{name}.log"
+        self._processes[name] = Forked(module, arguments, log, {**os.environ, **env})
 
     def kill(self, name: str) -> None:
         """SIGKILL, as a machine that fails would; returns when the process is gone."""

@@ -1,25 +1,18 @@
-"""A real Headroom server of a fleet file, in a process of its own, for tests that speak HTTP.
-
-A fresh interpreter takes a second to import all of it, so one process does that and forks the rest.
-"""
+"""A real Headroom server of a fleet file, in a process of its own, for tests that speak HTTP."""
 
 import contextlib
 import http.client
 import json
-import multiprocessing
 import os
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-ROOT = Path(__file__).parents[1]
-
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["extender.cli", "extender.wiring.embedded"])
+from tests.forks import Forked, pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +67,8 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
         fleet.write_text(fleet_yaml, encoding="utf-8")
         arguments = ["serve", "--embedded", str(fleet)]
         arguments += ["--verbs-port", "0", "--debug-port", "0", *options]
-        ours, theirs = _forks.Pipe(duplex=False)
-        process = _forks.Process(target=_run, args=(arguments, dict(os.environ), theirs, log))
-        process.start()
+        ours, theirs = pipe()
+        process = Forked("extender", arguments, log, os.environ, theirs)
         theirs.close()
         try:
             with os.fdopen(os.dup(ours.fileno())) as stdout:
@@ -86,26 +78,13 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
             yield Server(where["verbs"], where["debug"], log, where.get("webhook"))
         finally:
             process.terminate()
-            process.join(10)
-            if process.is_alive():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
                 process.kill()
-                raise TimeoutError(f"the server did not end: {log.read_text()}")
-            ours.close()
-
-
-def _run(
-    arguments: Sequence[str], environment: Mapping[str, str], stdout: Connection, log: Path
-) -> None:
-    """As ``python -m extender`` would, in a process that has imported it."""
-    from extender.cli import app
-
-    os.environ.clear()
-    os.environ.update(environment)
-    with log.open("wb") as stderr:
-        os.dup2(stdout.fileno(), 1)
-        os.dup2(stderr.fileno(), 2)
-    stdout.close()
-    app(arguments, prog_name="headroom")
+                raise TimeoutError(f"the server did not end: {log.read_text()}") from None
+            finally:
+                ours.close()
 
 
 def pod(

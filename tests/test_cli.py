@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.serving import ROOT
+from tests.controlplane import ROOT
 
 FLEET = "nodes: [{name: a, gpus: 1, memory: 1Gi}]"
 

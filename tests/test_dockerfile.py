@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import ROOT
+from tests.controlplane import ROOT
 
 #: pip's settings: what is not there cannot be had.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}

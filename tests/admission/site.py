@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -165,11 +164,11 @@ class Site:
         config.write_text(yaml.safe_dump(given))
         kubeconfig = self.plane.folder / "admission.kubeconfig"
         self.plane.write_kubeconfig(kubeconfig, {"token": self.token(EXTENDER)})
-        self.plane.spawn(
+        self.plane.fork(
             "admission-extender",
-            *(sys.executable, "-m", "extender", "serve", "--debug-open", "--config", str(config)),
+            *("extender", "serve", "--debug-open", "--config", str(config)),
             *("--verbs-port", str(verbs), "--debug-port", str(debug)),
-            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
+            env={"KUBECONFIG": str(kubeconfig)},
         )
         self.verbs_url, self.debug_port = f"http://127.0.0.1:{verbs}", debug
         for each in webhooks(f"https://127.0.0.1:{webhook}", authority):

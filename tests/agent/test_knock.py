@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.knock import FIRST_WAIT_S, LONGEST_WAIT_S, BadEnvironment, Question, read_question, wait
+from tests.controlplane import ROOT
 from tests.processes import free_ports
-from tests.serving import ROOT
 
 UID = "00000001-1111-4222-8333-000000000001"
 

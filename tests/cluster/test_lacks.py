@@ -14,7 +14,7 @@ from extender.cluster.findings import Finding, Weight
 from extender.cluster.lacks import lacking
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.cluster.test_state import state_of
-from tests.serving import ROOT
+from tests.controlplane import ROOT
 
 DRIVERLESS = ("nvml", "absent", "driver does not answer: Unknown Error (NVML 999)")
 BLIND = ("proc", "degraded", "processes of others cannot be seen: the agent needs hostPID: true")

@@ -10,7 +10,7 @@ from extender.cluster.findings import Finding, Weight
 from extender.cluster.schedulerconfig import examine_scheduler
 from extender.errors import BadSettings
 from extender.placement.rules import Rules
-from tests.serving import ROOT
+from tests.controlplane import ROOT
 
 SHIPPED = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"))
 

@@ -175,9 +175,9 @@ class Installation:
         ports = {"verbs": verbs_port, "debug": self.debug_port, "webhook": webhook_port}
         text += "".join(f"{name}_port: {port}\n" for name, port in ports.items())
         settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
-        self.plane.spawn(
+        self.plane.fork(
             f"extender{replica}",
-            *(sys.executable, "-m", "extender", command, config, str(settings)),
+            *("extender", command, config, str(settings)),
             env=self._environment(spec["spec"]["serviceAccountName"]),
         )
         deadline_s = time.monotonic() + PATIENCE_S

@@ -5,7 +5,6 @@ stay as they were.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -90,16 +89,15 @@ class Cluster:
         """
         port = port or self.port
         (debug_port,) = free_ports(1)
-        self.plane.spawn(
+        self.plane.fork(
             name,
-            *(sys.executable, "-m", module, "serve", "--host", "127.0.0.1"),
+            *(module, "serve", "--host", "127.0.0.1"),
             *(() if guarded else ("--debug-open",)),
             *("--verbs-port", str(port), "--debug-port", str(debug_port)),
             *(_options(tls) if tls else ()),
             *self._config(name, settings),
             env={
                 "KUBECONFIG": str(self.plane.kubeconfig("extender-of-the-tests", port=api_port)),
-                "PYTHONPATH": str(ROOT),
             },
         )
         self._started.append(name)

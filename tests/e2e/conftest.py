@@ -31,10 +31,10 @@ def binaries(request: pytest.FixtureRequest) -> None:
         built(*BINARIES)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """An API server of this folder's own: extenders see all that is in it. Each cluster finds no
-    nodes in it, and leaves none."""
+    nodes in it, and leaves none. It ends with the folder, as it costs all others while it idles."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         built("etcd", "kube-apiserver")

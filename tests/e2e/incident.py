@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from contract.gpunode import Device
+from tests.controlplane import ROOT
 from tests.driver import GIB
 from tests.e2e.cluster import NAMESPACE
 from tests.e2e.real import GPU_BYTES, RealCluster, is_refused
-from tests.serving import ROOT
 
 STRANGER_PID, STRANGER_GIB = 99_998, 7
 #: Of every GPU, so that 8 GiB are left on it.

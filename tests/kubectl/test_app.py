@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from headroom.plugin import complete, main
-from tests.serving import ROOT, Server, serving
+from tests.controlplane import ROOT
+from tests.serving import Server, serving
 from tests.waiting import until
 
 FLEET = """\

@@ -21,9 +21,10 @@ import pytest
 from contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
 from tests.agent.whole import Whole
 from tests.builders import DISTRIBUTED, GIB
+from tests.controlplane import ROOT
 from tests.driver import h100
 from tests.processes import free_ports
-from tests.serving import ROOT, Server, binding, offer, pod, serving
+from tests.serving import Server, binding, offer, pod, serving
 
 FLEET = """
 nodes:

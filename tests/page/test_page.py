@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.controlplane import ROOT
 from tests.page.conftest import Looked, ask, place
-from tests.serving import ROOT, Server, serving
+from tests.serving import Server, serving
 
 
 def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:

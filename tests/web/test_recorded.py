@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving import ROOT, Reply, Server, serving
+from tests.controlplane import ROOT
+from tests.serving import Reply, Server, serving
 
 RECORDED = sorted((ROOT / "tests/recorded/kube-scheduler").glob("*.json.gz"))
 SENTENCES = {"node is not known to Headroom", "no free GPU replica"}
