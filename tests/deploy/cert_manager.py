@@ -1,0 +1,257 @@
+"""The manifests with cert-manager's certificates, by a real cert-manager on a real API server.
+
+    python -m tests.deploy.cert_manager
+
+By hand, as it compiles cert-manager for minutes: the last one whose commands Go builds by
+themselves. Prints what was found as a line of JSON, or fails.
+"""
+
+import base64
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from tests.certificates import Authority
+from tests.controlplane import ControlPlane, built, free_ports
+from tests.deploy.installation import EXTENDER, SECRETS, token
+from tests.deploy.rendered import DEPLOY, NAMESPACE, named_images, objects, run
+from tests.gobin.build import MODULES
+
+CONTROLLER, INJECTOR = "cert-manager-controller", "cert-manager-cainjector"
+CERTIFICATES = f"/apis/cert-manager.io/v1/namespaces/{NAMESPACE}/certificates"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+VERBS_NAME = f"headroom-extender.{NAMESPACE}.svc"
+PATIENCE_S = 120.0
+BODY = json.dumps({"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "gpu-1"})
+
+
+class Plane(ControlPlane):
+    """Its Services have addresses as kubeadm's have, of which one is asked for by name."""
+
+    def spawn_apiserver(self, *flags: str) -> None:
+        super().spawn_apiserver(*flags, "--service-cluster-ip-range=10.96.0.0/12")
+
+
+def main() -> None:
+    built(CONTROLLER, INJECTOR, "kubectl")
+    plane = Plane()
+    try:
+        plane.start()
+        found = check(plane)
+    finally:
+        plane.stop()
+    typer.echo(json.dumps(found))
+
+
+def check(plane: ControlPlane) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    apply(plane, "cert-manager's kinds", cert_manager_crds())
+    text = rendered(plane.folder)
+    left = [key for key in objects(text) if "headroom-certs" in key[2]]
+    assert not left, f"of our own certificates there is still: {left}"
+    until(lambda: apply(plane, "headroom", text), "all of it is applied")
+    start_cert_manager(plane)
+    found["signed_after_s"] = until(
+        lambda: secret(plane, "headroom-tls") and secret(plane, "headroom-scheduler-client"),
+        "both Secrets",
+    )
+    found["injected_after_s"] = until(lambda: injected(plane), "the webhooks' caBundle")
+
+    etc = plane.folder / "etc"
+    mount(plane, etc)
+    port = start_extender(plane, etc)
+    client = etc / "client/tls.crt", etc / "client/tls.key"
+    until(lambda: bind(port, etc, client) == 200, "an answer to kube-scheduler's certificate")
+    stranger = Authority(plane.folder, "stranger-ca").sign("stranger")
+    found["bind"] = {
+        "with kube-scheduler's certificate": bind(port, etc, client),
+        "without one": bind(port, etc, None),
+        "with the serving certificate": bind(port, etc, (etc / "tls/tls.crt", etc / "tls/tls.key")),
+        "with a stranger's": bind(port, etc, (stranger.cert, stranger.key)),
+    }
+    assert [type(each) for each in found["bind"].values()] == [int, str, str, str], found
+
+    before = serial(port, etc)
+    for name in ("headroom-tls", "headroom-scheduler-client"):
+        renew(plane, name)
+    mount(plane, etc)
+    found["shown_after_renewal_s"] = until(
+        lambda: serial(port, etc) != before, "the renewed certificate, without a restart"
+    )
+    assert bind(port, etc, client) == 200
+    assert injected(plane)
+    plane.raise_if_ended()
+    return found
+
+
+def cert_manager_crds() -> str:
+    """Of the module whose commands run; the lines that only a chart completes are left out."""
+    module = "github.com/cert-manager/cert-manager"
+    command = ["go", "list", "-m", "-f", "{{.Dir}}", module]
+    answer = subprocess.run(
+        command, cwd=MODULES / CONTROLLER, capture_output=True, text=True, check=True
+    )
+    files = sorted(Path(answer.stdout.strip(), "deploy/crds").glob("*.yaml"))
+    assert files
+    lines = [line for file in files for line in ["---", *file.read_text().splitlines()]]
+    return "\n".join(line for line in lines if "{{" not in line)
+
+
+def rendered(folder: Path) -> str:
+    """As a user adds it to an overlay, with the verbs served to the cluster's own scheduler."""
+    mine = folder / "overlay"
+    mine.mkdir()
+    overlay, *components = (
+        os.path.relpath(DEPLOY / path, mine)
+        for path in ("overlays/device-plugin", "default-scheduler", "components/cert-manager")
+    )
+    kustomization = {"resources": [overlay], "components": components}
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return named_images(run([built("kubectl")["kubectl"], "kustomize", mine], folder))
+
+
+def apply(plane: ControlPlane, what: str, text: str) -> bool:
+    """False while kinds that it names are not served yet."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=plane.folder) as file:
+        file.write(text)
+        file.flush()
+        try:
+            plane.kubectl("apply", "--server-side", f"--filename={file.name}")
+        except subprocess.CalledProcessError as err:
+            if "no matches for kind" not in err.stderr and "not found" not in err.stderr:
+                raise RuntimeError(f"{what}: {err.stderr}") from err
+            return False
+    return True
+
+
+def start_cert_manager(plane: ControlPlane) -> None:
+    binaries = built(CONTROLLER, INJECTOR)
+    (port,) = free_ports(1)
+    flags = f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false"
+    metrics = f"--metrics-listen-address=127.0.0.1:{port}"
+    plane.spawn(CONTROLLER, str(binaries[CONTROLLER]), *flags, metrics)
+    plane.spawn(INJECTOR, str(binaries[INJECTOR]), *flags)
+
+
+def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
+    """Its files; none while it is not there."""
+    there = {each["metadata"]["name"]: each for each in plane.call("GET", SECRETS)["items"]}
+    data = there.get(name, {}).get("data", {})
+    files = {key: base64.b64decode(text) for key, text in data.items()}
+    return files if {"tls.crt", "tls.key", "ca.crt"} <= files.keys() else {}
+
+
+def injected(plane: ControlPlane) -> bool:
+    """Whether the API server trusts who signed for the webhook."""
+    trusted = base64.b64encode(secret(plane, "headroom-tls")["ca.crt"]).decode()
+    bundles = [
+        hook["clientConfig"].get("caBundle")
+        for kind in ("validating", "mutating")
+        for each in plane.call("GET", f"{ADMISSION}/{kind}webhookconfigurations")["items"]
+        for hook in each["webhooks"]
+    ]
+    assert bundles
+    return set(bundles) == {trusted}
+
+
+def mount(plane: ControlPlane, etc: Path) -> None:
+    """What kubelets put into the pods of kube-scheduler and the extender."""
+    for folder, name in (("tls", "headroom-tls"), ("client", "headroom-scheduler-client")):
+        for key, content in secret(plane, name).items():
+            file = etc / folder / key
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = file.with_suffix(".new")
+            new.write_bytes(content)
+            new.rename(file)
+
+
+def start_extender(plane: ControlPlane, etc: Path) -> int:
+    kubeconfig = plane.folder / "extender.kubeconfig"
+    plane.write_kubeconfig(kubeconfig, {"token": token(plane, EXTENDER)})
+    verbs, debug = free_ports(2)
+    plane.spawn(
+        "extender",
+        *(sys.executable, "-m", "extender", "serve", "--debug-open", "--host=127.0.0.1"),
+        *(f"--verbs-port={verbs}", f"--debug-port={debug}"),
+        *(f"--tls-cert={etc}/tls/tls.crt", f"--tls-key={etc}/tls/tls.key"),
+        f"--tls-client-ca={etc}/client/ca.crt",
+        env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(DEPLOY.parent)},
+    )
+    return verbs
+
+
+def bind(port: int, etc: Path, client: tuple[Path, Path] | None) -> int | str:
+    """The status of the answer, or what the connection ended with."""
+    context = trusting(etc)
+    if client:
+        context.load_cert_chain(*client)
+    try:
+        with connected(port, context) as tls:
+            connection = http.client.HTTPConnection(VERBS_NAME)
+            connection.sock = tls
+            connection.request("POST", "/bind", BODY, {"Content-Type": "application/json"})
+            return connection.getresponse().status
+    except (OSError, http.client.HTTPException) as err:
+        return f"{type(err).__name__}: {err}"
+
+
+def serial(port: int, etc: Path) -> str:
+    """Of the certificate that the verbs' port shows."""
+    context = trusting(etc)
+    context.load_cert_chain(etc / "client/tls.crt", etc / "client/tls.key")
+    with connected(port, context) as tls:
+        shown = tls.getpeercert()
+    assert shown
+    return str(shown["serialNumber"])
+
+
+def trusting(etc: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(etc / "tls/ca.crt"))
+
+
+def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
+    raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+    return context.wrap_socket(raw, server_hostname=VERBS_NAME)
+
+
+def renew(plane: ControlPlane, name: str) -> None:
+    """As ``cmctl renew`` does; returns when the Secret has another certificate."""
+    before = secret(plane, name)["tls.crt"]
+    condition = {
+        "type": "Issuing",
+        "status": "True",
+        "reason": "ManuallyTriggered",
+        "message": "renewed by the check",
+        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    path = f"{CERTIFICATES}/{name}/status"
+    status = plane.call("GET", f"{CERTIFICATES}/{name}")["status"]
+    status["conditions"] = [*status.get("conditions", []), condition]
+    plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+    until(lambda: secret(plane, name).get("tls.crt", before) != before, f"{name} is renewed")
+
+
+def until(true: Callable[[], object], what: str) -> float:
+    """How many seconds it took; raises ``TimeoutError``."""
+    began_s = time.monotonic()
+    while not true():
+        if time.monotonic() - began_s > PATIENCE_S:
+            raise TimeoutError(f"never came: {what}")
+        time.sleep(0.2)
+    return round(time.monotonic() - began_s, 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
