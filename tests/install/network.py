@@ -17,7 +17,7 @@ from tests.processes import DIE_WITH_PARENT
 HOST = "10.77.0.1"
 #: Of the Service ``kubernetes``: the first of the API server's range.
 API_SERVICE = "10.0.0.1"
-_BRIDGE = "pods"
+BRIDGE = "pods"
 
 
 def run(*command: str) -> None:
@@ -31,10 +31,10 @@ def build() -> None:
     """Once, in an empty network namespace."""
     for setting in (
         ("link", "set", "lo", "up"),
-        ("link", "add", _BRIDGE, "type", "bridge"),
-        ("address", "add", f"{HOST}/16", "dev", _BRIDGE),
-        ("address", "add", f"{API_SERVICE}/32", "dev", _BRIDGE),
-        ("link", "set", _BRIDGE, "up"),
+        ("link", "add", BRIDGE, "type", "bridge"),
+        ("address", "add", f"{HOST}/16", "dev", BRIDGE),
+        ("address", "add", f"{API_SERVICE}/32", "dev", BRIDGE),
+        ("link", "set", BRIDGE, "up"),
     ):
         run(*ip(), *setting)
 
@@ -52,7 +52,7 @@ class PodNetwork:
             run(
                 "ip", "link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", self._at
             )
-            run("ip", "link", "set", host, "master", _BRIDGE, "up")
+            run("ip", "link", "set", host, "master", BRIDGE, "up")
             for setting in (
                 ("link", "set", "lo", "up"),
                 ("address", "add", f"{self.address}/16", "dev", "eth0"),

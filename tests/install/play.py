@@ -114,10 +114,15 @@ def until(done: Callable[[], object], what: str, patience_s: float = PATIENCE_S)
 
 
 class Play:
+    #: What it adds to the overlay, of ``deploy``; and what carries the extenders then.
+    components: tuple[str, ...] = ()
+    deployment = "headroom-scheduler"
+
     def __init__(self, plane: Plane, machines: Sequence[Machine]) -> None:
         self.plane = plane
         self.machines = machines
         self.found: dict[str, Any] = {}
+        self.retried: list[str] = []
         self._deploy = plane.folder / "deploy"
         shutil.copytree(ROOT / "deploy", self._deploy)
 
@@ -179,6 +184,7 @@ class Play:
         time.sleep(2.0)
         stop.set()
         load.join()
+        self.found["retried"] = self.retried
         self.found["during_upgrade"] = {
             "created": load.created,
             "slowest_s": load.slowest_s,
@@ -220,6 +226,7 @@ class Play:
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [f"../{OVERLAY}"],
+            "components": [f"../../{each}" for each in self.components],
             "images": images,
         }
         (mine / "kustomization.yaml").write_text(yaml.safe_dump(content))
@@ -259,7 +266,7 @@ class Play:
         return found
 
     def rolled_out(self) -> bool:
-        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-scheduler"
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{self.deployment}"
         found = self.plane.call("GET", path)
         status, wanted = found.get("status", {}), found["spec"]["replicas"]
         return (
@@ -301,7 +308,17 @@ class Play:
         metadata = {"name": name, "annotations": {"headroom.gpu/vram": vram or f"{gib}Gi"}}
         # Nothing of a scheduler: the webhook sends it to ours.
         spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
-        self.plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
+        # Who makes pods tries again, as all controllers do; why is judged.
+        for _ in range(5):
+            try:
+                self.plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
+                return
+            except ApiRefused as err:
+                if "failed calling webhook" not in str(err):
+                    raise
+                self.retried.append(str(err))
+                time.sleep(1.0)
+        raise TimeoutError(f"nobody lets {name} in: {self.retried[-1]}")
 
     def pods(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.plane.call("GET", PODS)["items"]
@@ -393,41 +410,55 @@ class Load(threading.Thread):
             self._play.plane.call("DELETE", path)
 
 
+def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> None:
+    binary = str(built("kube-scheduler")["kube-scheduler"])
+    plane.spawn("default-scheduler", binary, f"--config={config}", "--secure-port=0", *flags)
+
+
+def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
+    """Two GPUs in each, of which everyone can be given out four times; to be started."""
+    Machine.images = Images(built("kube-scheduler")["kube-scheduler"], plane.folder)
+    Machine.pods = itertools.count()
+    return [
+        Machine(
+            plane,
+            f"gpu-{number}",
+            [Gpu(f"GPU-{number}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(2)],
+            4,
+        )
+        for number in range(count)
+    ]
+
+
+def bring_up(plane: ControlPlane, machines: Sequence[Machine]) -> None:
+    """Nodes with a device plugin, and a scheduler for everybody else."""
+    plain: Mapping[str, Any] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(plane.kubeconfig("scheduler-of-the-tests"))},
+    }
+    config = plane.folder / "default.json"
+    config.write_text(json.dumps(plain))
+    start_default_scheduler(plane, config)
+    start(machines)
+    for machine in machines:
+        machine.show_processes()
+        labels = {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}}
+        plane.call("PATCH", f"/api/v1/nodes/{machine.name}", labels, MERGE)
+
+
 def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
     network.build()
     with contextlib.ExitStack() as stack:
         plane = Plane()
         stack.callback(plane.stop)
-        Machine.images = Images(built("kube-scheduler")["kube-scheduler"], plane.folder)
-        Machine.pods = itertools.count()
         plane.start()
         plane.start_controller_manager()
-        plain: Mapping[str, Any] = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "leaderElection": {"leaderElect": False},
-            "clientConnection": {"kubeconfig": str(plane.kubeconfig("scheduler-of-the-tests"))},
-        }
-        (plane.folder / "default.json").write_text(json.dumps(plain))
-        scheduler = str(Machine.images.kube_scheduler)
-        config = f"--config={plane.folder / 'default.json'}"
-        plane.spawn("default-scheduler", scheduler, config, "--secure-port=0")
-        machines = [
-            Machine(
-                plane,
-                f"gpu-{number}",
-                [Gpu(f"GPU-{number}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(2)],
-                4,
-            )
-            for number in range(nodes)
-        ]
+        machines = make_machines(plane, nodes)
         for machine in machines:
             stack.callback(machine.stop)
-        start(machines)
-        for machine in machines:
-            machine.show_processes()
-            labels = {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}}
-            plane.call("PATCH", f"/api/v1/nodes/{machine.name}", labels, MERGE)
+        bring_up(plane, machines)
         play = Play(plane, machines)
         try:
             play.run()

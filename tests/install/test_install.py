@@ -63,6 +63,11 @@ def test_the_webhook_sends_pods_to_our_scheduler_and_refuses_slips(played: dict[
     assert "8G" in played["slip"]
 
 
+def test_there_is_always_a_webhook_to_ask(played: dict[str, Any]) -> None:
+    """A machine that has too much to do may make it slow, and whoever makes pods try again."""
+    assert [why for why in played["retried"] if "context deadline exceeded" not in why] == []
+
+
 def test_an_upgrade_loses_no_bind(played: dict[str, Any]) -> None:
     during = played["during_upgrade"]
     assert during["failures"] == []
