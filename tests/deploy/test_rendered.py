@@ -106,6 +106,14 @@ def test_each_component_is_a_value_of_the_chart(
     same(kustomized, objects(template(tmp_path, values)))
 
 
+def test_the_variant_for_a_cluster_s_own_scheduler_is_a_value_of_the_chart(tmp_path: Path) -> None:
+    kustomized = objects(named_images(with_components(tmp_path, ["../default-scheduler"])))
+    templated = template(tmp_path, {"defaultScheduler": {"enabled": True}})
+    same(kustomized, objects(templated))
+    moved = template(tmp_path, {"defaultScheduler": {"enabled": True, "clusterIP": "10.43.0.9"}})
+    assert moved == templated.replace("10.96.0.53", "10.43.0.9")
+
+
 @pytest.mark.parametrize("component", sorted(COMPONENTS))
 def test_each_component_changes_something_by_itself(component: str) -> None:
     kustomization = yaml.safe_load(
@@ -354,6 +362,7 @@ def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
     links = {each.name: each.resolve() for each in (DEPLOY / "chart/headroom/files").iterdir()}
     assert links == {
         "base": DEPLOY / "base",
+        "default-scheduler": DEPLOY / "default-scheduler",
         "mirror.yaml": DEPLOY / "components/in-tree-mirror/rbac.yaml",
         "cert-manager.yaml": DEPLOY / "components/cert-manager/certificates.yaml",
         "monitors.yaml": DEPLOY / "components/monitors/monitors.yaml",

@@ -1,6 +1,6 @@
 """The variant for a cluster's own kube-scheduler, step by step as docs/scheduler.md tells it.
 
-    unshare --net --mount python -m tests.install.kubeadm
+    python -m tests.install.kubeadm
 
 By hand, as it compiles kube-proxy and needs nft. A control plane node and another one, as kubeadm
 makes them: kube-scheduler is on the host's network and reads its files in /etc/kubernetes, and a
@@ -140,6 +140,7 @@ def make_control_plane_node(plane: ControlPlane, machines: Sequence[Machine]) ->
 def main() -> None:
     if not shutil.which("nft"):
         raise SystemExit("needs nft on PATH, for kube-proxy: install the package nftables")
+    network.alone()
     network.build()
     # As a host's default route does: what has no route is never looked up among Services.
     network.run(*ip(), "route", "add", SERVICES, "dev", network.BRIDGE)

@@ -1,12 +1,13 @@
 """A cluster's network in a network namespace of its own: nothing of the machine's is touched.
 
-The namespace is the one that this process was started in (``unshare --net``). In it a bridge is
-the network of pods and nodes; every pod has a namespace of its own on it, and its own loopback.
+The namespace is the one that this process is in (``alone``). In it a bridge is the network of pods
+and nodes; every pod has a namespace of its own on it, and its own loopback.
 Nobody balances: the API server itself has the address of its Service.
 """
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 
@@ -18,6 +19,21 @@ HOST = "10.77.0.1"
 #: Of the Service ``kubernetes``: the first of the API server's range.
 API_SERVICE = "10.0.0.1"
 BRIDGE = "pods"
+_NAMESPACES = ("--net", "--mount", "--pid", "--mount-proc")
+_ALONE = "HEADROOM_TESTS_ALONE"
+
+
+def alone() -> None:
+    """Execute the command anew in namespaces of its own, if it is not in them already.
+
+    The kernel ends all that was started in there when the command ends, however it ends, or whoever
+    started it: containers, too, which may have changed their user and forgotten their parent.
+    """
+    if os.environ.get(_ALONE):
+        return
+    os.environ[_ALONE] = "yes"
+    unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child"]
+    os.execvp("unshare", [*unshare, sys.executable, *sys.orig_argv[1:]])
 
 
 def run(*command: str) -> None:

@@ -1,6 +1,6 @@
 """Installs Headroom as its manifests say, uses it, upgrades it under load and takes it away again.
 
-    unshare --net --mount python -m tests.install.play [--nodes 3]
+    python -m tests.install.play [--nodes 3]
 
 All is real that can be: API server, etcd, controllers, a scheduler for everybody else, kubelets
 with NVIDIA's device plugin, and every container of ours, which a runtime of the tests starts as its
@@ -449,6 +449,7 @@ def bring_up(plane: ControlPlane, machines: Sequence[Machine]) -> None:
 
 
 def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
+    network.alone()
     network.build()
     with contextlib.ExitStack() as stack:
         plane = Plane()

@@ -3,10 +3,12 @@
 One play for all tests here; TEST_INSTALL_NODES plays it on more nodes than two.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import typer
 from tests.controlplane import ROOT, built
 from tests.debian import ip
 from tests.processes import DIE_WITH_PARENT
+from tests.waiting import until
 
 NODES = int(os.environ.get("TEST_INSTALL_NODES", "2"))
 BINARIES = (
@@ -31,7 +34,7 @@ def played(request: pytest.FixtureRequest) -> dict[str, Any]:
         ip()
     command = [sys.executable, "-m", "tests.install.play", "--nodes", str(NODES)]
     done = subprocess.run(
-        [*DIE_WITH_PARENT, str(os.getpid()), "unshare", "--net", "--mount", *command],
+        [*DIE_WITH_PARENT, str(os.getpid()), *command],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -41,6 +44,37 @@ def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     typer.echo(f"{done.stderr}{NODES} nodes, during the upgrade: {found['during_upgrade']}")
     return found
+
+
+#: A container of a user of its own, who is not sent a signal when the one that started it dies.
+SESSION = """
+import subprocess, sys
+from tests.install import network
+network.alone()
+container = ["setpriv", "--reuid=65532", "--regid=0", "--clear-groups", "sleep", sys.argv[1]]
+with subprocess.Popen(container):
+    print("started", flush=True)
+"""
+
+
+def test_nothing_outlives_a_play_that_is_killed() -> None:
+    long_s = f"{os.getpid()}.5"  # to be found by
+
+    def left() -> list[Path]:
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if each.read_text().split("\0")[:2] == ["sleep", long_s]:
+                    found.append(each)
+        return found
+
+    command = [sys.executable, "-c", SESSION, long_s]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == "started\n"
+        until(left, "the container runs")
+        session.kill()
+    until(lambda: not left(), "the container has ended")
 
 
 def test_one_command_brings_up_schedulers_and_agents(played: dict[str, Any]) -> None:

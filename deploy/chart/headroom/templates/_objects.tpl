@@ -1,6 +1,7 @@
 {{/* The images, each with what it has to look like; ends here where one is missing. */}}
 {{- define "headroom.images" -}}
-{{- $wanted := dict "extender" "headroom-extender:0.1.0" "kubeScheduler" "kube-scheduler:v1.36.3" }}
+{{- $wanted := dict "extender" "headroom-extender:0.1.0" }}
+{{- if not .Values.defaultScheduler.enabled }}{{ $_ := set $wanted "kubeScheduler" "kube-scheduler:v1.36.3" }}{{ end }}
 {{- if .Values.agent.enabled }}{{ $_ := set $wanted "agent" "headroom-agent:0.1.0" }}{{ end }}
 {{- range $name, $example := $wanted }}
 {{- $image := index $.Values.images $name }}
@@ -19,7 +20,7 @@
 {{- .text | replace "headroom-system" .root.Release.Namespace
   | replace "set-me.invalid/headroom-extender:set-me" $images.extender
   | replace "set-me.invalid/headroom-agent:set-me" (default "" $images.agent)
-  | replace "set-me.invalid/kube-scheduler:set-me" $images.kubeScheduler -}}
+  | replace "set-me.invalid/kube-scheduler:set-me" (default "" $images.kubeScheduler) -}}
 {{- end -}}
 
 {{/* An object, labelled, as one document. */}}
@@ -31,9 +32,10 @@
 {{ toYaml .object }}
 {{ end -}}
 
-{{/* Settings and kube-scheduler's configuration: those of deploy/base with the values on top. */}}
+{{/* Settings and kube-scheduler's configuration: those of deploy/ with the values on top. */}}
 {{- define "headroom.settings" -}}
-{{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/headroom.yaml")) | fromYaml -}}
+{{- $folder := ternary "default-scheduler" "base" .Values.defaultScheduler.enabled -}}
+{{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get (printf "files/%s/headroom.yaml" $folder))) | fromYaml -}}
 {{- toYaml (mergeOverwrite $base .Values.settings) -}}
 {{- end -}}
 {{- define "headroom.schedulerConfig" -}}
@@ -58,6 +60,38 @@
 {{- $_ := set $container "command" (without $container.command "--feature-gates=SchedulerPopFromBackoffQ=false") }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* What deploy/default-scheduler changes: extenders alone, whose verbs the cluster's own kube-scheduler calls. Changes .object. */}}
+{{- define "headroom.defaultScheduler" -}}
+{{- $object := .object }}
+{{- $name := $object.metadata.name }}
+{{- if and (has $object.kind (list "Deployment" "PodDisruptionBudget")) (eq $name "headroom-scheduler") }}
+{{- $_ := set $object.metadata "name" "headroom-extender" }}
+{{- end }}
+{{- if eq $object.kind "Deployment" }}
+{{- $_ := unset $object.spec.template.metadata.annotations "checksum/scheduler-config" }}
+{{- $spec := $object.spec.template.spec }}
+{{- range $container := $spec.containers }}
+{{- if eq $container.name "extender" }}
+{{- $_ := set $container "ports" (prepend $container.ports (dict "name" "verbs" "containerPort" 8888)) }}
+{{- $mount := dict "name" "client-ca" "mountPath" "/etc/headroom/client" "readOnly" true }}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts $mount) }}
+{{- $_ := set $spec "containers" (list $container) }}
+{{- end }}
+{{- end }}
+{{- $volumes := list }}
+{{- range $spec.volumes }}{{ if ne .name "scheduler-config" }}{{ $volumes = append $volumes . }}{{ end }}{{ end }}
+{{- $authority := dict "secretName" "headroom-scheduler-client" "items" (list (dict "key" "ca.crt" "path" "ca.crt")) }}
+{{- $_ := set $spec "volumes" (append $volumes (dict "name" "client-ca" "secret" $authority)) }}
+{{- else if and (eq $object.kind "NetworkPolicy") (eq $name "headroom-scheduler") }}
+{{- $verbs := dict "ports" (list (dict "protocol" "TCP" "port" 8888)) }}
+{{- $_ := set $object.spec "ingress" (append $object.spec.ingress $verbs) }}
+{{- else if and (eq $object.kind "ValidatingAdmissionPolicy") (eq $name "headroom-other-schedulers") }}
+{{- $_ := set (index $object.spec.variables 0) "expression" `["default-scheduler"]` }}
+{{- else if and (eq $object.kind "Service") (eq $name "headroom-extender") }}
+{{- $_ := set $object.spec "clusterIP" .root.Values.defaultScheduler.clusterIP }}
 {{- end }}
 {{- end -}}
 
