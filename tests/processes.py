@@ -60,6 +60,7 @@ class Processes:
     def fork(self, name: str, module: str, *arguments: str, env: Mapping[str, str]) -> None:
         """The same for a command of ours, as ``python -m``; see tests/forks.py."""
         log = self.folder / f"{name}.log"
+        log.touch()
         self._processes[name] = Forked(module, arguments, log, {**os.environ, **env})
 
     def kill(self, name: str) -> None:
@@ -75,8 +76,11 @@ class Processes:
         process.wait(timeout=60)
 
     def pause(self, name: str) -> None:
-        """Freeze it: its connections stay open and nothing answers."""
+        """Freeze it: its connections stay open and nothing answers from when this returns."""
         self._processes[name].send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid(name)}/task")
+        while not all(_state(each / "stat") == "T" for each in threads.iterdir()):
+            time.sleep(0.001)
 
     def resume(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
@@ -126,9 +130,14 @@ def free_ports(count: int) -> list[int]:
 def alive(pid: int) -> bool:
     """Whether it still runs; a zombie that nobody has waited for yet does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _state(Path(f"/proc/{pid}/stat")) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _state(stat: Path) -> str:
+    """What the kernel says that a process or a thread does, as one letter."""
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 def _sweep(kind: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.controlplane import ROOT
 from tests.processes import alive
+from tests.waiting import until
 
 PATIENCE_S = 90.0
 
@@ -61,6 +62,7 @@ def test_ctrl_c_ends_all_that_make_cluster_started(binaries: None, tmp_path: Pat
                 assert Path(kubeconfig[1]).is_file()
             os.killpg(command.pid, signal.SIGINT)
             command.wait(PATIENCE_S)
+            until(lambda: not any(map(alive, started)), "all that it started has ended", 10.0)
         finally:
             left = [pid for pid in (command.pid, *started) if alive(pid)]
             for pid in left:
