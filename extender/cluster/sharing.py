@@ -49,7 +49,7 @@ def _aligned(look: Look) -> Iterator[Said]:
             Weight.ADVICE,
             "its topology manager's policy is not known, and its GPUs hang on several NUMA nodes: "
             "a pod must fit on the next device of each of them",
-            "let the agent read the kubelet's configuration (RBAC: get nodes/configz)",
+            "set hostPID: true in the agent's DaemonSet: it reads it from the kubelet's process",
         )
     elif policy != "none":
         yield (
