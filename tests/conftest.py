@@ -13,6 +13,9 @@ pytest_plugins = ["tests.budgets"]
 
 # What tests start imports the same sources over and over: it may keep them compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Nor need etcd, API servers and kubelets be sparing with memory: an eighth of their CPU goes there.
+os.environ.setdefault("GOGC", "400")
+os.environ.setdefault("GOMEMLIMIT", "1GiB")
 
 # How long an example takes says something of the machine; benchmarks are where time is judged.
 hypothesis.settings.register_profile("headroom", deadline=None)

@@ -12,6 +12,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +32,26 @@ def pipe() -> tuple[Connection, Connection]:
     return _forks.Pipe(duplex=False)
 
 
+def run(
+    module: str, *arguments: str, env: Mapping[str, str], timeout_s: float = 60.0
+) -> "subprocess.CompletedProcess[str]":
+    """As ``subprocess.run`` of ``python -m``, with what it printed; it runs in an empty folder.
+
+    Raises ``subprocess.TimeoutExpired``, and the process is gone then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+        process = Forked(module, arguments, stderr, env, stdout)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        told = stdout.read_text(), stderr.read_text()
+    return subprocess.CompletedProcess([module, *arguments], status, *told)
+
+
 class Forked:
     """As much of ``subprocess.Popen`` as tests need."""
 
@@ -40,7 +61,7 @@ class Forked:
         arguments: Sequence[str],
         log: Path,
         env: Mapping[str, str],
-        stdout: Connection | None = None,
+        stdout: Connection | Path | None = None,
     ) -> None:
         """What it prints is added to ``log``, but for what ``stdout`` gets where there is one.
 
@@ -82,7 +103,7 @@ def _run(
     arguments: Sequence[str],
     log: Path,
     env: Mapping[str, str],
-    stdout: Connection | None,
+    stdout: Connection | Path | None,
 ) -> None:
     # Not to outlive the session: the process that forks ends with it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -91,10 +112,11 @@ def _run(
     os.environ.clear()
     os.environ.update(env)
     with log.open("ab") as file:
-        os.dup2(stdout.fileno() if stdout else file.fileno(), 1)
+        os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    if stdout:
-        stdout.close()
+    if stdout is not None:
+        with stdout.open("ab") if isinstance(stdout, Path) else stdout as told:
+            os.dup2(told.fileno(), 1)
     # Which the client of the API server reads once, as it is imported.
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = env.get("KUBECONFIG", "~/.kube/config")
     # In place of what multiprocessing set for its own children.

@@ -6,20 +6,13 @@ import sys
 from pathlib import Path
 
 from tests.controlplane import ROOT
+from tests.forks import run
 
 FLEET = "nodes: [{name: a, gpus: 1, memory: 1Gi}]"
 
 
 def headroom(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "extender", *arguments],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run("extender", *arguments, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **env})
 
 
 def test_no_command_shows_the_commands() -> None:

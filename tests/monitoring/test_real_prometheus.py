@@ -87,8 +87,8 @@ def test_every_rule_is_evaluated_and_what_is_wrong_here_is_seen(real: Prometheus
     def active() -> set[str]:
         return {rule["name"] for rule in rules() if rule["state"] != "inactive"}
 
-    until(lambda: active() >= ACTIVE, "what is wrong is seen")
-    assert active() - MAY_BE_ACTIVE == ACTIVE
+    # On a busy machine a scrape comes too late now and then, and is missed until the next.
+    until(lambda: active() - MAY_BE_ACTIVE == ACTIVE, "what is wrong is seen, and nothing else")
     assert {rule["name"] for rule in rules()} == alerts().keys()
 
 

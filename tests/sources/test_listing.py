@@ -3,7 +3,6 @@
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from extender.kubeapi import ApiStatus, KubeApi
 from extender.settings import Settings
 from extender.wiring.listing import list_cluster
 from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
+from tests.forks import run
 from tests.scripted import Exchange, scripted_server
 from tests.waiting import until
 
@@ -30,15 +30,7 @@ def node(plane: ControlPlane) -> Iterator[str]:
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "extender", "doctor", *arguments],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run("extender", "doctor", *arguments, env={"PATH": "/usr/bin:/bin"}, timeout_s=120.0)
 
 
 @pytest.fixture

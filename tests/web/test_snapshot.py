@@ -1,8 +1,7 @@
 """A snapshot, read by another process, says of every pod on every node what this one says."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,9 +54,9 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.forks import run
 from tests.web.asking import Asked
 
-ROOT = Path(__file__).parents[2]
 LATER = "2026-11-21T00:03:20+00:00"
 PINNED = Plugin("distributed", "envvar", "none", pinning="honoured")
 SECRET = "hunter2"
@@ -170,8 +169,7 @@ def live(fleet: Asked, name: str) -> dict[str, str | None]:
 
 
 def replayed(file: Path, *options: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "extender", "replay", str(file), "--json", *options]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ran = run("extender", "replay", str(file), "--json", *options, env=os.environ)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
