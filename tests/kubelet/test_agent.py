@@ -320,6 +320,7 @@ def test_a_renamed_resource_is_reported_and_the_pods_under_the_old_name_stay(
     node = start_node(gpus=2, replicas=2)
     agent = start_agent(node)
     node.admit(gpu_pod("a"))
+    node.wait(lambda: all(use.uid for use in agent.sample().pods), "it has a checkpoint")
     before = agent.sample()
     configuration = node.folder / "plugin.yaml"
     sharing = yaml.safe_load(configuration.read_text())
