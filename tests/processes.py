@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.forks import Forked
+from tests.waiting import until
 
 _YOUNG_S = 60.0
 #: Runs a command that the kernel kills when its parent, whose id comes first, dies or has died.
@@ -78,9 +79,7 @@ class Processes:
     def pause(self, name: str) -> None:
         """Freeze it: its connections stay open and nothing answers from when this returns."""
         self._processes[name].send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.pid(name)}/task")
-        while not all(_state(each / "stat") == "T" for each in threads.iterdir()):
-            time.sleep(0.001)
+        until(lambda: _stopped(self.pid(name)), f"{name} is frozen")
 
     def resume(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
@@ -133,6 +132,13 @@ def alive(pid: int) -> bool:
         return _state(Path(f"/proc/{pid}/stat")) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _stopped(pid: int) -> bool:
+    """Whether each of its threads is."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that ends just now
+        return all(_state(each / "stat") == "T" for each in Path(f"/proc/{pid}/task").iterdir())
+    return False
 
 
 def _state(stat: Path) -> str:
