@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
 from tests.debian import Unavailable, chromium
@@ -79,6 +79,7 @@ class Looked:
 def looked(browser: Browser, server: Server) -> Iterator[Looked]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(20_000)
+    expect.set_options(timeout=20_000)
     found = Looked(context.new_page(), server.debug)
     yield found
     context.close()

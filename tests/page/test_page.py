@@ -117,6 +117,22 @@ def test_what_changes_is_shown_by_itself_and_leaves_open_what_was_opened(
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
+def test_a_row_that_is_replaced_as_it_is_opened_is_open(looked: Looked, server: Server) -> None:
+    page = looked.open("/fleet")
+    page.get_by_label("Search").fill("l4-0008")
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    expect(page.locator("#live")).to_contain_text("live")
+    # What says that it was opened comes too late.
+    page.evaluate(
+        """const row = document.querySelector("details");
+        row.addEventListener("toggle", event => event.stopImmediatePropagation(), {capture: true});
+        row.querySelector("summary").click();"""
+    )
+    place(server, "another", "7Gi", "l4-0008")
+    devices = page.get_by_role("table", name="Devices of l4-0008")
+    expect(devices.get_by_role("link", name="team-a/another").first).to_be_visible()
+
+
 def test_what_if_says_where_pods_would_go(looked: Looked) -> None:
     page = looked.open("/what-if")
     page.get_by_label("Pods that come").fill("2")

@@ -64,10 +64,15 @@ function row(node, opened) {
     if (details.open) { opened.add(node.name); fill(); } else opened.delete(node.name);
   });
   const late = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
-  details.append(el("summary", {},
+  const summary = el("summary", {},
     el("span", {class: "name"}, el("b", {}, node.name),
       node.message ? el("span", {class: "bad"}, node.message) : el("span", {class: "quiet"}, late)),
-    el("span", {class: "devices"}, ...node.devices.map(bar))));
+    el("span", {class: "devices"}, ...node.devices.map(bar)));
+  // Before "toggle" comes the row may have been replaced by a newer one, which is to be as the reader wants it.
+  summary.addEventListener("click", () => {
+    if (details.open) opened.delete(node.name); else opened.add(node.name);
+  });
+  details.append(summary);
   const fill = () => { if (details.childElementCount === 1) details.append(inside(node, late)); };
   if (details.open) fill();
   return el("div", {role: "listitem"}, details);
