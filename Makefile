@@ -5,9 +5,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# A module each, in the order of tests/conftest.py: the longest first. Five on two cores, as tests of
+# A module each, in the order of tests/conftest.py: the longest first. Four on two cores, as tests of
 # real nodes and of whole installations wait for half of their time.
-WORKERS := -n 5 --dist loadfile --no-loadscope-reorder
+WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices \

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-#: Suite -> seconds of workers, of which five share two cores, with the binaries built.
+#: Suite -> seconds of workers, of which four share two cores, with the binaries built.
 BUDGETS_S = {
     "admission": 60,
-    "agent": 230,
+    "agent": 220,
     "benchmarks": 75,
     "certs": 10,
     "chaos": 100,
@@ -21,20 +21,20 @@ BUDGETS_S = {
     "contract": 15,
     "demo": 60,
     "deploy": 170,
-    "e2e": 1130,
+    "e2e": 1080,
     "fuzz": 55,
     "gobin": 15,
     "helm": 5,
-    "install": 180,
+    "install": 175,
     "history": 40,
     "kubectl": 25,
-    "kubelet": 410,
+    "kubelet": 380,
     "ledger": 30,
-    "model": 130,
+    "model": 110,
     "monitoring": 45,
     "nvidia": 75,
     "page": 60,
-    "placement": 180,
+    "placement": 170,
     "sources": 45,
     "standin": 150,
     "truth": 40,
