@@ -48,9 +48,10 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
         cluster.ask(f"p{i}", chance.choice(MIXED_GIB))
     cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
     cluster.until(cluster.decided, "what is bound runs, or was turned away")
-    # kube-scheduler asks again at every change of a bound pod; kubelets still tell of theirs.
+    # kube-scheduler asks again at every change of a bound pod, at the latest when the ten seconds
+    # are over for which it lets a pod back off; kubelets still tell of theirs.
     with Watch(cluster.plane, PODS) as pods:
-        cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
+        cluster.until(lambda: pods.quiet_s() > 12, "nothing changes any more")
     before, began_s = filter_calls(cluster), time.monotonic()
     time.sleep(10.0)
     outcome = cluster.outcome()
@@ -60,9 +61,7 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
     assert_nothing_is_taken_twice(outcome)
     assert outcome.bound > 2 * NODES
     assert outcome.refused > 0
-    # Where they are tried without a pause it is hundreds. A change that came late, of a pod that
-    # runs, has each of them tried once more in these ten seconds: six.
-    assert calls <= 12
+    assert calls <= 5
     # Nothing happened between binding and admission that nobody can foresee.
     cluster.until(lambda: predictions(cluster, "hit", "shifted") == outcome.bound, "all are seen")
     assert predictions(cluster, "miss", "unseen") == 0
