@@ -110,6 +110,14 @@ class VramRequest:
         return self.asks, self.policy, self.max_sm_ppm, self.processes, pinning
 
     @property
+    def by_prices(self) -> bool:
+        """Whether what a class of devices is worth to others says where it goes. What a pod takes
+        that wants several devices is a whole node to the next of its kind, which no price of
+        memory knows: those are packed."""
+        several = sum(ask.count for ask in self.asks) > 1
+        return self.policy is ScoringPolicy.FRAGMENTATION and not several
+
+    @property
     def decision_id(self) -> str:
         """The same on every replica and in every verb."""
         return decision_id(self.uid, self.resource_version)

@@ -70,7 +70,7 @@ def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> 
     ranking = rank_rows(request, snap, rows, fits, stands, now_s, weights, market)
     known = np.broadcast_to(report(snap, rows, now_s), rows.shape)
     named = {**terms(verdicts).values, "report": known}
-    if request.policy is ScoringPolicy.FRAGMENTATION:
+    if request.by_prices:
         named["packing"] = named["packing"] + CHEAP * _cheap(snap, rows, stands, market)
     return Ranking(ranking.scores, ranking.winner, {n: term * fits for n, term in named.items()})
 
@@ -89,7 +89,7 @@ def rank_rows(
     if not fits.any():
         return Ranking(np.zeros(len(rows)), None)
     score = standing.score + report(snap, rows, now_s) * weights.parts["report"]
-    if request.policy is ScoringPolicy.FRAGMENTATION:
+    if request.by_prices:
         part = CHEAP * weights.parts["packing"]
         score = score + part * _cheap(snap, rows, standing, market)
     scores = score * fits

@@ -9,7 +9,7 @@ prediction         how sure it is that all goes as promised where the plugin cho
                    of like size, one candidate, room on every device that there is
 sm_activity        how idle the SMs are; 0.5 where nobody knows
 slack              how little the neighbours use beyond what they asked for
-smallest_device    how small the device is that will do; 0.5 with ``fragmentation``: prices say it
+smallest_device    how small the device is that will do; 0.5 where prices say it
 report             how whole and how young what is known of the node is
 =================  =============================================================================
 """
@@ -30,8 +30,8 @@ from extender.placement.snapshot import Rows, Snapshot
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000
-#: What prices make up of ``packing`` where the policy is ``fragmentation`` (``placement.mix``): it
-#: is added when nodes are ranked, so that another price weighs no node again.
+#: What prices make up of ``packing`` where a request goes by them (``placement.mix``): it is added
+#: when nodes are ranked, so that another price weighs no node again.
 CHEAP = 0.9
 
 
@@ -50,7 +50,7 @@ def terms(verdicts: Verdicts) -> Terms:
     """Only those of nodes on which the request fits mean anything."""
     snap, asks = verdicts.snap, verdicts.asks
     spreads = verdicts.request.policy is ScoringPolicy.SPREAD
-    priced = verdicts.request.policy is ScoringPolicy.FRAGMENTATION
+    priced = verdicts.request.by_prices
     # For a few nodes the number of numpy's calls is what counts.
     device_left, taken = _left(asks[0]), _taken(asks[0])
     worst, prediction = _worst(asks[0], snap), _prediction(asks[0], snap, spreads)
@@ -65,10 +65,10 @@ def terms(verdicts: Verdicts) -> Terms:
     node_empty = node_left / snap.largest_node_bytes
     if spreads:
         packing = (device_empty + node_empty) / 2
-    elif priced:
-        packing = (1 - CHEAP) * (1 - node_empty)
     else:
         packing = 1 - (4 * device_empty + node_empty) / 5
+        if priced:
+            packing = (1 - CHEAP) * packing
     smallest = 1 - _within_0_and_1(largest / snap.largest_device_bytes)
     if priced:
         # Prices know what this guesses at; beside them it costs two percent of a cluster's memory.

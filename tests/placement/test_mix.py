@@ -35,6 +35,7 @@ from tests.builders import (
     promise,
     request,
     shared,
+    use,
     weighed,
 )
 
@@ -182,7 +183,6 @@ def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
 def test_a_small_pod_keeps_off_the_class_that_others_need() -> None:
     """The large device is the fuller one: best fit alone takes it."""
     full = promise({"large": 52 * GIB})
-    full = promise({"large": 52 * GIB})
     taken = weighed(shared("large", memory_bytes=LARGE), name="large", promises={"u": full})
     snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
     verdicts = fit(request(wants("p", "8Gi")), snap, np.arange(5), NOW_S)
@@ -256,3 +256,29 @@ def test_pods_of_two_devices_leave_a_node_empty_for_one_of_all_eight(policy: str
     verdicts = fit(request(asked), snap, np.arange(2), NOW_S)
     assert verdicts.fits.all()
     assert rank(verdicts, Weights()).winner == 1
+
+
+def test_pods_of_several_devices_go_by_no_price() -> None:
+    """The begun node is of the class that others need: a pod of one device keeps off it, one of two
+    leaves the empty nodes whole, which the next of its kind needs more."""
+    dear, cheap = 25 * GIB, 24 * GIB
+    gone = Replicas(free=0, allocated=1)
+    large = [device(f"GPU-{i}", memory_bytes=dear) for i in range(8)]
+    held = [device(f"GPU-{i}", memory_bytes=dear, replicas=gone) for i in range(2)]
+    promises = {f"u{i}": promise({f"GPU-{i}": dear}) for i in range(2)}
+    sitting = [use(f"u{i}", f"GPU-{i}") for i in range(2)]
+    begun = weighed(*held, *large[2:], name="begun", promises=promises, pods=sitting)
+    small = [device(f"GPU-{i}", memory_bytes=cheap) for i in range(8)]
+    snap = build([begun, *(weighed(*small, name=f"empty{i}") for i in range(4))])
+    rows = np.arange(5)
+    found = of(snap, {(cheap, dear): 1.0, (dear,): 20.0})
+    winners = []
+    for gpus in (1, 2):
+        asked = request(pod("100%", container(gpus=gpus), annotations=FRAGMENTATION))
+        verdicts = fit(asked, snap, rows, NOW_S)
+        assert verdicts.fits.all()
+        told = rank(verdicts, Weights(), found)
+        weighing = Weighings(Weights()).weigh(asked, snap, NOW_S)
+        assert weighing.rank(asked, snap, rows, NOW_S, found).winner == told.winner
+        winners.append(told.winner == 0)
+    assert winners == [False, True]
