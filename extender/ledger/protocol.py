@@ -6,10 +6,9 @@ order of the steps is what makes it safe (DESIGN section 6); each says below why
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Protocol
 
 import msgspec
@@ -28,6 +27,7 @@ from extender.errors import (
     StoreSilent,
 )
 from extender.ledger.store import Binding, Store
+from extender.ledger.turns import Turn, Turns
 from extender.placement.placed import Placement
 
 #: How often a step is begun anew after losing a race; then the pod is left to be retried.
@@ -95,14 +95,38 @@ class Failed:
 Outcome = Bound | Declined | Failed
 
 
-@dataclass(slots=True)
-class _Turn:
-    lock: Lock = field(default_factory=Lock)
-    #: Who has it, and who waits for it.
-    takers: int = 0
-    #: Whether anybody has had it, and the node's object as the last of them left it, if known.
-    used: bool = False
-    gpunode: GPUNode | None = None
+@dataclass(frozen=True, slots=True)
+class _Promised:
+    """What this pod is to be bound with; written where it is charged anything."""
+
+    pod: Pod
+    placement: Placement
+    despite: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """To be begun anew, on what the store says now."""
+
+    trouble: StoreError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Want:
+    """One bind that wants its promise."""
+
+    ask: BindAsk
+    #: As this attempt knows them; None: to be read.
+    pod: Pod | None
+    gpunode: GPUNode | None
+    done: bool = False
+    #: How it goes on; an error is raised where it was asked for.
+    step: Outcome | _Promised | _Again | Exception = field(default_factory=_Again)
+    #: What is charged to it.
+    promise: Reservation | None = None
+
+    def go_on(self, step: Outcome | _Promised | _Again | Exception) -> None:
+        self.step, self.done = step, True
 
 
 class Apart:
@@ -153,9 +177,7 @@ class Ledger:
         self._known = known
         #: Whether every pod is bound as asked, and charged the truth even where that overcommits.
         self._observes = observes
-        #: Of nodes on which somebody is making a promise now.
-        self._turns: dict[str, _Turn] = {}
-        self._taking_turns = Lock()
+        self._turns = Turns[_Want](self._promise)
 
     def bind(self, ask: BindAsk) -> Outcome:
         """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
@@ -170,49 +192,20 @@ class Ledger:
         return self._bind_unpromised(ask, outcome)
 
     def _bind(self, ask: BindAsk) -> Outcome:
-        pod, gpunode = ask.pod, ask.gpunode
+        want = _Want(ask, ask.pod, ask.gpunode)
         trouble: StoreError | None = None
         for _ in range(ATTEMPTS):
-            with self._turn(ask.node) as turn:
-                if turn.used:
-                    gpunode = turn.gpunode  # others have written it in the meantime
-                turn.used, turn.gpunode = True, None
-                held, gpunode = gpunode, gpunode or self._store.read_gpunode(ask.node)
-                if gpunode is None:
-                    return Declined(Reason.NO_REPORT)
-                # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it
-                # already it is read after that: fitted as an older filter call showed it, it could
-                # be promised less than the attempt that made the promise is about to bind.
-                if pod is None or ask.uid in gpunode.spec.reservations:
-                    pod = self._store.read_pod(ask.namespace, ask.name)
-                state = _unbound(ask, pod)
-                if not isinstance(state, Pod):
-                    return state
-                # 2. Fit it on the object that the write will be conditional on.
-                pod, placement = state, self._judge(state, gpunode)
-                despite, promise = None, None
-                if isinstance(placement, Reason):
-                    if held is not None:
-                        # What a watch told may be behind what the others have made of the node.
-                        gpunode = None
-                        continue
-                    if not self._observes():
-                        return Declined(placement, pod.metadata.resource_version)
-                    despite, placement = placement, NOTHING
-                    # As a bystander is: who switches to enforcing begins with the truth. One that
-                    # is not initialised is charged all that sits there, and may not be before.
-                    if gpunode.spec.initialised:
-                        promise = self._adopt(pod, gpunode)
-                elif placement.charges:
-                    promise = _promise(pod, placement)
-                # 3. Reserve, always, also when there is a promise to the pod already: the write
-                # proves that nobody took one back in between.
-                if promise is not None:
-                    try:
-                        turn.gpunode = gpunode = self._reserve(pod, gpunode, promise)
-                    except (StoreConflict, OutcomeUnknown) as err:
-                        trouble, gpunode = err, None
-                        continue
+            self._turns.take(ask.node, want)  # 1 to 3
+            match want.step:
+                case Exception() as err:
+                    raise err
+                case _Again(why):
+                    trouble, want.gpunode = why or trouble, None
+                    continue
+                case _Promised(pod, placement, despite):
+                    pass
+                case outcome:
+                    return outcome
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
                 self._store.bind(_binding(pod, ask.node, placement))
@@ -220,8 +213,8 @@ class Ledger:
             except StoreError as err:
                 trouble = err
             # 5. Refused or unanswered: what became of the pod decides.
-            pod = self._store.read_pod(ask.namespace, ask.name)
-            state = _unbound(ask, pod)
+            want.pod = self._store.read_pod(ask.namespace, ask.name)
+            state = _unbound(ask, want.pod)
             if isinstance(state, Pod) and isinstance(trouble, StoreRefused):
                 state = Failed(str(trouble))
             if isinstance(state, Failed):
@@ -231,6 +224,85 @@ class Ledger:
                 return state
             # Unbound: once more from the start. The promise stays, for this or a rival attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
+
+    def _promise(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+        """Steps 1 to 3 for all of these, with one write."""
+        try:
+            self._promise_together(node, turn, wants)
+        except StoreRefused as err:
+            # What is refused of one must not be the others' harm.
+            for want in wants:
+                if len(wants) > 1:
+                    self._promise(node, turn, [want])
+                else:
+                    want.go_on(err)
+        except Exception as err:  # noqa: BLE001 - each raises it where it was asked for
+            for want in wants:
+                want.go_on(err)
+
+    def _promise_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+        # Who has had the turn before has written it since a watch told of it.
+        held = turn.gpunode if turn.used else wants[-1].gpunode
+        if any(want.gpunode is None for want in wants):
+            held = None
+        turn.used, turn.gpunode = True, None
+        before = held or self._store.read_gpunode(node)
+        if before is None:
+            for want in wants:
+                want.go_on(Declined(Reason.NO_REPORT))
+            return
+        gpunode = before
+        for want in wants:
+            try:
+                self._fit(want, gpunode, fresh=held is None)
+            except Exception as err:  # noqa: BLE001 - raised where it was asked for, by nobody else
+                want.promise = None
+                want.go_on(err)
+            if want.promise is not None:
+                gpunode = _with(gpunode, want.ask.uid, self._stamped(want.promise))
+        # 3. Reserve, always, also when there is a promise to the pod already: the write proves that
+        # nobody took one back in between.
+        trouble: StoreError | None = None
+        if gpunode is not before:
+            try:
+                turn.gpunode = gpunode = self._write(before, gpunode.spec)
+            except (StoreConflict, OutcomeUnknown) as err:
+                trouble = err
+        for want in wants:
+            # Who was declined may have been so for a promise that was not made after all.
+            if trouble and (want.promise is not None or isinstance(want.step, Declined)):
+                want.step = _Again(trouble)
+            want.gpunode, want.done = gpunode, True
+
+    def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
+        """``fresh``: as the store has it, and not as a watch told, which may be behind."""
+        ask, pod, want.promise = want.ask, want.pod, None
+        # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it already it
+        # is read after that: fitted as an older filter call showed it, it could be promised less
+        # than the attempt that made the promise is about to bind.
+        if pod is None or ask.uid in gpunode.spec.reservations:
+            pod = self._store.read_pod(ask.namespace, ask.name)
+        state = _unbound(ask, pod)
+        if not isinstance(state, Pod):
+            want.step = state
+            return
+        # 2. Fit it on the object that the write will be conditional on.
+        want.pod, placement, despite = state, self._judge(state, gpunode), None
+        if isinstance(placement, Reason):
+            if not fresh:
+                want.step = _Again()
+                return
+            if not self._observes():
+                want.step = Declined(placement, state.metadata.resource_version)
+                return
+            despite, placement = placement, NOTHING
+            # As a bystander is: who switches to enforcing begins with the truth. One that is not
+            # initialised is charged all that sits there, and may not be before.
+            if gpunode.spec.initialised:
+                want.promise = self._adopt(state, gpunode)
+        elif placement.charges:
+            want.promise = _promise(state, placement)
+        want.step = _Promised(state, placement, despite)
 
     def _bind_unpromised(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
         """While we observe no pod waits for the ledger: who sits on a node without a promise is
@@ -244,23 +316,6 @@ class Ledger:
             return Failed(str(err), outcome.version)
         despite = outcome.reason if isinstance(outcome, Declined) else None
         return Bound(state.metadata.resource_version, despite)
-
-    @contextmanager
-    def _turn(self, node: str) -> Iterator[_Turn]:
-        """One bind of this process after the other makes its promise on a node, and tells the next
-        of them how it left it. Compare-and-swap decides between replicas; racing ourselves would
-        only cost."""
-        with self._taking_turns:
-            turn = self._turns.setdefault(node, _Turn())
-            turn.takers += 1
-        try:
-            with turn.lock:
-                yield turn
-        finally:
-            with self._taking_turns:
-                turn.takers -= 1
-                if not turn.takers:
-                    del self._turns[node]
 
     def remove(self, node: str, uid: str, left: bool = False) -> bool:
         """Take a promise back unless its pod may run there; the only way, for anyone, any time.
@@ -461,10 +516,6 @@ class Ledger:
         except StoreConflict:
             return None  # somebody else was faster; the next round looks again
 
-    def _reserve(self, pod: Pod, gpunode: GPUNode, promise: Reservation) -> GPUNode:
-        promises = {**gpunode.spec.reservations, pod.metadata.uid: self._stamped(promise)}
-        return self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises))
-
     def _stamped(self, promise: Reservation) -> Reservation:
         since = datetime.fromtimestamp(self._wall_s(), UTC).isoformat(timespec="milliseconds")
         return msgspec.structs.replace(promise, attempt=self._new_id(), since=since)
@@ -479,6 +530,12 @@ class Ledger:
         after = self._store.write_spec(before, spec)
         self._written(after)
         return after
+
+
+def _with(gpunode: GPUNode, uid: str, promise: Reservation) -> GPUNode:
+    promises = {**gpunode.spec.reservations, uid: promise}
+    spec = msgspec.structs.replace(gpunode.spec, reservations=promises)
+    return msgspec.structs.replace(gpunode, spec=spec)
 
 
 def _promise(pod: Pod, placement: Placement) -> Reservation:

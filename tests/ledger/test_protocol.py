@@ -824,7 +824,7 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
             calls.append(operation)
         if (operation, when) == ("write_spec", "before") and calls.count("write_spec") == 1:
             second.start()
-            until(lambda: ledger._turns["n"].takers == 2, "the second waits")
+            until(lambda: ledger._turns.takers("n") == 2, "the second waits")
 
     store = EmbeddedStore(lambda events: None, lambda: 0.0, second_comes)
     ledger = Ledger(store, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: "id")
@@ -843,8 +843,8 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
 
 def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:
     kept: list[set[str]] = []
-    stage.fault = lambda operation, when: kept.append(set(stage.ledger._turns))
+    stage.fault = lambda operation, when: kept.append(set(stage.ledger._turns._turns))
     assert stage.bind() == Bound()
     assert {"n"} in kept
     assert stage.bind(stage.ask(pod(), node="gone", held=False)) == Declined(Reason.NO_REPORT)
-    assert not stage.ledger._turns
+    assert not stage.ledger._turns._turns

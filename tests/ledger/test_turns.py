@@ -1,0 +1,207 @@
+"""Binds of one replica that come to one node together are promised with one write, and none of them
+is harmed by what becomes of another."""
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from contract.kube import ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.errors import OutcomeUnknown, StoreConflict, StoreRefused, StoreSilent
+from extender.ledger.embedded import EmbeddedStore, no_fault
+from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
+from extender.placement.placed import Placement
+from tests.ledger.test_protocol import WALL_S, adopt, judge, pod
+from tests.waiting import until
+
+#: What happens as the n-th write of promises begins, or when it has been done.
+Deeds = dict[tuple[int, str], Callable[[], None]]
+
+
+class Crowd:
+    """A node of 10 bytes with a bind that is being written, and who comes meanwhile."""
+
+    def __init__(self) -> None:
+        self.deeds: Deeds = {}
+        self.calls: Counter[str] = Counter()
+        self.written: list[set[str]] = []
+        self.store = EmbeddedStore(lambda events: None, lambda: 0.0, self._on_the_way)
+        self.judged: Callable[[Pod, GPUNode], Placement | Reason] = judge
+        ids = itertools.count()
+        self.ledger = Ledger(
+            self.store,
+            lambda asked, gpunode: self.judged(asked, gpunode),
+            adopt,
+            lambda gpunode: self.written.append(set(gpunode.spec.reservations)),
+            lambda: WALL_S,
+            lambda: f"id-{next(ids)}",
+        )
+        spec = GPUNodeSpec(initialised=True)
+        self.held = self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=spec))
+        self.outcomes: dict[str, Outcome | Exception] = {}
+
+    def _on_the_way(self, operation: str, when: str) -> None:
+        if when == "before":
+            self.calls[operation] += 1
+        if operation == "write_spec":
+            self.deeds.pop((self.calls[operation], when), lambda: None)()
+
+    def bind(self, *together: int, held: bool = True) -> dict[str, Outcome | Exception]:
+        """Bind p0, which asks for 1; while it is being written come p1, p2 ... that ask for these;
+        what became of each."""
+        pods = [
+            self.store.admit(pod(f"p{i}", asked=asked)) for i, asked in enumerate((1, *together))
+        ]
+        threads = [threading.Thread(target=self._bind, args=(each, held)) for each in pods]
+
+        def others_come() -> None:
+            for number, thread in enumerate(threads[1:], 2):
+                thread.start()
+                until(lambda many=number: self.ledger._turns.takers("n") == many, "it waits")
+
+        self.deeds[1, "before"] = others_come
+        threads[0].start()
+        for thread in threads:
+            until(lambda t=thread: t.ident is not None, "it began")
+            thread.join(10.0)
+            assert not thread.is_alive()
+        until(lambda: not self.ledger._turns.takers("n"), "nobody wants anything any more")
+        return self.outcomes
+
+    def _bind(self, asked: Pod, held: bool) -> None:
+        gpunode = self.held if held else None
+        metadata = asked.metadata
+        ask = BindAsk(metadata.namespace, metadata.name, metadata.uid, "n", asked, gpunode)
+        try:
+            self.outcomes[metadata.name] = self.ledger.bind(ask)
+        except Exception as err:  # noqa: BLE001 - looked at by the test
+            self.outcomes[metadata.name] = err
+
+    @property
+    def promises(self) -> dict[str, Reservation]:
+        gpunode = self.store.read_gpunode("n")
+        assert gpunode is not None
+        return dict(gpunode.spec.reservations)
+
+    def bound(self) -> list[str]:
+        found = [self.store.read_pod("a", f"p{i}") for i in range(len(self.outcomes))]
+        return [each.metadata.name for each in found if each is not None and each.node == "n"]
+
+
+@pytest.fixture
+def crowd() -> Crowd:
+    return Crowd()
+
+
+def raises(kind: type[Exception]) -> Callable[[], None]:
+    def deed() -> None:
+        raise kind(f"a {kind.__name__} for the tests")
+
+    return deed
+
+
+def all_of(count: int) -> list[str]:
+    return [f"p{number}" for number in range(count)]
+
+
+def test_those_who_came_meanwhile_are_promised_with_one_write(crowd: Crowd) -> None:
+    assert set(crowd.bind(2, 2, 2).values()) == {Bound()}
+    assert crowd.calls["write_spec"] == 2
+    assert crowd.written == [{"uid-p0"}, {f"uid-{name}" for name in all_of(4)}]
+    assert crowd.bound() == all_of(4)
+    attempts = [promise.attempt for promise in crowd.promises.values()]
+    assert len(set(attempts)) == 4
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_next_is_fitted_beside_those_before_it(crowd: Crowd, held: bool) -> None:
+    """1 and 5 of 10 bytes leave 4: not the next 5, but the 3 after it."""
+    outcomes = crowd.bind(5, 5, 3, held=held)
+    assert outcomes["p2"] == Declined(Reason.MEMORY_ON_ANY, "100")
+    assert crowd.bound() == ["p0", "p1", "p3"]
+    assert crowd.promises.keys() == {"uid-p0", "uid-p1", "uid-p3"}
+
+
+def test_what_the_store_refuses_of_one_is_not_the_others_harm(crowd: Crowd) -> None:
+    crowd.deeds = {(2, "before"): raises(StoreRefused), (4, "before"): raises(StoreRefused)}
+    outcomes = crowd.bind(1, 1, 1)
+    failed = [name for name, outcome in outcomes.items() if isinstance(outcome, Failed)]
+    assert len(failed) == 1
+    assert crowd.bound() == [name for name in all_of(4) if name not in failed]
+    assert crowd.promises.keys() == {f"uid-{name}" for name in crowd.bound()}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", [StoreConflict, OutcomeUnknown, StoreSilent])
+def test_whatever_becomes_of_the_write_all_are_promised_in_the_end(
+    crowd: Crowd, kind: type[Exception], when: str
+) -> None:
+    crowd.deeds = {(2, when): raises(kind)}
+    assert set(crowd.bind(2, 2, 2).values()) == {Bound()}
+    assert crowd.bound() == all_of(4)
+    assert crowd.promises.keys() == {f"uid-{name}" for name in all_of(4)}
+
+
+def test_nobody_is_declined_for_a_promise_that_was_not_made(crowd: Crowd) -> None:
+    """p2 has no room beside p1, which has none any more when the write turns out to be in vain."""
+    looks = itertools.count()
+
+    def once_only(asked: Pod, gpunode: GPUNode) -> Placement | Reason:
+        if asked.metadata.name == "p1" and next(looks):
+            return Reason.STALE_REPORT
+        return judge(asked, gpunode)
+
+    crowd.judged = once_only
+    crowd.deeds = {(2, "before"): raises(StoreConflict)}
+    outcomes = crowd.bind(5, 5, held=False)
+    assert outcomes["p1"] == Declined(Reason.STALE_REPORT, "100")
+    assert outcomes["p2"] == Bound()
+    assert crowd.promises.keys() == {"uid-p0", "uid-p2"}
+
+
+def test_a_fault_of_ours_about_one_is_raised_there(crowd: Crowd) -> None:
+    def faulty(asked: Pod, gpunode: GPUNode) -> Placement | Reason:
+        if asked.metadata.name == "p2":
+            raise ZeroDivisionError
+        return judge(asked, gpunode)
+
+    crowd.judged = faulty
+    outcomes = crowd.bind(1, 1, 1)
+    assert isinstance(outcomes["p2"], ZeroDivisionError)
+    assert crowd.bound() == ["p0", "p1", "p3"]
+    assert crowd.promises.keys() == {"uid-p0", "uid-p1", "uid-p3"}
+
+
+def test_where_the_node_cannot_be_read_each_is_told(crowd: Crowd) -> None:
+    def silent(operation: str, when: str) -> None:
+        if operation == "read_gpunode" and when == "before" and crowd.calls["write_spec"]:
+            raise StoreSilent("nobody answers")
+        crowd._on_the_way(operation, when)
+
+    crowd.store._fault = silent
+    outcomes = crowd.bind(1, 1, held=False)
+    assert outcomes["p0"] == Bound()
+    assert outcomes["p1"] == outcomes["p2"] == Failed("nobody answers")
+    crowd.store._fault = no_fault
+    assert crowd.promises.keys() == {"uid-p0"}
+
+
+def test_two_attempts_for_one_pod_make_one_promise(crowd: Crowd) -> None:
+    """kube-scheduler gave up on the first and asks again."""
+    shown = crowd.store.admit(pod("p1", asked=4))
+    second = threading.Thread(target=crowd._bind, args=(shown, True))
+
+    def second_comes() -> None:
+        second.start()
+        until(lambda: crowd.ledger._turns.takers("n") == 3, "it waits")
+
+    crowd.deeds[1, "after"] = second_comes
+    outcomes = crowd.bind(4)
+    second.join(10.0)
+    assert outcomes["p0"] == outcomes["p1"] == Bound()
+    assert crowd.promises.keys() == {"uid-p0", "uid-p1"}
