@@ -1,7 +1,11 @@
 """What of that which comes is news: an older version is none, and of pods only what their node
 feels."""
 
-from contract.gpunode import GPUNode
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod
 
 
@@ -16,6 +20,24 @@ def older(new: GPUNode, held: GPUNode) -> bool:
         return int(new.metadata.resource_version) < int(held.metadata.resource_version)
     except ValueError:
         return False
+
+
+def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) -> bool:
+    """Whether nothing is new but promises that count already: ``assumed`` is what binds under way
+    were taken to promise."""
+    version, was = new.metadata.resource_version, held.spec.reservations
+    if (
+        new.status is not held.status
+        or replace(held.metadata, resource_version=version) != new.metadata
+        or new.spec.initialised != held.spec.initialised
+        or not new.spec.reservations.keys() > was.keys()
+    ):
+        return False
+    changed = {uid: p for uid, p in new.spec.reservations.items() if was.get(uid) is not p}
+    return all(
+        uid not in was and uid in assumed and assumed[uid].charges == promise.charges
+        for uid, promise in changed.items()
+    )
 
 
 def matters(pod: Pod, before: Pod | None, gpunode: GPUNode | None) -> bool:

@@ -61,7 +61,7 @@ from extender.cluster.freshness import NEVER_S, Signs
 from extender.cluster.idling import idle_on
 from extender.cluster.labels import believed
 from extender.cluster.namespaces import Namespaces
-from extender.cluster.news import matters, older
+from extender.cluster.news import as_assumed, matters, older
 from extender.cluster.nominations import Nominations
 from extender.cluster.observations import Circumstances, Observations
 from extender.cluster.obstacles import NodeWishes, obstacle, offers_gpus, wishes
@@ -600,20 +600,34 @@ class ClusterState:
         gpunode = self._gpunodes.get(node)
         if gpunode is None:
             return
-        promise = self._choice(pod, gpunode) or self.adopt(pod, gpunode)
+        promise = self._expected(pod, gpunode) or self.adopt(pod, gpunode)
         if promise is not None:
             self._assumed.setdefault(node, {})[pod.metadata.uid] = promise
             self._dirty[node] = None
 
-    def _choice(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """What is about to be promised where the device is ours to choose; None elsewhere."""
-        if gpunode.status is None or not gpunode.status.plugin.steered:
+    def _expected(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """What is about to be promised, as far as is known here; None where it has no room."""
+        request, name = self.understand(pod), gpunode.name
+        if isinstance(request, Unreadable):
             return None
-        placement = self.judge(pod, gpunode, NEVER_S)
-        if isinstance(placement, Reason) or not all(c.choice for c in placement.charges):
+        terms = None if name in self._dirty else self._table.get(name)
+        if terms is None:
+            terms = self.terms_of(name, gpunode, assumed=self._assumed.get(name, NOTHING))
+        snap = build([terms])
+        verdicts = fit(request, snap, snap.rows([name]), NEVER_S)
+        if verdicts.reason(0) is not None:
             return None
-        charges = list(placement.charges)
+        charges = list(place(request, snap, verdicts, 0).charges)
         return Reservation(pod.metadata.namespace, pod.metadata.name, charges) if charges else None
+
+    def _counts_already(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
+        """Whether nothing of the node has to be weighed again for this version of its object."""
+        name, terms = gpunode.name, self._table.get(gpunode.name)
+        if held is None or terms is None or name in self._dirty:
+            return False
+        # What is overcommitted is told of promises, and not of what may come.
+        assumed = self._assumed.get(name, NOTHING)
+        return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
     def _put_namespace(self, namespace: Namespace) -> None:
         if self.namespaces.see(namespace):
@@ -634,7 +648,10 @@ class ClusterState:
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
         self.back_offs.note(gpunode.name, marked(gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
-        self._dirty[gpunode.name] = None
+        if not self._counts_already(held, gpunode):
+            self._dirty[gpunode.name] = None
+        elif self._holds_unsettled(gpunode.name):
+            self._unsettled[gpunode.name] = None
         self._signs.see_report(gpunode, at_s, self.epoch_s)
 
     def _put_lease(self, lease: Lease, at_s: float) -> None:

@@ -13,7 +13,7 @@ import structlog
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.quantity import format_bytes
-from extender.cluster.state import ClusterState
+from extender.cluster.state import NOTHING, ClusterState
 from extender.placement.snapshot import REASONS, NodeTerms
 from extender.records import BindTried, Filtered, Ranked, Record, Records
 from extender.web.feed import Feed
@@ -59,7 +59,9 @@ class Watching:
         for number, terms in enumerate(snap.nodes, 1):
             known = before.get(terms.name)
             seen[terms.name] = now = self._now(terms, known, now_s)
-            if known is not None:
+            if now is known:
+                pass  # as nearly all are
+            elif known is not None:
                 self._compare(known, now)
             elif self._seen is not None:
                 self._feed.tell("node_appeared", node=terms.name)
@@ -73,8 +75,10 @@ class Watching:
     def _now(self, terms: NodeTerms, known: _Seen | None, now_s: float) -> _Seen:
         fresh = terms.fresh_until_s >= now_s
         gpunode = self._cluster.gpunode(terms.name)
-        promises = gpunode.spec.reservations if gpunode else {}
+        promises = gpunode.spec.reservations if gpunode else NOTHING
         if known is not None and known.terms is terms:
+            if known.fresh == fresh and known.promises is promises:
+                return known
             return _Seen(terms, fresh, promises, known.fences, known.observed)
         fences = {
             each.device.uuid: each.fence_detail or each.fence.sentence

@@ -224,9 +224,11 @@ class TestAdoption:
         there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
         assert self.charged(there, Plugin(pinning="ignored")) == [0, 0]
 
-    def test_one_that_is_being_bound_may_come_to_any_device(self) -> None:
+    def test_one_that_is_being_bound_is_where_it_will_be_promised(self) -> None:
         state = pinned()
         state.apply([BindBegun(follower("20Gi", "u"), "n")])
+        assert filtered(state, follower("8Gi", "v"))[0] is None
+        state.apply([BindBegun(follower("20Gi", "w"), "n")])
         assert filtered(state, follower("8Gi", "v"))[0] is Reason.MEMORY_ON_ANY
 
 

@@ -1,15 +1,16 @@
 """Events in, snapshots out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import ClassVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE, VRAM
 from contract.gate import GATE
-from contract.gpunode import GPUNode
+from contract.gpunode import GPUNode, Reservation
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
@@ -38,6 +39,7 @@ from extender.placement.rules import Rules
 from tests.builders import (
     DISTRIBUTED,
     GIB,
+    GPU,
     NOW_S,
     STAMP,
     container,
@@ -134,6 +136,17 @@ class TestTheNodeAsAWhole:
         assert state.gpunode("n") is None
 
 
+def promising(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
+    """The object as it is written with these promises besides; None takes one back."""
+    kept = {uid: p for uid, p in gpunode.spec.reservations.items() if uid not in promised_gib}
+    new = {uid: promise({"A": size * GIB}) for uid, size in promised_gib.items() if size}
+    return replace(
+        gpunode,
+        metadata=replace(gpunode.metadata, resource_version="2"),
+        spec=replace(gpunode.spec, reservations={**kept, **new}),
+    )
+
+
 class TestBindsOnTheirWay:
     def test_filter_knows_of_them_before_they_are_written(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
@@ -162,6 +175,86 @@ class TestBindsOnTheirWay:
         again = gpunode(device(), version="2", promises=promises)  # as the watch tells it
         state.apply([GPUNodeSeen(again, NOW_S + 1)])
         assert state.snapshot() is snapshot
+
+    @pytest.mark.parametrize("vram", ["8Gi", "20Gi", "100Gi"])
+    @pytest.mark.parametrize("choice", [None, "predicted", "pinned", "any"])
+    @pytest.mark.parametrize("steered", [[], [GPU]])
+    def test_what_is_promised_as_expected_is_not_weighed_again(
+        self, vram: str, choice: str | None, steered: list[str]
+    ) -> None:
+        """And what stands there is what weighing it would say; of one without room all is."""
+        plugin = replace(DISTRIBUTED, steered=steered, pinning="honoured")
+        node = gpunode(shared("A"), shared("B", memory_bytes=40 * GIB), plugin=plugin)
+        about = kube_node(annotations={DEVICE_CHOICE: choice} if choice else None)
+        asked = pod(vram, uid="other")
+        state = state_of(*seen(about, node))
+        placed = state.judge(asked, node, NOW_S)
+        charges = (
+            list(placed.charges) if isinstance(placed, Placement) else promise({"A": 1}).charges
+        )
+        made = Reservation("default", "p", charges, attempt="1", since=STAMP)
+        written = replace(
+            node,
+            metadata=replace(node.metadata, resource_version="2"),
+            spec=replace(node.spec, reservations={"other": made}, promised="8Gi"),
+        )
+        state.apply([BindBegun(asked, "n")])
+        generation = state.snapshot().generation
+        state.apply([GPUNodeSeen(written, NOW_S), BindEnded("other", "n")])
+        assert state.gpunode("n") == written
+        assert (state.snapshot().generation == generation) == isinstance(placed, Placement)
+        anew = state_of(*seen(about, written)).snapshot()
+        assert state.snapshot().nodes == anew.nodes
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(lambda o: promising(o, other=21), id="another amount"),
+            pytest.param(lambda o: promising(o, other=20, more=1), id="somebody besides"),
+            pytest.param(lambda o: promising(o, old=None), id="somebody less"),
+            pytest.param(
+                lambda o: replace(o, spec=replace(o.spec, initialised=False)), id="it begins anew"
+            ),
+            pytest.param(
+                lambda o: replace(o, metadata=replace(o.metadata, deletion_timestamp=STAMP)),
+                id="it is being deleted",
+            ),
+            pytest.param(
+                lambda o: replace(o, status=gpunode(shared("A")).status), id="another report"
+            ),
+        ],
+    )
+    def test_all_else_that_is_written_is_weighed(
+        self, change: Callable[[GPUNode], GPUNode]
+    ) -> None:
+        held = gpunode(shared("A"), promises={"old": promise({"A": GIB})})
+        expected = promising(held, other=20)
+        for written, changes in ((expected, False), (change(expected), True)):
+            state = state_of(*seen(kube_node(), held))
+            state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+            before = state.snapshot()
+            state.apply([GPUNodeSeen(written, NOW_S)])
+            assert (state.snapshot() is not before) == changes
+
+    def test_what_overcommits_is_weighed(self) -> None:
+        """Alarms are about what was promised, and not about what may be."""
+        held = gpunode(shared("A"))
+        state = state_of(*seen(kube_node(), held))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        state.apply([BindBegun(pod("20Gi", uid="another"), "n")])
+        assert not state.overcommits.now()
+        state.apply([GPUNodeSeen(promising(held, other=20, another=20), NOW_S)])
+        assert state.overcommits.now()
+
+    def test_a_promise_to_a_pod_that_is_gone_is_looked_after(self) -> None:
+        held = gpunode(shared("A"))
+        state = state_of(*seen(kube_node(), held))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        state.take_unsettled()
+        before = state.snapshot()
+        state.apply([GPUNodeSeen(promising(held, other=20), NOW_S)])
+        assert state.snapshot() is before
+        assert state.take_unsettled() == ["n"]
 
     def test_what_is_told_of_a_pod_with_a_promise_is_weighed_if_anything_hangs_on_it(self) -> None:
         promises = {"other": promise({device().uuid: 20 * GIB})}

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
