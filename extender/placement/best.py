@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extender.placement.fit import fit
 from extender.placement.mix import Market
 from extender.placement.request import VramRequest
-from extender.placement.rules import Weights
-from extender.placement.score import Ranking, rank
+from extender.placement.score import Ranking, Standing, named_terms
 from extender.placement.snapshot import Rows, Snapshot
 
 
@@ -26,13 +24,13 @@ def best(
     snap: Snapshot,
     rows: Rows,
     ranking: Ranking,
+    standing: Standing,
     now_s: float,
-    weights: Weights,
     market: Market | None,
     most: int,
 ) -> tuple[Contender, ...]:
     """At most so many of the rows that ``ranking`` is about, the winner first, then by score and
-    name; nobody who does not fit."""
+    name; nobody who does not fit. ``standing`` is of all nodes, and what they were ranked by."""
     if ranking.winner is None:
         return ()
     scores = ranking.scores
@@ -42,14 +40,14 @@ def best(
     high = high[(scores[high] > 0) & (high != ranking.winner)]
     high = high[np.lexsort((snap.name_rank[rows[high]], -scores[high]))]
     places = np.concatenate(([ranking.winner], high))[:most]
-    part = snap.part(rows[places])
-    verdicts = fit(request, part, np.arange(len(places)), now_s)
-    terms = rank(verdicts, weights, market).terms
+    among = rows[places]
+    theirs = Standing.of([column.take(among) for column in standing.columns])
+    terms = named_terms(request, snap, among, theirs, now_s, market)
     return tuple(
         Contender(
-            node.name,
+            snap.nodes[row].name,
             float(scores[place]),
             {name: float(values[i]) for name, values in terms.items()},
         )
-        for i, (node, place) in enumerate(zip(part.nodes, places.tolist(), strict=True))
+        for i, (row, place) in enumerate(zip(among.tolist(), places.tolist(), strict=True))
     )

@@ -7,7 +7,7 @@ do not all ask for the same of many equal nodes. So the same question has the sa
 replica.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -22,7 +22,7 @@ from extender.placement.mix import Market
 from extender.placement.request import VramRequest
 from extender.placement.rules import Weights
 from extender.placement.snapshot import Rows, Snapshot
-from extender.placement.terms import CHEAP, Scores, report, terms
+from extender.placement.terms import CHEAP, KEPT, Scores, report, terms
 
 #: Odd, and far from small multiples of a power of two: spreads neighbouring numbers.
 _SCATTER = 2_654_435_761
@@ -51,13 +51,22 @@ class Standing:
     score: Scores
     node_left_bytes: Rows
     device_left_bytes: Rows
+    #: In the order of ``KEPT``; empty where nobody asks for more than an order.
+    terms: tuple[Scores, ...] = ()
 
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
-        return self.score, self.node_left_bytes, self.device_left_bytes
+        return self.score, self.node_left_bytes, self.device_left_bytes, *self.terms
+
+    @classmethod
+    def of(cls, columns: Sequence[NDArray[Any]]) -> "Standing":
+        score, node_left_bytes, device_left_bytes, *terms = columns
+        return cls(score, node_left_bytes, device_left_bytes, tuple(terms))
 
     def take(self, rows: Rows) -> "Standing":
-        return Standing(*(column.take(rows) for column in self.columns))
+        """What puts these rows in order."""
+        left = self.node_left_bytes.take(rows), self.device_left_bytes.take(rows)
+        return Standing(self.score.take(rows), *left)
 
 
 def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> Ranking:
@@ -68,10 +77,7 @@ def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> 
         return Ranking(np.zeros(len(rows)), None)
     stands = standing(verdicts, weights)
     ranking = rank_rows(request, snap, rows, fits, stands, now_s, weights, market)
-    known = np.broadcast_to(report(snap, rows, now_s), rows.shape)
-    named = {**terms(verdicts).values, "report": known}
-    if request.by_prices:
-        named["packing"] = named["packing"] + CHEAP * _cheap(snap, rows, stands, market)
+    named = named_terms(request, snap, rows, stands, now_s, market)
     return Ranking(ranking.scores, ranking.winner, {n: term * fits for n, term in named.items()})
 
 
@@ -105,6 +111,23 @@ def rank_rows(
     return Ranking(scores, int(left[0]))
 
 
+def named_terms(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    standing: Standing,
+    now_s: float,
+    market: Market | None,
+) -> dict[str, Scores]:
+    """What the score of each row is the weighted mean of; ``standing`` is of these rows, with its
+    terms."""
+    named = dict(zip(KEPT, standing.terms, strict=True))
+    named["report"] = np.broadcast_to(report(snap, rows, now_s), rows.shape)
+    if request.by_prices:
+        named["packing"] = named["packing"] + CHEAP * _cheap(snap, rows, standing, market)
+    return named
+
+
 def _cheap(snap: Snapshot, rows: Rows, standing: Standing, market: Market | None) -> Scores | float:
     if market is None:
         return 1.0
@@ -118,4 +141,5 @@ def standing(verdicts: Verdicts, weights: Weights) -> Standing:
     score = np.zeros(len(verdicts.rows))
     for name, value in found.values.items():
         score += weights.parts[name] * value
-    return Standing(score, found.node_left_bytes, found.device_left_bytes)
+    kept = tuple(found.values[name] for name in KEPT)
+    return Standing(score, found.node_left_bytes, found.device_left_bytes, kept)

@@ -30,6 +30,8 @@ from extender.placement.snapshot import Rows, Snapshot
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000
+#: All but ``report``, which ages while nothing changes.
+KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
 #: What prices make up of ``packing`` where a request goes by them (``placement.mix``): it is added
 #: when nodes are ranked, so that another price weighs no node again.
 CHEAP = 0.9
@@ -39,7 +41,7 @@ CHEAP = 0.9
 class Terms:
     """Of each of the rows asked about, (n,) each."""
 
-    #: Name -> 0..1; all but ``report``, which ages while nothing changes, and without prices.
+    #: Each of ``KEPT`` -> 0..1, without prices.
     values: Mapping[str, Scores]
     #: Left on the fullest device that it could end on; what settles equal scores.
     device_left_bytes: Rows

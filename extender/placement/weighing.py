@@ -19,6 +19,7 @@ from extender.placement.request import Kind, VramRequest
 from extender.placement.rules import Weights
 from extender.placement.score import Ranking, Standing, rank_rows, standing
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
+from extender.placement.terms import KEPT
 
 NEVER_STALE_S = float("-inf")
 #: Changes to keep for later; each keeps the part of its snapshot that changed.
@@ -54,7 +55,7 @@ class Weighing:
                 found = standing(verdicts, self.weights)
                 for column, figures in zip(columns, found.columns, strict=True):
                     column[rows[there]] = figures[there]
-            self._standing, self._due = Standing(*columns), ()
+            self._standing, self._due = Standing.of(columns), ()
         return self._standing
 
     def after(self, request: VramRequest, snap: Snapshot) -> "Weighing":
@@ -101,7 +102,7 @@ class Weighing:
 def _nothing(weights: Weights) -> Weighing:
     """Before there was any node."""
     none = np.empty(0, np.int64)
-    standing = Standing(np.empty(0), none, none)
+    standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
     return Weighing(weights, -1, (0, 0), np.empty(0, np.int8), standing, ())
 
 

@@ -23,10 +23,9 @@ from extender.cluster.victimstold import recorded
 from extender.cluster.waiting import main_reason
 from extender.journal import Decision, Journal, micros
 from extender.placement.aside import aside
-from extender.placement.best import best
+from extender.placement.best import Contender
 from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
-from extender.placement.score import Ranking
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
 from extender.placement.weighing import Weighings
 from extender.records import TERMS, Asked, Candidate, Candidates, Ranked
@@ -121,7 +120,7 @@ class Verbs:
         self._passed: Names | None = None
         self._passed_rows = np.empty(0, np.int64)
         #: What prioritize ranked and nobody has yet looked at any closer.
-        self._unexplained: deque[tuple[Pod, VramRequest, Snapshot, Rows, Ranking]] = deque(
+        self._unexplained: deque[tuple[Pod, Callable[..., tuple[Contender, ...]]]] = deque(
             maxlen=MOST_UNEXPLAINED
         )
         #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
@@ -213,15 +212,18 @@ class Verbs:
                 winner = snap.nodes[row].name
                 if not observes:
                     self._expect(offered.pod, row, snap)
-                self._unexplained.append((offered.pod, request, snap, rows[known], ranking))
-        ranked = Ranked(
+                ranked_by = weighing.standing
+                self._unexplained.append(
+                    (offered.pod, request, snap, rows[known], ranking, ranked_by)
+                )
+        told = Ranked(
             self._wall_s(),
             micros(self._monotonic_s() - began_s),
             snap.generation,
             len(offered.names),
             winner or "",
         )
-        note = partial(self._journal.note, offered.pod, ranked, ranked.at_s, ranked.winner)
+        note = partial(self._journal.note, offered.pod, told, told.at_s, told.winner)
         self._soon(note)
         return NO_PREFERENCE if observes else wire.encode_priorities(winner)
 
@@ -390,11 +392,8 @@ class Verbs:
         it."""
         if not self._unexplained:
             return False
-        pod, request, snap, rows, ranking = self._unexplained.popleft()
-        market, weights = self._cluster.usual.market, self._cluster.rules.weights
-        contenders = best(
-            request, snap, rows, ranking, self._monotonic_s(), weights, market, CONTENDERS
-        )
+        pod, best_now = self._unexplained.popleft()
+        contenders = best_now(self._monotonic_s(), self._cluster.usual.market, CONTENDERS)
         part = Candidates(
             tuple(
                 Candidate(
