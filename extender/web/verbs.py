@@ -23,7 +23,7 @@ from extender.cluster.victimstold import recorded
 from extender.cluster.waiting import main_reason
 from extender.journal import Decision, Journal, micros
 from extender.placement.aside import aside
-from extender.placement.best import Contender
+from extender.placement.best import Contender, best
 from extender.placement.fit import Codes
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
@@ -212,10 +212,8 @@ class Verbs:
                 winner = snap.nodes[row].name
                 if not observes:
                     self._expect(offered.pod, row, snap)
-                ranked_by = weighing.standing
-                self._unexplained.append(
-                    (offered.pod, request, snap, rows[known], ranking, ranked_by)
-                )
+                ranked = request, snap, rows[known], ranking, weighing.standing
+                self._unexplained.append((offered.pod, partial(best, *ranked)))
         told = Ranked(
             self._wall_s(),
             micros(self._monotonic_s() - began_s),
