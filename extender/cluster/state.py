@@ -12,6 +12,8 @@ from functools import partial
 from math import inf
 from types import MappingProxyType
 
+import numpy as np
+
 from contract.annotations import (
     DEVICE_CHOICE,
     MAX_SM,
@@ -73,7 +75,7 @@ from extender.placement.equation import weigh
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.mix import Usual
-from extender.placement.placed import Placement, place
+from extender.placement.placed import Placement, charges, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
 from extender.placement.snapshot import NodeTerms, Snapshot
@@ -610,15 +612,18 @@ class ClusterState:
         request, name = self.understand(pod), gpunode.name
         if isinstance(request, Unreadable):
             return None
-        terms = None if name in self._dirty else self._table.get(name)
-        if terms is None:
-            terms = self.terms_of(name, gpunode, assumed=self._assumed.get(name, NOTHING))
-        snap = build([terms])
-        verdicts = fit(request, snap, snap.rows([name]), NEVER_S)
-        if verdicts.reason(0) is not None:
+        snap = self._table.snapshot()
+        row = snap.row_of.get(name)
+        if row is None or name in self._dirty:
+            assumed = self._assumed.get(name, NOTHING)
+            snap = build([self.terms_of(name, gpunode, assumed=assumed)])
+        else:
+            snap = snap.part(np.array([row]))
+        verdicts = fit(request, snap, np.array([0]), NEVER_S)
+        if verdicts.reason(0) is not None or not request.asks:
             return None
-        charges = list(place(request, snap, verdicts, 0).charges)
-        return Reservation(pod.metadata.namespace, pod.metadata.name, charges) if charges else None
+        promised = list(charges(request, snap, verdicts, 0))
+        return Reservation(pod.metadata.namespace, pod.metadata.name, promised)
 
     def _counts_already(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
         """Whether nothing of the node has to be weighed again for this version of its object."""

@@ -31,20 +31,30 @@ class Placement:
 def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
     """Write down the i-th node of ``verdicts``, on which the request fits."""
     node = snap.nodes[int(verdicts.rows[i])]
-    possible = {
-        verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
-        for verdict in verdicts.asks
+    devices = {
+        resource: [node.devices[slot] for slot in slots]
+        for resource, slots in _possible(verdicts, i).items()
     }
+    pinned = by_environment(request, node) and request.visible is Visible.BY_PLACEMENT
+    annotations = _annotations(request, node.name, devices, pinned)
+    return Placement(charges(request, snap, verdicts, i), annotations)
+
+
+def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:
+    """What is promised on the i-th node of ``verdicts``, on which the request fits."""
+    node, possible = snap.nodes[int(verdicts.rows[i])], _possible(verdicts, i)
     by_itself = by_environment(request, node)
-    charges = tuple(
+    return tuple(
         _charge(verdict, node, i, possible[verdict.ask.resource], by_itself)
         for verdict in verdicts.asks
     )
-    devices = {
-        resource: [node.devices[slot] for slot in slots] for resource, slots in possible.items()
+
+
+def _possible(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
+    return {
+        verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
+        for verdict in verdicts.asks
     }
-    pinned = by_itself and request.visible is Visible.BY_PLACEMENT
-    return Placement(charges, _annotations(request, node.name, devices, pinned))
 
 
 def _charge(

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from extender.web.calls import Calls
 from extender.web.certificates import PEER, peer_of
+from extender.wiring.onepiece import OnePiece
 
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
 REQUEST_S = 30.0
@@ -84,6 +85,10 @@ def counting(calls: Calls) -> type[Patient]:
     class Counting(Patient):
         _is_counted = False
 
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self._out = OnePiece(transport)
+            super().connection_made(self._out)  # type: ignore[arg-type]
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._ended()
             super().connection_lost(exc)
@@ -101,6 +106,7 @@ def counting(calls: Calls) -> type[Patient]:
             super().on_message_complete()
 
         def on_response_complete(self) -> None:
+            self._out.flush()
             self._ended()
             super().on_response_complete()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -106,3 +107,21 @@ def test_a_bind_is_under_way_until_it_was_read(port: int, calls: Calls) -> None:
         assert everything(port, whole).endswith(b'"2"')
         assert everything(port, whole.replace(b"/bind", b"/p")).endswith(b'"2"')
     assert seen == [0, 1]
+
+
+def test_an_answer_is_sent_in_one_piece(port: int) -> None:
+    """A head that came alone would wake the reader for nothing."""
+    whole = b"POST /p HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        for _ in range(20):
+            client.sendall(whole)
+            assert client.recv(1 << 16).endswith(b'\r\n\r\n"2"')
+        told = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+        (data_segments_in,) = struct.unpack_from("=I", told, 152)
+        assert data_segments_in == 20
+
+
+def test_an_answer_without_a_body_is_sent_all_the_same(port: int) -> None:
+    head = everything(port, b"HEAD /p HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert everything(port, b"no request at all\r\n\r\n").startswith(b"HTTP/1.1 400 ")
