@@ -25,8 +25,6 @@ import urllib3
 from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
 
-from extender.connections import in_one_piece
-
 #: What a broken connection can raise below urllib3's own errors (TLS, a socket shut down by us).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
@@ -160,7 +158,7 @@ class KubeApi:
         self._read_timeout_s = read_timeout_s
         kept = copy.copy(configuration)
         kept.connection_pool_maxsize = CONNECTIONS
-        self._pool = in_one_piece(RESTClientObject(kept).pool_manager)
+        self._pool: urllib3.PoolManager = RESTClientObject(kept).pool_manager
 
     def close(self) -> None:
         self._pool.clear()
