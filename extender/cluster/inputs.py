@@ -96,7 +96,6 @@ class Decided(msgspec.Struct, frozen=True):
 class Prices(msgspec.Struct, frozen=True):
     unit_bytes: int
     sizes: list[int]
-    capacity_bytes: list[float]
     prices: list[float]
     mean_bytes: float
 
@@ -140,7 +139,6 @@ def settled(cluster: ClusterState) -> Settled:
         else Prices(
             market.unit_bytes,
             market.sizes.tolist(),
-            market.capacity_bytes.tolist(),
             market.prices.tolist(),
             market.mean_bytes,
         )
@@ -307,7 +305,6 @@ def _market(prices: Prices) -> Market:
     return Market(
         prices.unit_bytes,
         np.array(prices.sizes, np.int64),
-        np.array(prices.capacity_bytes),
         np.array(prices.prices),
         prices.mean_bytes,
     )

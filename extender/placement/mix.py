@@ -6,10 +6,10 @@ those large enough of the nodes that were ever offered for pods with the same se
 the others away need not be understood; what is only full for now has been offered before. So all
 that is remembered is the demand of each set of classes.
 
-A class has a *price*: the demand of all who can use it, each shared out over all the memory that it
-can use. It is 1 everywhere if every pod can use every device; a class is dear when many depend on
-it who have little else. Prices say nothing about a single node, so that a new price weighs no node
-again.
+A class has a *price*: the demand of all who can use it, each shared out over all the memory that is
+left and that it can use. It is 1 everywhere if every pod can use every device; a class is dear when
+many depend on it who have little else, and dearer the less is left of it. Prices say nothing about
+a single node, so that a new price weighs no node again.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,8 @@ HALF_LIFE_PODS = 2000
 MOST_SETS = 32
 #: Pods between two looks at what has changed, at most; among the first ones it is oftener.
 EVERY_PODS = 64
+#: Of the memory of a class, taken to be left even where all of it is promised: some pods leave.
+LEFT_AT_LEAST = 0.05
 #: By how much of itself a price must have changed for any to be changed.
 MATERIAL = 0.1
 #: Pods that are remembered, so that one that is asked about again counts once, and ways to select
@@ -54,9 +56,8 @@ class Market:
 
     #: Sizes that are one class.
     unit_bytes: int
-    #: In units, ascending; with what their nodes hold, and the price.
+    #: In units, ascending; and the price.
     sizes: Rows
-    capacity_bytes: Rows
     prices: Prices
     #: Of all devices.
     mean_bytes: float
@@ -98,15 +99,15 @@ class Mix:
             del self.demand[min(self.demand, key=lambda each: (self.demand[each], each))]
 
 
-def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, capacity_bytes: Rows) -> Prices:
-    """Of each class."""
-    whole, asked = float(capacity_bytes.sum()), sum(demand.values())
+def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows) -> Prices:
+    """Of each class, of which so much is left."""
+    whole, asked = float(left_bytes.sum()), sum(demand.values())
     if not asked or not whole:
         return np.ones(len(sizes_bytes))
     found = np.zeros(len(sizes_bytes))
     for classes, weight in sorted(demand.items()):
         can = np.isin(sizes_bytes, classes)
-        supply = float(capacity_bytes[can].sum())
+        supply = float(left_bytes[can].sum())
         if supply:
             found[can] += weight / asked * whole / supply
     return found
@@ -126,8 +127,10 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     known, places = np.unique(sizes, return_inverse=True)
     # Doubles hold what no int64 would: absurd reports add up, and shares of a sum are all we need.
     capacity = np.bincount(places, allocatable.sum(axis=1, dtype=np.float64), len(known))
+    free = np.bincount(places, snap.node_headroom_bytes.astype(np.float64), len(known))
     mean = max(1.0, float(capacity.sum()) / devices)
-    return Market(unit, known, capacity, prices(demand, known * unit, capacity), mean)
+    left = free + LEFT_AT_LEAST * capacity
+    return Market(unit, known, prices(demand, known * unit, left), mean)
 
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:

@@ -105,6 +105,20 @@ def test_what_was_seen_long_ago_counts_half_after_a_half_life() -> None:
     assert mix.demand[(1,)] / mix.demand[(3,)] == pytest.approx(0.5, rel=0.01)
 
 
+@pytest.mark.parametrize(("promised_gib", "left_gib"), [(0, 67.2), (12, 19.2), (16, 3.2)])
+def test_a_class_grows_dearer_as_it_fills(promised_gib: int, left_gib: float) -> None:
+    """One of 21 pods depends on the small devices, which the others fill: what is left of them, and
+    a twentieth, is shared by fewer bytes, and kept for who has nothing else."""
+    nodes = [node("large", LARGE)]
+    for uuid in ("a", "b", "c", "d"):
+        held = {"u": promise({uuid: promised_gib * GIB})} if promised_gib else {}
+        nodes.append(weighed(shared(uuid, memory_bytes=SMALL), name=uuid, promises=held))
+    found = of(build(nodes), {(SMALL, LARGE): 20.0, (SMALL,): 1.0})
+    small, large = found.prices
+    whole_gib = 64 * 1.05 + left_gib
+    assert small / large == pytest.approx(1 + whole_gib / left_gib / 20)
+
+
 def test_the_mix_is_bounded_and_keeps_what_is_asked_for_most() -> None:
     mix = Mix()
     mix.add((0,), 1e9)
