@@ -96,7 +96,8 @@ def counting(calls: Calls) -> type[Patient]:
         def on_message_begin(self) -> None:
             if not self._is_counted:
                 self._is_counted = True
-                calls.begin()
+                calls.under_way += 1
+                calls.begun += 1
             super().on_message_begin()
 
         def on_message_complete(self) -> None:
@@ -112,6 +113,6 @@ def counting(calls: Calls) -> type[Patient]:
         def _ended(self) -> None:
             if self._is_counted:
                 self._is_counted = False
-                calls.end()
+                calls.under_way -= 1
 
     return Counting
