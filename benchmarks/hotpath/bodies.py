@@ -1,6 +1,7 @@
 """What kube-scheduler sends: pods small and large, nodes by name or whole, in another order each
 time."""
 
+import itertools
 import random
 from typing import Any, Literal
 
@@ -17,6 +18,10 @@ Form = Literal["names", "objects"]
 
 def names_of(nodes: int) -> list[str]:
     return [f"gpu-a100-{i:04d}" for i in range(nodes)]
+
+
+#: A pod that was bound once is not bound again.
+_numbers = itertools.count(1)
 
 
 class Bodies:
@@ -42,12 +47,10 @@ class Bodies:
             if form == "objects"
             else None
         )
-        self._serial = 0
 
     def another(self) -> bytes:
-        self._serial += 1
         offered = self._random.sample(self._names, len(self._names))
-        pod = pod_as_sent(f"train-{self._serial}", self._random.choice(self._sizes))
+        pod = pod_as_sent(f"train-{next(_numbers)}", self._random.choice(self._sizes))
         _pad(pod, self._padding_bytes)
         return self._encoded(pod, offered)
 

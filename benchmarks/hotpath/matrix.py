@@ -37,6 +37,8 @@ _WARM_UP = 5
 #: Of whole nodes, and of explanations: they take longer, and vary less.
 _MOST_LONG = 30
 _MOST_BINDS = 60
+#: Where a pod fits on "all": with six pods a device those that are bound fill a third of 100 nodes.
+_NEARLY_ALL = 0.6
 #: In one question.
 _WHATIF_PODS = 6
 
@@ -173,10 +175,15 @@ class _Run:
         if told["Error"]:
             raise RuntimeError(f"{self._case}: {told['Error']}")
         passed = bodies.of_those_that_passed(body, answer)
-        expected = {"all": self._case.nodes, "one": 1, "none": 0}[self._case.fits]
+        least, most = {
+            # But for nodes that the pods filled that were bound before.
+            "all": (round(_NEARLY_ALL * self._case.nodes), self._case.nodes),
+            "one": (1, 1),
+            "none": (0, 0),
+        }[self._case.fits]
         count = len(told["NodeNames"] or (told["Nodes"] or {}).get("items") or ())
-        if count != expected:
-            raise RuntimeError(f"{self._case}: fits on {count} nodes, not on {expected}")
+        if not least <= count <= most:
+            raise RuntimeError(f"{self._case}: fits on {count} nodes, not on {least} to {most}")
         if "explain" in self._verbs and turn < _MOST_LONG:
             self._explain(body, turn)
         if "whatif" in self._verbs and turn < _MOST_LONG:
