@@ -43,8 +43,8 @@ MUTANTS = {
     # Pods are bound, and promised nothing.
     "no promise": Mutant(
         "extender/ledger/protocol.py",
-        "                elif placement.charges:\n",
-        "                elif False:\n",
+        "        elif placement.charges:\n",
+        "        elif False:\n",
     ),
     # Who was bound by somebody else is not written down.
     "no adoption": Mutant(

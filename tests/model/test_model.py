@@ -62,15 +62,15 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "elif not placement.charges:",
     ),
     "the Binding goes first": (
-        "                if promise is not None:\n",
-        "                self._store.bind(_binding(pod, ask.node, placement))\n"
-        "                if promise is not None:\n",
+        "            if want.promise is not None:\n",
+        "            if isinstance(want.step, _Promised):\n"
+        "                self._store.bind(_binding(want.step.pod, node, want.step.placement))\n"
+        "            if want.promise is not None:\n",
     ),
     "an existing reservation is not written again": (
-        "        promises = {**gpunode.spec.reservations, pod.metadata.uid: self",
-        "        if pod.metadata.uid in gpunode.spec.reservations:\n"
-        "            return gpunode\n"
-        "        promises = {**gpunode.spec.reservations, pod.metadata.uid: self",
+        "            if want.promise is not None:\n",
+        "            held_already = want.ask.uid in gpunode.spec.reservations\n"
+        "            if want.promise is not None and not held_already:\n",
     ),
     "the reservation carries neither id nor time of its attempt": (
         "attempt=self._new_id(), since=since)",
@@ -83,8 +83,9 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "        after = self._store.write_spec(before, spec)\n",
     ),
     "a reservation that lost the race is taken for made": (
-        "                        trouble, gpunode = err, None\n                        continue\n",
-        "                        trouble = err\n",
+        "            except (StoreConflict, OutcomeUnknown) as err:\n"
+        "                trouble = err\n",
+        "            except (StoreConflict, OutcomeUnknown):\n                pass\n",
     ),
     "the Binding carries no resourceVersion": (
         "resource_version=pod.metadata.resource_version,",
