@@ -27,6 +27,7 @@ from agent.probes import (
 )
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100
+from tests.threads import begun_since
 
 GPU = "nvidia.com/gpu"
 CALL = "nvmlDeviceGetMemoryLimits_v1"
@@ -181,13 +182,13 @@ def test_a_call_that_hangs_costs_the_limits_alone(
         granting(5)(device, asked)
 
     hanging = probe(limits, deadline_s=0.2)
-    others = set(threading.enumerate())
+    readers = begun_since("limits")
     for _ in range(3):
         assert hanging.follow(SAMPLE) == [
             SourceReading("limits", "degraded", f"driver call {CALL} hangs")
         ]
         assert hanging.hanging
-    assert len(set(threading.enumerate()) - others) == 1
+    assert readers() == ["limits"]
     ended.set()
     end_s = time.monotonic() + 30
     while not ids(hanging.follow(SAMPLE)):

@@ -28,6 +28,7 @@ from agent.nvml import (
 )
 from agent.probes import Degraded, DeviceReading, DriverReading
 from agent.survey import incarnation, own_cgroup
+from tests.threads import begun_since
 
 NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
 
@@ -363,7 +364,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
             stuck.wait()
         return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
 
-    others = set(threading.enumerate())
+    readers = begun_since("nvml")
     opened = gate(nvmlDeviceGetCount=lambda: 3)
     probe = probing(opened)
     assert [d.fault for d in devices(probe)] == ["", "", ""]
@@ -377,7 +378,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
             ("GPU-1", "driver call nvmlDeviceGetMemoryInfo hangs"),
             ("GPU-2", ""),
         ]
-        assert len(set(threading.enumerate()) - others) == 4  # three devices and the driver
+        assert len(readers()) == 4  # three devices and the driver
     stuck.set()
     probe._deadline_s = 30.0
     end_s = time.monotonic() + 30
@@ -405,12 +406,12 @@ def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
 def test_what_is_kept_for_a_gpu_that_goes_is_given_back_with_its_thread() -> None:
     freed: list[int] = []
     count = 2
-    others = set(threading.enumerate())
+    readers = begun_since("nvml")
     probe = probing(gpm(freed.append, nvmlDeviceGetCount=lambda: count))
     assert [d.uuid for d in devices(probe)] == ["GPU-0", "GPU-1"]
     count = 1
     end_s = time.monotonic() + 30
-    while len(freed) < 2 or len(set(threading.enumerate()) - others) > 2:
+    while len(freed) < 2 or len(readers()) > 2:
         assert [d.uuid for d in devices(probe)] == ["GPU-0"]
         assert time.monotonic() < end_s
     count = 2
@@ -420,7 +421,7 @@ def test_what_is_kept_for_a_gpu_that_goes_is_given_back_with_its_thread() -> Non
 def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
     stuck = threading.Event()
     count = 2
-    others = set(threading.enumerate())
+    readers = begun_since("nvml")
     probe = probing(gpm(lambda sample: _wait(stuck), nvmlDeviceGetCount=lambda: count))
     assert len(devices(probe)) == 2
     count = 1
@@ -432,7 +433,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
         assert [d.fault for d in devices(probe)] == [""]
         count, probe._deadline_s = 2, 0.2
         assert [d.fault for d in devices(probe)] == [""]  # the other one did not tell its UUID
-        assert len(set(threading.enumerate()) - others) == 3  # two devices and the driver
+        assert len(readers()) == 3  # two devices and the driver
     finally:
         stuck.set()
     probe._deadline_s = 30.0

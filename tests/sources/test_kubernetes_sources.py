@@ -35,6 +35,7 @@ from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import Pace, Reflector
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.sources.recorder import Recorder
+from tests.threads import begun_since
 
 NAMESPACE = "source-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -281,12 +282,12 @@ def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None
 
 
 def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
-    threads = threading.active_count()
+    watching = begun_since("watch-")
     with following(plane):
-        assert threading.active_count() == threads + 7
+        assert watching() == sorted(f"watch-{kind.name}" for kind in watched_kinds(NAMESPACE))
         begun_s = time.monotonic()
     assert time.monotonic() - begun_s < 1.0
-    assert threading.active_count() == threads
+    assert watching() == []
 
 
 def test_nothing_is_read_from_a_stream_that_was_interrupted(plane: ControlPlane) -> None:
