@@ -7,7 +7,8 @@ from typing import Literal
 from contract.gpunode import GPUNode, PodUse
 from contract.kube import Pod
 from extender.cluster.state import ClusterState
-from extender.placement.equation import DeviceTerms, Holder
+from extender.placement.equation import DeviceTerms
+from extender.placement.occupancy import Holder
 
 #: waiting: promised, and its Binding was not seen; on_its_way: bound, on no device yet; running:
 #: seen on the device; ending: it is being deleted or has ended, and its memory is not free yet;

@@ -7,7 +7,8 @@ turns out smaller. The truth is charged, and told here until it is no more.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from extender.placement.equation import DeviceTerms, Holder
+from extender.placement.equation import DeviceTerms
+from extender.placement.occupancy import Holder
 
 
 @dataclass(frozen=True, slots=True)

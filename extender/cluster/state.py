@@ -71,10 +71,11 @@ from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.overuses import Overuses
 from extender.cluster.pinning import pinned_to
 from extender.cluster.rooms import Rooms, grew
-from extender.placement.equation import weigh
+from extender.placement.equation import weigh_occupied
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.mix import Usual
+from extender.placement.occupancy import Occupancy, occupy
 from extender.placement.placed import Placement, charges, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
@@ -369,8 +370,9 @@ class ClusterState:
         pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
         self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
         assumed = self._assumed.get(name, NOTHING)
-        gpunode = self._gpunodes.get(name)
-        terms = self.terms_of(name, gpunode, assumed=assumed)
+        gpunode, before = self._gpunodes.get(name), self._table.get(name)
+        occupancy = before.occupancy if before else None
+        terms = self.terms_of(name, gpunode, assumed=assumed, occupancy=occupancy)
         if gpunode is not None:
             self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
         if gpunode is not None and self.observations.waits_on(name):
@@ -381,7 +383,7 @@ class ClusterState:
             held = self.terms_of(name, gpunode).devices
         self.overcommits.weighed(name, held)
         self.overuses.weighed(name, held)
-        before, generation = self._table.get(name), self._table.next_generation
+        generation = self._table.next_generation
         if name in self._signs.woke_up or grew(before, terms):
             self.rooms.note(name, generation)
         self.activities.weighed(name, terms.devices)
@@ -679,11 +681,12 @@ class ClusterState:
         gpunode: GPUNode | None,
         besides: Set[str] = frozenset(),
         assumed: Mapping[str, Reservation] = NOTHING,
+        occupancy: Occupancy | None = None,
     ) -> NodeTerms:
         """One node's terms; promises to the pods with the uids ``besides`` are not counted.
 
         ``assumed`` is for filter only: a bind that counted others on their way would refuse for
-        promises that are never made.
+        promises that are never made. ``occupancy`` is what was found of the node before.
         """
         wished, status = self._wishes(name), self.report(name, gpunode)
         node, manager = self._nodes.get(name), self._allocators.manager(name)
@@ -701,15 +704,11 @@ class ClusterState:
             equipped = gpunode is not None or others
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
         promises = {**assumed, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
-        promises = {uid: promise for uid, promise in promises.items() if uid not in besides}
-        devices = weigh(
-            status,
-            promises,
-            wished.reserve_bytes,
-            UNOWNED_TOLERANCE_BYTES,
-            self._leaving(status, name) - assumed.keys(),
-            wished.device_choice,
-        )
+        for uid in besides:
+            promises.pop(uid, None)
+        leaving = self._leaving(status, name) - assumed.keys()
+        occupancy = occupy(status, promises, leaving, wished.device_choice, known=occupancy)
+        devices = weigh_occupied(occupancy, status, wished.reserve_bytes, UNOWNED_TOLERANCE_BYTES)
         devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
         # Nobody vouches for labels, and nobody can be late with it.
@@ -727,6 +726,7 @@ class ClusterState:
             and status.plugin.pinning == "honoured",
             gated=wished.device_choice is DeviceChoice.GATED,
             detail=detail,
+            occupancy=occupancy,
         )
 
     def _fresh_until_s(self, name: str) -> float:

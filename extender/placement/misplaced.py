@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms, Holder
+from extender.placement.equation import DeviceTerms
+from extender.placement.occupancy import Holder
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ import msgspec
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, Replicas, Reservation
-from extender.placement.equation import possibilities
+from extender.placement.occupancy import possibilities
 
 
 class Result(Enum):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
+from extender.placement.occupancy import Occupancy
 
 Bytes2D = NDArray[np.int64]
 Int2D = NDArray[np.int32]
@@ -55,6 +56,8 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
     #: Whether it has GPUs, even if nobody told anything of them.
     equipped: bool = True
+    #: Who is where, which holds for the next report too if only bytes are other ones.
+    occupancy: Occupancy | None = None
 
 
 def clamped(count_bytes: int) -> int:

@@ -15,6 +15,7 @@ from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Sn
 
 #: Replica counts are held below this; no plugin advertises as many.
 MANY = 1 << 20
+_SHARING = {sharing: place for place, sharing in enumerate(SHARING)}
 _COLUMNS = tuple(
     (f.name, np.int64 if f.name.endswith("_bytes") else np.int32) for f in fields(Columns)
 )
@@ -165,13 +166,15 @@ class Table:
 
     def _write_row(self, row: int, node: NodeTerms) -> None:
         values = [self._values(terms) for terms in node.devices]
-        for name, column in self._columns.items():
-            absent = [-1] * (column.shape[1] - len(values))
-            figures = [value[name] for value in values] + absent
-            if column[row].tolist() != figures:
-                column[row] = figures
+        by_column = zip(*values, strict=True) if values else [()] * len(_COLUMNS)
+        for (name, _), figures in zip(_COLUMNS, by_column, strict=True):
+            column = self._columns[name]
+            absent = column.shape[1] - len(figures)
+            padded = [*figures, *[-1] * absent]
+            if column[row].tolist() != padded:
+                column[row] = padded
                 self._columns_shown[name].wrote(row)
-        memories = [max(value["memory_bytes"], 0) for value in values]
+        believed_bytes = [terms.device.memory_bytes for terms in node.devices if terms.believed]
         per_node = {
             "reason": CODE_OF[node.reason],
             "gated": node.gated,
@@ -179,41 +182,46 @@ class Table:
             "ageing_from_s": node.ageing_from_s,
             "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
-            "headroom_bytes": sum(max(value["headroom_bytes"], 0) for value in values),
+            "headroom_bytes": sum(
+                [max(clamped(terms.headroom_bytes), 0) for terms in node.devices]
+            ),
             "spare_bytes": spare_bytes(node),
-            "memory_bytes": sum(memories),
-            "largest_device_bytes": max(memories, default=0),
+            "memory_bytes": sum(believed_bytes),
+            "largest_device_bytes": max(believed_bytes, default=0),
         }
         for name, figure in per_node.items():
-            self._per_node[name][row] = figure
-            self._per_node_shown[name].wrote(row)
+            array = self._per_node[name]
+            if array[row] != figure:
+                array[row] = figure
+                self._per_node_shown[name].wrote(row)
 
-    def _values(self, terms: DeviceTerms) -> dict[str, int]:
+    def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
+        """As ``Columns`` has them."""
         device = terms.device
         # Figures that contradict each other could overflow a column; a fence stands for them.
         believed = terms.believed
-        return {
-            "memory_bytes": device.memory_bytes if believed else 0,
-            "allocatable_bytes": terms.allocatable_bytes,
-            "room_bytes": clamped(terms.room_bytes),
-            "several_room_bytes": clamped(terms.several_room_bytes),
-            "headroom_bytes": clamped(terms.headroom_bytes),
-            "replicas": device.replicas.total if believed else 1,
-            # The plugin goes by its own count, whatever we think of the rest of the report.
-            "replicas_free": min(
-                max(device.replicas.free, int(may_have_free_replica(device))), MANY
-            ),
-            "replicas_awaited": min(terms.awaited_replicas, MANY),
-            "reach": reach(terms),
-            "steered": int(terms.policy == "steered"),
-            "single": int(terms.single),
-            "resource": self._resources.setdefault(device.resource, len(self._resources)),
-            "sharers": terms.sharers,
-            "sharing": SHARING.index(device.sharing),
-            "fence": CODE_OF[terms.fence],
-            "sm_ppm": _sm_ppm(terms),
-            "exceeded_ppm": _exceeded_ppm(terms),
-        }
+        replicas = device.replicas
+        # The plugin goes by its own count, whatever we think of the rest of the report.
+        free = max(replicas.free, int(may_have_free_replica(device)))
+        return (
+            device.memory_bytes if believed else 0,
+            terms.allocatable_bytes,
+            clamped(terms.room_bytes),
+            clamped(terms.several_room_bytes),
+            clamped(terms.headroom_bytes),
+            replicas.total if believed else 1,
+            min(free, MANY),
+            min(terms.awaited_replicas, MANY),
+            reach(terms),
+            terms.policy == "steered",
+            terms.single,
+            self._resources.setdefault(device.resource, len(self._resources)),
+            terms.sharers,
+            _SHARING[device.sharing],
+            CODE_OF[terms.fence],
+            _sm_ppm(terms),
+            _exceeded_ppm(terms),
+        )
 
 
 def _sm_ppm(terms: DeviceTerms) -> int:
@@ -228,7 +236,11 @@ def reach(terms: DeviceTerms) -> int:
 
 
 def _exceeded_ppm(terms: DeviceTerms) -> int:
-    exceeded_bytes = sum(holder.charged_bytes - holder.requested_bytes for holder in terms.holders)
+    exceeded_bytes = 0
+    for holder in terms.holders:
+        measured_bytes = holder.measured_bytes
+        if measured_bytes is not None and measured_bytes > holder.requested_bytes:
+            exceeded_bytes += measured_bytes - holder.requested_bytes
     return min(1_000_000 * exceeded_bytes // max(terms.allocatable_bytes, 1), 1_000_000)
 
 

@@ -1,0 +1,163 @@
+"""What was found of one report and is used for another: the same must come of it as of looking
+anew."""
+
+from collections.abc import Iterator, Set
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+from msgspec.structs import replace
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
+from extender.placement.equation import weigh, weigh_occupied
+from extender.placement.occupancy import occupy
+from tests.builders import GIB, GPU, MIB, promise, shared, status, use
+from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
+
+UIDS = ["u0", "u1", "u2"]
+
+#: What an occupancy is found of.
+Grounds = tuple[GPUNodeStatus, dict[str, Reservation], Set[str], DeviceChoice]
+
+_of_device: dict[str, st.SearchStrategy[Any]] = {
+    "uuid": st.sampled_from(["D0", "D1", "D9"]),
+    "kind": st.sampled_from(["gpu", "mig"]),
+    "parent": st.sampled_from(["P0", "D0", None]),
+    "gpu_instance": st.sampled_from([0, 1, None]),
+    "numa_node": st.sampled_from([0, 1, None]),
+    "resource": st.sampled_from(RESOURCES),
+    "sharing": st.sampled_from(["none", "time-slicing", "mps"]),
+    "replicas": st.builds(Replicas, free=st.integers(0, 4), allocated=st.integers(0, 4)),
+    "healthy": st.booleans(),
+    "memory_bytes": st.sampled_from([24 * GIB, 16 * GIB, -1, 0]),
+    "used_bytes": amounts_bytes,
+    "unowned_bytes": st.one_of(st.none(), amounts_bytes),
+    "architecture": st.sampled_from(["", "kepler"]),
+}
+_of_row: dict[str, st.SearchStrategy[Any]] = {
+    "uid": st.sampled_from([*UIDS, "stray"]),
+    "device": st.sampled_from(["D0", "D1", "gone"]),
+    "replica": st.sampled_from(["", "0", "1"]),
+    "used_bytes": st.one_of(st.none(), amounts_bytes, st.just(-GIB)),
+}
+_of_plugin: dict[str, st.SearchStrategy[Any]] = {
+    "allocation_policy": st.sampled_from(["distributed", "packed", "unknown"]),
+    "topology_manager_policy": st.sampled_from(["none", "best-effort", "unknown"]),
+    "steered": st.lists(st.sampled_from(RESOURCES), max_size=1),
+    "fail_requests_greater_than_one": st.sampled_from([None, True, False]),
+}
+_of_charge: dict[str, st.SearchStrategy[Any]] = {
+    "resource": st.sampled_from(RESOURCES),
+    "count": st.integers(1, 3),
+    "candidates": st.dictionaries(st.sampled_from(["D0", "D1", "D2"]), amounts_bytes, max_size=2),
+    "by_environment": st.booleans(),
+    "choice": st.sampled_from(["", "D0", "D1"]),
+}
+_leaving = st.frozensets(st.sampled_from(UIDS), max_size=2)
+_choices = st.sampled_from([DeviceChoice.PREDICTED, DeviceChoice.ANY])
+
+
+def _elsewhere(draw: DrawFn, promises: dict[str, Reservation]) -> dict[str, Reservation]:
+    """Now and then a pod's own variable decides where it is."""
+    return {
+        uid: replace(
+            held, charges=[replace(c, by_environment=draw(st.booleans())) for c in held.charges]
+        )
+        for uid, held in promises.items()
+    }
+
+
+@st.composite
+def grounds(draw: DrawFn, world: World) -> Grounds:
+    return world.status, _elsewhere(draw, world.promises), draw(_leaving), draw(_choices)
+
+
+def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
+    """Of every field one change in one place; at last in all that is measured."""
+    told, promises, leaving, choice = was
+    for name, values in _of_device.items():
+        devices = [*told.devices]
+        if devices:
+            place = draw(st.integers(0, len(devices) - 1))
+            devices[place] = replace(devices[place], **{name: draw(values)})
+        yield f"device.{name}", (replace(told, devices=devices), promises, leaving, choice)
+    for name, values in _of_row.items():
+        rows = [*told.pods]
+        if rows:
+            place = draw(st.integers(0, len(rows) - 1))
+            rows[place] = replace(rows[place], **{name: draw(values)})
+        yield f"row.{name}", (replace(told, pods=rows), promises, leaving, choice)
+    for name, values in _of_plugin.items():
+        plugin = replace(told.plugin, **{name: draw(values)})
+        yield f"plugin.{name}", (replace(told, plugin=plugin), promises, leaving, choice)
+    for name, values in _of_charge.items():
+        others = {
+            uid: replace(held, charges=[replace(c, **{name: draw(values)}) for c in held.charges])
+            for uid, held in promises.items()
+        }
+        yield f"charge.{name}", (told, others, leaving, choice)
+    yield "leaving", (told, promises, draw(_leaving), choice)
+    yield "choice", (told, promises, leaving, draw(_choices))
+    rows = [replace(row, used_bytes=draw(_of_row["used_bytes"])) for row in told.pods]
+    devices = [replace(device, used_bytes=draw(amounts_bytes)) for device in told.devices]
+    yield "measured", (replace(told, pods=rows, devices=devices), promises, leaving, choice)
+
+
+@settings(max_examples=600)
+@given(st.data(), worlds())
+def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
+    data: st.DataObject, world: World
+) -> None:
+    was = data.draw(grounds(world))
+    found = occupy(*was)
+    for what, now in changes(data.draw, was):
+        if occupy(*now, known=found) is found:
+            told, promises, leaving, choice = now
+            assert weigh_occupied(found, told, GIB, MIB) == weigh(
+                told, promises, GIB, MIB, leaving, choice
+            ), what
+
+
+def test_it_holds_whatever_was_measured() -> None:
+    held = {"u1": promise({"D0": GIB}), "u2": promise({"D0": GIB, "D1": GIB})}
+    rows = [use("u1", "D0", GIB), use("stray", "D1", GIB)]
+    was = status(shared("D0"), shared("D1"), pods=rows)
+    found = occupy(was, held)
+    devices = [replace(device, used_bytes=9 * GIB, unowned_bytes=GIB) for device in was.devices]
+    rows = [use("u1", "D0", 3 * GIB), use("stray", "D1", None)]
+    later = replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
+    assert occupy(later, {**held}, known=found) is found
+    a, b = weigh_occupied(found, later, 0, 0)
+    assert (a.promised_bytes, b.strays_bytes, b.attributed) == (3 * GIB, 0, False)
+    assert a.activity == b.activity
+
+
+#: Two pods are on their way to a node of three devices, of which one is full.
+ON_THEIR_WAY = {uid: promise({"D0": GIB, "D1": GIB}) for uid in UIDS[:2]}
+THREE = [shared("D0"), shared("D1", free=2, allocated=2), shared("D2", free=0, allocated=4)]
+ALIGNED = Plugin(allocation_policy="distributed", topology_manager_policy="restricted")
+STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
+
+
+@pytest.mark.parametrize(
+    ("plugin", "other", "choice"),
+    [
+        pytest.param(ALIGNED, {"numa_node": 1}, DeviceChoice.PREDICTED, id="of which NUMA node"),
+        pytest.param(STEERED, {"sharing": "none"}, DeviceChoice.PREDICTED, id="whether shared"),
+        pytest.param(ALIGNED, {}, DeviceChoice.ANY, id="who chooses the device"),
+    ],
+)
+def test_what_decides_seldom_is_looked_at_too(
+    plugin: Plugin, other: dict[str, Any], choice: DeviceChoice
+) -> None:
+    was = status(*THREE, plugin=plugin)
+    later = replace(was, devices=[replace(device, **other) for device in was.devices])
+    if "numa_node" in other:
+        later = replace(later, devices=[*later.devices[:1], *was.devices[1:]])
+    found = occupy(was, ON_THEIR_WAY)
+    assert occupy(later, ON_THEIR_WAY, frozenset(), choice, known=found) is not found
+    now = weigh(later, ON_THEIR_WAY, 0, 0, frozenset(), choice)
+    assert [t.first for t in now] != [t.first for t in weigh(was, ON_THEIR_WAY, 0, 0)]
