@@ -104,6 +104,8 @@ class ClusterState:
         self.stale_after_s = stale_after_s
         self.epoch_s = epoch_s
         self._table = Table()
+        #: None where what was done since has to be seen at once.
+        self._latest: Snapshot | None = None
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
         self._nodes: dict[str, Node] = {}
@@ -157,7 +159,13 @@ class ClusterState:
 
     def snapshot(self) -> Snapshot:
         """Everything applied so far, weighed."""
-        return self._table.snapshot()
+        self._latest = self._table.snapshot()
+        return self._latest
+
+    def settled(self) -> Snapshot:
+        """What calls decide on: the last snapshot that was made, unless ``apply`` has taken
+        anything since. What the cluster tells is late as it is, and may wait for the next."""
+        return self._latest or self.snapshot()
 
     def gpunode(self, name: str) -> GPUNode | None:
         return self._gpunodes.get(name)
@@ -321,6 +329,7 @@ class ClusterState:
     def apply(self, events: Iterable[Event]) -> None:
         """Take events in the order in which they happened, and weigh what they changed at once:
         before the nodes that wait for that."""
+        self._latest = None
         waiting: dict[str, None] = {}
         if not self._awaited:
             waiting, self._dirty = self._dirty, waiting

@@ -136,8 +136,10 @@ _occupied = attrgetter(
 
 
 def _row(use: PodUse) -> tuple[object, ...]:
-    # One that uses nothing of a device need not be there.
-    return use.uid, use.device, use.replica, use.used_bytes == 0
+    # Some are only there if they use something: any bytes, none, or nobody can tell.
+    used = use.used_bytes
+    uses = None if used is None else (used > 0) - (used < 0)
+    return use.uid, use.device, use.replica, uses
 
 
 def occupy(

@@ -21,7 +21,8 @@ class KubernetesSources:
 
     ``deliver`` is called from those threads, several at a time, with the events of one kind in
     their order; it should hand them over and return. ``lease_namespace`` is where the agents'
-    Leases are; of pods that do not ``concern`` anybody a list says nothing.
+    Leases are; of pods that do not ``concern`` anybody a list says nothing. ``give_way`` is called
+    in those threads too, before anything that takes a while.
     """
 
     def __init__(
@@ -34,9 +35,12 @@ class KubernetesSources:
         pace: Pace = DEFAULT_PACE,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self._reflectors = {
-            kind.name: Reflector(kind, api, deliver, pace=pace, clock=clock, jitter=jitter)
+            kind.name: Reflector(
+                kind, api, deliver, pace=pace, clock=clock, jitter=jitter, give_way=give_way
+            )
             for kind in watched_kinds(lease_namespace, concerns)
         }
         self._threads = [

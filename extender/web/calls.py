@@ -18,10 +18,19 @@ class Calls:
         self.under_way = 0
         #: Since the start.
         self.begun = 0
+        #: Until when others give way; moves when a call begins and no other is under way.
+        self._until_s = 0.0
+
+    def begin(self) -> None:
+        if not self.under_way:
+            self._until_s = time.monotonic() + GIVE_WAY_S
+        self.under_way += 1
+        self.begun += 1
+
+    def end(self) -> None:
+        self.under_way -= 1
 
     def give_way(self) -> None:
         """On a thread, between two pieces: wait until no call is under way."""
-        if self.under_way:
-            until_s = time.monotonic() + GIVE_WAY_S
-            while self.under_way and time.monotonic() < until_s:
-                time.sleep(_LOOK_AGAIN_S)
+        while self.under_way and time.monotonic() < self._until_s:
+            time.sleep(_LOOK_AGAIN_S)

@@ -132,7 +132,7 @@ class Verbs:
     def work_ahead(self) -> bool:
         """Between calls: a step towards the next ones, then what can be told of the last ones;
         false where there is nothing to do."""
-        ahead = self._weighings.ahead(self._cluster.snapshot(), self._monotonic_s())
+        ahead = self._weighings.ahead(self._cluster.settled(), self._monotonic_s())
         return ahead or self._keep_contenders()
 
     def rules_changed(self) -> None:
@@ -154,7 +154,7 @@ class Verbs:
         if unready:
             return wire.encode_filter(offered, offered.names, _nothing(offered), SENTENCES)
         self._shown(offered.pod)
-        snap = self._cluster.snapshot()
+        snap = self._cluster.settled()
         request = self._understand(offered.pod)
         rows = self._rows(offered.names, snap)
         codes = self._codes(request, rows, snap)
@@ -195,7 +195,7 @@ class Verbs:
         began_s = self._monotonic_s()
         observes = self._observes()
         offered = wire.decode_offer(body, self._passed)
-        snap = self._cluster.snapshot()
+        snap = self._cluster.settled()
         request = self._understand(offered.pod)
         winner: str | None = None
         if isinstance(request, VramRequest):

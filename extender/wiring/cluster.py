@@ -69,6 +69,7 @@ async def serve_cluster(
         lease_namespace=settings.agent_namespace,
         concerns=extender.cluster.concerns,
         pace=pace,
+        give_way=extender.calls.give_way,
     )
     watches = sources
     extender.observed.health = lambda: watches.health

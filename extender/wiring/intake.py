@@ -20,7 +20,7 @@ from extender.web.calls import GIVE_WAY_S, Calls
 TURN_S = 0.001
 #: What comes within this time after a snapshot is for the next one, and is not waited for longer
 #: where there is more to do.
-TOGETHER_S = 0.02
+TOGETHER_S = 0.05
 _LOOK_AGAIN_S = 0.001
 
 

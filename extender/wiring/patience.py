@@ -96,8 +96,7 @@ def counting(calls: Calls) -> type[Patient]:
         def on_message_begin(self) -> None:
             if not self._is_counted:
                 self._is_counted = True
-                calls.under_way += 1
-                calls.begun += 1
+                calls.begin()
             super().on_message_begin()
 
         def on_message_complete(self) -> None:
@@ -113,6 +112,6 @@ def counting(calls: Calls) -> type[Patient]:
         def _ended(self) -> None:
             if self._is_counted:
                 self._is_counted = False
-                calls.under_way -= 1
+                calls.end()
 
     return Counting

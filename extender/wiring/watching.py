@@ -85,17 +85,20 @@ class Watching:
             for each in terms.devices
             if each.fence is not None
         }
-        observed = frozenset(
-            (holder.uid, each.device.uuid)
-            for each in terms.devices
-            for holder in each.holders
-            if holder.observed
-        )
+        if known is not None and known.terms.occupancy is terms.occupancy is not None:
+            observed = known.observed
+        else:
+            observed = frozenset(
+                (holder.uid, each.device.uuid)
+                for each in terms.devices
+                for holder in each.holders
+                if holder.observed
+            )
         return _Seen(terms, fresh, promises, fences, observed)
 
     def _compare(self, was: _Seen, now: _Seen) -> None:
         node, feed = now.terms.name, self._feed
-        if was.promises is not now.promises:
+        if was.promises != now.promises:
             self._compare_promises(node, was.promises, now.promises)
         if was.fresh != now.fresh and now.terms.devices:
             feed.tell("report_returned" if now.fresh else "report_lost", node=node)

@@ -127,11 +127,11 @@ def test_it_holds_whatever_was_measured() -> None:
     was = status(shared("D0"), shared("D1"), pods=rows)
     found = occupy(was, held)
     devices = [replace(device, used_bytes=9 * GIB, unowned_bytes=GIB) for device in was.devices]
-    rows = [use("u1", "D0", 3 * GIB), use("stray", "D1", None)]
+    rows = [use("u1", "D0", 3 * GIB), use("stray", "D1", 2 * GIB)]
     later = replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
     assert occupy(later, {**held}, known=found) is found
     a, b = weigh_occupied(found, later, 0, 0)
-    assert (a.promised_bytes, b.strays_bytes, b.attributed) == (3 * GIB, 0, False)
+    assert (a.promised_bytes, b.strays_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
     assert a.activity == b.activity
 
 

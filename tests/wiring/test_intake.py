@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from unittest.mock import patch
 
+import pytest
+
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
@@ -166,17 +168,35 @@ def test_a_thread_that_computes_gives_way_to_calls_for_a_moment() -> None:
     compute()
     assert done.is_set()
     done.clear()
-    calls.under_way = 1
     with patch("extender.web.calls.GIVE_WAY_S", 3600.0):
+        calls.begin()
         thread = threading.Thread(target=compute, daemon=True)
         thread.start()
         assert not done.wait(0.05)
-        calls.under_way = 0
+        calls.end()
         assert done.wait(30)
         thread.join(30)
-    calls.under_way = 1  # one that never ends
-    compute()
-    assert done.is_set()
+
+
+def test_a_call_that_does_not_end_is_given_way_to_once() -> None:
+    """A client may send its body slowly, and what the cluster tells is many objects."""
+    calls, slept = Calls(), list[float]()
+    with (
+        patch("extender.web.calls.time.monotonic", lambda: 100.0 + sum(slept)),
+        patch("extender.web.calls.time.sleep", slept.append),
+    ):
+        calls.begin()
+        for _ in range(3):
+            calls.give_way()
+        assert sum(slept) == pytest.approx(GIVE_WAY_S, abs=0.001)
+        calls.begin()  # another one meanwhile is no reason either
+        calls.give_way()
+        assert sum(slept) == pytest.approx(GIVE_WAY_S, abs=0.001)
+        calls.end()
+        calls.end()
+        calls.begin()
+        calls.give_way()
+        assert sum(slept) == pytest.approx(2 * GIVE_WAY_S, abs=0.002)
 
 
 def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
