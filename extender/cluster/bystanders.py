@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 
 from contract.annotations import DEVICES
-from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, GPUNodeStatus, Reservation
+from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Reservation
 from contract.kube import Pod
 from extender.cluster.edits import asked
-from extender.placement.amounts import needed, places_of
-from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.amounts import Places, needed, places_of
 from extender.placement.request import Unreadable, VramRequest, understand
 from extender.placement.rules import Rules
 from extender.placement.visible import Visible, followed
@@ -43,11 +42,11 @@ def adopt(
             None,
             replace(rules, refuse_unannotated=False),
         )
-    terms = weigh(GPUNodeStatus(devices=list(devices)), {}, reserve_bytes, 0)
+    places = places_of(devices, reserve_bytes)
     charges: list[Charge] = []
     if isinstance(request, VramRequest):
         by_itself = obeys_environment and request.visible is not Visible.BY_PLUGIN
-        charges = _charges(request, terms, _named(pod, devices) if by_itself else None)
+        charges = _charges(request, devices, places, _named(pod, devices) if by_itself else None)
     return Reservation(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
@@ -66,12 +65,11 @@ def _named(pod: Pod, devices: Sequence[Device]) -> set[str]:
 
 
 def _charges(
-    request: VramRequest, terms: Sequence[DeviceTerms], certain: Set[str] | None
+    request: VramRequest, devices: Sequence[Device], places: Places, certain: Set[str] | None
 ) -> list[Charge]:
     """``certain`` are the devices on which it is charged wherever its replicas are; None: those of
     the plugin's choice."""
     charges: list[Charge] = []
-    places = places_of(terms)
     if certain is not None:
         # All containers may be on each of them, and on all that share a memory.
         places = replace(places, common=np.ones_like(places.common))
@@ -81,13 +79,9 @@ def _charges(
             need = need * np.maximum(places.sharers, 1)
         worst = np.minimum(need, MAX_DEVICE_BYTES).tolist()
         candidates = {
-            term.device.uuid: worst_bytes
-            for term, worst_bytes in zip(terms, worst, strict=True)
-            if (
-                term.device.resource == ask.resource
-                if certain is None
-                else term.device.uuid in certain
-            )
+            device.uuid: worst_bytes
+            for device, worst_bytes in zip(devices, worst, strict=True)
+            if (device.resource == ask.resource if certain is None else device.uuid in certain)
         }
         charges.append(
             Charge(

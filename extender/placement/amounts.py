@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
-from contract.gpunode import MAX_DEVICE_BYTES
-from extender.placement.equation import DeviceTerms
+from contract.gpunode import MAX_DEVICE_BYTES, Device
+from extender.placement.equation import allocatable
+from extender.placement.fences import UNBELIEVED, doubles, fences
+from extender.placement.occupancy import memories_of
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
 
@@ -37,23 +39,28 @@ class Places:
     mps: NDArray[np.bool_]
 
 
-def places_of(terms: Sequence[DeviceTerms]) -> Places:
-    """The devices of one node, one-dimensional.
+def places_of(devices: Sequence[Device], reserve_bytes: int) -> Places:
+    """The devices of one node as they are reported, one-dimensional; ``reserve_bytes`` of each
+    are kept free.
 
     What a device holds whose report contradicts itself is not known: a share of it could be a
     share of the most that any has.
     """
-    pairs = [(term, term.believed) for term in terms]
+    memories = memories_of(devices)
+    fenced = fences(devices, memories, doubles(devices))
+    told = [
+        (device, fence not in UNBELIEVED, len(memory))
+        for device, (fence, _), memory in zip(devices, fenced, memories, strict=True)
+    ]
     return Places(
         allocatable_bytes=np.array(
-            [term.allocatable_bytes if ok else MAX_DEVICE_BYTES for term, ok in pairs], np.int64
+            [allocatable(d, reserve_bytes) if ok else MAX_DEVICE_BYTES for d, ok, _ in told],
+            np.int64,
         ),
-        replicas=np.array(
-            [term.device.replicas.total if ok else 1 for term, ok in pairs], np.int64
-        ),
-        common=np.array([term.common for term in terms], bool),
-        sharers=np.array([term.sharers for term in terms], np.int64),
-        mps=np.array([term.device.sharing == "mps" for term in terms], bool),
+        replicas=np.array([d.replicas.total if ok else 1 for d, ok, _ in told], np.int64),
+        common=np.array([d.sharing != "none" or sharers > 1 for d, _, sharers in told], bool),
+        sharers=np.array([sharers for _, _, sharers in told], np.int64),
+        mps=np.array([d.sharing == "mps" for d, _, _ in told], bool),
     )
 
 

@@ -138,7 +138,7 @@ def weigh_occupied(
 ) -> tuple[DeviceTerms, ...]:
     """The same where it is known already who is where, which holds for this report."""
     devices, plugin = status.devices, status.plugin
-    fenced = fences(devices, occupancy.memories, occupancy.doubles)
+    fenced = fences(devices, occupancy.memories, occupancy.doubled)
     used_bytes = [_known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []
@@ -160,8 +160,7 @@ def weigh_occupied(
                 # All use beyond what is charged for the pods seen here.
                 unowned_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
             unowned_bytes = max(0, unowned_bytes - unowned_tolerance_bytes)
-        allocatable_bytes = device.memory_bytes - device.reserved_bytes - reserve_bytes
-        allocatable_bytes = max(0, allocatable_bytes) if believed else 0
+        allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
         left_bytes = allocatable_bytes - held.strays_bytes - unowned_bytes
         of = held.tenancy
         terms.append(
@@ -192,6 +191,11 @@ def weigh_occupied(
             )
         )
     return tuple(terms)
+
+
+def allocatable(device: Device, reserve_bytes: int) -> int:
+    """Bytes that can be promised of a device whose figures are believed."""
+    return max(0, device.memory_bytes - device.reserved_bytes - reserve_bytes)
 
 
 def _refuses_several(device: Device, plugin: Plugin) -> bool:

@@ -1,6 +1,7 @@
 """Why nothing may be placed on a device, whatever room it has: figures that cannot be true, memory
 that nobody can tell, hardware that is broken."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from contract.gpunode import MAX_DEVICE_BYTES, MAX_REPLICAS, Device
@@ -18,19 +19,25 @@ Fence = tuple[Reason | None, str]
 _OPEN: Fence = (None, "")
 
 
+def doubles(devices: Sequence[Device]) -> dict[str, int]:
+    """The UUIDs that several of the devices are reported by -> how many."""
+    times = Counter([device.uuid for device in devices])
+    return {uuid: count for uuid, count in times.items() if count > 1}
+
+
 def fences(
     devices: Sequence[Device],
     memories: Sequence[Sequence[int]],
-    doubles: Mapping[str, int],
+    doubled: Mapping[str, int],
 ) -> list[Fence]:
     """Of each device, in their order. ``memories`` are the slots of those that share its memory;
-    ``doubles`` says how often a UUID is reported that several devices have."""
+    ``doubled`` is what ``doubles`` says."""
     wrong: dict[int, str] = {}
     silent: dict[int, str] = {}
     sick: dict[str, str] = {}
     for slot, device in enumerate(devices):
-        if device.uuid in doubles:
-            wrong[slot] = f"uuid {device.uuid!r} is reported {doubles[device.uuid]} times"
+        if device.uuid in doubled:
+            wrong[slot] = f"uuid {device.uuid!r} is reported {doubled[device.uuid]} times"
         elif device.memory_bytes <= 0 and not device.healthy:
             # Jetson, DGX Spark: absent is absent, and never what the host has.
             silent[slot] = device.health_reason or "unhealthy"

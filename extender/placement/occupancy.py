@@ -15,6 +15,7 @@ import msgspec
 from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
 from extender.placement.chances import ALL_PICKS, Chance, chances
+from extender.placement.fences import doubles
 from extender.placement.plugin import Policy
 
 
@@ -110,7 +111,7 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
     memories: tuple[Memory, ...]
     tenancies: dict[Memory, Tenancy]
     #: UUIDs that several devices are reported by.
-    doubles: Mapping[str, int]
+    doubled: Mapping[str, int]
     _grounds: _Grounds
 
 
@@ -156,7 +157,7 @@ def occupy(
     if known is not None and known._grounds == grounds:
         return known
     devices = status.devices
-    memories = _memories(devices)
+    memories = memories_of(devices)
     elsewhere = _Elsewhere(reservations)
     uses = _Uses(status, elsewhere.uids)
     queue = _Queue(devices, reservations, uses)
@@ -179,12 +180,11 @@ def occupy(
                 [ways[mate] for mate in memory],
                 queue.renamed(memory),
             )
-    times = Counter(device.uuid for device in devices)
     return Occupancy(
         slots=tuple([Slot(way.policy, way.first, way.leaving, way.picks) for way in ways]),
         memories=tuple(memories),
         tenancies=tenancies,
-        doubles={uuid: count for uuid, count in times.items() if count > 1},
+        doubled=doubles(devices),
         _grounds=grounds,
     )
 
@@ -259,7 +259,7 @@ def _tenancy(
     )
 
 
-def _memories(devices: Sequence[Device]) -> list[Memory]:
+def memories_of(devices: Sequence[Device]) -> list[Memory]:
     """The memory of each slot: compute instances of one GPU instance share theirs."""
     of: dict[tuple[str, int] | int, list[int]] = {}
     keys: list[tuple[str, int] | int] = []

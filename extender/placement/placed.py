@@ -132,7 +132,7 @@ def _annotations(
 
 
 def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
-    return int(bytes_of(ask.amount, ask.count, places_of([term]))[0])
+    return int(bytes_of(ask.amount, ask.count, places_of([term.device], term.reserve_bytes))[0])
 
 
 def _fraction(part_bytes: int, whole_bytes: int) -> str:

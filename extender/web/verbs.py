@@ -172,8 +172,6 @@ class Verbs:
             row = int(self._passed_rows[0])
             only = snap.nodes[row].name
             self._expect(offered.pod, row, snap)
-        if asks and not observes:
-            self._turn_away(TurnedAway(offered.pod, rows, codes, snap, began_s))
         said = _nothing(offered) if observes else codes
         answer = wire.encode_filter(offered, passed, said, SENTENCES)
         took_s = self._monotonic_s() - began_s
@@ -181,6 +179,10 @@ class Verbs:
         what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
         record = partial(self._record, *what)
         self._soon(record)
+        if asks and not observes:  # and to let go of who came before takes longer than to note it
+            self._soon(
+                partial(self._turn_away, TurnedAway(offered.pod, rows, codes, snap, began_s))
+            )
         return answer
 
     def filter_error(self, message: str) -> bytes:
