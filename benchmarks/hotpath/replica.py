@@ -84,8 +84,9 @@ async def _run(fleet: Fleet, pipe: Connection) -> None:
 
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
     """Serve until a signal."""
-    verbs = extender.verbs_app(extender.open_ledger(store), shown=lambda pod: None)
     own = extender.verbs(extender.open_ledger(store), shown=lambda pod: None)
+    # The last, as it is those that are served for which the extender works ahead.
+    verbs = extender.verbs_app(extender.open_ledger(store), shown=lambda pod: None)
     reports = 0
 
     async def echo(request: Request) -> Response:
