@@ -31,14 +31,10 @@ from extender.placement.weighing import Weighings
 from extender.records import TERMS, Asked, Candidate, Candidates, Ranked
 from extender.telemetry import Telemetry
 from extender.web import wire
+from extender.web.coming import Coming
 from extender.web.names import Names, NodeIndex
 
 log = structlog.get_logger()
-
-#: kube-scheduler asks about the next pod some milliseconds before it asks us to bind the last one.
-BIND_FOLLOWS_WITHIN_S = 0.25
-#: Of those pods the last ones: leaving room for each costs a fraction of a millisecond.
-BINDS_EXPECTED = 2
 
 #: Of those that were ranked, on record with the terms of their scores.
 CONTENDERS = 5
@@ -126,8 +122,7 @@ class Verbs:
         #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
         #: about one next.
         self._turned_away: OrderedDict[str, TurnedAway] = OrderedDict()
-        #: Uid -> a pod whose bind must come next, the node that it will be for, and until when.
-        self._coming: dict[str, tuple[Pod, str, float]] = {}
+        self._coming = Coming(cluster)
 
     def work_ahead(self) -> bool:
         """Between calls: a step towards the next ones, then what can be told of the last ones;
@@ -139,6 +134,7 @@ class Verbs:
         """What was made of the rules of before is forgotten."""
         self._weighings = Weighings(self._cluster.rules.weights)
         self._understood = self._passed = None
+        self._coming.rules_changed()
         self._unexplained.clear()
 
     def filter(self, body: bytes) -> bytes:
@@ -158,20 +154,21 @@ class Verbs:
         request = self._understand(offered.pod)
         rows = self._rows(offered.names, snap)
         codes = self._codes(request, rows, snap)
-        asks = isinstance(request, VramRequest) and bool(request.asks)
-        sure = not (asks and self._leave_room(offered.pod, rows, codes, snap))
-        if asks and self._hold_places(offered.pod, rows, codes, snap):
-            sure = False
-        if isinstance(request, VramRequest) and asks:
-            self._cluster.usual.see(request, offered.pod, snap, rows)
+        wanted = request if isinstance(request, VramRequest) and request.asks else None
+        sure = True
+        if wanted:
+            now_s = self._monotonic_s()
+            left = self._coming.leave_room(offered.pod, wanted, rows, codes, snap, now_s)
+            held = self._hold_places(offered.pod, rows, codes, snap)
+            sure = not (left or held)
+            self._cluster.usual.see(wanted, offered.pod, snap, rows)
         fits = codes == 0
         passed = offered.names if observes else offered.names.only(fits)
         self._passed, self._passed_rows = passed, rows if observes else rows[fits]
         only = ""
-        if asks and len(passed) == 1 and not observes:  # then prioritize is not called
-            row = int(self._passed_rows[0])
-            only = snap.nodes[row].name
-            self._expect(offered.pod, row, snap)
+        if wanted and len(passed) == 1 and not observes:  # then prioritize is not called
+            only = snap.nodes[int(self._passed_rows[0])].name
+            self._coming.expect(offered.pod, wanted, only, self._monotonic_s())
         said = _nothing(offered) if observes else codes
         answer = wire.encode_filter(offered, passed, said, SENTENCES)
         took_s = self._monotonic_s() - began_s
@@ -179,10 +176,9 @@ class Verbs:
         what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
         record = partial(self._record, *what)
         self._soon(record)
-        if asks and not observes:  # and to let go of who came before takes longer than to note it
-            self._soon(
-                partial(self._turn_away, TurnedAway(offered.pod, rows, codes, snap, began_s))
-            )
+        if wanted and not observes:  # to let go of who was turned away before takes a while
+            last = TurnedAway(offered.pod, rows, codes, snap, began_s)
+            self._soon(partial(self._turn_away, last))
         return answer
 
     def filter_error(self, message: str) -> bytes:
@@ -210,10 +206,9 @@ class Verbs:
             market = self._cluster.usual.market
             ranking = weighing.rank(request, snap, rows[known], self._monotonic_s(), market)
             if ranking.winner is not None:
-                row = int(rows[known][ranking.winner])
-                winner = snap.nodes[row].name
+                winner = snap.nodes[int(rows[known][ranking.winner])].name
                 if not observes:
-                    self._expect(offered.pod, row, snap)
+                    self._coming.expect(offered.pod, request, winner, self._monotonic_s())
                 ranked = request, snap, rows[known], ranking, weighing.standing
                 self._unexplained.append((offered.pod, partial(best, *ranked)))
         told = Ranked(
@@ -294,7 +289,7 @@ class Verbs:
             args = wire.decode_bind(body)
         except wire.MalformedBody as err:
             return self.bind_error(str(err))
-        self._coming.pop(args.pod_uid, None)
+        self._coming.came(args.pod_uid)
         message = await self._bind(
             args, self._known(args.pod_uid), self._cluster.gpunode(args.node)
         )
@@ -346,34 +341,6 @@ class Verbs:
         codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
         codes[~unknown] = weighing.codes(snap, rows[~unknown], self._monotonic_s())
         return codes
-
-    def _expect(self, pod: Pod, row: int, snap: Snapshot) -> None:
-        """kube-scheduler has us bind the pod there next, unless it fails or a user prefers another
-        node, which our weight does not outdo."""
-        until_s = self._monotonic_s() + BIND_FOLLOWS_WITHIN_S
-        self._coming.pop(pod.metadata.uid, None)
-        self._coming[pod.metadata.uid] = (pod, snap.nodes[row].name, until_s)
-        if len(self._coming) > BINDS_EXPECTED:
-            del self._coming[next(iter(self._coming))]
-
-    def _leave_room(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> bool:
-        """Refuse in ``codes`` the nodes that would be full with the pods whose bind must come next;
-        says whether there were any. A bind that we decline costs its pod seconds of back-off."""
-        now_s, uid = self._monotonic_s(), pod.metadata.uid
-        coming: dict[str, list[Pod]] = {}
-        for other_uid, (other, node, until_s) in list(self._coming.items()):
-            if other_uid == uid or until_s < now_s:
-                del self._coming[other_uid]
-            else:
-                coming.setdefault(node, []).append(other)
-        left = False
-        for node, others in coming.items():
-            passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
-            if passed.any():
-                reason = refusal_beside(self._cluster, pod, node, others, now_s)
-                codes[passed] = CODE_OF[reason]
-                left = left or reason is not None
-        return left
 
     def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> bool:
         """Refuse in ``codes`` the nodes that would be full with pods for which others have left or

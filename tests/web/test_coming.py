@@ -1,0 +1,127 @@
+"""The room that filter leaves for pods whose bind must come next: what is remembered of a kind of
+pods is what looking anew says."""
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.cluster import vacating
+from extender.cluster.events import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
+from extender.cluster.state import ClusterState
+from extender.placement.request import VramRequest
+from extender.placement.rules import Rules
+from extender.placement.snapshot import REASONS
+from extender.web import coming
+from extender.web.coming import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, Coming
+from tests.builders import GIB, NOW_S, container, gpunode, kube_node, pod, promise, shared
+
+FULL = Reason.MEMORY_ON_ANY
+#: The wall time at which the monotonic clock of these tests was 0.
+EPOCH_S = 1_795_219_200.0 - NOW_S
+SIZES = st.sampled_from(["4Gi", "8Gi", "12Gi", "50%", "a=8Gi"])
+
+
+def cluster(node: GPUNode | None = None) -> ClusterState:
+    state = ClusterState(Rules(), 90.0, EPOCH_S)
+    node = node or gpunode(shared("A"), shared("B", memory_bytes=16 * GIB))
+    state.apply([NodeSeen(kube_node()), GPUNodeSeen(node, NOW_S)])
+    return state
+
+
+def wanted(state: ClusterState, of: Pod) -> VramRequest:
+    request = state.understand(of)
+    assert isinstance(request, VramRequest)
+    return request
+
+
+def asked(state: ClusterState, of: Coming, who: Pod, now_s: float = NOW_S) -> Reason | None:
+    """Why the pod is kept from the one node, which it would fit on by itself."""
+    codes, snap = np.zeros(1, np.int8), state.snapshot()
+    left = of.leave_room(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
+    reason = REASONS[int(codes[0])]
+    assert left == (reason is not None)
+    return reason
+
+
+def named(size: str, uid: str, **of: Any) -> Pod:
+    return pod(size, container("a"), uid=uid, name=uid, **of)
+
+
+def looks() -> Any:
+    """How often nothing was remembered."""
+    return patch.object(coming, "refusal_beside", wraps=vacating.refusal_beside)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
+def test_what_is_remembered_is_what_looking_anew_says(steps: list[tuple[str, bool]]) -> None:
+    state = cluster()
+    remembers = Coming(state)
+    for number, (size, begins) in enumerate(steps):
+        who = named(size, f"p{number}")
+        anew = Coming(state)
+        anew._expected = dict(remembers._expected)
+        assert asked(state, remembers, who) == asked(state, anew, who)
+        remembers.expect(who, wanted(state, who), "n", NOW_S)
+        if begins:
+            state.apply([BindBegun(who, "n")])
+            remembers.came(who.metadata.uid)
+
+
+def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() -> None:
+    state = cluster()
+    of = Coming(state)
+    with looks() as looked:
+        for number in range(6):
+            who = named("8Gi", f"p{number}")
+            asked(state, of, who)
+            of.expect(who, wanted(state, who), "n", NOW_S)
+        assert looked.call_count == BINDS_EXPECTED  # beside one, then beside two
+        asked(state, of, named("9Gi", "another"))
+        assert looked.call_count == BINDS_EXPECTED + 1
+        state.apply([BindBegun(named("8Gi", "bound"), "n")])
+        asked(state, of, named("8Gi", "p7"))
+        assert looked.call_count == BINDS_EXPECTED + 2
+        of.rules_changed()
+        asked(state, of, named("8Gi", "p8"))
+        assert looked.call_count == BINDS_EXPECTED + 3
+
+
+def test_what_a_pod_is_promised_there_already_does_not_count_against_itself() -> None:
+    first, second = named("16Gi", "first"), named("8Gi", "second")
+    node = gpunode(shared("A"))
+    held = replace(node, spec=replace(node.spec, reservations={"second": promise({"A": 8 * GIB})}))
+    state = cluster(held)
+    of = Coming(state)
+    of.expect(first, wanted(state, first), "n", NOW_S)
+    assert asked(state, of, named("8Gi", "third")) is FULL
+    assert asked(state, of, second) is None
+    assert asked(state, of, named("8Gi", "third")) is FULL
+
+
+def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
+    first, second = named("16Gi", "first"), named("8Gi", "second")
+    state = cluster(gpunode(shared("A")))
+    state.apply([BindBegun(second, "n")])
+    of = Coming(state)
+    of.expect(first, wanted(state, first), "n", NOW_S)
+    assert asked(state, of, named("8Gi", "third")) is FULL
+    assert asked(state, of, second) is None
+    state.apply([BindEnded("second", "n")])
+    assert asked(state, of, second) is None
+
+
+def test_who_does_not_come_in_time_is_not_waited_for() -> None:
+    first, second = named("16Gi", "first"), named("16Gi", "second")
+    state = cluster(gpunode(shared("A")))
+    of = Coming(state)
+    of.expect(first, wanted(state, first), "n", NOW_S)
+    assert asked(state, of, second) is FULL
+    assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
