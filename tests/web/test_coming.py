@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from contract.gpunode import GPUNode
+from contract.gpunode import GPUNode, Plugin
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster import vacating
@@ -20,7 +20,7 @@ from extender.placement.rules import Rules
 from extender.placement.snapshot import REASONS
 from extender.web import coming
 from extender.web.coming import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, Coming
-from tests.builders import GIB, NOW_S, container, gpunode, kube_node, pod, promise, shared
+from tests.builders import GIB, NOW_S, choosing, container, gpunode, kube_node, pod, promise, shared
 
 FULL = Reason.MEMORY_ON_ANY
 #: The wall time at which the monotonic clock of these tests was 0.
@@ -92,6 +92,17 @@ def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() 
         of.rules_changed()
         asked(state, of, named("8Gi", "p8"))
         assert looked.call_count == BINDS_EXPECTED + 3
+
+
+def test_beside_one_that_says_itself_where_it_is_nothing_is_remembered() -> None:
+    state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
+    of = Coming(state)
+    first = pod("8Gi", choosing(container("a")), uid="first", name="first")
+    of.expect(first, wanted(state, first), "n", NOW_S)
+    with looks() as looked:
+        for uid in ("second", "third"):
+            asked(state, of, named("8Gi", uid))
+        assert looked.call_count == 2
 
 
 def test_what_a_pod_is_promised_there_already_does_not_count_against_itself() -> None:
