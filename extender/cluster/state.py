@@ -75,7 +75,7 @@ from extender.placement.equation import weigh_occupied
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.mix import Usual
-from extender.placement.occupancy import Occupancy, occupy
+from extender.placement.occupancy import Found, find
 from extender.placement.placed import Placement, charges, place
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
@@ -106,6 +106,8 @@ class ClusterState:
         self._table = Table()
         #: None where what was done since has to be seen at once.
         self._latest: Snapshot | None = None
+        #: Who was where on each node when it was weighed last.
+        self._found: dict[str, Found] = {}
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
         self._nodes: dict[str, Node] = {}
@@ -369,6 +371,7 @@ class ClusterState:
             self.rooms.lose(name)
             self.calms.lose(name)
             self._table.drop(name)
+            self._found.pop(name, None)
             self._sitting_on.pop(name, None)
             self.observations.weighed(name, ())
             self.overcommits.weighed(name, ())
@@ -380,8 +383,7 @@ class ClusterState:
         self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
         assumed = self._assumed.get(name, NOTHING)
         gpunode, before = self._gpunodes.get(name), self._table.get(name)
-        occupancy = before.occupancy if before else None
-        terms = self.terms_of(name, gpunode, assumed=assumed, occupancy=occupancy)
+        terms = self.terms_of(name, gpunode, assumed=assumed, keep=True)
         if gpunode is not None:
             self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
         if gpunode is not None and self.observations.waits_on(name):
@@ -690,12 +692,13 @@ class ClusterState:
         gpunode: GPUNode | None,
         besides: Set[str] = frozenset(),
         assumed: Mapping[str, Reservation] = NOTHING,
-        occupancy: Occupancy | None = None,
+        keep: bool = False,
     ) -> NodeTerms:
         """One node's terms; promises to the pods with the uids ``besides`` are not counted.
 
         ``assumed`` is for filter only: a bind that counted others on their way would refuse for
-        promises that are never made. ``occupancy`` is what was found of the node before.
+        promises that are never made. ``keep``: this is how the node is, not how it might be, and is
+        built upon the next time; for the thread alone that owns the state.
         """
         wished, status = self._wishes(name), self.report(name, gpunode)
         node, manager = self._nodes.get(name), self._allocators.manager(name)
@@ -711,13 +714,22 @@ class ClusterState:
         if gpunode is None or status is None:
             others = manager is not None or offers_gpus(node, self.rules)
             equipped = gpunode is not None or others
+            if keep:
+                self._found.pop(name, None)
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
-        promises = {**assumed, **self._bystanders_of(gpunode), **gpunode.spec.reservations}
-        for uid in besides:
-            promises.pop(uid, None)
+        promises: Mapping[str, Reservation] = gpunode.spec.reservations
+        unwritten = {**assumed, **self._bystanders_of(gpunode)}
+        if unwritten or not promises.keys().isdisjoint(besides):
+            promises = {**unwritten, **promises}
+            promises = {uid: each for uid, each in promises.items() if uid not in besides}
         leaving = self._leaving(status, name) - assumed.keys()
-        occupancy = occupy(status, promises, leaving, wished.device_choice, known=occupancy)
-        devices = weigh_occupied(occupancy, status, wished.reserve_bytes, UNOWNED_TOLERANCE_BYTES)
+        before = self._found.get(name) if keep else None
+        found = find(status, promises, leaving, wished.device_choice, before)
+        if keep:
+            self._found[name] = found
+        devices = weigh_occupied(
+            found.occupancy, status, wished.reserve_bytes, UNOWNED_TOLERANCE_BYTES
+        )
         devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
         # Nobody vouches for labels, and nobody can be late with it.
@@ -735,7 +747,6 @@ class ClusterState:
             and status.plugin.pinning == "honoured",
             gated=wished.device_choice is DeviceChoice.GATED,
             detail=detail,
-            occupancy=occupancy,
         )
 
     def _fresh_until_s(self, name: str) -> float:

@@ -142,12 +142,12 @@ def weigh_occupied(
     used_bytes = [_known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []
-    for device, slot, memory, (fence, fence_detail) in zip(
-        devices, occupancy.slots, occupancy.memories, fenced, strict=True
+    for device, slot, memory, of, (fence, fence_detail) in zip(
+        devices, occupancy.slots, occupancy.memories, occupancy.tenancies, fenced, strict=True
     ):
         held = weighed.get(memory)
         if held is None:
-            held = weighed[memory] = _Commitments(occupancy.tenancies[memory], used_bytes)
+            held = weighed[memory] = _Commitments(of, used_bytes)
         believed = fence not in UNBELIEVED
         mates = [devices[mate] for mate in memory]
         told_bytes = _attributed(mates) if held.all_measured else None
@@ -162,7 +162,6 @@ def weigh_occupied(
             unowned_bytes = max(0, unowned_bytes - unowned_tolerance_bytes)
         allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
         left_bytes = allocatable_bytes - held.strays_bytes - unowned_bytes
-        of = held.tenancy
         terms.append(
             DeviceTerms(
                 device=device,

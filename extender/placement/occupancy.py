@@ -8,7 +8,9 @@ found once, and kept until something else is told.
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence, Set
 from itertools import accumulate
-from operator import attrgetter
+from operator import attrgetter, eq
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +19,8 @@ from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
 from extender.placement.chances import ALL_PICKS, Chance, chances
 from extender.placement.fences import doubles
 from extender.placement.plugin import Policy
+
+T = TypeVar("T")
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
@@ -91,46 +95,70 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     awaited_replicas: int
 
 
-class _Grounds(msgspec.Struct, frozen=True, gc=False):
-    """All that an occupancy follows from."""
-
-    devices: tuple[tuple[object, ...], ...]
-    rows: tuple[tuple[object, ...], ...]
-    plugin: object
-    promises: tuple[tuple[object, ...], ...]
-    leaving: Set[str]
-    device_choice: DeviceChoice
-
-
 class Occupancy(msgspec.Struct, frozen=True, gc=False):
-    """One node."""
+    """One node; all by its devices, in the report's order."""
 
-    #: In the report's order.
     slots: tuple[Slot, ...]
-    #: The memory of each slot.
     memories: tuple[Memory, ...]
-    tenancies: dict[Memory, Tenancy]
+    tenancies: tuple[Tenancy, ...]
     #: UUIDs that several devices are reported by.
     doubled: Mapping[str, int]
-    _grounds: _Grounds
 
 
-def _grounds(
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """An occupancy, and what it was found of last."""
+
+    status: GPUNodeStatus
+    reservations: Mapping[str, Reservation]
+    leaving: Set[str]
+    device_choice: DeviceChoice
+    occupancy: Occupancy
+
+
+def find(
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
     leaving: Set[str],
     device_choice: DeviceChoice,
-) -> _Grounds:
-    return _Grounds(
-        tuple([_occupied(device) for device in status.devices]),
-        tuple([_row(use) for use in status.pods]),
-        status.plugin,
-        tuple([(uid, of.namespace, of.name, of.charges) for uid, of in reservations.items()]),
-        leaving,
-        device_choice,
+    before: Found | None,
+) -> Found:
+    """What ``occupy`` says; the very same object as ``before`` where it would be equal."""
+    if before is not None and (
+        before.device_choice is device_choice
+        and before.leaving == leaving
+        and _alike(before.reservations, reservations)
+        and _shows_the_same(before.status, status)
+    ):
+        occupancy = before.occupancy
+    else:
+        occupancy = occupy(status, reservations, leaving, device_choice)
+    return Found(status, reservations, leaving or _NOBODY, device_choice, occupancy)
+
+
+_NOBODY: Set[str] = frozenset()
+
+
+def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
+    """Whether the same is promised to the same, in the same order."""
+    if was is now:
+        return True
+    return list(was) == list(now) and all(
+        held is promise or (held.charges == promise.charges and _named(held) == _named(promise))
+        for held, promise in zip(was.values(), now.values(), strict=True)
     )
 
 
+def _shows_the_same(was: GPUNodeStatus, now: GPUNodeStatus) -> bool:
+    return (
+        was.plugin == now.plugin
+        and len(was.devices) == len(now.devices)
+        and len(was.pods) == len(now.pods)
+        and all(map(eq, map(_occupied, was.devices), map(_occupied, now.devices)))
+        and all(map(eq, map(_row, was.pods), map(_row, now.pods)))
+    )
+
+
+_named = attrgetter("namespace", "name")
 _occupied = attrgetter(
     "uuid", "resource", "sharing", "replicas", "kind", "parent", "gpu_instance", "numa_node"
 )
@@ -148,14 +176,9 @@ def occupy(
     reservations: Mapping[str, Reservation],
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
-    known: Occupancy | None = None,
 ) -> Occupancy:
     """``reservations`` maps pod uid to what was promised, bystanders included; ``leaving`` are the
-    uids of pods that are ending or have ended. What is ``known`` of an earlier report is returned
-    as it is where the same would be found again."""
-    grounds = _grounds(status, reservations, leaving, device_choice)
-    if known is not None and known._grounds == grounds:
-        return known
+    uids of pods that are ending or have ended."""
     devices = status.devices
     memories = memories_of(devices)
     elsewhere = _Elsewhere(reservations)
@@ -181,12 +204,25 @@ def occupy(
                 queue.renamed(memory),
             )
     return Occupancy(
-        slots=tuple([Slot(way.policy, way.first, way.leaving, way.picks) for way in ways]),
-        memories=tuple(memories),
-        tenancies=tenancies,
-        doubled=doubles(devices),
-        _grounds=grounds,
+        slots=tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in ways]),
+        memories=_once(tuple(memories)),
+        tenancies=tuple([tenancies[memory] for memory in memories]),
+        doubled=doubles(devices) or _NONE_DOUBLED,
     )
+
+
+_NONE_DOUBLED: Mapping[str, int] = MappingProxyType({})
+#: What is the same on most nodes, and so is kept once for all of them.
+_kept: dict[Any, Any] = {}
+_MOST_KEPT = 4096
+
+
+def _once(of: T) -> T:
+    """An equal object, the same one each time."""
+    if len(_kept) > _MOST_KEPT:
+        _kept.clear()
+    kept: T = _kept.setdefault(of, of)
+    return kept
 
 
 def possibilities(
@@ -245,18 +281,19 @@ def _tenancy(
         found = [most(newcomers, gone) for gone in range(leaving + 1)]
         return tuple([count + besides - 1 if count else None for count in found])
 
-    return Tenancy(
+    tenancy = Tenancy(
         sitters=tuple(sitters),
         ending=ending,
         rows=rows,
         strays=strays,
         coming=tuple(coming),
-        most_bytes=(0, *accumulate([holder.requested_bytes for holder in coming])),
+        most_bytes=_once((0, *accumulate([holder.requested_bytes for holder in coming]))),
         leaving=leaving,
-        arrivals=tuple([most(0, gone) + besides for gone in range(leaving + 1)]),
-        with_newcomer=others(1),
-        with_several=others(ALL_PICKS),
+        arrivals=_once(tuple([most(0, gone) + besides for gone in range(leaving + 1)])),
+        with_newcomer=_once(others(1)),
+        with_several=_once(others(ALL_PICKS)),
     )
+    return tenancy if rows or sitters or coming else _once(tenancy)
 
 
 def memories_of(devices: Sequence[Device]) -> list[Memory]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
-from extender.placement.occupancy import Occupancy
 
 Bytes2D = NDArray[np.int64]
 Int2D = NDArray[np.int32]
@@ -56,8 +55,6 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
     #: Whether it has GPUs, even if nobody told anything of them.
     equipped: bool = True
-    #: Who is where, which holds for the next report too if only bytes are other ones.
-    occupancy: Occupancy | None = None
 
 
 def clamped(count_bytes: int) -> int:

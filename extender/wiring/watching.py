@@ -85,15 +85,12 @@ class Watching:
             for each in terms.devices
             if each.fence is not None
         }
-        if known is not None and known.terms.occupancy is terms.occupancy is not None:
-            observed = known.observed
-        else:
-            observed = frozenset(
-                (holder.uid, each.device.uuid)
-                for each in terms.devices
-                for holder in each.holders
-                if holder.observed
-            )
+        observed = frozenset(
+            (holder.uid, each.device.uuid)
+            for each in terms.devices
+            for holder in each.holders
+            if holder.observed
+        )
         return _Seen(terms, fresh, promises, fences, observed)
 
     def _compare(self, was: _Seen, now: _Seen) -> None:

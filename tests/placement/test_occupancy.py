@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
 from extender.placement.equation import weigh, weigh_occupied
-from extender.placement.occupancy import occupy
+from extender.placement.occupancy import find
 from tests.builders import GIB, GPU, MIB, promise, shared, status, use
 from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 
@@ -112,11 +112,11 @@ def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
     data: st.DataObject, world: World
 ) -> None:
     was = data.draw(grounds(world))
-    found = occupy(*was)
+    found = find(*was, before=None)
     for what, now in changes(data.draw, was):
-        if occupy(*now, known=found) is found:
+        if find(*now, before=found).occupancy is found.occupancy:
             told, promises, leaving, choice = now
-            assert weigh_occupied(found, told, GIB, MIB) == weigh(
+            assert weigh_occupied(found.occupancy, told, GIB, MIB) == weigh(
                 told, promises, GIB, MIB, leaving, choice
             ), what
 
@@ -125,12 +125,13 @@ def test_it_holds_whatever_was_measured() -> None:
     held = {"u1": promise({"D0": GIB}), "u2": promise({"D0": GIB, "D1": GIB})}
     rows = [use("u1", "D0", GIB), use("stray", "D1", GIB)]
     was = status(shared("D0"), shared("D1"), pods=rows)
-    found = occupy(was, held)
+    found = find(was, held, frozenset(), DeviceChoice.PREDICTED, before=None)
     devices = [replace(device, used_bytes=9 * GIB, unowned_bytes=GIB) for device in was.devices]
     rows = [use("u1", "D0", 3 * GIB), use("stray", "D1", 2 * GIB)]
     later = replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
-    assert occupy(later, {**held}, known=found) is found
-    a, b = weigh_occupied(found, later, 0, 0)
+    again = find(later, {**held}, frozenset(), DeviceChoice.PREDICTED, before=found)
+    assert again.occupancy is found.occupancy
+    a, b = weigh_occupied(again.occupancy, later, 0, 0)
     assert (a.promised_bytes, b.strays_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
     assert a.activity == b.activity
 
@@ -157,7 +158,8 @@ def test_what_decides_seldom_is_looked_at_too(
     later = replace(was, devices=[replace(device, **other) for device in was.devices])
     if "numa_node" in other:
         later = replace(later, devices=[*later.devices[:1], *was.devices[1:]])
-    found = occupy(was, ON_THEIR_WAY)
-    assert occupy(later, ON_THEIR_WAY, frozenset(), choice, known=found) is not found
+    found = find(was, ON_THEIR_WAY, frozenset(), DeviceChoice.PREDICTED, before=None)
+    again = find(later, ON_THEIR_WAY, frozenset(), choice, before=found)
+    assert again.occupancy is not found.occupancy
     now = weigh(later, ON_THEIR_WAY, 0, 0, frozenset(), choice)
     assert [t.first for t in now] != [t.first for t in weigh(was, ON_THEIR_WAY, 0, 0)]
