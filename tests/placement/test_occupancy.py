@@ -99,6 +99,8 @@ def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
             for uid, held in promises.items()
         }
         yield f"charge.{name}", (told, others, leaving, choice)
+    yield "order", (told, dict(reversed(promises.items())), leaving, choice)
+    yield "fewer", (told, dict([*promises.items()][1:]), leaving, choice)
     yield "leaving", (told, promises, draw(_leaving), choice)
     yield "choice", (told, promises, leaving, draw(_choices))
     rows = [replace(row, used_bytes=draw(_of_row["used_bytes"])) for row in told.pods]
