@@ -99,7 +99,9 @@ def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
             for uid, held in promises.items()
         }
         yield f"charge.{name}", (told, others, leaving, choice)
-    yield "order", (told, dict(reversed(promises.items())), leaving, choice)
+    # Of the same name, as the pods of a StatefulSet are.
+    successors = {"u9" if uid == "u0" else uid: held for uid, held in promises.items()}
+    yield "successor", (told, successors, leaving, choice)
     yield "fewer", (told, dict([*promises.items()][1:]), leaving, choice)
     yield "leaving", (told, promises, draw(_leaving), choice)
     yield "choice", (told, promises, leaving, draw(_choices))
