@@ -34,6 +34,7 @@ from contract.kube import (
 from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.fit import Verdicts, fit
+from extender.placement.occupancy import occupy
 from extender.placement.request import VramRequest, understand
 from extender.placement.rules import MIB, Rules
 from extender.placement.snapshot import NodeTerms, Snapshot
@@ -176,6 +177,19 @@ def status(
     )
 
 
+def weighed_anew(
+    report: GPUNodeStatus,
+    promises: Mapping[str, Reservation],
+    reserve_bytes: int = 0,
+    tolerance_bytes: int = 0,
+    leaving: Set[str] = frozenset(),
+    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
+) -> tuple[DeviceTerms, ...]:
+    """The devices of a node of which nothing was known before."""
+    occupancy = occupy(report, promises, leaving, device_choice)
+    return weigh(occupancy, report, reserve_bytes, tolerance_bytes)
+
+
 def terms(
     *devices: Device,
     pods: Sequence[PodUse] = (),
@@ -187,7 +201,9 @@ def terms(
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> tuple[DeviceTerms, ...]:
     report = status(*devices, pods=pods, plugin=plugin)
-    return weigh(report, promises or {}, reserve_bytes, tolerance_bytes, leaving, device_choice)
+    return weighed_anew(
+        report, promises or {}, reserve_bytes, tolerance_bytes, leaving, device_choice
+    )
 
 
 def weighed(

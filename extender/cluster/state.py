@@ -71,7 +71,7 @@ from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.overuses import Overuses
 from extender.cluster.pinning import pinned_to
 from extender.cluster.rooms import Rooms, grew
-from extender.placement.equation import weigh_occupied
+from extender.placement.equation import weigh
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.mix import Usual
@@ -727,9 +727,8 @@ class ClusterState:
         found = find(status, promises, leaving, wished.device_choice, before)
         if keep:
             self._found[name] = found
-        devices = weigh_occupied(
-            found.occupancy, status, wished.reserve_bytes, UNOWNED_TOLERANCE_BYTES
-        )
+        reserve_bytes = wished.reserve_bytes
+        devices = weigh(found.occupancy, status, reserve_bytes, UNOWNED_TOLERANCE_BYTES)
         devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
         # Nobody vouches for labels, and nobody can be late with it.

@@ -28,16 +28,15 @@ All figures are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from contract.annotations import DeviceChoice
-from contract.gpunode import Device, GPUNodeStatus, Plugin, Reservation
+from contract.gpunode import Device, GPUNodeStatus, Plugin
 from contract.reasons import Reason
 from extender.placement.activity import Activity, reported
 from extender.placement.fences import UNBELIEVED, fences
-from extender.placement.occupancy import Holder, Occupancy, Tenancy, occupy
+from extender.placement.occupancy import Holder, Occupancy, Tenancy
 from extender.placement.plugin import Policy
 
 
@@ -117,26 +116,10 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
 
 def weigh(
-    status: GPUNodeStatus,
-    reservations: Mapping[str, Reservation],
-    reserve_bytes: int,
-    unowned_tolerance_bytes: int,
-    leaving: Set[str] = frozenset(),
-    device_choice: DeviceChoice = DeviceChoice.PREDICTED,
-) -> tuple[DeviceTerms, ...]:
-    """Weigh every device that the node reports, in the report's order.
-
-    ``reservations`` maps pod uid to what was promised, bystanders included; ``leaving`` are the
-    uids of pods that are ending or have ended.
-    """
-    occupancy = occupy(status, reservations, leaving, device_choice)
-    return weigh_occupied(occupancy, status, reserve_bytes, unowned_tolerance_bytes)
-
-
-def weigh_occupied(
     occupancy: Occupancy, status: GPUNodeStatus, reserve_bytes: int, unowned_tolerance_bytes: int
 ) -> tuple[DeviceTerms, ...]:
-    """The same where it is known already who is where, which holds for this report."""
+    """Weigh every device that the node reports, in the report's order. ``occupancy`` says who is
+    where on it by this report, or by an earlier one for which it was found to be the same."""
     devices, plugin = status.devices, status.plugin
     fenced = fences(devices, occupancy.memories, occupancy.doubled)
     used_bytes = [_known(row.used_bytes) for row in status.pods]

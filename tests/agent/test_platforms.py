@@ -12,13 +12,13 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.equation import DeviceTerms
 from extender.placement.explain import explain
 from extender.placement.prose import told
 from extender.placement.rules import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
-from tests.builders import FRESH_S, GIB, judged, promise, reason_for
+from tests.builders import FRESH_S, GIB, judged, promise, reason_for, weighed_anew
 
 Report = Callable[..., dict[str, Any]]
 
@@ -39,7 +39,7 @@ TELLS_ZERO = "device GPU-a 0 0 0 NVIDIA GB10\n"
 def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, DeviceTerms]:
     flags = ("--replicas", "4", "--sharing", "time-slicing")
     status = msgspec.convert(report(table, *flags), GPUNodeStatus)
-    (terms,) = weigh(status, how.pop("promises", {}), 0, 0, **how)
+    (terms,) = weighed_anew(status, how.pop("promises", {}), **how)
     return status, terms
 
 

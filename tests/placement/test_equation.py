@@ -6,8 +6,8 @@ import pytest
 
 from contract.gpunode import Charge, Device, Replicas, Reservation
 from contract.reasons import Reason
-from extender.placement.equation import weigh, without
-from tests.builders import GIB, MIB, device, mig, promise, shared, status, terms, use
+from extender.placement.equation import without
+from tests.builders import GIB, MIB, device, mig, promise, shared, status, terms, use, weighed_anew
 
 
 def test_allocatable_is_memory_less_both_reserves() -> None:
@@ -295,7 +295,7 @@ def test_a_report_without_some_pods_gives_back_what_they_held() -> None:
 
 
 def test_weighing_an_empty_report_gives_no_terms() -> None:
-    assert weigh(status(), {"u1": promise({"D0": GIB})}, 0, 0) == ()
+    assert weighed_anew(status(), {"u1": promise({"D0": GIB})}) == ()
 
 
 def test_a_report_may_name_devices_that_it_does_not_show() -> None:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
-from extender.placement.equation import weigh, weigh_occupied
+from extender.placement.equation import weigh
 from extender.placement.occupancy import find
-from tests.builders import GIB, GPU, MIB, promise, shared, status, use
+from tests.builders import GIB, GPU, MIB, promise, shared, status, use, weighed_anew
 from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 
 UIDS = ["u0", "u1", "u2"]
@@ -120,7 +120,7 @@ def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
     for what, now in changes(data.draw, was):
         if find(*now, before=found).occupancy is found.occupancy:
             told, promises, leaving, choice = now
-            assert weigh_occupied(found.occupancy, told, GIB, MIB) == weigh(
+            assert weigh(found.occupancy, told, GIB, MIB) == weighed_anew(
                 told, promises, GIB, MIB, leaving, choice
             ), what
 
@@ -135,7 +135,7 @@ def test_it_holds_whatever_was_measured() -> None:
     later = replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
     again = find(later, {**held}, frozenset(), DeviceChoice.PREDICTED, before=found)
     assert again.occupancy is found.occupancy
-    a, b = weigh_occupied(again.occupancy, later, 0, 0)
+    a, b = weigh(again.occupancy, later, 0, 0)
     assert (a.promised_bytes, b.strays_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
     assert a.activity == b.activity
 
@@ -165,5 +165,5 @@ def test_what_decides_seldom_is_looked_at_too(
     found = find(was, ON_THEIR_WAY, frozenset(), DeviceChoice.PREDICTED, before=None)
     again = find(later, ON_THEIR_WAY, frozenset(), choice, before=found)
     assert again.occupancy is not found.occupancy
-    now = weigh(later, ON_THEIR_WAY, 0, 0, frozenset(), choice)
-    assert [t.first for t in now] != [t.first for t in weigh(was, ON_THEIR_WAY, 0, 0)]
+    now = weighed_anew(later, ON_THEIR_WAY, 0, 0, frozenset(), choice)
+    assert [t.first for t in now] != [t.first for t in weighed_anew(was, ON_THEIR_WAY)]

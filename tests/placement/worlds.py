@@ -17,9 +17,8 @@ from contract.gpunode import (
     SmActivity,
 )
 from contract.kube import Container, Pod
-from extender.placement.equation import weigh
 from extender.placement.snapshot import NodeTerms
-from tests.builders import FRESH_S, GIB, GPU, MIB, container, pod, status
+from tests.builders import FRESH_S, GIB, GPU, MIB, container, pod, status, weighed_anew
 
 SHARED = "nvidia.com/gpu.shared"
 MIG = "nvidia.com/mig-1c.3g.20gb"
@@ -45,7 +44,7 @@ class World:
     tolerance_bytes: int
 
     def weighed(self, name: str = "n", fresh_until_s: float = FRESH_S) -> NodeTerms:
-        devices = weigh(self.status, self.promises, self.reserve_bytes, self.tolerance_bytes)
+        devices = weighed_anew(self.status, self.promises, self.reserve_bytes, self.tolerance_bytes)
         return NodeTerms(name, None, fresh_until_s, devices)
 
 
