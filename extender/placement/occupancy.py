@@ -204,7 +204,7 @@ def occupy(
                 queue.renamed(memory),
             )
     return Occupancy(
-        slots=tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in ways]),
+        slots=_once(tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in ways])),
         memories=_once(tuple(memories)),
         tenancies=tuple([tenancies[memory] for memory in memories]),
         doubled=doubles(devices) or _NONE_DOUBLED,
@@ -351,14 +351,15 @@ class _Uses:
 
     def of(self, uid: str, memory: Memory) -> Rows:
         """The rows of one pod in a memory."""
-        return tuple([row for slot in memory for row in self._rows[slot].get(uid, ())])
+        return _once(tuple([row for slot in memory for row in self._rows[slot].get(uid, ())]))
 
     def uses_nothing(self, rows: Rows) -> bool:
         """Whether that was measured of these."""
         return all(self._pods[row].used_bytes == 0 for row in rows)
 
     def rows(self, memory: Memory) -> Rows:
-        return tuple([row for slot in memory for of in self._rows[slot].values() for row in of])
+        rows = [row for slot in memory for of in self._rows[slot].values() for row in of]
+        return _once(tuple(rows))
 
     def strays(self, memory: Memory, reservations: Mapping[str, Reservation]) -> tuple[Rows, ...]:
         uids = dict.fromkeys(uid for slot in memory for uid in self._rows[slot])
