@@ -531,6 +531,28 @@ class TestFreshness:
         assert reason(state) is Reason.STALE_REPORT
 
 
+class TestWhatCallsDecideOn:
+    def test_what_the_cluster_tells_waits_for_the_next_snapshot(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("A"))))
+        shown = state.snapshot()
+        grown = gpunode(shared("A", used_bytes=8 * GIB), version="2")
+        for _ in state.taking([GPUNodeSeen(grown, NOW_S)]):
+            pass
+        assert state.weigh_next()
+        assert state.settled() is shown
+        latest = state.snapshot()
+        assert latest is not shown
+        assert state.settled() is latest
+
+    def test_what_we_did_ourselves_is_seen_at_once(self) -> None:
+        state = state_of(*seen(kube_node(), gpunode(shared("A"))))
+        shown = state.snapshot()
+        state.apply([BindBegun(pod("8Gi", uid="u"), "n")])
+        assert state.settled() is not shown
+        (node,) = state.settled().nodes
+        assert node.devices[0].awaited_bytes == 8 * GIB
+
+
 class TestVersions:
     def test_an_older_version_that_comes_late_is_passed_over(self) -> None:
         held = {"u": promise({"D": 8 * GIB})}
