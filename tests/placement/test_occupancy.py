@@ -110,7 +110,7 @@ def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
     yield "measured", (replace(told, pods=rows, devices=devices), promises, leaving, choice)
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(st.data(), worlds())
 def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
     data: st.DataObject, world: World
