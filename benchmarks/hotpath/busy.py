@@ -380,6 +380,7 @@ def show(found: Results) -> None:
     row = "{:<31}{:>7}{:>8}{:>8}{:>8}{:>7}{:>7}{:>10}{:>7}{:>12}{:>8}{:>6}{:>7}"
     typer.echo(row.format(*head, "CPU", "views"))
     for of in found.phases:
+        own = of.filter_ratio_to_elsewhere_p99
         typer.echo(
             row.format(
                 of.phase,
@@ -388,7 +389,7 @@ def show(found: Results) -> None:
                 of.filter.p99_ms.__format__(".2f"),
                 of.filter.max_ms.__format__(".2f"),
                 of.filter_ratio_p99.__format__(".2f"),
-                (of.filter_ratio_to_elsewhere_p99 or 1.0).__format__(".2f"),
+                "-" if own is None else f"{own:.2f}",
                 of.prioritize.p99_ms.__format__(".2f"),
                 of.prioritize_ratio_p99.__format__(".2f"),
                 f"{of.lag_above_5_ms}/{of.lag_samples}",
