@@ -138,6 +138,9 @@ class Observations:
         if followed is None:
             followed = self._nodes[name] = _Followed(gpunode.metadata.uid, status, at_s)
         promises = gpunode.spec.reservations
+        if promises is followed.promises and not followed.pending:
+            followed.status, followed.at_s = status, at_s
+            return
         self._forget(name, followed, promises, at_s)
         fresh = [uid for uid in promises if _is_new(followed, uid, promises[uid])]
         if fresh or followed.pending:

@@ -39,6 +39,9 @@ class Overcommits:
         else:
             self._of_node.pop(node, None)
 
+    def __contains__(self, node: str) -> bool:
+        return node in self._of_node
+
     def now(self) -> list[Overcommit]:
         return [each for of_node in list(self._of_node.values()) for each in of_node]
 

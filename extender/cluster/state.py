@@ -12,6 +12,7 @@ from functools import partial
 from math import inf
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from contract.annotations import (
@@ -71,12 +72,13 @@ from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.overuses import Overuses
 from extender.cluster.pinning import pinned_to
 from extender.cluster.rooms import Rooms, grew
-from extender.placement.equation import weigh
+from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.fit import fit
 from extender.placement.misplaced import Misplaced, misplaced, overfull
 from extender.placement.mix import Usual
 from extender.placement.occupancy import Found, find
 from extender.placement.placed import Placement, charges, place
+from extender.placement.remeasured import remeasured
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
 from extender.placement.snapshot import NodeTerms, Snapshot
@@ -493,10 +495,13 @@ class ClusterState:
         before, gpunode = self._table.get(name), self._gpunodes.get(name)
         if before is None or gpunode is None or gpunode.status is None:
             return
-        after = self.activities.moved(before, gpunode.status.observed_at)
+        self._put_measured(before, self.activities.moved(before, gpunode.status.observed_at))
+
+    def _put_measured(self, before: NodeTerms, after: NodeTerms) -> None:
+        """The node has as much room as before."""
         if grew_idler(before, after):
-            self.calms.note(name, self._table.next_generation)
-        self._table.put_activity(after)
+            self.calms.note(after.name, self._table.next_generation)
+        self._table.put_measured(after)
 
     def concerns(self, pod: Pod) -> bool:
         """Whether anything is kept of this pod; from any thread."""
@@ -647,6 +652,48 @@ class ClusterState:
         assumed = self._assumed.get(name, NOTHING)
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
+    def _only_measures(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
+        """Whether this version of the node's object tells no more than that pods use more or less
+        of what they are charged anyway; then it is taken in, and nothing has to be weighed."""
+        name = gpunode.name
+        before, found = self._table.get(name), self._found.get(name)
+        if (
+            held is None
+            or held.status is None
+            or gpunode.status is None
+            or before is None
+            or found is None
+            or found.status is not held.status
+            or held.status.sources != gpunode.status.sources
+            or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
+            or name in self._crowded
+            or name in self._signs.woke_up
+            or name in self.overcommits
+        ):
+            return False
+        occupancy, tolerance_bytes = found.occupancy, UNOWNED_TOLERANCE_BYTES
+        devices = remeasured(
+            before.devices, occupancy, held.status, gpunode.status, tolerance_bytes
+        )
+        if devices is None:
+            return False
+        self._found[name] = msgspec.structs.replace(found, status=gpunode.status)
+        self._put_measured(before, self._heard_of(before, self.activities.applied(devices)))
+        return True
+
+    def _heard_of(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
+        """The node, of which an agent reports, as of now."""
+        fresh_until_s = self._fresh_until_s(before.name)
+        return msgspec.structs.replace(
+            before,
+            devices=devices,
+            fresh_until_s=fresh_until_s,
+            ageing_from_s=self._ageing_from_s(fresh_until_s),
+        )
+
+    def _ageing_from_s(self, fresh_until_s: float) -> float:
+        return fresh_until_s - self.stale_after_s * AGEING_RATIO
+
     def _put_namespace(self, namespace: Namespace) -> None:
         if self.namespaces.see(namespace):
             self._soil_defaulted(namespace.metadata.name)
@@ -666,19 +713,26 @@ class ClusterState:
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
         self.back_offs.note(gpunode.name, marked(gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
-        if not self._counts_already(held, gpunode):
+        self._signs.see_report(gpunode, at_s, self.epoch_s)
+        if not self._counts_already(held, gpunode) and not self._only_measures(held, gpunode):
             self._dirty[gpunode.name] = None
         elif self._holds_unsettled(gpunode.name):
             self._unsettled[gpunode.name] = None
-        self._signs.see_report(gpunode, at_s, self.epoch_s)
 
     def _put_lease(self, lease: Lease, at_s: float) -> None:
         name, vouch = lease.metadata.name, vouch_of(lease)
         if vouch is None:
             self._drop_lease(name)  # says nothing of any report, hence nothing of the node
             return
-        self._signs.see_lease(name, vouch, self._gpunodes.get(name), at_s, self.epoch_s)
-        self._dirty[name] = None
+        gpunode, before = self._gpunodes.get(name), self._table.get(name)
+        self._signs.see_lease(name, vouch, gpunode, at_s, self.epoch_s)
+        reports = gpunode is not None and gpunode.status is not None
+        if not reports or before is None or name in self._signs.woke_up:
+            self._dirty[name] = None
+            return
+        self._table.put_measured(self._heard_of(before, before.devices))
+        if self._holds_unsettled(name):
+            self._unsettled[name] = None
 
     def _drop_lease(self, name: str) -> None:
         self._signs.lose_lease(name)
@@ -738,7 +792,7 @@ class ClusterState:
             reason,
             fresh_until_s,
             devices,
-            fresh_until_s - self.stale_after_s * AGEING_RATIO if by_agent else inf,
+            self._ageing_from_s(fresh_until_s) if by_agent else inf,
             any(source.state == "degraded" for source in status.sources),
             unmeasured="" if by_agent else status.sources[0].message,
             obeys_environment=status.plugin.pinning != "ignored",

@@ -122,7 +122,7 @@ def weigh(
     where on it by this report, or by an earlier one for which it was found to be the same."""
     devices, plugin = status.devices, status.plugin
     fenced = fences(devices, occupancy.memories, occupancy.doubled)
-    used_bytes = [_known(row.used_bytes) for row in status.pods]
+    used_bytes = [known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []
     for device, slot, memory, of, (fence, fence_detail) in zip(
@@ -188,7 +188,7 @@ def _refuses_several(device: Device, plugin: Plugin) -> bool:
     return device.sharing == "mps" if refuses is None else refuses
 
 
-def _known(used_bytes: int | None) -> int | None:
+def known(used_bytes: int | None) -> int | None:
     """None where it is absent or cannot be true."""
     return used_bytes if used_bytes is not None and used_bytes >= 0 else None
 
@@ -197,7 +197,7 @@ def _attributed(mates: Sequence[Device]) -> int | None:
     """Bytes of one memory that strangers use; None where the agent cannot attribute processes."""
     found = 0
     for device in mates:
-        unowned_bytes = _known(device.unowned_bytes)
+        unowned_bytes = known(device.unowned_bytes)
         if unowned_bytes is None:
             return None
         found += unowned_bytes
@@ -224,7 +224,7 @@ class _Commitments:
         sitting: list[Holder] = []
         charged: list[int] = []
         for sitter in tenancy.sitters:
-            measured = _sum_known(sitter.rows, used_bytes)
+            measured = sum_known(sitter.rows, used_bytes)
             observed = bool(measured) if sitter.elsewhere else True
             asked = sitter.requested_bytes
             sitting.append(
@@ -235,7 +235,7 @@ class _Commitments:
         self.sitting_bytes = sum(charged)
         self.largest_bytes = max([*charged, *tenancy.most_bytes[:2]])
         self.holders = (*sitting, *coming) if any(tenancy.arrivals) else tuple(sitting)
-        self.strays_bytes = sum([_sum_known(rows, used_bytes) or 0 for rows in tenancy.strays])
+        self.strays_bytes = sum([sum_known(rows, used_bytes) or 0 for rows in tenancy.strays])
         #: Whether the driver tells what each pod there uses.
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
         #: Bytes of each pod that is ending, the smallest first.
@@ -279,7 +279,7 @@ class _Commitments:
         return most_bytes[count] if count < len(most_bytes) else most_bytes[-1]
 
 
-def _sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
+def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
     """The sum; None where there is nothing to add up, or a figure is not known."""
     found: int | None = None
     for row in rows:

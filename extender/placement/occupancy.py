@@ -6,7 +6,7 @@ found once, and kept until something else is told.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from itertools import accumulate
 from operator import attrgetter, eq
 from types import MappingProxyType
@@ -103,6 +103,9 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
     tenancies: tuple[Tenancy, ...]
     #: UUIDs that several devices are reported by.
     doubled: Mapping[str, int]
+    #: Of each row of the report's pods what is charged for it at least: what its pod asked for.
+    #: None where there is more to the charge than this row.
+    asked_bytes: tuple[int | None, ...]
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
@@ -208,7 +211,17 @@ def occupy(
         memories=_once(tuple(memories)),
         tenancies=tuple([tenancies[memory] for memory in memories]),
         doubled=doubles(devices) or _NONE_DOUBLED,
+        asked_bytes=_once(_asked_bytes(len(status.pods), tenancies.values())),
     )
+
+
+def _asked_bytes(rows: int, tenancies: Iterable[Tenancy]) -> tuple[int | None, ...]:
+    asked_bytes: list[int | None] = [None] * rows
+    for tenancy in tenancies:
+        for sitter in tenancy.sitters:
+            if len(sitter.rows) == 1:
+                asked_bytes[sitter.rows[0]] = sitter.requested_bytes
+    return tuple(asked_bytes)
 
 
 _NONE_DOUBLED: Mapping[str, int] = MappingProxyType({})

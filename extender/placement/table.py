@@ -85,16 +85,19 @@ class Table:
         self._write_row(row, node)
         self._latest = None
 
-    def put_activity(self, node: NodeTerms) -> None:
-        """The same for a node that is held, of which nothing but SM activity has changed."""
+    def put_measured(self, node: NodeTerms) -> None:
+        """The same for a node that is held, of which nothing has changed but how old its report is,
+        how busy its SMs are, and what is only quoted."""
         row = self._row_of[node.name]
         self._nodes[row] = node
         self._latest = None
-        self._per_node["changed_in"][row] = self.next_generation
-        self._per_node_shown["changed_in"].wrote(row)
-        column = self._columns["sm_ppm"]
-        column[row, : len(node.devices)] = [_sm_ppm(terms) for terms in node.devices]
-        self._columns_shown["sm_ppm"].wrote(row)
+        self._write_of_node(row, "fresh_until_s", node.fresh_until_s)
+        self._write_of_node(row, "ageing_from_s", node.ageing_from_s)
+        column, sm_ppm = self._columns["sm_ppm"], [_sm_ppm(terms) for terms in node.devices]
+        if column[row, : len(sm_ppm)].tolist() != sm_ppm:
+            column[row, : len(sm_ppm)] = sm_ppm
+            self._columns_shown["sm_ppm"].wrote(row)
+            self._write_of_node(row, "changed_in", self.next_generation)
 
     def get(self, name: str) -> NodeTerms | None:
         """What was put last under the name."""
@@ -190,10 +193,13 @@ class Table:
             "largest_device_bytes": max(believed_bytes, default=0),
         }
         for name, figure in per_node.items():
-            array = self._per_node[name]
-            if array[row] != figure:
-                array[row] = figure
-                self._per_node_shown[name].wrote(row)
+            self._write_of_node(row, name, figure)
+
+    def _write_of_node(self, row: int, name: str, figure: float) -> None:
+        array = self._per_node[name]
+        if array[row] != figure:
+            array[row] = figure
+            self._per_node_shown[name].wrote(row)
 
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
         """As ``Columns`` has them."""

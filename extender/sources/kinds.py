@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import BadReport
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_gpunode, decode_promises
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeReader, decode_promises
 from contract.kube import (
     Container,
     Lease,
@@ -177,7 +177,7 @@ def watched_kinds(
             "gpunodes",
             f"/apis/{GROUP}/{VERSION}/{PLURAL}",
             GPUNode,
-            decode_gpunode,
+            GPUNodeReader().read,
             GPUNodeSeen,
             lambda metadata: GPUNodeGone(metadata.name),
             _salvage_gpunode,

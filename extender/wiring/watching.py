@@ -6,9 +6,9 @@ that decides has to tell anybody. What came and went between two looks is not se
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import takewhile
 
+import msgspec
 import structlog
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
@@ -25,17 +25,31 @@ LOOK_EVERY_S = 0.5
 AT_ONCE = 50
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True, gc=False):
     """A node as it was at the last look."""
 
     terms: NodeTerms
+    #: The last snapshot in which anything of it counted differently.
+    changed_in: int
     fresh: bool
     promises: Mapping[str, Reservation]
-    #: Device -> why it is fenced.
-    fences: Mapping[str, str] = field(default_factory=dict)
-    #: Pod and device, of those that a report shows there.
-    observed: frozenset[tuple[str, str]] = frozenset()
+
+    def fences(self) -> dict[str, str]:
+        """Device -> why it is fenced."""
+        return {
+            each.device.uuid: each.fence_detail or each.fence.sentence
+            for each in self.terms.devices
+            if each.fence is not None
+        }
+
+    def observed(self) -> set[tuple[str, str]]:
+        """Pod and device, of those that a report shows there."""
+        return {
+            (holder.uid, each.device.uuid)
+            for each in self.terms.devices
+            for holder in each.holders
+            if holder.observed
+        }
 
 
 class Watching:
@@ -56,12 +70,14 @@ class Watching:
         """Tell what is new; calls may come between two steps."""
         snap = self._cluster.snapshot()
         before, seen = self._seen or {}, dict[str, _Seen]()
-        for number, terms in enumerate(snap.nodes, 1):
+        of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
+        for number, (terms, changed_in) in enumerate(of_all, 1):
+            gpunode = self._cluster.gpunode(terms.name)
+            promises = gpunode.spec.reservations if gpunode else NOTHING
+            now = _Seen(terms, changed_in, terms.fresh_until_s >= now_s, promises)
+            seen[terms.name] = now
             known = before.get(terms.name)
-            seen[terms.name] = now = self._now(terms, known, now_s)
-            if now is known:
-                pass  # as nearly all are
-            elif known is not None:
+            if known is not None:
                 self._compare(known, now)
             elif self._seen is not None:
                 self._feed.tell("node_appeared", node=terms.name)
@@ -72,39 +88,21 @@ class Watching:
         self._seen = seen
         yield from self._decisions()
 
-    def _now(self, terms: NodeTerms, known: _Seen | None, now_s: float) -> _Seen:
-        fresh = terms.fresh_until_s >= now_s
-        gpunode = self._cluster.gpunode(terms.name)
-        promises = gpunode.spec.reservations if gpunode else NOTHING
-        if known is not None and known.terms is terms:
-            if known.fresh == fresh and known.promises is promises:
-                return known
-            return _Seen(terms, fresh, promises, known.fences, known.observed)
-        fences = {
-            each.device.uuid: each.fence_detail or each.fence.sentence
-            for each in terms.devices
-            if each.fence is not None
-        }
-        observed = frozenset(
-            (holder.uid, each.device.uuid)
-            for each in terms.devices
-            for holder in each.holders
-            if holder.observed
-        )
-        return _Seen(terms, fresh, promises, fences, observed)
-
     def _compare(self, was: _Seen, now: _Seen) -> None:
         node, feed = now.terms.name, self._feed
-        if was.promises != now.promises:
+        if was.promises is not now.promises and was.promises != now.promises:
             self._compare_promises(node, was.promises, now.promises)
         if was.fresh != now.fresh and now.terms.devices:
             feed.tell("report_returned" if now.fresh else "report_lost", node=node)
-        for device in was.fences.keys() - now.fences.keys():
+        if was.changed_in == now.changed_in:
+            return  # as of nearly all
+        fenced, fences = was.fences(), now.fences()
+        for device in fenced.keys() - fences.keys():
             feed.tell("device_healthy", node=node, device=device)
-        for device, why in now.fences.items():
-            if was.fences.get(device) != why:
+        for device, why in fences.items():
+            if fenced.get(device) != why:
                 feed.tell("device_fenced", node=node, device=device, message=why)
-        for uid, device in sorted(now.observed - was.observed):
+        for uid, device in sorted(now.observed() - was.observed()):
             promise = now.promises.get(uid)
             feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(promise))
 

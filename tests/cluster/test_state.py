@@ -532,13 +532,15 @@ class TestFreshness:
 
 
 class TestWhatCallsDecideOn:
-    def test_what_the_cluster_tells_waits_for_the_next_snapshot(self) -> None:
+    @pytest.mark.parametrize("counts", [False, True])
+    def test_what_the_cluster_tells_waits_for_the_next_snapshot(self, counts: bool) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
         shown = state.snapshot()
-        grown = gpunode(shared("A", used_bytes=8 * GIB), version="2")
-        for _ in state.taking([GPUNodeSeen(grown, NOW_S)]):
+        strangers_bytes = 8 * GIB if counts else 0
+        grown = shared("A", used_bytes=8 * GIB, unowned_bytes=strangers_bytes)
+        for _ in state.taking([GPUNodeSeen(gpunode(grown, version="2"), NOW_S)]):
             pass
-        assert state.weigh_next()
+        assert state.weigh_next() is counts
         assert state.settled() is shown
         latest = state.snapshot()
         assert latest is not shown

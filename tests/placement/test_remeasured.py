@@ -1,0 +1,172 @@
+"""A report that changes nothing that is charged: its terms must be those that weighing it gives,
+and any other must be weighed."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+from msgspec.structs import replace
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
+from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.occupancy import Found, find
+from extender.placement.remeasured import remeasured
+from tests.builders import GIB, MIB, mig, promise, shared, status, use
+from tests.placement.test_occupancy import changes, grounds
+from tests.placement.worlds import World, amounts_bytes, worlds
+
+NOBODY: frozenset[str] = frozenset()
+
+
+def found_of(told: GPUNodeStatus, promises: dict[str, Reservation]) -> Found:
+    return find(told, promises, NOBODY, DeviceChoice.PREDICTED, before=None)
+
+
+def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
+    """Some of all that is measured."""
+
+    def bytes_of(had: int | None, most: int) -> Any:
+        return draw(st.sampled_from([had, had, 0, MIB, most // 2, most, None])) or had
+
+    devices = [
+        replace(
+            device,
+            used_bytes=bytes_of(device.used_bytes, device.memory_bytes) or 0,
+            unowned_bytes=draw(st.sampled_from([device.unowned_bytes, 0, MIB, 2 * MIB, None])),
+            utilization_ratio=draw(st.sampled_from([None, 0.5])),
+            sm_activity=draw(st.sampled_from([None, SmActivity(0.25, "gpm")])),
+        )
+        for device in was.devices
+    ]
+    rows = [
+        replace(row, used_bytes=draw(st.one_of(st.just(row.used_bytes), amounts_bytes)))
+        for row in was.pods
+    ]
+    return replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
+
+
+@settings(max_examples=300)
+@given(st.data(), worlds())
+def test_what_is_not_weighed_is_what_weighing_would_give(data: st.DataObject, world: World) -> None:
+    was = data.draw(grounds(world))
+    found = find(*was, before=None)
+    terms = weigh(found.occupancy, was[0], GIB, MIB)
+    told = [(what, now) for what, now in changes(data.draw, was) if now[1:] == was[1:]]
+    told += [("measured", (measured_otherwise(data.draw, was[0]), *was[1:])) for _ in range(5)]
+    for what, now in told:
+        quick = remeasured(terms, found.occupancy, was[0], now[0], MIB)
+        if quick is not None:
+            assert quick == weigh(find(*now, before=None).occupancy, now[0], GIB, MIB), what
+
+
+PROMISES = {"a": promise({"D0": 8 * GIB}), "b": promise({"D0": 4 * GIB, "D1": 4 * GIB})}
+
+
+def told(
+    a_bytes: int | None = 2 * GIB, unowned_bytes: int | None = 0, **of_device: Any
+) -> GPUNodeStatus:
+    used_bytes = (a_bytes or 2 * GIB) + (unowned_bytes or 0)
+    first = shared("D0", used_bytes=used_bytes, unowned_bytes=unowned_bytes)
+    pods = [use("a", "D0", a_bytes)]
+    return status(replace(first, **of_device), shared("D1", unowned_bytes=0), pods=pods)
+
+
+def _with_rows(was: GPUNodeStatus, *rows: PodUse) -> GPUNodeStatus:
+    return replace(was, pods=[*was.pods, *rows])
+
+
+STRAY = use("stray", "D0", GIB)
+TWICE = use("a", "D0", GIB, replica="1")
+
+
+def after(was: GPUNodeStatus, now: GPUNodeStatus) -> tuple[DeviceTerms, ...] | None:
+    found = found_of(was, PROMISES)
+    terms = weigh(found.occupancy, was, GIB, 64 * MIB)
+    quick = remeasured(terms, found.occupancy, was, now, 64 * MIB)
+    if quick is not None:
+        assert quick == weigh(found_of(now, PROMISES).occupancy, now, GIB, 64 * MIB)
+    return quick
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        pytest.param(told(), told(8 * GIB), id="as much as was asked for"),
+        pytest.param(told(7 * GIB), told(GIB), id="memory is freed"),
+        pytest.param(told(9 * GIB), told(9 * GIB, utilization_ratio=1.0), id="no memory"),
+        pytest.param(told(), told(unowned_bytes=64 * MIB), id="strangers within the tolerance"),
+        pytest.param(told(9 * GIB, GIB), told(9 * GIB, GIB), id="nothing at all"),
+        pytest.param(told(unowned_bytes=None), told(8 * GIB, None), id="nobody can tell whose"),
+        pytest.param(
+            _with_rows(told(unowned_bytes=None, used_bytes=3 * GIB), STRAY),
+            _with_rows(told(unowned_bytes=None, used_bytes=9 * GIB), STRAY),
+            id="nobody can tell whose, beside a pod to which nothing is promised",
+        ),
+        pytest.param(told(), told(sm_activity=SmActivity(0.5, "gpm")), id="SM activity"),
+    ],
+)
+def test_it_is_not_weighed_where_nothing_else_is_charged(
+    was: GPUNodeStatus, now: GPUNodeStatus
+) -> None:
+    quick = after(was, now)
+    assert quick is not None
+    measured_bytes = now.pods[0].used_bytes
+    assert [h.measured_bytes for h in quick[0].holders if h.uid == "a"] == [measured_bytes]
+    assert quick[0].device is now.devices[0]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        pytest.param(told(), told(8 * GIB + 1), id="more than was asked for"),
+        pytest.param(told(9 * GIB), told(8 * GIB), id="no longer more than that"),
+        pytest.param(told(), told(None), id="the driver does not tell any more"),
+        pytest.param(told(), told(0), id="it lets go of all"),
+        pytest.param(told(), told(unowned_bytes=64 * MIB + 1), id="strangers"),
+        pytest.param(told(unowned_bytes=GIB), told(), id="strangers go"),
+        pytest.param(told(), told(unowned_bytes=None), id="nobody can tell whose any more"),
+        pytest.param(
+            told(unowned_bytes=None), told(8 * GIB + 65 * MIB, None), id="somebody uses more"
+        ),
+        pytest.param(told(), told(healthy=False), id="the device breaks"),
+        pytest.param(told(healthy=False), told(8 * GIB, healthy=False), id="it is broken"),
+        pytest.param(told(), told(used_bytes=25 * GIB), id="more than there is"),
+        pytest.param(told(), told(unowned_bytes=3 * GIB, used_bytes=GIB), id="more than is used"),
+        pytest.param(told(), told(reserved_bytes=GIB), id="the driver keeps more"),
+        pytest.param(told(), told(memory_bytes=23 * GIB), id="there is less of it"),
+        pytest.param(told(), _with_rows(told(), STRAY), id="a pod is seen"),
+        pytest.param(_with_rows(told(), STRAY), told(), id="a pod is not seen any more"),
+        pytest.param(
+            _with_rows(told(), STRAY),
+            _with_rows(told(), replace(STRAY, used_bytes=2 * GIB)),
+            id="one to which nothing is promised uses more",
+        ),
+        pytest.param(
+            _with_rows(told(), TWICE),
+            _with_rows(told(), replace(TWICE, used_bytes=7 * GIB)),
+            id="one of two rows of a pod grows",
+        ),
+        pytest.param(told(), replace(told(), plugin=Plugin(steered=["x"])), id="the plugin"),
+        pytest.param(told(), replace(told(), devices=told().devices[:1]), id="fewer devices"),
+        pytest.param(told(), replace(told(), pods=[use("other", "D0", 2 * GIB)]), id="another pod"),
+        pytest.param(told(), replace(told(), pods=[use("a", "D1", 2 * GIB)]), id="another device"),
+        pytest.param(
+            told(), replace(told(), pods=[use("a", "D0", 2 * GIB, replica="7")]), id="replica"
+        ),
+    ],
+)
+def test_it_is_weighed_where_anything_else_is(was: GPUNodeStatus, now: GPUNodeStatus) -> None:
+    assert after(was, now) is None
+
+
+def test_strangers_on_devices_of_one_memory_are_weighed_together() -> None:
+    was = status(*(mig(f"M{i}", gpu_instance=1, unowned_bytes=0) for i in (0, 1)))
+    found = found_of(was, {})
+    terms = weigh(found.occupancy, was, 0, 64 * MIB)
+    devices = [replace(d, unowned_bytes=40 * MIB, used_bytes=80 * MIB) for d in was.devices]
+    now = replace(was, devices=devices)
+    assert [t.unowned_bytes for t in weigh(found.occupancy, now, 0, 64 * MIB)] == [16 * MIB] * 2
+    assert remeasured(terms, found.occupancy, was, now, 64 * MIB) is None
