@@ -4,9 +4,7 @@ Extenders create it and write ``spec`` (the ledger); the agent writes ``status``
 Every memory figure is int64 bytes; in JSON the names are those of the CRD, without a suffix.
 """
 
-from hashlib import blake2b
 from typing import Literal
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -298,45 +296,6 @@ def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
         return _decoder.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise BadReport(f"GPUNode cannot be read: {err}") from err
-
-
-class _Halves(KubeStruct, frozen=True):
-    metadata: ObjectMeta
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_halves_decoder = msgspec.json.Decoder(_Halves)
-_spec_decoder = msgspec.json.Decoder(GPUNodeSpec)
-_status_decoder = msgspec.json.Decoder(GPUNodeStatus | None)
-
-
-class GPUNodeReader:
-    """Reads one version of GPUNodes after the other, on one thread. Most of them bring a report and
-    the promises of before: then these are the same object as long as anybody has it, so that nobody
-    has to compare them."""
-
-    def __init__(self) -> None:
-        #: Digest of how a spec was written -> the spec.
-        self._specs = WeakValueDictionary[bytes, GPUNodeSpec]()
-
-    def read(self, body: bytes | msgspec.Raw) -> GPUNode:
-        """What ``decode_gpunode`` says of it."""
-        try:
-            halves = _halves_decoder.decode(body)
-            written = blake2b(halves.spec, digest_size=16).digest()
-            spec = self._specs.get(written)
-            if spec is None:
-                spec = self._specs[written] = _spec_decoder.decode(halves.spec)
-            status = _status_decoder.decode(halves.status)
-        except (ValueError, RecursionError):
-            return decode_gpunode(body)  # which names the field
-        return GPUNode(metadata=halves.metadata, spec=spec, status=status)
-
-    @property
-    def known(self) -> int:
-        """How many specs somebody has."""
-        return len(self._specs)
 
 
 def encode_gpunode(node: GPUNode) -> bytes:

@@ -34,7 +34,7 @@ class Activities:
         self._history: Mapping[Key, Activity] = {}
         #: UUID of a GPU -> its node; and back.
         self._node_of: dict[str, str] = {}
-        self._gpus_of: dict[str, frozenset[str]] = {}
+        self._gpus_of: dict[str, tuple[str, ...]] = {}
 
     def see(self, history: Mapping[Key, Activity]) -> None:
         """From now on this is all there is; the map is not changed any more."""
@@ -45,11 +45,11 @@ class Activities:
 
     def weighed(self, name: str, devices: Iterable[DeviceTerms]) -> None:
         """These are the devices of the node now."""
-        gpus = frozenset(key_of(terms.device)[0] for terms in devices)
-        had = self._gpus_of.get(name, frozenset())
+        gpus = tuple([key_of(terms.device)[0] for terms in devices])
+        had = self._gpus_of.get(name, ())
         if gpus == had:
             return
-        for gpu in had - gpus:
+        for gpu in set(had).difference(gpus):
             if self._node_of.get(gpu) == name:
                 del self._node_of[gpu]
         self._node_of.update(dict.fromkeys(gpus, name))

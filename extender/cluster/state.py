@@ -121,7 +121,7 @@ class ClusterState:
         self.namespaces = Namespaces()
         #: Pods that ask for GPUs of ours, by uid.
         self._pods: dict[str, Pod] = {}
-        self._uids_on: dict[str, set[str]] = {}
+        self._uids_on: dict[str, tuple[str, ...]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Node -> pods that are being bound to it right now, by uid: kube-scheduler asks about the
         #: next pod before the promise to the last is written.
@@ -576,7 +576,7 @@ class ClusterState:
         self.edits.see(pod)
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
         if pod.node:
-            self._uids_on.setdefault(pod.node, set()).add(uid)
+            self._uids_on[pod.node] = (*self._uids_on.get(pod.node, ()), uid)
             if soils:
                 self._dirty[pod.node] = None
             else:
@@ -600,8 +600,9 @@ class ClusterState:
         if self._uid_of.get(key) == uid:
             del self._uid_of[key]
         if pod.node:
-            self._uids_on[pod.node].discard(uid)
-            if not self._uids_on[pod.node]:
+            if others := tuple([other for other in self._uids_on[pod.node] if other != uid]):
+                self._uids_on[pod.node] = others
+            else:
                 del self._uids_on[pod.node]
             if soils:
                 self._dirty[pod.node] = None

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import BadReport
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeReader, decode_promises
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_promises
 from contract.kube import (
     Container,
     Lease,
@@ -36,6 +36,8 @@ from extender.cluster.events import (
     SliceSeen,
 )
 from extender.placement.visible import VISIBLE_DEVICES
+from extender.sources.alike import Nodes, Pods
+from extender.sources.gpunodes import GPUNodeReader
 
 KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
 
@@ -109,6 +111,7 @@ def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
         return GPUNode(metadata=metadata)
 
 
+_node_decoder = msgspec.json.Decoder(Node)
 _pod_decoder = msgspec.json.Decoder(Pod)
 
 
@@ -156,12 +159,13 @@ def watched_kinds(
 ) -> tuple[Kind, ...]:
     """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases,
     ``concerns`` says which pods are told of when they are listed."""
+    nodes, pods = Nodes(), Pods()
     return (
         Kind(
             "nodes",
             "/api/v1/nodes",
             Node,
-            msgspec.json.Decoder(Node).decode,
+            lambda raw: nodes.share(_node_decoder.decode(raw)),
             lambda node, at_s: NodeSeen(node),
             lambda metadata: NodeGone(metadata.name),
         ),
@@ -211,7 +215,7 @@ def watched_kinds(
             "pods",
             "/api/v1/pods",
             Pod,
-            _decode_pod,
+            lambda raw: pods.share(_decode_pod(raw)),
             lambda pod, at_s: PodSeen(pod),
             lambda metadata: PodGone(metadata.uid),
             concerns=concerns,
