@@ -91,9 +91,12 @@ class Activities:
 
 def grew_idler(before: NodeTerms, after: NodeTerms) -> bool:
     """Whether the SMs of any device are known to be less busy than they were, or at last known."""
+    known = [terms for terms in after.devices if terms.activity is not None]
+    if not known:
+        return False
     was = {terms.device.uuid: terms.activity for terms in before.devices}
     return any(
-        terms.activity is not None
-        and ((had := was.get(terms.device.uuid)) is None or terms.activity.ratio < had.ratio)
-        for terms in after.devices
+        (had := was.get(terms.device.uuid)) is None
+        or (terms.activity is not None and terms.activity.ratio < had.ratio)
+        for terms in known
     )

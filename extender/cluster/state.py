@@ -418,11 +418,14 @@ class ClusterState:
     def _holds_unsettled(self, name: str) -> bool:
         """Whether a pod that was promised something there is gone, has ended or is elsewhere, or
         one sits there that was promised nothing."""
-        if self.bystanders(name):
-            return True
         gpunode = self._gpunodes.get(name)
-        promised = gpunode.spec.reservations if gpunode else ()
-        pods = (self._pods.get(uid) for uid in promised)
+        if gpunode is None:
+            return False
+        promised = gpunode.spec.reservations.keys()
+        sitting = {pod.metadata.uid for pod in self._sitting_on.get(name, ())}
+        if gpunode.spec.initialised and not sitting <= promised:
+            return True
+        pods = (self._pods.get(uid) for uid in promised - sitting)
         return any(pod is None or pod.ended or pod.node not in ("", name) for pod in pods)
 
     def _apply(self, event: Event) -> None:

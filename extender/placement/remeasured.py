@@ -108,10 +108,12 @@ def _strangers_alike(
 def _holders(
     before: tuple[Holder, ...], tenancy: Tenancy, used_bytes: Sequence[int | None]
 ) -> tuple[Holder, ...]:
-    sitting = [
-        holder
-        if (measured_bytes := sum_known(sitter.rows, used_bytes)) == holder.measured_bytes
-        else replace(holder, measured_bytes=measured_bytes)
-        for holder, sitter in zip(before, tenancy.sitters, strict=False)
-    ]
+    sitting: list[Holder] = []
+    for holder, sitter in zip(before, tenancy.sitters, strict=False):
+        rows = sitter.rows
+        # Nearly all have one.
+        measured_bytes = used_bytes[rows[0]] if len(rows) == 1 else sum_known(rows, used_bytes)
+        if measured_bytes != holder.measured_bytes:
+            holder = replace(holder, measured_bytes=measured_bytes)
+        sitting.append(holder)
     return (*sitting, *before[len(sitting) :])

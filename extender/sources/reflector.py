@@ -234,18 +234,18 @@ class Reflector:
                     status = _status_decoder.decode(change.object)
                     failure = ApiStatus(f"WATCH {self._path}", status.code, status.message)
                     break
-                identity = decode_identity(change.object)
+                brings = change.type in ("ADDED", "MODIFIED")
+                obj = self._decode(change.object) if brings else None
+                metadata = obj.metadata if obj is not None else decode_identity(change.object)
             except (ValueError, RecursionError) as err:
                 failure = Unreadable(f"WATCH {self._path}: {err}")
                 break
-            version = identity.resource_version or version
+            version = metadata.resource_version or version
             if change.type == "DELETED":
-                self._unreadable.discard(_name(identity))
-                events.append(self._kind.gone(identity))
-            elif change.type in ("ADDED", "MODIFIED"):
-                obj = self._decode(change.object)
-                if obj is not None:
-                    events.append(self._kind.seen(obj, at_s))
+                self._unreadable.discard(_name(metadata))
+                events.append(self._kind.gone(metadata))
+            elif obj is not None:
+                events.append(self._kind.seen(obj, at_s))
         if events:
             self._deliver(events)
         self._version = version
