@@ -11,12 +11,14 @@ prioritize for one pod after the other, as kube-scheduler does, and notes what e
 * quiet: nobody reports and nobody looks;
 * growing: each agent reports every 5 s, as often as memory that grows lets it, with heartbeats and
   pods that change;
-* growing and watched: the same, and somebody reads all nodes, all drift and an explanation without
-  a pause, which is more than any open page asks for;
+* growing and watched: the same, and the page is open, which looks again 0.3 s after any news: here
+  each bind is;
 * freeing and watched: each agent reports every second, as often as memory that is freed lets it;
 * bursts and watched: all of them at once, every 5 s;
+* growing and read: as growing, and somebody reads all nodes, all drift and an explanation without a
+  pause, which is more than any open page asks for;
 
-and, before each of the last four, the same with a second extender as the one that is told and read
+and, before each of the last five, the same with a second extender as the one that is told and read
 while the first, which is asked, is left in peace: what the p99 grows by then is the price of
 sharing these cores with so much work, and of nothing that the extender does.
 
@@ -24,7 +26,6 @@ Goal: the p99 of filter at most doubles in each, and the loop is never more than
 """
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import re
@@ -59,22 +60,41 @@ _IDLE_RATIO, _LOOK_EVERY_S = 0.3, 0.5
 _LATE_S = "0.005"
 
 
+#: What the page asks for each time it looks, and how long it waits when it has been told of news.
+_PAGE = ("v1/fleet", "v1/nodes?order=fullest&limit=50", "v1/pending?limit=1")
+_TOGETHER_S = 0.3
+_EVERYTHING = ("v1/nodes", "v1/drift", "v1/explain/pods/default/train-1")
+
+
+class Views(msgspec.Struct, frozen=True):
+    """What somebody reads, again and again."""
+
+    paths: tuple[str, ...] = ()
+    #: After all of them.
+    pause_s: float = 0.0
+
+
+NOBODY, PAGE, READER = Views(), Views(_PAGE, _TOGETHER_S), Views(_EVERYTHING)
+
+
 class Phase(msgspec.Struct, frozen=True):
     name: str
     #: Of each agent, in a second.
     reports_per_s: float = 0.0
     bursts: bool = False
-    watched: bool = False
+    views: Views = NOBODY
     #: Whether it is another extender that all this happens to.
     elsewhere: bool = False
 
 
 QUIET = Phase("quiet")
+BURSTS = Phase("bursts and watched", bursts=True, views=PAGE)
 LOADED = (
     Phase("growing", 1 / 5),
-    Phase("growing and watched", 1 / 5, watched=True),
-    Phase("freeing and watched", 1.0, watched=True),
-    Phase("bursts and watched", bursts=True, watched=True),
+    Phase("growing and watched", 1 / 5, views=PAGE),
+    Phase("freeing and watched", 1.0, views=PAGE),
+    BURSTS,
+    Phase("growing and read", 1 / 5, views=READER),
 )
 PHASES = (
     QUIET,
@@ -200,17 +220,17 @@ def _await_ready(debug_port: int, log: Path) -> None:
 
 
 def view(debug_port: int, pipe: Connection) -> None:
-    """The child process: while it is told to, read view after view; answers with how many."""
+    """The child process: reads what it was told to last; answers with how many bodies it read."""
     debug = Caller(debug_port)
-    views = itertools.cycle(("v1/nodes", "v1/drift", "v1/explain/pods/default/train-1"))
-    looks, count = False, 0
+    views, count = NOBODY, 0
     while True:
-        if not looks or pipe.poll():
-            looks = pipe.recv()
+        if not views.paths or pipe.poll():
+            views = pipe.recv()
             pipe.send(count)
-        if looks:
-            debug.get(next(views))
+        for path in views.paths:
+            debug.get(path)
             count += 1
+        time.sleep(views.pause_s)
 
 
 class _Side(msgspec.Struct):
@@ -225,9 +245,9 @@ class _Side(msgspec.Struct):
         self.orders.send(order)
         self.orders.recv()
 
-    def look(self, looks: bool) -> int:
+    def look(self, views: Views) -> int:
         """How many bodies were read so far."""
-        self.viewer.send(looks)
+        self.viewer.send(views)
         count: int = self.viewer.recv()
         return count
 
@@ -267,14 +287,14 @@ class _Play:
     def play(self, phase: Phase, seconds: float, samples: _Samples) -> None:
         busy, pid = self._elsewhere if phase.elsewhere else self._here, self._here.pid
         busy.order(Order(phase.reports_per_s * self._nodes, others=phase is not QUIET))
-        seen = busy.look(phase.watched)
+        seen = busy.look(phase.views)
         self._for(min(1.0, seconds), _Samples())  # what was begun before is over
         lag, before = self._lag(), vitals(pid)
         self._for(seconds, samples, busy if phase.bursts else None)
         after = vitals(pid)
         for le, count in self._lag().items():
             samples.lag[le] = samples.lag.get(le, 0.0) + count - lag[le]
-        samples.views += busy.look(False) - seen
+        samples.views += busy.look(NOBODY) - seen
         busy.order(Order())
         busy.settle()
         samples.cpu_s += after.cpu_s - before.cpu_s
@@ -332,7 +352,7 @@ def results(nodes: int, pods_per_device: int, seconds: float, rounds: int) -> Re
             for phase in PHASES:
                 typer.echo(f"round {turn + 1} of {rounds}: {phase.name}", err=True)
                 play.play(phase, seconds, samples[phase.name])
-            samples[PHASES[-1].name].bursts_s.append(play.burst())
+            samples[BURSTS.name].bursts_s.append(play.burst())
     return Results(
         schema=SCHEMA,
         machine=processor(),

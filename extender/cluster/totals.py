@@ -1,8 +1,4 @@
-"""The equation summed over the fleet, for whoever looks at all of it again and again.
-
-The sums of a node are kept for as long as its terms are the same objects, so that a look at a quiet
-fleet costs one comparison for each node.
-"""
+"""The equation summed over the fleet."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
@@ -11,6 +7,7 @@ import numpy as np
 
 from contract.reasons import Reason
 from extender.cluster.overuses import first_of_each_memory
+from extender.cluster.pernode import PerNode
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 
@@ -48,20 +45,15 @@ class FleetTotals:
 
     def __init__(self, between: Callable[[], None] = lambda: None) -> None:
         self._between = between
-        self._of_node: dict[str, tuple[NodeTerms, tuple[int, ...]]] = {}
+        self._of_node = PerNode(lambda node: astuple(_sum(node)))
 
     def of(self, snap: Snapshot) -> Totals:
-        kept: dict[str, tuple[NodeTerms, tuple[int, ...]]] = {}
-        for number, node in enumerate(snap.nodes):
+        found: list[tuple[int, ...]] = []
+        for number, sums in enumerate(self._of_node.of(snap.nodes)):
             if number % self.EVERY == 0:
                 self._between()
-            known = self._of_node.get(node.name)
-            if known is None or known[0] is not node:
-                known = node, astuple(_sum(node))
-            kept[node.name] = known
-        self._of_node = kept
-        sums = (sum(column) for column in zip(*(sums for _, sums in kept.values()), strict=True))
-        return Totals(*sums)
+            found.append(sums)
+        return Totals(*map(sum, zip(*found, strict=True)))
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:

@@ -187,6 +187,18 @@ def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
 
 
 def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
+    sums_add_up(fleet)
+    promised = {"uid-p": promise({"GPU-gpu-c-0": 12 * GIB}, name="p")}
+    for node in (
+        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", promises=promised),
+        gpunode(shared("GPU-gpu-d-0", healthy=False), name="gpu-d", version="9"),
+    ):
+        fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
+    fleet.cluster.apply([NodeSeen(kube_node("gpu-a", {"headroom.gpu/reserve": "much"}))])
+    sums_add_up(fleet)
+
+
+def sums_add_up(fleet: Asked) -> None:
     told, nodes = fleet.get("/v1/fleet").json(), fleet.get("/v1/nodes").json()["nodes"]
     assert told["nodes"] == len(nodes)
     assert sum(each["nodes"] for each in told["closed"]) == sum(
@@ -202,6 +214,8 @@ def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
         assert model["devices"] == len(devices)
         assert model["fenced"] == sum(device["fenced"] is not None for _, device in devices)
         assert model["allocatable_bytes"] == sum(d["allocatable_bytes"] for _, d in devices)
+        assert model["used_bytes"] == sum(d["used_bytes"] for _, d in devices)
+        assert model["overcommitted"] == sum(d["headroom_bytes"] < 0 for _, d in devices)
         assert model["headroom_bytes"] == sum(
             max(0, device["headroom_bytes"])
             for node, device in devices

@@ -1,7 +1,9 @@
 """The fleet in sums, model by model: are we full, and what is in the way?"""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import zip_longest
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -9,8 +11,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
+from extender.cluster.pernode import PerNode
 from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import Snapshot
+from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.web.api.answers import (
     TABLE_TOO,
     TAGGED,
@@ -54,6 +57,7 @@ class FleetBody(Body):
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
+    per_node = PerNode(_by_model)
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
     @routes.get("/v1/fleet", response_model=FleetBody, responses=TABLE_TOO | TAGGED)
@@ -62,21 +66,25 @@ def router(context: Context) -> APIRouter:
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
-        sums: dict[str, _Sums] = {}
+        found: dict[str, list[Sequence[int]]] = {}
         closed = Counter[Reason]()
         now_s = context.monotonic_s()
         with context.computes:
-            for node in snap.nodes:
+            for node, of_node in zip(snap.nodes, per_node.of(snap.nodes), strict=True):
                 reason = node.reason or (
                     Reason.STALE_REPORT if node.fresh_until_s < now_s else None
                 )
                 if reason is not None:
                     closed[reason] += 1
-                for terms in node.devices:
-                    total = sums.setdefault(terms.device.model, _Sums())
-                    total.add(terms, takes_pods=reason is None)
+                for model, sums in of_node.items():
+                    of_model = found.setdefault(model, [])
+                    of_model.append(sums if reason is None else sums[:_FOR_PODS])
                 context.calls.give_way()
-        models = sorted(sums.items(), key=lambda each: (-each[1].allocatable_bytes, each[0]))
+        models = [
+            _Sums(*map(sum, zip_longest(*sums, fillvalue=0))).view(model)
+            for model, sums in found.items()
+        ]
+        models.sort(key=lambda each: (-each.allocatable_bytes, each.model))
         body = FleetBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
@@ -85,8 +93,7 @@ def router(context: Context) -> APIRouter:
             models=[],
             overcommitted_bytes=context.overcommitted_bytes(),
         )
-        views = (total.view(model) for model, total in models)
-        return listed(context, form, body, "models", views, _TABLE, tag)
+        return listed(context, form, body, "models", models, _TABLE, tag)
 
     return routes
 
@@ -98,12 +105,13 @@ class _Sums:
     promised_bytes: int = 0
     unowned_bytes: int = 0
     used_bytes: int = 0
-    headroom_bytes: int = 0
-    replicas_free: int = 0
     fenced: int = 0
     overcommitted: int = 0
+    #: What pods can be given, where the node takes any.
+    headroom_bytes: int = 0
+    replicas_free: int = 0
 
-    def add(self, terms: DeviceTerms, takes_pods: bool) -> None:
+    def add(self, terms: DeviceTerms) -> None:
         self.devices += 1
         self.allocatable_bytes += terms.allocatable_bytes
         self.promised_bytes += terms.promised_bytes + terms.awaited_bytes
@@ -111,12 +119,23 @@ class _Sums:
         self.used_bytes += terms.device.used_bytes
         self.fenced += terms.fence is not None
         self.overcommitted += terms.headroom_bytes < 0
-        if takes_pods and terms.fence is None:
+        if terms.fence is None:
             self.headroom_bytes += max(0, terms.headroom_bytes)
             self.replicas_free += terms.device.replicas.free
 
     def view(self, model: str) -> ModelView:
         return ModelView(model=model, **asdict(self))
+
+
+#: Of the fields of ``_Sums``, the first that only nodes that take pods add to.
+_FOR_PODS = 7
+
+
+def _by_model(node: NodeTerms) -> dict[str, tuple[int, ...]]:
+    sums: dict[str, _Sums] = {}
+    for terms in node.devices:
+        sums.setdefault(terms.device.model, _Sums()).add(terms)
+    return {model: astuple(of_model) for model, of_model in sums.items()}
 
 
 _TABLE: Table[ModelView] = Table(

@@ -1,12 +1,13 @@
 """Nodes and their devices, with every term of the equation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from starlette.responses import Response
 
+from extender.cluster.pernode import PerNode
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.web.api.answers import (
@@ -71,6 +72,16 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
+    fullness = PerNode(_fullness)
+
+    def by_fullness(snap: Snapshot, found: Iterable[NodeTerms]) -> list[str]:
+        with context.computes:
+            places: dict[str, str] = {}
+            for node, place in zip(snap.nodes, fullness.of(snap.nodes), strict=True):
+                places[node.name] = place
+                context.calls.give_way()
+        return [places[node.name] for node in found]
+
     def view(node: NodeTerms) -> NodeView:
         return node_view(node, context.cluster, context.monotonic_s(), context.wall_s())
 
@@ -95,8 +106,10 @@ def router(context: Context) -> APIRouter:
             return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
 
         found = only(context, snap.nodes, shows)
-        place = _by_name if order is Order.NAME else _by_fullness
-        placed = sorted((place(node), node.name) for node in found)
+        names = [node.name for node in found]
+        placed = sorted(
+            zip(names if order is Order.NAME else by_fullness(snap, found), names, strict=True)
+        )
         after = [each for each in placed if each[0] > page.after]
         shown = after[: page.limit]
         remaining = len(after) - len(shown)
@@ -141,11 +154,7 @@ def _is_sound(node: NodeTerms, now_s: float) -> bool:
     )
 
 
-def _by_name(node: NodeTerms) -> str:
-    return node.name
-
-
-def _by_fullness(node: NodeTerms) -> str:
+def _fullness(node: NodeTerms) -> str:
     """Sorts as text, and is unlike any other node's."""
     fullest = max(map(_fullness_ppm, node.devices), default=0)
     return f"{int(node.reason is None)}{_MOST_PPM - fullest:016d}_{node.name}"
