@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from itertools import zip_longest
 from typing import Annotated
 
@@ -127,8 +127,8 @@ class _Sums:
         return ModelView(model=model, **asdict(self))
 
 
-#: Of the fields of ``_Sums``, the first that only nodes that take pods add to.
-_FOR_PODS = 7
+#: Only nodes that take pods add to the fields from here on.
+_FOR_PODS = [each.name for each in fields(_Sums)].index("headroom_bytes")
 
 
 def _by_model(node: NodeTerms) -> dict[str, tuple[int, ...]]:
