@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
-from itertools import zip_longest
+from operator import add
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -66,7 +66,7 @@ def router(context: Context) -> APIRouter:
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
-        found: dict[str, list[Sequence[int]]] = {}
+        found: dict[str, Sequence[int]] = {}
         closed = Counter[Reason]()
         now_s = context.monotonic_s()
         with context.computes:
@@ -77,13 +77,10 @@ def router(context: Context) -> APIRouter:
                 if reason is not None:
                     closed[reason] += 1
                 for model, sums in of_node.items():
-                    of_model = found.setdefault(model, [])
-                    of_model.append(sums if reason is None else sums[:_FOR_PODS])
+                    counts = sums if reason is None else (*sums[:_FOR_PODS], *_NOTHING_FOR_PODS)
+                    found[model] = [*map(add, found.get(model, _NOTHING), counts)]
                 context.calls.give_way()
-        models = [
-            _Sums(*map(sum, zip_longest(*sums, fillvalue=0))).view(model)
-            for model, sums in found.items()
-        ]
+        models = [_Sums(*sums).view(model) for model, sums in found.items()]
         models.sort(key=lambda each: (-each.allocatable_bytes, each.model))
         body = FleetBody(
             generatedAt=stamp(context.wall_s()),
@@ -129,6 +126,8 @@ class _Sums:
 
 #: Only nodes that take pods add to the fields from here on.
 _FOR_PODS = [each.name for each in fields(_Sums)].index("headroom_bytes")
+_NOTHING: tuple[int, ...] = astuple(_Sums())
+_NOTHING_FOR_PODS = _NOTHING[_FOR_PODS:]
 
 
 def _by_model(node: NodeTerms) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from heapq import nsmallest
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
@@ -107,11 +108,10 @@ def router(context: Context) -> APIRouter:
 
         found = only(context, snap.nodes, shows)
         names = [node.name for node in found]
-        placed = sorted(
-            zip(names if order is Order.NAME else by_fullness(snap, found), names, strict=True)
-        )
-        after = [each for each in placed if each[0] > page.after]
-        shown = after[: page.limit]
+        places = names if order is Order.NAME else by_fullness(snap, found)
+        after = [each for each in zip(places, names, strict=True) if each[0] > page.after]
+        # To sort all of them would keep the interpreter for as long as calls may take.
+        shown = nsmallest(len(after) if page.limit is None else page.limit, after)
         remaining = len(after) - len(shown)
         more = shown[-1][0] if remaining else None
         body = NodesBody(
