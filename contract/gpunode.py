@@ -266,6 +266,8 @@ class Reservation(KubeStruct, frozen=True):
 
 
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
+    """Referred to weakly by who reads many versions, hence known to the collector."""
+
     #: Set once the pods already on the node have been charged; before that it takes none.
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)

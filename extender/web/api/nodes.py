@@ -110,7 +110,7 @@ def router(context: Context) -> APIRouter:
         names = [node.name for node in found]
         places = names if order is Order.NAME else by_fullness(snap, found)
         after = [each for each in zip(places, names, strict=True) if each[0] > page.after]
-        # To sort all of them would keep the interpreter for as long as calls may take.
+        # To sort all of them is one step, of a millisecond and more, in which calls wait.
         shown = nsmallest(len(after) if page.limit is None else page.limit, after)
         remaining = len(after) - len(shown)
         more = shown[-1][0] if remaining else None
