@@ -189,7 +189,9 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
                     lines.append(told_here.get())
                 try:
                     # As the API server: what is there goes out at once.
-                    self.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines))
+                    self.wfile.write(
+                        b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines)
+                    )
                 except ConnectionError:
                     return
 

@@ -34,9 +34,7 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     fresh: bool
     promises: Mapping[str, Reservation]
 
-    def is_of(
-        self, terms: NodeTerms, fresh: bool, promises: Mapping[str, Reservation]
-    ) -> bool:
+    def is_of(self, terms: NodeTerms, fresh: bool, promises: Mapping[str, Reservation]) -> bool:
         """Whether there is nothing new."""
         return self.terms is terms and self.fresh == fresh and self.promises is promises
 

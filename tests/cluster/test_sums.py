@@ -21,7 +21,9 @@ _fleets = st.lists(
 
 def anew(nodes: list[NodeTerms], of: Mapping[str, Added]) -> Added:
     found = {
-        key: tuple(map(sum, zip(*(of[n.name][key] for n in nodes if key in of[n.name]))))
+        key: tuple(
+            map(sum, zip(*(of[n.name][key] for n in nodes if key in of[n.name]), strict=True))
+        )
         for key in {key for n in nodes for key in of[n.name]}
     }
     return {key: sums for key, sums in found.items() if any(sums)}

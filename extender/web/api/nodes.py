@@ -3,10 +3,11 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from enum import Enum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from extender.placement.equation import DeviceTerms
@@ -153,7 +154,7 @@ class _Places(NamedTuple):
     keys: tuple[Rows, ...] = ()
 
     def sorted(self, rows: Rows) -> list[int]:
-        keys = (self.snap.name_rank, *reversed(self.keys))
+        keys: list[NDArray[Any]] = [self.snap.name_rank, *reversed(self.keys)]
         found: list[int] = rows[np.lexsort([key[rows] for key in keys])].tolist()
         return found
 
