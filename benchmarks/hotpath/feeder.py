@@ -158,8 +158,6 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # As Go does; else a head waits for the other side to have had the answer before.
-        disable_nagle_algorithm = True
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -188,10 +186,8 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
                 while not told_here.empty() and len(lines) < 64:
                     lines.append(told_here.get())
                 try:
-                    # As the API server: what is there goes out at once.
-                    self.wfile.write(
-                        b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines)
-                    )
+                    for line in lines:
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
                 except ConnectionError:
                     return
 
