@@ -332,4 +332,7 @@ def test_a_pod_costs_few_writes_from_its_creation_to_its_end(
     assert 2 * lives <= count["PATCH gpunodes"] <= 3 * lives
     # Seen, and gone.
     assert count["PATCH gpunodes/status"] <= 2 * lives
-    assert count["PATCH pods"] == 0  # of ours only a pod that waits is touched
+    # Of ours only a pod that waits is touched: one that was tried before the extender had heard
+    # that the one before it was forgotten.
+    waited = cluster.plane.call("GET", f"{EVENTS}?fieldSelector=reason=FailedScheduling")["items"]
+    assert count["PATCH pods"] <= len(waited) < lives
