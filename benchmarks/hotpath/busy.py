@@ -53,7 +53,7 @@ SCHEMA = "headroom.busy/v1"
 ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 300.0
 #: Between two pods.
-_PAUSE_S = 0.005
+_PAUSE_S = 0.02
 _BURST_EVERY_S = 5.0
 #: An extender that takes less of a core, since the last look, has taken in what it was told.
 _IDLE_RATIO, _LOOK_EVERY_S = 0.3, 0.5

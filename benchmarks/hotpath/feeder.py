@@ -158,6 +158,8 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # As Go does; else a head waits for the other side to have had the answer before.
+        disable_nagle_algorithm = True
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -186,8 +188,10 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
                 while not told_here.empty() and len(lines) < 64:
                     lines.append(told_here.get())
                 try:
-                    for line in lines:
-                        self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+                    # As the API server: what is there goes out at once.
+                    self.wfile.write(
+                        b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines)
+                    )
                 except ConnectionError:
                     return
 

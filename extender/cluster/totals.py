@@ -7,12 +7,13 @@ import numpy as np
 
 from contract.reasons import Reason
 from extender.cluster.overuses import first_of_each_memory
-from extender.cluster.pernode import PerNode
+from extender.cluster.sums import RunningSums
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 
 #: Of a node that takes pods, beside the codes of the reasons of those that do not.
 OPEN = "open"
+_ALL = "all"
 STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 
 
@@ -39,21 +40,13 @@ class Totals:
 
 
 class FleetTotals:
-    """For one thread at a time. ``between`` is called after every ``EVERY`` nodes."""
-
-    EVERY = 128
+    """For one thread at a time. ``between`` is called before each node that changed is summed."""
 
     def __init__(self, between: Callable[[], None] = lambda: None) -> None:
-        self._between = between
-        self._of_node = PerNode(lambda node: astuple(_sum(node)))
+        self._sums = RunningSums(lambda node: {_ALL: astuple(_sum(node))}, between)
 
     def of(self, snap: Snapshot) -> Totals:
-        found: list[tuple[int, ...]] = []
-        for number, sums in enumerate(self._of_node.of(snap.nodes)):
-            if number % self.EVERY == 0:
-                self._between()
-            found.append(sums)
-        return Totals(*map(sum, zip(*found, strict=True)))
+        return Totals(*self._sums.of(snap.nodes).get(_ALL, ()))
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:

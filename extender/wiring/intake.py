@@ -53,6 +53,7 @@ class Intake:
         #: Set while no turn is to come.
         self._idle = asyncio.Event()
         self._idle.set()
+        self._woken = False
         #: The next turn, where it waits for more to come.
         self._later: asyncio.TimerHandle | None = None
         self._snapshot_at_s = -TOGETHER_S
@@ -74,7 +75,9 @@ class Intake:
         if threading.get_ident() != self._owner:
             self._calls.give_way()
         self._told.append(events)
-        self._loop.call_soon_threadsafe(self._begin)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._begin)
 
     async def idle(self) -> None:
         """Until all that was told has been applied."""
@@ -118,6 +121,9 @@ class Intake:
             self._loop.call_soon(self._turn)
         else:
             self._idle.set()
+            self._woken = False
+            if self._told:  # by a thread, since `_work` looked
+                self._begin()
 
     def _must_give_way(self) -> bool:
         now_s = time.monotonic()

@@ -34,6 +34,10 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     fresh: bool
     promises: Mapping[str, Reservation]
 
+    def is_of(self, terms: NodeTerms, fresh: bool, promises: Mapping[str, Reservation]) -> bool:
+        """Whether there is nothing new."""
+        return self.terms is terms and self.fresh == fresh and self.promises is promises
+
     def fences(self) -> dict[str, str]:
         """Device -> why it is fenced."""
         return {
@@ -69,22 +73,29 @@ class Watching:
     def look(self, now_s: float) -> Iterator[None]:
         """Tell what is new; calls may come between two steps."""
         snap = self._cluster.snapshot()
-        before, seen = self._seen or {}, dict[str, _Seen]()
+        is_first = self._seen is None
+        # In place, since what goes is let go of node by node: terms of many that changed take
+        # milliseconds to free.
+        seen: dict[str, _Seen] = {} if self._seen is None else self._seen
         of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
         for number, (terms, changed_in) in enumerate(of_all, 1):
             gpunode = self._cluster.gpunode(terms.name)
             promises = gpunode.spec.reservations if gpunode else NOTHING
-            now = _Seen(terms, changed_in, terms.fresh_until_s >= now_s, promises)
-            seen[terms.name] = now
-            known = before.get(terms.name)
-            if known is not None:
-                self._compare(known, now)
-            elif self._seen is not None:
-                self._feed.tell("node_appeared", node=terms.name)
+            fresh = terms.fresh_until_s >= now_s
+            known = seen.get(terms.name)
+            if known is None or not known.is_of(terms, fresh, promises):
+                now = _Seen(terms, changed_in, fresh, promises)
+                if known is not None:
+                    self._compare(known, now)
+                elif not is_first:
+                    self._feed.tell("node_appeared", node=terms.name)
+                seen[terms.name] = now
             if number % AT_ONCE == 0:
                 yield
-        for name in before.keys() - seen.keys():
-            self._feed.tell("node_gone", node=name)
+        if len(seen) > len(snap.nodes):
+            for name in [name for name in seen if name not in snap.row_of]:
+                del seen[name]
+                self._feed.tell("node_gone", node=name)
         self._seen = seen
         yield from self._decisions()
 

@@ -81,10 +81,7 @@ def test_sums_follow_what_changes_comes_and_goes() -> None:
     one, other = node("a"), node("b")
     for nodes in ([one], [one, other], [FULL, other], [other], []):
         assert totals.of(build(nodes)) == FleetTotals().of(build(nodes))
-    many = [node(f"n{i}") for i in range(FleetTotals.EVERY + 1)]
-    between.clear()
-    assert totals.of(build(many)).devices == len(many)
-    assert len(between) == 2  # others have a turn
+    assert len(between) == 4  # one for each that came, or another in its place
 
 
 def test_nodes_are_counted_by_what_closes_them() -> None:

@@ -5,15 +5,16 @@ import contextlib
 from unittest.mock import Mock, patch
 
 from extender.web.calls import Calls
-from extender.wiring.memory import collect_in_lulls
+from extender.wiring.memory import _MOST_NEW, collect_in_lulls
 
 
-def collections(calling: bool, at_most_s: float) -> tuple[Mock, int]:
+def collections(calling: bool, at_most_s: float, new: int = 0) -> tuple[Mock, int]:
     """The collector, and how often it went through everything in 20 lulls, the first time aside."""
 
     async def play() -> tuple[Mock, int]:
         calls = Calls()
         with patch("extender.wiring.memory.gc") as collector:
+            collector.get_count.return_value = new, 0, 0
             task = asyncio.create_task(collect_in_lulls(calls, 0.005, 0.0, at_most_s))
             for _ in range(20):
                 calls.begun += calling
@@ -30,11 +31,12 @@ def test_it_collects_when_nobody_called_for_a_while() -> None:
     collector, times = collections(calling=False, at_most_s=3600.0)
     assert times > 0
     collector.freeze.assert_called_once()
-    # By itself it never looks at what survived twice.
-    (thresholds,) = (call.args for call in collector.set_threshold.call_args_list)
-    assert thresholds[2] > 1_000_000_000
+    # By itself it never looks at anything, as long as the process serves.
+    assert [each[0] for each in collector.method_calls][:3] == ["collect", "freeze", "disable"]
+    collector.enable.assert_called_once()
 
 
 def test_it_leaves_calls_alone_but_not_for_ever() -> None:
     assert collections(calling=True, at_most_s=3600.0)[1] <= 3  # a lull on a busy machine
     assert collections(calling=True, at_most_s=0.0)[1] > 3
+    assert collections(calling=True, at_most_s=3600.0, new=_MOST_NEW + 1)[1] > 3

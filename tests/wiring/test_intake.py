@@ -15,6 +15,7 @@ from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, No
 from extender.cluster.state import ClusterState
 from extender.settings import Settings
 from extender.web.calls import GIVE_WAY_S, Calls
+from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
 from extender.wiring.replica import NOT_TAKEN_IN, Extender
 from tests.builders import gpunode, kube_node, pod, shared
@@ -93,6 +94,44 @@ def test_who_reads_a_watch_gives_way_to_calls_and_the_loop_does_not() -> None:
             waits.assert_called_once()
         await extender.intake.idle()
         assert known(extender) == 2
+
+    play(script)
+
+
+def test_the_loop_is_woken_once_for_all_that_is_told_before_it_is_done() -> None:
+    async def script(extender: Extender) -> None:
+        loop = asyncio.get_running_loop()
+        for first in range(0, 100, 50):  # and again after it was done
+            with patch.object(
+                loop, "call_soon_threadsafe", wraps=loop.call_soon_threadsafe
+            ) as wakes:
+                for name in NAMES[first : first + 50]:
+                    extender.tell(reports(names=[name]))
+                assert wakes.call_count == 1
+            await extender.intake.idle()
+            assert known(extender) == first + 50
+
+    play(script)
+
+
+def test_what_threads_tell_at_any_moment_is_taken() -> None:
+    """Also at the very moment at which the loop is done with all that it knew of."""
+
+    async def script(extender: Extender) -> None:
+        for name in NAMES[:100]:
+            await asyncio.to_thread(extender.tell, reports(names=[name]))
+            await until(lambda: not extender.intake.is_behind)
+        work = Intake._work
+
+        def told_at_last(intake: Intake) -> bool:
+            more = work(intake)
+            if not more and NAMES[100] not in extender.cluster.snapshot().row_of:
+                intake._told.append(reports(names=[NAMES[100]]))  # its thread is about to wake us
+            return more
+
+        with patch.object(Intake, "_work", told_at_last):
+            extender.tell(reports(names=NAMES[101:102]))
+            await until(lambda: known(extender) == 102)
 
     play(script)
 
@@ -176,6 +215,21 @@ def test_a_thread_that_computes_gives_way_to_calls_for_a_moment() -> None:
         calls.end()
         assert done.wait(30)
         thread.join(30)
+
+
+def test_a_thread_that_computes_sleeps_now_and_then_though_nobody_calls() -> None:
+    """Whatever lets go of the interpreter only for a moment lets nobody else have it."""
+    calls, now_s, slept = Calls(), [100.0], list[float]()
+    with (
+        patch("extender.web.calls.time.monotonic", lambda: now_s[0]),
+        patch("extender.web.calls.time.sleep", slept.append),
+    ):
+        calls.give_way()
+        assert len(slept) == 1
+        for _ in range(20):
+            now_s[0] += 0.0001
+            calls.give_way()
+        assert len(slept) in (4, 5)
 
 
 def test_a_call_that_does_not_end_is_given_way_to_once() -> None:

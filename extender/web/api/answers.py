@@ -5,12 +5,13 @@ A view of the whole fleet takes a while, and kube-scheduler's calls must not wai
 made and sent piece by piece, by one thread at a time, which gives way to calls in between.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Query
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from extender.web.api.context import Context
@@ -107,9 +108,16 @@ def listed(
     a last line where there are ``more`` to continue with."""
     if form is Form.TABLE:
         lines = table_chunks(context, views, table, more)
-        return StreamingResponse(lines, media_type=TEXT, headers=_headers(tag))
+        return StreamingResponse(on_threads(lines), media_type=TEXT, headers=_headers(tag))
     chunks = json_chunks(context, body, name, views)
-    return StreamingResponse(chunks, media_type=JSON, headers=_headers(tag))
+    return StreamingResponse(on_threads(chunks), media_type=JSON, headers=_headers(tag))
+
+
+async def on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """What Starlette makes of an iterator, but for its end: there that is an exception that holds
+    on to itself, and with it to all that the chunks were made of, until garbage is collected."""
+    while (chunk := await run_in_threadpool(next, chunks, None)) is not None:
+        yield chunk
 
 
 def only(context: Context, found: Iterable[T], wanted: Callable[[T], bool]) -> list[T]:

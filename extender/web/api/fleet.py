@@ -1,19 +1,19 @@
 """The fleet in sums, model by model: are we full, and what is in the way?"""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
-from operator import add
+from operator import sub
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.cluster.pernode import PerNode
+from extender.cluster.sums import RunningSums
 from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.web.api.answers import (
     TABLE_TOO,
     TAGGED,
@@ -57,7 +57,7 @@ class FleetBody(Body):
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
-    per_node = PerNode(_by_model)
+    running = RunningSums(_by_model, context.calls.give_way)
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
     @routes.get("/v1/fleet", response_model=FleetBody, responses=TABLE_TOO | TAGGED)
@@ -66,19 +66,12 @@ def router(context: Context) -> APIRouter:
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
-        found: dict[str, Sequence[int]] = {}
-        closed = Counter[Reason]()
-        now_s = context.monotonic_s()
+        closed, stale = _closed(snap, context.monotonic_s())
         with context.computes:
-            for node, of_node in zip(snap.nodes, per_node.of(snap.nodes), strict=True):
-                reason = node.reason or (
-                    Reason.STALE_REPORT if node.fresh_until_s < now_s else None
-                )
-                if reason is not None:
-                    closed[reason] += 1
+            found = dict(running.of(snap.nodes))
+            for of_node in running.parts(stale):
                 for model, sums in of_node.items():
-                    counts = sums if reason is None else (*sums[:_FOR_PODS], *_NOTHING_FOR_PODS)
-                    found[model] = [*map(add, found.get(model, _NOTHING), counts)]
+                    found[model] = _without_room(found[model], sums)
                 context.calls.give_way()
         models = [_Sums(*sums).view(model) for model, sums in found.items()]
         models.sort(key=lambda each: (-each.allocatable_bytes, each.model))
@@ -126,15 +119,31 @@ class _Sums:
 
 #: Only nodes that take pods add to the fields from here on.
 _FOR_PODS = [each.name for each in fields(_Sums)].index("headroom_bytes")
-_NOTHING: tuple[int, ...] = astuple(_Sums())
-_NOTHING_FOR_PODS = _NOTHING[_FOR_PODS:]
 
 
 def _by_model(node: NodeTerms) -> dict[str, tuple[int, ...]]:
     sums: dict[str, _Sums] = {}
     for terms in node.devices:
         sums.setdefault(terms.device.model, _Sums()).add(terms)
-    return {model: astuple(of_model) for model, of_model in sums.items()}
+    found = {model: astuple(of_model) for model, of_model in sums.items()}
+    if node.reason is None:
+        return found
+    return {model: _without_room(each, each) for model, each in found.items()}
+
+
+def _without_room(sums: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
+    """The sums without what these have for pods."""
+    return *sums[:_FOR_PODS], *map(sub, sums[_FOR_PODS:], taken[_FOR_PODS:])
+
+
+def _closed(snap: Snapshot, now_s: float) -> tuple[Counter[Reason], list[int]]:
+    """Why nodes take nothing, and the rows of those of which that is only their report's age."""
+    counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
+    closed = Counter({why: n for why, n in zip(REASONS, counts, strict=True) if why and n})
+    stale = np.flatnonzero((snap.node_reason == 0) & (snap.fresh_until_s < now_s)).tolist()
+    if stale:
+        closed[Reason.STALE_REPORT] += len(stale)
+    return closed, stale
 
 
 _TABLE: Table[ModelView] = Table(

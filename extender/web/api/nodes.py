@@ -1,16 +1,17 @@
 """Nodes and their devices, with every term of the equation."""
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator
 from enum import Enum
-from heapq import nsmallest
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from numpy.typing import NDArray
 from starlette.responses import Response
 
-from extender.cluster.pernode import PerNode
 from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.placement.snapshot import NodeTerms, Rows, Snapshot
 from extender.web.api.answers import (
     TABLE_TOO,
     TAGGED,
@@ -73,16 +74,6 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
-    fullness = PerNode(_fullness)
-
-    def by_fullness(snap: Snapshot, found: Iterable[NodeTerms]) -> list[str]:
-        with context.computes:
-            places: dict[str, str] = {}
-            for node, place in zip(snap.nodes, fullness.of(snap.nodes), strict=True):
-                places[node.name] = place
-                context.calls.give_way()
-        return [places[node.name] for node in found]
-
     def view(node: NodeTerms) -> NodeView:
         return node_view(node, context.cluster, context.monotonic_s(), context.wall_s())
 
@@ -106,24 +97,25 @@ def router(context: Context) -> APIRouter:
         def shows(node: NodeTerms) -> bool:
             return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
 
-        found = only(context, snap.nodes, shows)
-        names = [node.name for node in found]
-        places = names if order is Order.NAME else by_fullness(snap, found)
-        after = [each for each in zip(places, names, strict=True) if each[0] > page.after]
-        # To sort all of them is one step, of a millisecond and more, in which calls wait.
-        shown = nsmallest(len(after) if page.limit is None else page.limit, after)
-        remaining = len(after) - len(shown)
-        more = shown[-1][0] if remaining else None
+        rows = np.arange(len(snap.nodes))
+        if troubled or wanted:
+            rows = np.array(only(context, rows.tolist(), lambda row: shows(snap.nodes[row])), int)
+        places = _Places(snap) if order is Order.NAME else _by_fullness(snap)
+        ordered = places.sorted(rows)
+        begin = bisect_right(ordered, page.after, key=places.of) if page.after else 0
+        end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
+        shown, remaining = ordered[begin:end], len(ordered) - end
+        more = places.of(shown[-1]) if remaining else None
         body = NodesBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
-            matching=len(found),
+            matching=len(ordered),
             remaining=remaining,
             continue_=more,
             nodes=[],
             overcommitted_bytes=context.overcommitted_bytes(),
         )
-        views = (view(snap.nodes[snap.row_of[name]]) for _, name in shown)
+        views = (view(snap.nodes[row]) for row in shown)
         return listed(context, form, body, "nodes", views, _TABLE, tag, more)
 
     @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
@@ -154,19 +146,31 @@ def _is_sound(node: NodeTerms, now_s: float) -> bool:
     )
 
 
-def _fullness(node: NodeTerms) -> str:
-    """Sorts as text, and is unlike any other node's."""
-    fullest = max(map(_fullness_ppm, node.devices), default=0)
-    return f"{int(node.reason is None)}{_MOST_PPM - fullest:016d}_{node.name}"
+class _Places(NamedTuple):
+    """Where nodes stand in an order."""
+
+    snap: Snapshot
+    #: Of each row: what is looked at before its name, the smaller first.
+    keys: tuple[Rows, ...] = ()
+
+    def sorted(self, rows: Rows) -> list[int]:
+        keys: list[NDArray[Any]] = [self.snap.name_rank, *reversed(self.keys)]
+        found: list[int] = rows[np.lexsort([key[rows] for key in keys])].tolist()
+        return found
+
+    def of(self, row: int) -> str:
+        """Sorts as text, and is unlike any other node's."""
+        return "_".join([*(f"{key[row]:016d}" for key in self.keys), self.snap.nodes[row].name])
 
 
-def _fullness_ppm(terms: DeviceTerms) -> int:
-    """How much of it is committed; a fenced one counts as twice full."""
-    if terms.fence is not None:
-        return 2 * _PPM
-    allocatable_bytes = max(terms.allocatable_bytes, 1)
-    taken = _PPM * (allocatable_bytes - terms.headroom_bytes) // allocatable_bytes
-    return min(max(taken, 0), _MOST_PPM)
+def _by_fullness(snap: Snapshot) -> _Places:
+    """A device is as full as is committed of it; a fenced one counts as twice full."""
+    columns = snap.columns
+    allocatable_bytes = np.maximum(columns.allocatable_bytes, 1)
+    taken_bytes = columns.allocatable_bytes.astype(np.float64) - columns.headroom_bytes
+    taken = np.clip(_PPM * taken_bytes / allocatable_bytes, 0, _MOST_PPM).astype(np.int64)
+    fullest = np.where(columns.fence > 0, 2 * _PPM, taken).max(axis=1, initial=0)
+    return _Places(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest))
 
 
 def _has(node: NodeTerms, wanted: str) -> bool:

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from extender.cluster.inputs import FORMAT, Head, decided, facts, pods, settled
 from extender.cluster.redaction import Redaction
 from extender.placement.snapshot import Snapshot
-from extender.web.api.answers import JSON
+from extender.web.api.answers import JSON, on_threads
 from extender.web.api.asked import paced
 from extender.web.api.context import Context
 from extender.web.bodies import stamp
@@ -58,7 +58,8 @@ def router(context: Context) -> APIRouter:
             known, last = map(hidden.pod, known), map(hidden.decided, last)
         sections = {"nodes": nodes, "pods": known, "decisions": last}
         return StreamingResponse(
-            _chunks(context, {"head": head, "settled": rest}, sections), media_type=JSON
+            on_threads(_chunks(context, {"head": head, "settled": rest}, sections)),
+            media_type=JSON,
         )
 
     return routes

@@ -1,0 +1,32 @@
+"""What an answer was made of is let go of when it has gone out: the collector of garbage comes
+rarely, and may not be needed for that."""
+
+import gc
+import inspect
+
+import pytest
+
+from tests.web.asking import Asked
+
+
+def being_made() -> list[str]:
+    return [
+        each.gi_code.co_name
+        for each in gc.get_objects()
+        if inspect.isgenerator(each) and "extender/web" in each.gi_code.co_filename
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/nodes", "/v1/nodes?format=table", "/v1/fleet", "/v1/snapshot", "/v1/pending"]
+)
+def test_it_is_freed_without_the_collector(path: str) -> None:
+    asked = Asked()
+    asked.add_node("a")
+    gc.collect()
+    gc.disable()
+    try:
+        assert asked.get(path).status_code == 200
+        assert being_made() == []
+    finally:
+        gc.enable()
