@@ -3,9 +3,11 @@
 The server is the real one in a process of its own; the clients are Python's.
 """
 
+import contextlib
 import json
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPSConnection
@@ -216,6 +218,21 @@ def test_an_open_connection_survives_a_renewal(
         Certificate(files.cert, files.key).put(authority.sign("renewed"))
         assert shown(server, authority, clients["known"]) == "renewed"
         assert caller.call() == "server"
+
+
+def test_it_ends_though_a_client_does_not_answer_the_end_of_its_connection(
+    files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    """As an API server that was to ask it about pods, and has forgotten it since."""
+    options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
+    with contextlib.ExitStack() as after:
+        with serving(FLEET, *options, "--tls-client-ca", str(files.client_ca)) as server:
+            silent = after.enter_context(closing(Caller(server, authority, clients["known"])))
+            assert silent.call() == "server"
+            told_s = time.monotonic()
+        assert time.monotonic() - told_s < 5
+        with pytest.raises(OSError, match=REFUSED):
+            silent.call()
 
 
 def test_files_that_cannot_be_used_are_named(

@@ -1,5 +1,6 @@
 """How long a client may take to send a request: one that stops in the middle keeps its connection,
-and what it has sent so far, only so long.
+and what it has sent so far, only so long. And to part: who does not answer the end of TLS keeps
+nobody from ending.
 
 uvicorn bounds the time between two requests and not the time within one.
 """
@@ -17,6 +18,8 @@ from extender.wiring.onepiece import OnePiece
 REQUEST_S = 30.0
 #: Seconds without any request: longer than kube-scheduler keeps a connection that it does not use.
 SILENT_S = 120.0
+#: Seconds for a client to let go of a connection that we have closed, when we end.
+PARTING_S = 0.5
 
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -37,6 +40,18 @@ class Patient(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._look.cancel()
+        self._look = self.loop.call_later(PARTING_S, self._part)
+
+    def _part(self) -> None:
+        transport: Any = self.transport
+        if transport.is_closing() and not transport.get_write_buffer_size():
+            transport.abort()
+        else:
+            self._look = self.loop.call_later(PARTING_S, self._part)
 
     def on_message_begin(self) -> None:
         self._reading_since_s, self._silent_since_s = self.loop.time(), None

@@ -22,6 +22,8 @@ from extender.wiring.watching import watch
 #: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
 #: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
 KEEP_ALIVE_S = 120
+#: What is being answered when we are told to end has so long; kube-scheduler waits for 5 s.
+GRACE_S = 10
 #: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
 #: loop asks several times in each call.
 SWITCH_S = 0.0005
@@ -117,6 +119,7 @@ def _server(app: FastAPI, protocol: type[Patient], tls: ServerTls | None = None)
         access_log=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
         http=protocol,
         ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )

@@ -27,6 +27,13 @@ def port(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Iterator[int]:
     """Served as in a replica, with less patience."""
     monkeypatch.setattr(patience, "REQUEST_S", 0.3)
     monkeypatch.setattr(patience, "SILENT_S", 0.6)
+    with served(calls) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def served(calls: Calls) -> Iterator[int]:
+    """On this port; asked to end with the context, and awaited."""
     app = FastAPI()
 
     @app.post("/p")
@@ -36,11 +43,14 @@ def port(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Iterator[int]:
 
     server = serving._server(app, patience.counting(calls))
     listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    yield listening.getsockname()[1]
-    server.should_exit = True
-    thread.join(30)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()
 
 
 def everything(port: int, sent: bytes) -> bytes:
@@ -70,6 +80,16 @@ def test_a_request_that_is_not_sent_whole_is_ended(port: int, sent: bytes) -> No
 
 def test_a_client_that_never_asks_is_let_go_of(port: int) -> None:
     assert everything(port, b"") == b""
+
+
+def test_half_a_request_does_not_keep_it_from_ending(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    monkeypatch.setattr(serving, "GRACE_S", 1)
+    with contextlib.ExitStack() as after, served(calls) as port:
+        client = after.enter_context(socket.create_connection(("127.0.0.1", port)))
+        client.sendall(HALF)
+        until(lambda: calls.under_way, "half a request has come")
 
 
 def test_the_others_are_answered_meanwhile(port: int) -> None:
