@@ -141,7 +141,16 @@ def refuse(on: Stage, turn: int, way: str, count: int) -> list[str]:
         time.sleep(1.0)
 
 
-def play(on: Stage, turn: int, way: str, refused: int, per_s: int, count: int, rooms: int) -> None:
+def play(
+    on: Stage,
+    turn: int,
+    way: str,
+    refused: int,
+    per_s: int,
+    count: int,
+    rooms: int,
+    settle_s: float,
+) -> None:
     with contextlib.ExitStack() as stack:
         if way in OF_HEADROOM:
             url = on.start_headroom()
@@ -163,7 +172,7 @@ def play(on: Stage, turn: int, way: str, refused: int, per_s: int, count: int, r
         with changes(on, per_s):
             busy = waits(on, bound, f"{prefix}-busy", count)
             names = refuse(on, turn, way, refused)
-            time.sleep(2.0)
+            time.sleep(settle_s)
             began_s, calls = time.monotonic(), -room.script()
             before = on.spent("kube-scheduler", "kube-apiserver")
             stormy = waits(on, bound, f"{prefix}-stormy", count)
@@ -212,6 +221,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 2,
     count: Annotated[int, typer.Option("--pods", help="Ordinary ones of each phase.")] = 60,
     rooms: Annotated[int, typer.Option(help="For how many refused pods there is room.")] = 5,
+    settle_s: Annotated[
+        float, typer.Option("--settle", help="Seconds from the last refusal to the ordinary pods.")
+    ] = 2.0,
     ways: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(ROWS),
 ) -> None:
     """Print how long ordinary pods waited: quiet, while pods change, and with refused pods."""
@@ -226,7 +238,7 @@ def main(
     with stage(nodes, held=8) as on:
         for turn in range(rounds):
             for way in ways.split(","):
-                play(on, turn, way, refused, per_s, count, rooms)
+                play(on, turn, way, refused, per_s, count, rooms, settle_s)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,8 @@ class Stream:
 class KubeApi:
     """Calls to one API server. Methods block, and may be called from any thread."""
 
+    _is_closed = False
+
     def __init__(
         self,
         configuration: Configuration,
@@ -161,6 +163,9 @@ class KubeApi:
         self._pool: urllib3.PoolManager = RESTClientObject(kept).pool_manager
 
     def close(self) -> None:
+        """No call begins after this: a thread that has a long way to go ends with the one it is
+        in, which it may wait for as long as any."""
+        self._is_closed = True
         self._pool.clear()
 
     def call(
@@ -246,6 +251,8 @@ class KubeApi:
         read_timeout_s: float,
         accept: str = JSON,
     ) -> urllib3.BaseHTTPResponse:
+        if self._is_closed:
+            raise NoAnswer(f"{method} {path}: not sent, as this process ends")
         headers = {"Accept": accept, "User-Agent": "headroom"}
         # Asked anew each time: service account tokens are rotated under a running process.
         settings: Any = self._configuration.auth_settings()

@@ -3,9 +3,10 @@
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from kubernetes.client import Configuration
 
-from extender.kubeapi import KubeApi
+from extender.kubeapi import KubeApi, NoAnswer
 from extender.wiring.replica import BIND_THREADS
 from tests.ledger.store_behaviour import run_together
 
@@ -47,3 +48,15 @@ def test_as_many_as_there_are_binds_at_once_are_kept_for_the_next() -> None:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_no_call_begins_once_it_was_closed() -> None:
+    """A chore that goes through thousands of nodes is to end with the process."""
+    configuration = Configuration()
+    configuration.host = "http://127.0.0.1:1"  # where nobody listens
+    api = KubeApi(configuration)
+    with pytest.raises(NoAnswer, match="refused"):
+        api.call("GET", "/a")
+    api.close()
+    with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
+        api.call("GET", "/a")
