@@ -95,11 +95,12 @@ def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
     )
 
 
-def dying(state: ClusterState) -> list[str]:
-    """Names of GPUNodes that somebody deletes and that our finalizer still holds."""
+def dying(state: ClusterState, among: Iterable[GPUNode] | None = None) -> list[str]:
+    """Names of GPUNodes that somebody deletes and that our finalizer still holds. ``among`` are
+    those to look at, None means all."""
     return [
         gpunode.name
-        for gpunode in state.gpunodes()
+        for gpunode in (state.gpunodes() if among is None else among)
         if gpunode.metadata.deletion_timestamp and FINALIZER in (gpunode.metadata.finalizers or ())
     ]
 

@@ -177,6 +177,9 @@ class ClusterState:
     def gpunodes(self) -> list[GPUNode]:
         return list(self._gpunodes.values())
 
+    def gpunode_names(self) -> list[str]:
+        return list(self._gpunodes)
+
     def node(self, name: str) -> Node | None:
         return self._nodes.get(name)
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 #: Between two rounds of all chores.
 EVERY_S = 5.0
 #: Nodes that a chore looks at before others have a turn.
-AT_ONCE = 50
+AT_ONCE = 20
 
 
 class Tidying:
@@ -93,7 +93,10 @@ class Tidying:
         if self._unready():
             return
         loop = asyncio.get_running_loop()
-        if gone := dying(self._cluster):
+        gone: list[str] = []
+        async for held in _part_by_part(self._cluster.gpunodes()):
+            gone += dying(self._cluster, held)
+        if gone:
             with _told():
                 await loop.run_in_executor(self._pool, ledger.let_go, gone)
         waiting: list[Node] = []
@@ -114,7 +117,7 @@ class Tidying:
         if self._unready():
             return  # what has not been listed yet is not missing
         after_s = self._orphan_after_s()
-        nodes = [gpunode.name for gpunode in self._cluster.gpunodes()] if everywhere else on
+        nodes = self._cluster.gpunode_names() if everywhere else on
         of_node: dict[str, list[Bystander | Leftover | Unmarked]] = {}
         async for some in _part_by_part(nodes):
             for found in (
@@ -154,8 +157,9 @@ class Tidying:
 async def _part_by_part(all_there_are: Sequence[T]) -> AsyncIterator[Sequence[T]]:
     """kube-scheduler's calls do not wait for a look at the whole of a fleet."""
     for start in range(0, len(all_there_are), AT_ONCE):
-        yield all_there_are[start : start + AT_ONCE]
         await asyncio.sleep(0)
+        yield all_there_are[start : start + AT_ONCE]
+    await asyncio.sleep(0)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,10 +15,12 @@ from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
+from extender.cluster.state import ClusterState
 from extender.errors import StoreRefused
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import Ledger
 from extender.settings import Settings
+from extender.wiring import tidying
 from extender.wiring.replica import Extender
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.cluster.test_waking import refused
@@ -74,6 +76,50 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         return initialised
 
     assert asyncio.run(play()) == ["n"]
+
+
+def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kube-scheduler's calls wait for one part at most, whichever chore it is of."""
+    names = [f"n{number}" for number in range(7)]
+    chores = ("bystanders", "dying", "leftovers", "uninitialised")
+    looked_at: dict[int, set[str]] = {}
+    done: set[str] = set()
+    turn = 0
+
+    def noting(chore: str) -> None:
+        does = getattr(tidying, chore)
+
+        def look(state: ClusterState, *told: Any) -> Any:
+            of = {each if isinstance(each, str) else each.metadata.name for each in told[-1]}
+            looked_at.setdefault(turn, set()).update(of)
+            done.update(f"{chore} {name}" for name in of)
+            return does(state, *told)
+
+        monkeypatch.setattr(tidying, chore, look)
+
+    for chore in chores:
+        noting(chore)
+    monkeypatch.setattr(tidying, "AT_ONCE", 3)
+
+    async def play() -> None:
+        nonlocal turn
+        extender = Extender(Settings(), unready=lambda: "")
+        for name in names:
+            node = GPUNode(metadata=ObjectMeta(name=name), spec=GPUNodeSpec(initialised=True))
+            extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
+        chores = asyncio.create_task(extender.tidying.once(cast(Ledger, None)))
+        while not chores.done():
+            turn += 1
+            await asyncio.sleep(0)
+        await chores
+
+    asyncio.run(play())
+    assert done == {f"{chore} {name}" for chore in chores for name in names}
+    assert max(map(len, looked_at.values())) == 3
+    # Nobody's turn is two parts, of the same nodes by different chores.
+    assert len(looked_at) == 3 * 3
 
 
 def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
