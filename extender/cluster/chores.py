@@ -95,12 +95,11 @@ def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
     )
 
 
-def dying(state: ClusterState, among: Iterable[GPUNode] | None = None) -> list[str]:
-    """Names of GPUNodes that somebody deletes and that our finalizer still holds. ``among`` are
-    those to look at, None means all."""
+def dying(among: Iterable[GPUNode]) -> list[str]:
+    """Names of those that somebody deletes and that our finalizer still holds."""
     return [
         gpunode.name
-        for gpunode in (state.gpunodes() if among is None else among)
+        for gpunode in among
         if gpunode.metadata.deletion_timestamp and FINALIZER in (gpunode.metadata.finalizers or ())
     ]
 

@@ -95,7 +95,7 @@ class Tidying:
         loop = asyncio.get_running_loop()
         gone: list[str] = []
         async for held in _part_by_part(self._cluster.gpunodes()):
-            gone += dying(self._cluster, held)
+            gone += dying(held)
         if gone:
             with _told():
                 await loop.run_in_executor(self._pool, ledger.let_go, gone)

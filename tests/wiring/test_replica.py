@@ -15,7 +15,6 @@ from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
-from extender.cluster.state import ClusterState
 from extender.errors import StoreRefused
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import Ledger
@@ -91,11 +90,11 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
     def noting(chore: str) -> None:
         does = getattr(tidying, chore)
 
-        def look(state: ClusterState, *told: Any) -> Any:
+        def look(*told: Any) -> Any:
             of = {each if isinstance(each, str) else each.metadata.name for each in told[-1]}
             looked_at.setdefault(turn, set()).update(of)
             done.update(f"{chore} {name}" for name in of)
-            return does(state, *told)
+            return does(*told)
 
         monkeypatch.setattr(tidying, chore, look)
 
