@@ -323,4 +323,4 @@ def test_gpunodes_that_somebody_deletes_are_let_go_once() -> None:
     ]
     state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply(GPUNodeSeen(node, NOW_S) for node in held)
-    assert dying(state) == ["held"]
+    assert dying(state.gpunodes()) == ["held"]

@@ -203,7 +203,7 @@ class Cluster:
         return [
             *bystanders(state),
             *leftovers(state, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
-            *dying(state),
+            *dying(state.gpunodes()),
             *uninitialised(state),
         ]
 
