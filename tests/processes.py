@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,18 +111,24 @@ class Processes:
 
 
 #: Below what Linux gives to outgoing connections, which else take a port before its server does.
-_PORTS = range(15_000, 32_000)
+#: Each process that runs tests has a part of its own: a server listens only a while after its port
+#: was chosen, and another's may be there first.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+_PORTS = range(15_000 + 2_000 * _WORKER, 17_000 + 2_000 * _WORKER)
+#: Chosen lately.
+_chosen: deque[int] = deque(maxlen=1_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free just now, all different."""
+    """Ports that were free just now, all different, also from those of the calls before."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
-        for port in random.sample(_PORTS, len(_PORTS)):
+        for port in random.sample(sorted({*_PORTS} - {*_chosen}), len(_PORTS) - len(_chosen)):
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
                 found.append(port)
             if len(found) == count:
+                _chosen.extend(found)
                 return found
     raise RuntimeError(f"fewer than {count} ports are free from {_PORTS[0]} to {_PORTS[-1]}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import ROOT, ControlPlane
-from tests.processes import alive
+from tests.processes import alive, free_ports
 from tests.waiting import until
 
 #: Starts one, tells its folder and its processes, then waits to be ended.
@@ -59,3 +59,8 @@ def test_one_that_runs_is_not_swept(plane: ControlPlane, monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
     ControlPlane().stop()
     assert plane.folder.exists()
+
+
+def test_a_port_is_not_chosen_again_before_its_server_is_there() -> None:
+    ports = [port for _ in range(150) for port in free_ports(5)]
+    assert len({*ports}) == 750
