@@ -56,8 +56,8 @@ def extender(on: Stage, variant: str) -> Iterator[str | None]:
     match variant:
         case "none":
             yield None
-        case "headroom":
-            yield on.start_headroom()
+        case "headroom" | "all":
+            yield on.start_headroom(best_only=variant == "headroom")
             on.kill("extender")
         case _:
             (port,) = free_ports(1)
@@ -74,7 +74,8 @@ def run(on: Stage, turn: int, variant: str, pods: int, percentage: int, profile:
         on.put([pending(first, VRAM)])
         bound.wait([first])
         processes = ["etcd", "kube-apiserver", "kube-scheduler"]
-        processes += {"none": [], "headroom": ["extender"]}.get(variant, ["nothing"])
+        own = {"none": [], "headroom": ["extender"], "all": ["extender"]}
+        processes += own.get(variant, ["nothing"])
         before = on.spent(*processes)
         with on.profiled(profile, variant):
             on.put(pending(name, VRAM) for name in names)

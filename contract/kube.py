@@ -107,12 +107,40 @@ class NodeSelector(KubeStruct, frozen=True):
 
 class NodeAffinity(KubeStruct, frozen=True):
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: list[Present] | None = None
+
+
+class LabelSelector(KubeStruct, frozen=True):
+    match_labels: Mapping[str, str] | None = None
+    match_expressions: list[NodeSelectorRequirement] | None = None
+
+
+class PodAffinityTerm(KubeStruct, frozen=True):
+    """Which pods it is about; neither given: those of the same namespace as the pod's that says
+    it."""
+
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] | None = None
+    namespace_selector: Present | None = None
+
+
+class WeightedPodAffinityTerm(KubeStruct, frozen=True):
+    pod_affinity_term: PodAffinityTerm = PodAffinityTerm()
+
+
+class PodAffinity(KubeStruct, frozen=True):
+    """Of affinity and anti-affinity alike."""
+
+    required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
+    preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = (
+        None
+    )
 
 
 class Affinity(KubeStruct, frozen=True):
     node_affinity: NodeAffinity | None = None
-    pod_affinity: Present | None = None
-    pod_anti_affinity: Present | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
 
 
 class Volume(KubeStruct, frozen=True):
@@ -241,11 +269,6 @@ class ResourceSlice(KubeStruct, frozen=True):
 
     metadata: ObjectMeta
     spec: ResourceSliceSpec = ResourceSliceSpec()
-
-
-class LabelSelector(KubeStruct, frozen=True):
-    match_labels: Mapping[str, str] | None = None
-    match_expressions: list[NodeSelectorRequirement] | None = None
 
 
 class DisruptionBudgetSpec(KubeStruct, frozen=True):

@@ -193,6 +193,13 @@ class Settings(BaseModel):
         ScoreWeights(),
         description="How much each named term of a score counts, beside each other; not all 0.",
     )
+    filter_best_only: bool = Field(
+        False,
+        description="Filter answers with the best node alone, unless a preference of a user could "
+        "speak for another one; then kube-scheduler neither scores nodes nor asks which is best. "
+        "Not where another extender filters after this one, nor where plugins of yours are to "
+        "outweigh Headroom's choice: docs/scheduler.md.",
+    )
     on_miss: OnMiss = Field(
         OnMiss.REPORT,
         description="What becomes of a pod that ended on a device without room for it, where no "

@@ -82,7 +82,7 @@ GROUPS = {
         "visible_devices",
         "suspect_env_from",
     ),
-    "Which node is best": ("policy", "score_weights"),
+    "Which node is best": ("policy", "score_weights", "filter_best_only"),
     "Which GPUs": ("resources", "require_report", "agent_namespace"),
     "How long": (
         "stale_after_s",

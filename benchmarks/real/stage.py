@@ -153,10 +153,10 @@ class Stage:
         keyed = ((f"pods/{NAMESPACE}/{each['metadata']['name']}", each) for each in pods)
         fill(self.plane, keyed, together=1)
 
-    def start_headroom(self) -> str:
+    def start_headroom(self, *, best_only: bool = True) -> str:
         """Start it with one heartbeat of every node, which is to do; where its verbs are."""
         fill(self.plane, heartbeats(self.nodes))
-        self.headroom.start({"stale_after_s": 3600.0})
+        self.headroom.start({"stale_after_s": 3600.0, "filter_best_only": best_only})
         return f"http://127.0.0.1:{self.cluster.port}"
 
     @contextlib.contextmanager

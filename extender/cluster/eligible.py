@@ -6,8 +6,12 @@ it takes to be no obstacle, and then a pod is woken in vain.
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from contract.kube import Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration
 from extender.cluster.requirements import holds
+
+_encode = msgspec.json.Encoder(order="sorted").encode
 
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -27,7 +31,15 @@ def eligible(pod: Pod, node: Node) -> bool:
     taints = list(node.spec.taints or ()) if node.spec else []
     if cordoned(node):
         taints.append(CORDONED)
-    return all(_tolerated(taint, pod.spec.tolerations or ()) for taint in taints)
+    kept_out = [taint for taint in taints if taint.effect in ("NoSchedule", "NoExecute")]
+    return all(tolerated(taint, pod.spec.tolerations or ()) for taint in kept_out)
+
+
+def sites(pod: Pod) -> bytes:
+    """Equal only for pods that are eligible on the same nodes."""
+    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
+    required = affinity and affinity.required_during_scheduling_ignored_during_execution
+    return _encode((pod.spec.node_selector, required, pod.spec.tolerations))
 
 
 def cordoned(node: Node) -> bool:
@@ -49,8 +61,8 @@ def _holds(asked: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
     return asked.key in given if found is None else found  # numbers are left to kube-scheduler
 
 
-def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    return taint.effect not in ("NoSchedule", "NoExecute") or any(
+def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
+    return any(
         (not t.key or t.key == taint.key)
         and (not t.effect or t.effect == taint.effect)
         and (t.operator == "Exists" or t.value == taint.value)

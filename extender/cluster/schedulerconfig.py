@@ -20,8 +20,11 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-def examine_scheduler(config: object, manages: Callable[[str], bool]) -> list[Finding]:
-    """``config`` is the decoded YAML; ``manages`` says which extended resources are Headroom's.
+def examine_scheduler(
+    config: object, manages: Callable[[str], bool], best_only: bool = False
+) -> list[Finding]:
+    """``config`` is the decoded YAML; ``manages`` says which extended resources are Headroom's,
+    ``best_only`` whether Headroom's filter answers with the best node alone.
 
     Raises ``BadSettings`` where it is no KubeSchedulerConfiguration.
     """
@@ -30,6 +33,8 @@ def examine_scheduler(config: object, manages: Callable[[str], bool]) -> list[Fi
     for where, entry in ours:
         said = (*_safety(entry, manages), *_speed(entry))
         found += [Finding(weight, (where,), what, do) for weight, what, do in said]
+    if best_only:
+        found += _filter_after(whole, [where for where, _ in ours])
     return warnings_first(found)
 
 
@@ -111,6 +116,21 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
             "pods that ask for it never come to Headroom",
             f"add {{name: {shared}, ignoredByScheduler: false}} to managedResources",
         )
+
+
+def _filter_after(config: Mapping[str, Any], ours: Sequence[str]) -> Iterator[Finding]:
+    behind = False
+    for number, entry in enumerate(config.get("extenders") or ()):
+        where = f"extenders[{number}]"
+        behind = behind or where in ours
+        if behind and where not in ours and entry.get("filterVerb"):
+            yield Finding(
+                Weight.WARNING,
+                (where,),
+                "it filters after Headroom, which answers with one node (filter_best_only): where "
+                "this extender refuses that one the pod waits, though others may have room",
+                "put it before Headroom, or set Headroom's filter_best_only: false",
+            )
 
 
 def _speed(entry: Mapping[str, Any]) -> Iterator[Said]:

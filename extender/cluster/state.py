@@ -71,6 +71,7 @@ from extender.cluster.obstacles import NodeWishes, obstacle, offers_gpus, wishes
 from extender.cluster.overcommits import Overcommits, any_overcommitted
 from extender.cluster.overuses import Overuses
 from extender.cluster.pinning import pinned_to
+from extender.cluster.preferences import Neighbours, says
 from extender.cluster.rooms import Rooms, grew
 from extender.placement.equation import DeviceTerms, weigh
 from extender.placement.fit import fit
@@ -152,6 +153,8 @@ class ClusterState:
         self._allocators = Allocators()
         #: Who may not be evicted without harm.
         self.budgets = Budgets()
+        #: What pods say of others: kube-scheduler scores nodes by it.
+        self.neighbours = Neighbours()
         #: For whom places are held.
         self.nominations = Nominations(rules.nomination_hold_s, rules.evict_for_memory)
         #: How busy SMs are wont to be.
@@ -511,7 +514,7 @@ class ClusterState:
 
     def concerns(self, pod: Pod) -> bool:
         """Whether anything is kept of this pod; from any thread."""
-        return asks_for_gpu(pod, self.rules) or bool(of_pod(pod))
+        return asks_for_gpu(pod, self.rules) or bool(of_pod(pod)) or says(pod)
 
     def _relist(self, event: Relisted) -> Iterator[None]:
         """Forget what the list does not name, then take what it does."""
@@ -524,7 +527,7 @@ class ClusterState:
         gone: list[Event] = []
         if kind is Pod:
             # Not what a watch tells: what is held may not be the last that became of them.
-            for uid in [*self._pods, *self._allocators.known("pod")]:
+            for uid in [*self._pods, *self._allocators.known("pod"), *self.neighbours.known()]:
                 if uid not in names:
                     self._pod_went(uid, last=False)
                 yield
@@ -572,6 +575,7 @@ class ClusterState:
         self._drop_pod(uid, soils=soils)
         if pod.node or pod.ended:
             self.nominations.lose(uid)
+        self.neighbours.see(pod)
         # Pods that share a GPU in another's way need not ask for one in ours.
         self._soil(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
@@ -617,6 +621,7 @@ class ClusterState:
         if (pod := self._pods.get(uid)) is not None:
             self.departures.note(pod, ended, last)
         self._soil(self._allocators.lose_pod(uid))
+        self.neighbours.lose(uid)
         self.nominations.lose(uid)
         self._drop_pod(uid)
 

@@ -131,9 +131,10 @@ SELECTORS = (
 
 
 def examine_surroundings(
-    around: Surroundings, manages: Callable[[str], bool], version: str
+    around: Surroundings, manages: Callable[[str], bool], version: str, best_only: bool = False
 ) -> list[Finding]:
-    """All that is to be said, warnings first; ``version`` is this package's."""
+    """All that is to be said, warnings first; ``version`` is this package's, ``best_only`` as of
+    ``examine_scheduler``."""
     said: dict[Said, list[str]] = {}
     for rule in (_operator, _plugins):
         for name, one in rule(around):
@@ -141,7 +142,7 @@ def examine_surroundings(
     found = together({one: sorted(set(names)) for one, names in said.items()})
     found += _autoscaler(around)
     found += _extenders(around, version)
-    found += _schedulers(around.schedulers, manages)
+    found += _schedulers(around.schedulers, manages, best_only)
     found += [
         Finding(Weight.ADVICE, (), f"not looked at: {what}", "look with an account that may")
         for what in around.untold
@@ -242,12 +243,14 @@ def _extenders(around: Surroundings, version: str) -> Iterator[Finding]:
         )
 
 
-def _schedulers(held: Mapping[str, object], manages: Callable[[str], bool]) -> Iterable[Finding]:
+def _schedulers(
+    held: Mapping[str, object], manages: Callable[[str], bool], best_only: bool
+) -> Iterable[Finding]:
     """A scheduler that does not ask Headroom may be meant for others: then only that is said, and
     only where no other asks."""
     asking = {where: config for where, config in held.items() if asks_headroom(config, manages)}
     for where, config in asking.items():
-        for found in examine_scheduler(config, manages):
+        for found in examine_scheduler(config, manages, best_only):
             part = f" {found.nodes[0]}" if found.nodes else ""
             yield Finding(found.weight, (where + part,), found.found, found.do)
     if held and not asking:

@@ -21,13 +21,12 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from contract.annotations import MAX_SM, RETRY
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.eligible import eligible
+from extender.cluster.eligible import eligible, sites
 from extender.cluster.freshness import NEVER_S
 from extender.cluster.nominations import yields
 from extender.cluster.state import ClusterState
@@ -53,7 +52,6 @@ MOST_WEIGHED = 256
 MOST_KINDS = 4096
 #: Nodes that are looked at for a kind of request before the caller may see to other things.
 FITTED_TOGETHER = 256
-_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 @dataclass(slots=True)
@@ -164,9 +162,8 @@ class Waking:
     def _seen(self, pod: Pod) -> _Wait:
         """What is remembered of the pod, with what is read off it once for each of its versions."""
         wait = self._waits.setdefault(pod.metadata.uid, _Wait(seen=pod.annotation(RETRY)))
-        spec = pod.spec
         wait.pod, wait.refused, wait.request = pod, refused_by_us(pod), None
-        wait.may_run = _encode((spec.node_selector, spec.affinity, spec.tolerations))
+        wait.may_run = sites(pod)
         return wait
 
     def woken(self, uid: str, retry: str) -> None:

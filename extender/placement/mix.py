@@ -170,7 +170,8 @@ class Usual:
         if here is None or not len(rows):
             return
         there = np.bincount(self._class_of[rows], minlength=len(here.sizes) + 1)[:-1] > 0
-        key = f"{pod.spec.node_selector} {pod.spec.affinity} {pod.spec.tolerations}"
+        nodes = pod.spec.affinity and pod.spec.affinity.node_affinity
+        key = f"{pod.spec.node_selector} {nodes} {pod.spec.tolerations}"
         sizes = self._offered.setdefault(key, set())
         sizes.update((here.sizes[there] * here.unit_bytes).tolist())
         if len(self._offered) > MOST_SELECTORS:

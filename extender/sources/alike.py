@@ -43,6 +43,7 @@ class Alike:
 class Pods:
     def __init__(self) -> None:
         self._labels, self._containers, self._tolerations = Alike(), Alike(), Alike()
+        self._affinities = Alike()
 
     def share(self, pod: Pod) -> Pod:
         """The same pod."""
@@ -52,6 +53,7 @@ class Pods:
         for field in ("containers", "init_containers"):
             force_setattr(spec, field, self._containers.one(getattr(spec, field)))
         force_setattr(spec, "tolerations", self._tolerations.one(spec.tolerations))
+        force_setattr(spec, "affinity", self._affinities.one(spec.affinity))
         _intern(spec, "scheduler_name", "node_name")
         if status is not None:
             _intern(status, "phase")

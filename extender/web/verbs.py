@@ -17,6 +17,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.preemption import Offer, answered, preemption
+from extender.cluster.preferences import prefers, shuns
 from extender.cluster.state import ClusterState
 from extender.cluster.vacating import refusal_beside
 from extender.cluster.victimstold import recorded
@@ -80,7 +81,9 @@ class Verbs:
 
     ``shown`` is told every pod that a filter call shows, before it is decided about. ``soon`` does
     what no answer waits for, when the answer is out and before the next call. While ``observes``
-    nothing is refused and nothing is preferred.
+    nothing is refused and nothing is preferred. With ``best_only`` filter answers with the best
+    node alone where no preference of users' could speak for another: kube-scheduler then scores
+    none.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Verbs:
         wall_s: Callable[[], float],
         soon: Callable[[Callable[[], None]], object] = at_once,
         observes: Callable[[], bool] = bool,
+        best_only: bool = False,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
@@ -107,6 +111,7 @@ class Verbs:
         self._soon = soon
         #: Whether all is let pass, and what would have been decided goes on record only.
         self._observes = observes
+        self._best_only = best_only
         self._weighings = Weighings(cluster.rules.weights)
         #: A pod, the default of its namespace, and what it asks for: what filter understood,
         #: prioritize is asked about next.
@@ -148,7 +153,8 @@ class Verbs:
         except wire.MalformedBody as err:
             return self.filter_error(str(err))
         if unready:
-            return wire.encode_filter(offered, offered.names, _nothing(offered), SENTENCES)
+            against = _nothing(offered)
+            return wire.encode_filter(offered, offered.names, against == 0, against, SENTENCES)
         self._shown(offered.pod)
         snap = self._cluster.settled()
         request = self._understand(offered.pod)
@@ -162,20 +168,28 @@ class Verbs:
             held = self._hold_places(offered.pod, rows, codes, snap)
             sure = not (left or held)
             self._cluster.usual.see(wanted, offered.pod, snap, rows)
-        fits = codes == 0
-        passed = offered.names if observes else offered.names.only(fits)
-        self._passed, self._passed_rows = passed, rows if observes else rows[fits]
+        against = _nothing(offered) if observes else codes
+        kept, ranked = against == 0, 0
+        if wanted and not observes and self._best_only:
+            places = np.flatnonzero(kept)
+            first = self._undisputed(offered.pod, wanted, rows[places], snap)
+            if first is not None:  # the others are not refused, only left out
+                against, kept = _nothing(offered), np.zeros(len(rows), np.bool_)
+                kept[places[first]], ranked = True, len(places)
+        passed = offered.names.only(kept)
+        self._passed, self._passed_rows = passed, rows[kept]
         only = ""
         if wanted and len(passed) == 1 and not observes:  # then prioritize is not called
             only = snap.nodes[int(self._passed_rows[0])].name
             self._coming.expect(offered.pod, wanted, only, self._monotonic_s())
-        said = _nothing(offered) if observes else codes
-        answer = wire.encode_filter(offered, passed, said, SENTENCES)
+        answer = wire.encode_filter(offered, passed, kept, against, SENTENCES)
         took_s = self._monotonic_s() - began_s
         at, nodes = snap.generation, len(offered.names)
         what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
         record = partial(self._record, *what)
         self._soon(record)
+        if ranked:
+            self._note_ranked(offered.pod, began_s, snap, ranked, only)
         if wanted and not observes:  # to let go of who was turned away before takes a while
             last = TurnedAway(offered.pod, rows, codes, snap, began_s)
             self._soon(partial(self._turn_away, last))
@@ -202,24 +216,12 @@ class Verbs:
                 chosen = aside(snap, rows)
                 return NO_PREFERENCE if observes else wire.encode_alike(offered.names, chosen)
             known = rows >= 0
-            weighing = self._weighings.weigh(request, snap, self._monotonic_s())
-            market = self._cluster.usual.market
-            ranking = weighing.rank(request, snap, rows[known], self._monotonic_s(), market)
-            if ranking.winner is not None:
-                winner = snap.nodes[int(rows[known][ranking.winner])].name
+            first = self._first(offered.pod, request, rows[known], snap)
+            if first is not None:
+                winner = snap.nodes[int(rows[known][first])].name
                 if not observes:
                     self._coming.expect(offered.pod, request, winner, self._monotonic_s())
-                ranked = request, snap, rows[known], ranking, weighing.standing
-                self._unexplained.append((offered.pod, partial(best, *ranked)))
-        told = Ranked(
-            self._wall_s(),
-            micros(self._monotonic_s() - began_s),
-            snap.generation,
-            len(offered.names),
-            winner or "",
-        )
-        note = partial(self._journal.note, offered.pod, told, told.at_s, told.winner)
-        self._soon(note)
+        self._note_ranked(offered.pod, began_s, snap, len(offered.names), winner or "")
         return NO_PREFERENCE if observes else wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
@@ -353,6 +355,34 @@ class Verbs:
                 codes[passed] = CODE_OF[reason]
                 held = held or reason is not None
         return held
+
+    def _first(self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot) -> int | None:
+        """Place of the best of these rows; None where none fits. Who comes next is looked into
+        later."""
+        weighing = self._weighings.weigh(request, snap, self._monotonic_s())
+        market = self._cluster.usual.market
+        ranking = weighing.rank(request, snap, rows, self._monotonic_s(), market)
+        if ranking.winner is not None:
+            ranked = request, snap, rows, ranking, weighing.standing
+            self._unexplained.append((pod, partial(best, *ranked)))
+        return ranking.winner
+
+    def _undisputed(self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot) -> int | None:
+        """The same of several, if kube-scheduler could not prefer another for what users said."""
+        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.speak_of(pod):
+            return None
+        first = self._first(pod, request, rows, snap)
+        if first is None:
+            return None
+        node = self._cluster.node(snap.nodes[int(rows[first])].name)
+        return None if node is None or shuns(node, pod) else first
+
+    def _note_ranked(
+        self, pod: Pod, began_s: float, snap: Snapshot, offered: int, winner: str
+    ) -> None:
+        took_us = micros(self._monotonic_s() - began_s)
+        told = Ranked(self._wall_s(), took_us, snap.generation, offered, winner)
+        self._soon(partial(self._journal.note, pod, told, told.at_s, winner))
 
     def _keep_contenders(self) -> bool:
         """Put on record who came next to the winner, and why; kube-scheduler did not wait for

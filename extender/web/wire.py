@@ -203,10 +203,15 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
 
 
 def encode_filter(
-    offered: Offered, passed: Names, codes: NDArray[np.int8], sentences: Sequence[str]
+    offered: Offered,
+    passed: Names,
+    kept: NDArray[np.bool_],
+    codes: NDArray[np.int8],
+    sentences: Sequence[str],
 ) -> bytes:
-    """Each node offered has passed, and goes back in the form it came in, or is refused: ``codes``
-    has 0, or the place of the reason among ``sentences``.
+    """The nodes offered that are ``kept``, whose names have ``passed``, go back in the form they
+    came in; of the others those are refused with a reason whose ``codes`` has not 0, but its place
+    among ``sentences``.
 
     Refused nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
     could only find that no victim is needed, and newer schedulers then retry without end.
@@ -217,7 +222,7 @@ def encode_filter(
     if offered.objects is None:
         result.node_names = msgspec.Raw(passed.json)
     else:
-        result.nodes = {"items": list(compress(offered.objects, (codes == 0).tolist()))}
+        result.nodes = {"items": list(compress(offered.objects, kept.tolist()))}
     return _encoder.encode(result)
 
 

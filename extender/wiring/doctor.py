@@ -37,14 +37,15 @@ def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
 
 
 def diagnose_around(settings: Settings, around: Surroundings) -> list[Finding]:
-    return examine_surroundings(around, settings.rules.manages, own_version())
+    rules, best_only = settings.rules, settings.filter_best_only
+    return examine_surroundings(around, rules.manages, own_version(), best_only)
 
 
 def diagnose_scheduler(settings: Settings, path: Path) -> list[Finding]:
     """Of the file that kube-scheduler is started with. Raises ``BadSettings``."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return examine_scheduler(config, settings.rules.manages)
+        return examine_scheduler(config, settings.rules.manages, settings.filter_best_only)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as err:
         raise BadSettings(f"{path}: it cannot be read: {err}") from err
     except BadSettings as err:

@@ -270,6 +270,7 @@ class Extender:
             time.time,
             self.loop.call_soon,
             lambda: self.observes,
+            self.settings.filter_best_only,
         )
         self._ahead = verbs.work_ahead
         self._rules_changed = verbs.rules_changed

@@ -22,8 +22,8 @@ def ours(config: Any) -> dict[str, Any]:
     return found
 
 
-def found(config: object) -> list[Finding]:
-    return examine_scheduler(config, Rules().manages)
+def found(config: object, best_only: bool = True) -> list[Finding]:
+    return examine_scheduler(config, Rules().manages, best_only)
 
 
 def test_nothing_is_said_of_what_we_ship() -> None:
@@ -98,6 +98,16 @@ def test_a_scheduler_that_asks_somebody_else_does_not_ask_us() -> None:
     assert "does not ask Headroom" in finding.found
     (finding,) = found(config | {"extenders": None})
     assert "does not ask Headroom" in finding.found
+
+
+def test_who_filters_after_headroom_is_told_where_it_names_one_node() -> None:
+    other = {"urlPrefix": "http://storage", "filterVerb": "filter"}
+    after = SHIPPED | {"extenders": [*SHIPPED["extenders"], other]}
+    (finding,) = found(after)
+    assert (finding.weight, finding.nodes) == (Weight.WARNING, ("extenders[2]",))
+    assert "filter_best_only: false" in finding.do
+    assert found(after, best_only=False) == []
+    assert found(SHIPPED | {"extenders": [other, *SHIPPED["extenders"]]}) == []
 
 
 @pytest.mark.parametrize("config", [None, [], {}, {"kind": "Pod"}, SHIPPED | {"extenders": "us"}])

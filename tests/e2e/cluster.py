@@ -29,6 +29,9 @@ JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PATIENCE_S = 60.0
+#: What of its settings decides how kube-scheduler is answered, as it is shipped beside one.
+_FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
+SHIPPED = {"filter_best_only": _FILE["filter_best_only"]}
 
 
 class Cluster:
@@ -105,15 +108,15 @@ class Cluster:
         return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
     def _config(self, name: str, settings: Mapping[str, Any] | None) -> Iterator[str]:
-        if settings is not None:
-            self.change_settings(name, settings)
-            yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
+        self.change_settings(name, settings or {})
+        yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
 
     def change_settings(self, name: str, settings: Mapping[str, Any]) -> None:
-        """What the file of a running extender says from now on; replaced whole."""
+        """What the file of a running extender says from now on, beside what every one is shipped
+        with; replaced whole."""
         file = self.plane.folder / f"{name}.yaml"
         new = file.with_suffix(".new")
-        new.write_text(yaml.safe_dump(dict(settings)))
+        new.write_text(yaml.safe_dump({**SHIPPED, **settings}))
         new.rename(file)
 
     def start_replicas(self, *names: str) -> list[int]:

@@ -1,8 +1,10 @@
 """``headroom serve`` that is blind after seconds where others take a minute and a half:
-python -m tests.e2e.hasty serve --host HOST --debug-open --verbs-port PORT --debug-port PORT"""
+python -m tests.e2e.hasty serve --config FILE --host HOST --debug-open --verbs-port PORT
+--debug-port PORT"""
 
 import asyncio
 import sys
+from pathlib import Path
 
 from extender.configuration import load_settings
 from extender.settings import Settings
@@ -14,13 +16,14 @@ PACE = Pace(watch_s=2, grace_s=1.0, backoff_cap_s=1.0)
 
 
 def settings_of(options: list[str]) -> Settings:
-    told: dict[str, object] = {}
+    told: dict[str, str | bool] = {}
     for name, value in zip(options, [*options[1:], "--"], strict=True):
         if name.startswith("--"):
             given = True if value.startswith("--") else value
             told[name.removeprefix("--").replace("-", "_")] = given
+    file = Path(str(told.pop("config")))
     # Less than what is refused, because a quiet cluster is usually heard of only every minute.
-    return load_settings(None, **told).model_copy(update={"blind_after_s": BLIND_AFTER_S})
+    return load_settings(file, **told).model_copy(update={"blind_after_s": BLIND_AFTER_S})
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataOb
     codes = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     offered = Offered(Pod(metadata=ObjectMeta()), Names.of(names), None)
     array = np.array(codes, np.int8)
-    passed = offered.names.only(array == 0)
-    answer = json.loads(encode_filter(offered, passed, array, sentences))
+    kept = array == 0
+    answer = json.loads(encode_filter(offered, offered.names.only(kept), kept, array, sentences))
     pairs = list(zip(names, codes, strict=True))
     assert answer["NodeNames"] == [name for name, code in pairs if not code]
     assert answer["FailedAndUnresolvableNodes"] == {n: sentences[code] for n, code in pairs if code}
@@ -59,7 +59,7 @@ def test_many_names_come_back_as_they_came(length: int, unlike: bool) -> None:
     offered = Offered(Pod(metadata=ObjectMeta()), read, None)
     passed = read.only(codes == 0)
     answer = json.loads(
-        encode_filter(offered, passed, codes.astype(np.int8), ["", "no", "none"]),
+        encode_filter(offered, passed, codes == 0, codes.astype(np.int8), ["", "no", "none"]),
         object_pairs_hook=list,
     )
     found = dict(answer)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
 from contract.kube import Pod
+from extender.cluster.eligible import sites
 from extender.cluster.state import ClusterState
 from extender.cluster.trial import NotPlaced, Placed, Trial
 from extender.placement.capacity import space
@@ -208,16 +209,10 @@ def _no_node(where: str, node: str) -> HTTPException:
 def _placed(trial: Trial, coming: list[_Coming]) -> Iterator[tuple[_Coming, Placed | NotPlaced]]:
     rows: dict[bytes, Rows] = {}
     for each in coming:
-        wishes = _wishes(each.pod)
-        if wishes not in rows:
-            rows[wishes] = trial.offered(each.pod)
-        yield each, trial.place(each.request, rows[wishes])
-
-
-def _wishes(pod: Pod | None) -> bytes:
-    """Equal for pods that may run on the same nodes."""
-    spec = None if pod is None else pod.spec
-    return msgspec.json.encode(spec and (spec.node_selector, spec.affinity, spec.tolerations))
+        may_run = b"" if each.pod is None else sites(each.pod)
+        if may_run not in rows:
+            rows[may_run] = trial.offered(each.pod)
+        yield each, trial.place(each.request, rows[may_run])
 
 
 def _placement_view(coming: _Coming, placed: Placed) -> WhatifPlacementView:

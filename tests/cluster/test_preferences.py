@@ -1,0 +1,144 @@
+"""Whose wishes kube-scheduler would weigh against our choice, by what it documents of scoring."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.kube import Node, Pod, PodStatus
+from extender.cluster.events import PodGone, PodSeen, Relisted
+from extender.cluster.preferences import Neighbours, prefers, shuns
+from extender.cluster.state import ClusterState
+from extender.placement.rules import Rules
+
+WEB = {"matchLabels": {"app": "web"}}
+IN_WEB = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "api"]}]}
+PREFERRED, REQUIRED = (
+    f"{how}DuringSchedulingIgnoredDuringExecution" for how in ("preferred", "required")
+)
+NODE_TERM = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+
+
+def pod(
+    uid: str = "p", namespace: str = "team", labels: dict[str, str] | None = None, **spec: Any
+) -> Pod:
+    metadata = {"name": uid, "uid": uid, "namespace": namespace, "labels": labels}
+    wire = {"metadata": metadata, "spec": spec}
+    return msgspec.json.decode(msgspec.json.encode(wire), type=Pod)
+
+
+def beside(how: str, kind: str = "podAffinity", **term: Any) -> dict[str, Any]:
+    """An affinity of one term."""
+    whole = {"topologyKey": "kubernetes.io/hostname"} | term
+    listed = whole if how == REQUIRED else {"weight": 1, "podAffinityTerm": whole}
+    return {kind: {how: [listed]}}
+
+
+@pytest.mark.parametrize(
+    ("asking", "has"),
+    [
+        pytest.param(pod(), False, id="nothing"),
+        pytest.param(
+            pod(nodeSelector={"zone": "a"}), False, id="a selector, which all others meet"
+        ),
+        pytest.param(
+            pod(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [NODE_TERM]}}}),
+            False,
+            id="required node affinity",
+        ),
+        pytest.param(
+            pod(affinity={"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": NODE_TERM}]}}),
+            True,
+            id="preferred node affinity",
+        ),
+        pytest.param(
+            pod(affinity=beside(PREFERRED, labelSelector=WEB)), True, id="preferred pod affinity"
+        ),
+        pytest.param(
+            pod(affinity=beside(PREFERRED, "podAntiAffinity", labelSelector=WEB)),
+            True,
+            id="preferred anti-affinity",
+        ),
+        pytest.param(
+            pod(affinity=beside(REQUIRED, "podAntiAffinity", labelSelector=WEB)),
+            False,
+            id="required anti-affinity, which is no matter of scores",
+        ),
+        pytest.param(
+            pod(topologySpreadConstraints=[{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]),
+            True,
+            id="topology spread",
+        ),
+    ],
+)
+def test_a_pod_has_preferences_or_has_none(asking: Pod, has: bool) -> None:
+    assert prefers(asking) is has
+
+
+def test_a_taint_would_rather_not_unless_it_is_tolerated() -> None:
+    def node(*effects: str) -> Node:
+        taints = [{"key": "spot", "value": "yes", "effect": effect} for effect in effects]
+        wire = {"metadata": {"name": "n"}, "spec": {"taints": taints}}
+        return msgspec.json.decode(msgspec.json.encode(wire), type=Node)
+
+    tolerant = pod(tolerations=[{"key": "spot", "operator": "Exists"}])
+    assert shuns(node("PreferNoSchedule"), pod())
+    assert not shuns(node("PreferNoSchedule"), tolerant)
+    assert not shuns(node("NoSchedule"), pod())
+    assert not shuns(node(), pod())
+    assert not shuns(Node(metadata=pod().metadata), pod())
+
+
+@pytest.mark.parametrize(
+    ("affinity", "spoken_of"),
+    [
+        (beside(PREFERRED, labelSelector=WEB), True),
+        (beside(PREFERRED, "podAntiAffinity", labelSelector=WEB), True),
+        (beside(REQUIRED, labelSelector=WEB), True),  # drawn there by hardPodAffinityWeight
+        (beside(REQUIRED, "podAntiAffinity", labelSelector=WEB), False),
+        (beside(PREFERRED, labelSelector=IN_WEB), True),
+        (beside(PREFERRED, labelSelector={}), True),
+        (beside(PREFERRED), False),  # no selector is about nobody
+        (beside(PREFERRED, labelSelector={"matchLabels": {"app": "db"}}), False),
+        (beside(PREFERRED, labelSelector=WEB, namespaces=["other"]), False),
+        (beside(PREFERRED, labelSelector=WEB, namespaces=["other", "team"]), True),
+        (beside(PREFERRED, labelSelector=WEB, namespaceSelector={}), True),
+    ],
+)
+def test_pods_that_are_there_speak_of_the_newcomer(
+    affinity: dict[str, Any], spoken_of: bool
+) -> None:
+    neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})
+    assert not neighbours.speak_of(newcomer)
+    neighbours.see(pod("one", affinity=affinity))
+    neighbours.see(pod("two", affinity=affinity))
+    assert neighbours.speak_of(newcomer) is spoken_of
+    neighbours.lose("one")
+    assert neighbours.speak_of(newcomer) is spoken_of, "the other one still says it"
+    neighbours.see(pod("two"))
+    assert not neighbours.speak_of(newcomer)
+    neighbours.lose("two")
+    assert neighbours.known() == set()
+
+
+def test_who_has_ended_says_nothing_any_more() -> None:
+    neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})
+    speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
+    neighbours.see(speaker)
+    neighbours.see(msgspec.structs.replace(speaker, status=PodStatus(phase="Succeeded")))
+    assert not neighbours.speak_of(newcomer)
+
+
+def test_the_state_keeps_what_pods_without_a_gpu_say_as_long_as_they_are_there() -> None:
+    state = ClusterState(Rules(), 90.0, 0.0)
+    speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
+    newcomer = pod("new", labels={"app": "web"})
+    assert state.concerns(speaker)
+    assert not state.concerns(pod("silent"))
+    for end in (PodGone("one"), Relisted(Pod, (), 0.0)):
+        state.apply([PodSeen(speaker)])
+        assert state.neighbours.speak_of(newcomer)
+        state.apply([end])
+        assert not state.neighbours.speak_of(newcomer)
+    state.apply([Relisted(Pod, (speaker,), 0.0)])
+    assert state.neighbours.speak_of(newcomer)

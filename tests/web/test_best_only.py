@@ -1,0 +1,87 @@
+"""Filter with ``filter_best_only``: the node that prioritize would have named, and no other."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import Server, offer, pod, serving
+from tests.waiting import until
+
+FLEET = """
+nodes:
+  - {name: small, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+  - {name: large, gpus: 1, memory: 80Gi, sharing: time-slicing, replicas: 4}
+  - {name: pair, gpus: 2, memory: 40Gi, sharing: time-slicing, replicas: 4}
+"""
+NAMES = ("small", "large", "pair")
+TOO_SMALL = "insufficient GPU memory on any device"
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+
+
+@pytest.fixture
+def best_only(tmp_path: Path) -> Iterator[Server]:
+    config = tmp_path / "headroom.yaml"
+    config.write_text("filter_best_only: true\n", encoding="utf-8")
+    with serving(FLEET, "--config", str(config)) as running:
+        yield running
+
+
+def asked(server: Server, shown: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = server.post("/filter", offer(shown, *NAMES)).json()
+    assert answer["Error"] == ""
+    return answer
+
+
+@pytest.mark.parametrize("vram", ["4Gi", "20Gi", "30Gi"])
+def test_filter_names_who_prioritize_would_have_named(best_only: Server, vram: str) -> None:
+    with serving(FLEET) as other:
+        shown = pod("p", vram)
+        passed = asked(other, shown)["NodeNames"]
+        (winner,) = other.post("/prioritize", offer(shown, *passed)).json()
+    assert len(passed) > 1
+    answer = asked(best_only, shown)
+    assert answer["NodeNames"] == [winner["Host"]]
+    assert answer["FailedAndUnresolvableNodes"] == answer["FailedNodes"] == {}
+    nodes = {"items": [{"metadata": {"name": name, "labels": {"of": name}}} for name in NAMES]}
+    whole = {"Pod": shown, "Nodes": nodes, "NodeNames": None}
+    (kept,) = best_only.post("/filter", whole).json()["Nodes"]["items"]
+    assert kept == {"metadata": {"name": winner["Host"], "labels": {"of": winner["Host"]}}}
+
+
+def test_where_one_fits_or_none_the_others_have_their_reasons(best_only: Server) -> None:
+    answer = asked(best_only, pod("one", "60Gi"))
+    assert answer["NodeNames"] == ["large"]
+    assert answer["FailedAndUnresolvableNodes"] == {"small": TOO_SMALL, "pair": TOO_SMALL}
+    answer = asked(best_only, pod("none", "90Gi"))
+    assert answer["NodeNames"] == []
+    assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(NAMES, TOO_SMALL)
+
+
+def test_all_that_fit_are_named_where_users_prefer_or_no_gpu_is_asked_for(
+    best_only: Server,
+) -> None:
+    spread = pod("spread", "4Gi")
+    spread["spec"]["topologySpreadConstraints"] = [SPREAD]
+    assert asked(best_only, spread)["NodeNames"] == list(NAMES)
+    assert asked(best_only, pod("plain", gpus=0))["NodeNames"] == list(NAMES)
+
+
+def test_the_ranking_is_on_record(best_only: Server) -> None:
+    (winner,) = asked(best_only, pod("p", "20Gi"))["NodeNames"]
+
+    def decision() -> dict[str, Any]:
+        found: dict[str, Any] = best_only.get("/v1/decisions").json()["decisions"][0]
+        return found
+
+    until(lambda: bool(decision()["prioritize"]["candidates"]), "who came next is kept", 2.5)
+    made = decision()
+    assert made["node"] == winner
+    assert (made["filter"]["offered"], made["filter"]["fits"]) == (3, 3)
+    ranked = made["prioritize"]
+    assert (ranked["winner"], ranked["offered"]) == (winner, 3)
+    assert ranked["candidates"][0]["node"] == winner
+    assert {each["node"] for each in ranked["candidates"]} == set(NAMES)
+    scores = [each["score_ratio"] for each in ranked["candidates"]]
+    assert scores == sorted(scores, reverse=True)
