@@ -11,7 +11,7 @@ long they take to be bound. The ways to refuse:
     headroom       as it is shipped: every node among FailedAndUnresolvableNodes, and kube-scheduler
                    without SchedulerPopFromBackoffQ
     with-pop       the same, kube-scheduler as it is by default
-    patient        headroom, and podMaxBackoffSeconds 60 in place of 10
+    sooner         headroom, and podMaxBackoffSeconds 10, as by default
     unresolvable   as headroom answers, by an extender that only does that: the cheapest refusal
     failed         every node among FailedNodes
     omitted        no node and no reason
@@ -42,11 +42,11 @@ from tests.controlplane import SCHEDULER_FLAGS
 from tests.e2e.cluster import GPUNODES, PODS, said
 from tests.processes import free_ports
 
-OF_HEADROOM = ("headroom", "with-pop", "patient")
-SHIPPED = ("headroom", "patient")
+OF_HEADROOM = ("headroom", "with-pop", "sooner")
+SHIPPED = ("headroom", "sooner")
 WAYS = {"unresolvable": "FailedAndUnresolvableNodes", "failed": "FailedNodes"}
 ROWS = (*OF_HEADROOM, *WAYS, "omitted", "error")
-PATIENT = {"podMaxBackoffSeconds": 60}
+SOONER = {"podMaxBackoffSeconds": 10}
 MERGE = "application/merge-patch+json"
 #: Ordinary; and more than is left beside the one pod that every device holds.
 SMALL, LARGE = "8Gi", "72Gi"
@@ -160,7 +160,7 @@ def play(
             url = start_nothing(on.plane, port)
             stack.callback(on.kill, "nothing")
         bound = stack.enter_context(Bound(on.plane))
-        config = PATIENT if way == "patient" else {}
+        config = SOONER if way == "sooner" else {}
         start_scheduler(on.plane, url, config, flags=SCHEDULER_FLAGS if way in SHIPPED else ())
         stack.callback(on.kill, "kube-scheduler")
         room = Room(on, url, way)

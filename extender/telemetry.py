@@ -78,6 +78,12 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
+        self.put_off = Counter(
+            "headroom_put_off_total",
+            "Filter calls for pods that were refused before and no node could take, answered with "
+            "an Error, since too many such pods were tried in the same second.",
+            registry=registry,
+        )
         self.would_refuse = Counter(
             "headroom_would_refuse_total",
             "Calls that let a pod through because the mode is observe, by the code of the reason: "

@@ -34,6 +34,7 @@ from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.coming import Coming
 from extender.web.names import Names, NodeIndex
+from extender.web.pace import Pace
 
 log = structlog.get_logger()
 
@@ -44,6 +45,8 @@ MOST_UNEXPLAINED = 4
 
 #: All are alike: kube-scheduler decides as it would without us.
 NO_PREFERENCE = wire.encode_priorities(None)
+#: Of a pod that was told before why it waits.
+TRY_AGAIN = "no node has room; many pods wait, so this one is tried again within seconds"
 #: kube-scheduler looks for victims by itself before it asks us.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
 #: Pods of which it is remembered which nodes refused them; each takes 50 kB at 5,000 nodes.
@@ -128,6 +131,7 @@ class Verbs:
         #: about one next.
         self._turned_away: OrderedDict[str, TurnedAway] = OrderedDict()
         self._coming = Coming(cluster)
+        self._pace = Pace()
 
     def work_ahead(self) -> bool:
         """Between calls: a step towards the next ones, then what can be told of the last ones;
@@ -183,6 +187,8 @@ class Verbs:
             only = snap.nodes[int(self._passed_rows[0])].name
             self._coming.expect(offered.pod, wanted, only, self._monotonic_s())
         answer = wire.encode_filter(offered, passed, kept, against, SENTENCES)
+        if wanted and not len(passed) and self._crowded(offered.pod, began_s):
+            answer = wire.encode_filter_error(TRY_AGAIN)
         took_s = self._monotonic_s() - began_s
         at, nodes = snap.generation, len(offered.names)
         what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
@@ -376,6 +382,15 @@ class Verbs:
             return None
         node = self._cluster.node(snap.nodes[int(rows[first])].name)
         return None if node is None or shuns(node, pod) else first
+
+    def _crowded(self, pod: Pod, now_s: float) -> bool:
+        """Whether the refused pod had better come again when fewer do."""
+        if pod.status and pod.status.nominated_node_name:
+            return False  # others leave for it
+        if self._pace.refuse(pod.metadata.uid, now_s):
+            return False
+        self._telemetry.put_off.inc()
+        return True
 
     def _note_ranked(
         self, pod: Pod, began_s: float, snap: Snapshot, offered: int, winner: str

@@ -254,7 +254,7 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
             tmp_path,
             {
                 "settings": {"policy": "spread"},
-                "kubeScheduler": {"config": {"podMaxBackoffSeconds": 20}},
+                "kubeScheduler": {"config": {"podMaxBackoffSeconds": 60}},
                 "extender": {"resources": {"limits": {"memory": "1Gi"}}},
                 "imagePullSecrets": ["pull"],
                 "networkPolicies": False,
@@ -269,7 +269,7 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
     assert (settings["policy"], settings["agent_namespace"]) == ("spread", NAMESPACE)
     config = found["ConfigMap", NAMESPACE, "headroom-scheduler-config"]["data"]
     scheduler = yaml.safe_load(config["kube-scheduler.yaml"])
-    assert scheduler["podMaxBackoffSeconds"] == 20
+    assert scheduler["podMaxBackoffSeconds"] == 60
     assert scheduler["percentageOfNodesToScore"] == 100
     specs = pod_specs(found)
     extender = specs["Deployment", NAMESPACE, "headroom-scheduler"]["containers"][0]
@@ -290,7 +290,7 @@ def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -
 
     usual = annotations({})
     assert usual == annotations({"settings": {"policy": "spread"}})  # read anew by who runs
-    assert usual != annotations({"kubeScheduler": {"config": {"podMaxBackoffSeconds": 20}}})
+    assert usual != annotations({"kubeScheduler": {"config": {"podMaxBackoffSeconds": 60}}})
 
 
 def test_the_operators_rules_are_those_of_prometheus() -> None:
