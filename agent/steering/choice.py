@@ -72,13 +72,17 @@ def choose(
     ``spec`` must have been read consistently and after the kubelet asked; so must ``entries``, of
     the checkpoint. ``sample`` is our own, newest and fresh.
     """
+    seen = _holders(sample, spec)
     sample = arrived(sample, entries, wish)
+    # Who held something and let go of all of it has ended, and is not on its way, though the
+    # promise may not have been taken back yet.
+    ended = seen - _holders(sample, spec)
     free = _by_device(wish.available)
     waiting = [
         (uid, promise, charge)
         for uid, promise in spec.reservations.items()
         for charge in promise.charges
-        if charge.resource == resource and missing(sample, uid, charge)
+        if charge.resource == resource and uid not in ended and missing(sample, uid, charge)
     ]
     if not steered and not any(charge.choice for _, _, charge in waiting):
         return Choice(())
@@ -143,6 +147,10 @@ def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUN
         if replica not in shown
     ]
     return msgspec.structs.replace(sample, pods=rows)
+
+
+def _holders(sample: GPUNodeStatus, spec: GPUNodeSpec) -> set[str]:
+    return {promised_to(row, spec) for row in sample.pods if row.replica}
 
 
 def device_of(replica: str) -> str:

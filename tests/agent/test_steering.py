@@ -89,6 +89,14 @@ def test_whoever_has_arrived_is_not_waited_for() -> None:
     assert chosen(BOTH, promises, (held("old", "GPU-0::2"),)) == "GPU-1"
 
 
+def test_whoever_has_let_go_is_not_waited_for_though_it_has_its_promise_still() -> None:
+    """It was promised another device than those that are on their way, or none by name."""
+    promises = {"ended": promise(16), "p": promise(12, "GPU-1"), "q": promise(12, "GPU-1")}
+    pods = (PodUse(uid="ended", device="GPU-0", replica="GPU-0::0"),)
+    assert chosen(BOTH, promises, (held("ended", "GPU-0::0"),), pods=pods) == "GPU-1"
+    assert chosen(BOTH, promises) == "GPU-0"  # it may come yet
+
+
 def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_it() -> None:
     row = PodUse("gone", "GPU-1", replica="GPU-1::0", used_bytes=20 * GIB)
     promises = {"gone": promise(20, "GPU-1"), "p": promise(20, "GPU-1")}
