@@ -10,6 +10,7 @@ from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from extender.cluster.activity import Key
 from extender.placement.activity import Activity
+from extender.placement.placed import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class BindBegun:
 
     pod: Pod
     node: str
+    #: What is about to be written down, where that is known already.
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,6 +277,30 @@ class ClusterState:
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
         return verdicts.reason(0) or place(request, snap, verdicts, 0)
 
+    def judge_as_weighed(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | None:
+        """As ``judge``, of the node as it was weighed last, which is half the work. None where it
+        does not fit, or where what was weighed is more than this object. For the thread alone that
+        owns the state."""
+        name, uid = gpunode.name, pod.metadata.uid
+        promised, request = gpunode.spec.reservations.keys(), self.understand(pod)
+        if (
+            gpunode is not self._gpunodes.get(name)
+            or name in self._dirty
+            or uid in promised
+            or uid in self._uids_on.get(name, ())
+            or not self._assumed.get(name, NOTHING).keys() <= promised
+            or isinstance(request, Unreadable)
+            or not request.asks
+        ):
+            return None
+        snap = self._table.snapshot()
+        row = snap.row_of.get(name)
+        if row is None:
+            return None
+        snap = snap.part(np.array([row]))
+        verdicts = fit(request, snap, np.array([0]), now_s)
+        return None if verdicts.reason(0) else place(request, snap, verdicts, 0)
+
     def weighed(self, gpunode: GPUNode, besides: Set[str] = frozenset()) -> NodeTerms:
         """The node as filter would see it if this were its object, binds under way included and
         promises to the pods with the uids ``besides`` not; from any thread."""
@@ -488,8 +512,8 @@ class ClusterState:
                 self.activities.see(history)
                 for name in names:
                     self._move_activity(name)
-            case BindBegun(pod, name):
-                self._assume(pod, name)
+            case BindBegun(pod, name, placement):
+                self._assume(pod, name, placement)
             case BindEnded(uid, name):
                 assumed = self._assumed.get(name, {})
                 assumed.pop(uid, None)
@@ -628,13 +652,17 @@ class ClusterState:
     def _soil(self, names: Iterable[str]) -> None:
         self._dirty.update(dict.fromkeys(names))
 
-    def _assume(self, pod: Pod, node: str) -> None:
-        gpunode = self._gpunodes.get(node)
+    def _assume(self, pod: Pod, node: str, placement: Placement | None) -> None:
+        gpunode, metadata = self._gpunodes.get(node), pod.metadata
         if gpunode is None:
             return
-        promise = self._expected(pod, gpunode) or self.adopt(pod, gpunode)
+        if placement is not None:
+            charged = list(placement.charges)
+            promise: Reservation | None = Reservation(metadata.namespace, metadata.name, charged)
+        else:
+            promise = self._expected(pod, gpunode) or self.adopt(pod, gpunode)
         if promise is not None:
-            self._assumed.setdefault(node, {})[pod.metadata.uid] = promise
+            self._assumed.setdefault(node, {})[metadata.uid] = promise
             self._dirty[node] = None
 
     def _expected(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:

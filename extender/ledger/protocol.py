@@ -64,6 +64,8 @@ class BindAsk:
     pod: Pod | None
     #: The node's object as the watch showed it; None where it did not.
     gpunode: GPUNode | None
+    #: As this pod fits on this object; None where that is not known yet.
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,8 @@ class Ledger:
             want.step = state
             return
         # 2. Fit it on the object that the write will be conditional on.
-        want.pod, placement, despite = state, self._judge(state, gpunode), None
+        known = ask.placement if state is ask.pod and gpunode is ask.gpunode else None
+        want.pod, placement, despite = state, known or self._judge(state, gpunode), None
         if isinstance(placement, Reason):
             if not fresh:
                 want.step = _Again()

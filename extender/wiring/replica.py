@@ -212,6 +212,12 @@ class Extender:
             observes=lambda: self.observes,
         )
 
+    def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
+        """What the ledger would find, where that takes less here."""
+        if pod is None or gpunode is None or gpunode.name in self.cluster.held_for(pod, now_s):
+            return None
+        return self.cluster.judge_as_weighed(pod, gpunode, now_s)
+
     def send_away(self, store: Store, ledger: Ledger, hands: Hands) -> None:
         """From now on the chores include sending pods away that have no room where they are."""
 
@@ -246,10 +252,12 @@ class Extender:
 
     def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-            ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
+            began_s, name = time.monotonic(), args.pod_name
+            placement = self._foreseen(pod, gpunode, began_s)
+            node, uid = args.node, args.pod_uid
+            ask = BindAsk(args.pod_namespace, name, uid, node, pod, gpunode, placement)
             if pod is not None:
-                self.deliver([BindBegun(pod, ask.node)])
-            began_s = time.monotonic()
+                self.deliver([BindBegun(pod, node, placement)])
             try:
                 outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
             finally:

@@ -147,7 +147,9 @@ class World:
         self.cluster.apply(events)
 
     async def _bind(self, args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-        ask = BindAsk(args.pod_namespace, args.pod_name, args.pod_uid, args.node, pod, gpunode)
+        placement = pod and gpunode and self.cluster.judge_as_weighed(pod, gpunode, self.now_s)
+        name, uid = args.pod_name, args.pod_uid
+        ask = BindAsk(args.pod_namespace, name, uid, args.node, pod, gpunode, placement)
         outcome = self.ledger.bind(ask)
         if isinstance(outcome, Bound):
             self.bound.append(args)

@@ -5,6 +5,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -786,6 +787,27 @@ class TestPromisedFigure:
         )
         assert ledger.bind(stage.ask(pod())) == Bound()
         assert stage.node().spec.promised == "2Gi"
+
+
+@pytest.mark.parametrize("stale", [None, "node", "pod"])
+def test_what_was_found_before_holds_for_what_it_was_found_of_alone(stale: str | None) -> None:
+    stage = Stage()
+    ask = stage.ask(stage.pod())
+    if stale == "node":
+        stage.store.report([("n", DEVICES)])
+    elif stale == "pod":  # it has changed, and is read, as there is a promise to it
+        stage.store.touch_pod(stage.pod(), "again")
+        charged = adopt(stage.pod(), stage.node())
+        assert charged is not None
+        spec = GPUNodeSpec(initialised=True, reservations={"uid-p": charged})
+        stage.store.write_spec(stage.node(), spec)
+        ask = replace(ask, gpunode=stage.node())
+    charge = Charge(resource=RESOURCE, count=1, candidates={"GPU-0": 9})
+    found = Placement((charge,), {PLACEMENT: "found"})
+    assert stage.bind(replace(ask, placement=found)) == Bound()
+    (written,) = stage.node().spec.reservations["uid-p"].charges
+    assert written.candidates == {"GPU-0": 6 if stale else 9}
+    assert (stage.pod().annotation(PLACEMENT) == "found") == (stale is None)
 
 
 def test_many_threads_bind_one_node_and_none_gives_up() -> None:

@@ -119,14 +119,15 @@ def binds(
     """Bind a pod, knowing what ``held`` shows of it and of the node; nothing where it is None."""
     metadata = pod.metadata
 
+    shown = held.pods[metadata.name] if held else None
+    known = held.gpunodes[node] if held else None
+    # As who is asked has found already, and binds with if nothing has happened since.
+    found = fitted(shown, known) if shown and known else None
+    foreseen = found if isinstance(found, Placement) else None
+
     def work(store: Store) -> object:
         ask = protocol.BindAsk(
-            metadata.namespace,
-            metadata.name,
-            metadata.uid,
-            node,
-            held.pods[metadata.name] if held else None,
-            held.gpunodes[node] if held else None,
+            metadata.namespace, metadata.name, metadata.uid, node, shown, known, foreseen
         )
         return ledger(store, name, code).bind(ask)
 

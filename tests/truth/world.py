@@ -97,7 +97,9 @@ class World:
         self.sizes[uid] = gib * GIB
         node = node or self.best(pod)
         if node is not None:
-            ask = BindAsk("default", uid, uid, node, pod, self.state.gpunode(node))
+            held = self.state.gpunode(node)
+            placement = held and self.state.judge_as_weighed(pod, held, self.now_s)
+            ask = BindAsk("default", uid, uid, node, pod, held, placement)
             if self.ledger.bind(ask) == Bound():
                 return node
         self.store.delete_pod("default", uid)
