@@ -3,7 +3,7 @@
     python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
     python -m benchmarks.hotpath --json [--quick] [--nodes F ...] [--pods-per-device F ...]
         [--pod small|256Ki ...] [--form names|objects ...] [--fits all|one|none ...]
-        [--verb filter|prioritize|bind|explain|whatif ...] [--calls F]
+        [--verb filter|prioritize|bind|explain|whatif ...] [--calls F] [--best-only]
 
 Without ``--json`` a short table of filter and prioritize, and where their time goes: see
 ``table``. With it every verb in every case, as JSON: see ``matrix``. Each option that may be
@@ -30,6 +30,7 @@ def main(
     form: Annotated[list[str] | None, typer.Option(help="With --json: names, objects.")] = None,
     fits: Annotated[list[str] | None, typer.Option(help="With --json: all, one, none.")] = None,
     verb: Annotated[list[str] | None, typer.Option(help="With --json: filter, bind ...")] = None,
+    best_only: Annotated[bool, typer.Option("--best-only", help="filter_best_only.")] = False,
 ) -> None:
     if not as_json:
         tabulate(calls or 300, nodes or [100, 1_000, 5_000])
@@ -42,6 +43,7 @@ def main(
         "fits": fits,
         "verbs": verb,
         "calls": calls,
+        "best_only": best_only,
     }
     chosen = {name: value for name, value in given.items() if value}
     try:

@@ -7,6 +7,7 @@ node. The bodies of a case are the same in every run: the seed decides them.
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import msgspec
@@ -16,7 +17,7 @@ from benchmarks.hotpath.bodies import SEED, Bodies, Form, bind_of
 from benchmarks.hotpath.calling import Caller, Spread, spread
 from benchmarks.hotpath.fleet import DEVICES, FITS_NOWHERE, ROOMY
 from benchmarks.hotpath.machine import cores, processor, versions
-from benchmarks.hotpath.replica import replica
+from benchmarks.hotpath.replica import replica, run
 from benchmarks.hotpath.reports import Report, cost_of_reports
 from contract.annotations import VRAM
 
@@ -100,6 +101,9 @@ class Choice(msgspec.Struct, frozen=True):
     fits: Sequence[Fits] = FITS
     verbs: Sequence[Verb] = VERBS
     calls: int = 100
+    #: Filter answers with the best node alone, as it is shipped beside a kube-scheduler; then
+    #: nobody calls prioritize.
+    best_only: bool = False
 
 
 QUICK = Choice(
@@ -111,7 +115,8 @@ def results(choice: Choice) -> Results:
     began_s = time.monotonic()
     cases: list[Measured] = []
     for nodes, pods_per_device in itertools.product(choice.nodes, choice.pods_per_device):
-        with replica(nodes, pods_per_device) as where:
+        target = partial(run, best_only=choice.best_only)
+        with replica(nodes, pods_per_device, target) as where:
             caller, debug = Caller(where.verbs), Caller(where.debug)
             for case in _cases(choice, nodes, pods_per_device):
                 _say(f"{time.monotonic() - began_s:>6.0f} s  {case}")
@@ -159,7 +164,8 @@ class _Run:
     """The calls of one case."""
 
     def __init__(self, case: Case, choice: Choice, caller: Caller, debug: Caller) -> None:
-        self._case, self._verbs = case, choice.verbs
+        self._case, self._best_only = case, choice.best_only
+        self._verbs = [v for v in choice.verbs if v != "prioritize" or not self._best_only]
         self._caller, self._debug = caller, debug
         self._took: dict[Verb, list[int]] = {}
         self._echoed: dict[Verb, list[int]] = {}
@@ -175,9 +181,10 @@ class _Run:
         if told["Error"]:
             raise RuntimeError(f"{self._case}: {told['Error']}")
         passed = bodies.of_those_that_passed(body, answer)
+        # But for nodes that the pods filled that were bound before.
+        most_fit = 1 if self._best_only else self._case.nodes
         least, most = {
-            # But for nodes that the pods filled that were bound before.
-            "all": (round(_NEARLY_ALL * self._case.nodes), self._case.nodes),
+            "all": (round(_NEARLY_ALL * most_fit), most_fit),
             "one": (1, 1),
             "none": (0, 0),
         }[self._case.fits]
@@ -190,15 +197,18 @@ class _Run:
             self._whatif(body, turn)
         if not passed:
             return
-        if "prioritize" in self._verbs:
+        best = ""
+        if self._best_only and self._case.form == "names":
+            (best,) = told["NodeNames"]
+        elif "prioritize" in self._verbs:
             scores = msgspec.json.decode(self._call("prioritize", passed, turn))
             best = max(scores, key=lambda each: each["Score"])["Host"]
-            # Pods of the other cases would fill the node that has room.
-            if "bind" in self._verbs and self._case.fits == "all" and turn < _MOST_BINDS:
-                self._caller.post("drive/admit", body)
-                told = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))
-                if told["Error"]:
-                    raise RuntimeError(f"{self._case}: not bound: {told['Error']}")
+        # Pods of the other cases would fill the node that has room.
+        if best and "bind" in self._verbs and self._case.fits == "all" and turn < _MOST_BINDS:
+            self._caller.post("drive/admit", body)
+            told = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))
+            if told["Error"]:
+                raise RuntimeError(f"{self._case}: not bound: {told['Error']}")
 
     def _call(self, verb: Verb, body: bytes, turn: int) -> bytes:
         if verb not in self._verbs:

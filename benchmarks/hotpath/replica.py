@@ -58,14 +58,15 @@ def replica(nodes: int, pods_per_device: int, target: Any = None) -> Iterator[Wh
         child.join()
 
 
-def run(nodes: int, pods_per_device: int, pipe: Connection) -> None:
+def run(nodes: int, pods_per_device: int, pipe: Connection, best_only: bool = False) -> None:
     quiet()
     keep_what_answers_need()
-    uvloop.run(_run(Fleet(nodes, pods_per_device), pipe))
+    uvloop.run(_run(Fleet(nodes, pods_per_device), pipe, best_only))
 
 
-async def _run(fleet: Fleet, pipe: Connection) -> None:
-    settings = Settings(verbs_port=0, debug_port=0, stale_after_s=1e9)
+async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
+    ports = {"verbs_port": 0, "debug_port": 0}
+    settings = Settings(**ports, stale_after_s=1e9, filter_best_only=best_only)
     extender = Extender(settings, unready=lambda: "")
     store = EmbeddedStore(extender.deliver, time.monotonic)
     now_s = time.monotonic()

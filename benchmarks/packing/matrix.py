@@ -1,19 +1,22 @@
 """Headroom's policies against the published BestFit, on every workload that can be made of one.
 
     python -m benchmarks.packing.matrix --nodes nodes.csv --pods pods.csv [--choice steered]
-        [--mix random-1] [--seed 1 --seed 2] [--others bestfit]
+        [--mix random-1] [--seed 1 --seed 2] [--others bestfit] [--ties 4]
 
 Both have the same pools of nodes. BestFit places pods without a GPU by its own rule, Headroom as
 it asks kube-scheduler to, or as ``--others`` says. Figures are points admitted above BestFit @90
 and @100, the mean of the seeds and the least of any; below the table stands whether the goals of
-``docs/packing.md`` are met.
+``docs/packing.md`` are met. With ``--ties`` BestFit is also held against itself, with equal nodes
+in other orders: what differs then is chance.
 """
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from benchmarks.packing.__main__ import OPENB, SEEDS, check, check_mix, in_turn, machine_line
@@ -27,6 +30,7 @@ from benchmarks.packing.workload import Ask, BadFile, Node, ask, read_nodes, rea
 LEAST, MEAN = -0.5, 1.5
 READ = ("90", "100")
 BASELINE = "bestfit"
+ITSELF = "bestfit, other ties"
 
 
 def main(
@@ -42,6 +46,7 @@ def main(
         str, typer.Option(help=f"Who places pods without a GPU: own, {', '.join(OTHERS)}.")
     ] = "own",
     churn: Annotated[bool, typer.Option("--churn", help="Pods leave; points running.")] = False,
+    ties: Annotated[int, typer.Option(help="Other orders of equal nodes, for BestFit itself.")] = 0,
 ) -> None:
     """Print by how much each policy admits more than BestFit."""
     policies = policy or ["pack", "fragmentation"]
@@ -58,7 +63,8 @@ def main(
     seeds = tuple(seed or SEEDS)
     counts = f"seeds {', '.join(map(str, seeds))}"
     typer.echo(f"{nodes.name}, {pods.name}, {choice}, others {others}; {counts}; {machine_line()}")
-    typer.echo(f"\n| workload | {' | '.join(policies)} |\n{'|---' * (1 + len(policies))}|")
+    titles = [*policies, *([ITSELF] if ties else [])]
+    typer.echo(f"\n| workload | {' | '.join(titles)} |\n{'|---' * (1 + len(titles))}|")
     above: dict[str, list[tuple[float, ...]]] = {name: [] for name in policies}
     for name in mixed or MIXES:
         asks = tuple(ask(pod, "vram") for pod in mix(name, listed, there))
@@ -66,13 +72,12 @@ def main(
         cells = []
         for each in policies:
             found = _figures(each, there, asks, choice, others, seeds, churn)
-            points = [
-                [ours - theirs for ours, theirs in zip(*pair, strict=True)]
-                for pair in zip(found, base, strict=True)
-            ]
-            columns = list(zip(*points, strict=True))
+            columns = _above(found, base)
             above[each].append(tuple(statistics.mean(column) for column in columns))
-            cells.append(", ".join(f"{statistics.mean(c):+.2f} ({min(c):+.1f})" for c in columns))
+            cells.append(_cell(columns))
+        if ties:
+            found = _figures(BASELINE, there, asks, choice, "own", seeds, churn, ties)
+            cells.append(_cell(_above(found, [each for each in base for _ in range(ties)])))
         typer.echo(f"| {name} | {' | '.join(cells)} |")
     for each, rows in above.items():
         least, mean = min(min(row) for row in rows), statistics.mean(row[-1] for row in rows)
@@ -88,10 +93,23 @@ def _figures(
     others: str,
     seeds: Sequence[int],
     churn: bool,
+    ties: int = 0,
 ) -> list[tuple[float, ...]]:
-    """Of each seed."""
+    """Of each seed; of each of so many other orders of equal nodes, where there are any."""
+    orders = range(1, ties + 1) if ties else (0,)
     runs = [
-        Run(nodes, asks, "vram", policy, choice, others, number, churn=churn) for number in seeds
+        Run(
+            nodes,
+            asks,
+            "vram",
+            policy,
+            choice,
+            others,
+            number,
+            ranks=_order(len(nodes), number, tie),
+            churn=churn,
+        )
+        for number, tie in itertools.product(seeds, orders)
     ]
     found = list(in_turn(runs))
     if any(each["overcommits"] for each in found):
@@ -99,6 +117,25 @@ def _figures(
     if churn:
         return [(each["running_pct"],) for each in found]
     return [tuple(each["admitted_pct"][at] for at in READ) for each in found]
+
+
+def _order(nodes: int, seed: int, tie: int) -> tuple[int, ...]:
+    """Empty: as they are given."""
+    lots = np.random.default_rng([seed, tie])
+    return tuple(lots.permutation(nodes).tolist()) if tie else ()
+
+
+def _above(
+    found: Sequence[tuple[float, ...]], base: Sequence[tuple[float, ...]]
+) -> list[list[float]]:
+    """Points, a list for each figure."""
+    pairs = zip(found, base, strict=True)
+    points = [[ours - theirs for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
+    return [list(column) for column in zip(*points, strict=True)]
+
+
+def _cell(columns: Sequence[Sequence[float]]) -> str:
+    return ", ".join(f"{statistics.mean(c):+.2f} ({min(c):+.1f})" for c in columns)
 
 
 if __name__ == "__main__":

@@ -252,12 +252,11 @@ class Extender:
 
     def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-            began_s, name = time.monotonic(), args.pod_name
+            began_s, names = time.monotonic(), (args.pod_namespace, args.pod_name)
             placement = self._foreseen(pod, gpunode, began_s)
-            node, uid = args.node, args.pod_uid
-            ask = BindAsk(args.pod_namespace, name, uid, node, pod, gpunode, placement)
+            ask = BindAsk(*names, args.pod_uid, args.node, pod, gpunode, placement)
             if pod is not None:
-                self.deliver([BindBegun(pod, node, placement)])
+                self.deliver([BindBegun(pod, ask.node, placement)])
             try:
                 outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
             finally:
