@@ -6,8 +6,8 @@ would ask for it again: a third of a millisecond for 5,000 nodes.
 A collection of garbage looks at every list and set of what is held, or that is new, for a
 millisecond to a third of a second in which no call is answered, and finds next to nothing: what is
 held is freed when it is replaced. So the collector does nothing by itself. What was there at the
-start is left out of it for good, and all else is looked at when nobody calls, or when much is
-new, or once an hour.
+start is left out of it for good, and all else is looked at when something is new: once nobody
+calls, or after an hour, and at once when it is much.
 """
 
 import asyncio
@@ -24,6 +24,8 @@ _SPARE_BYTES = 8 << 20
 #: Containers made since the last collection and not freed, before there is another one: what came
 #: to be held, and garbage, of which that would be some 50 MB.
 _MOST_NEW = 500_000
+#: So few are left alone: at most some 5 MB of garbage.
+_SOME_NEW = 50_000
 #: After so long without a call the next one is hardly due this very moment.
 _LULL_S = 5.0
 _AT_LEAST_S, _AT_MOST_S = 600.0, 3600.0
@@ -50,8 +52,8 @@ async def collect_in_lulls(
             await asyncio.sleep(lull_s)
             quiet, begun = calls.begun == begun and not calls.under_way, calls.begun
             since_s = time.monotonic() - collected_s
-            is_due = since_s >= (at_least_s if quiet else at_most_s)
-            if is_due or gc.get_count()[0] > _MOST_NEW:
+            is_due, new = since_s >= (at_least_s if quiet else at_most_s), gc.get_count()[0]
+            if (is_due and new > _SOME_NEW) or new > _MOST_NEW:
                 gc.collect()
                 collected_s = time.monotonic()
     finally:

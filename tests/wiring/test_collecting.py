@@ -5,10 +5,10 @@ import contextlib
 from unittest.mock import Mock, patch
 
 from extender.web.calls import Calls
-from extender.wiring.memory import _MOST_NEW, collect_in_lulls
+from extender.wiring.memory import _MOST_NEW, _SOME_NEW, collect_in_lulls
 
 
-def collections(calling: bool, at_most_s: float, new: int = 0) -> tuple[Mock, int]:
+def collections(calling: bool, at_most_s: float, new: int = _SOME_NEW + 1) -> tuple[Mock, int]:
     """The collector, and how often it went through everything in 20 lulls, the first time aside."""
 
     async def play() -> tuple[Mock, int]:
@@ -40,3 +40,7 @@ def test_it_leaves_calls_alone_but_not_for_ever() -> None:
     assert collections(calling=True, at_most_s=3600.0)[1] <= 3  # a lull on a busy machine
     assert collections(calling=True, at_most_s=0.0)[1] > 3
     assert collections(calling=True, at_most_s=3600.0, new=_MOST_NEW + 1)[1] > 3
+
+
+def test_what_little_is_new_is_left_alone() -> None:
+    assert collections(calling=False, at_most_s=0.0, new=_SOME_NEW)[1] == 0
