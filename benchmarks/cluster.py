@@ -10,6 +10,7 @@ schedules as many pods that came at once, then some that come one at a time:
     nothing   an extender that refuses nothing and binds (benchmarks/real/nothing.py)
     swap      the same, and a bare compare-and-swap on the node's GPUNode before the Binding
     headroom  the extender as it is shipped
+    all       the same without ``filter_best_only``: only where it is asked for by ``--variants``
 
 All are told the same ``percentageOfNodesToScore`` and start afresh, in another order each round;
 what is compared is the rate within a round. The CPU seconds of all processes for one pod stand

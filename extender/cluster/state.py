@@ -285,7 +285,6 @@ class ClusterState:
         promised, request = gpunode.spec.reservations.keys(), self.understand(pod)
         if (
             gpunode is not self._gpunodes.get(name)
-            or name in self._dirty
             or uid in promised
             or uid in self._uids_on.get(name, ())
             or not self._assumed.get(name, NOTHING).keys() <= promised
@@ -293,11 +292,9 @@ class ClusterState:
             or not request.asks
         ):
             return None
-        snap = self._table.snapshot()
-        row = snap.row_of.get(name)
-        if row is None:
+        snap = self._alone(name)
+        if snap is None:
             return None
-        snap = snap.part(np.array([row]))
         verdicts = fit(request, snap, np.array([0]), now_s)
         return None if verdicts.reason(0) else place(request, snap, verdicts, 0)
 
@@ -670,18 +667,23 @@ class ClusterState:
         request, name = self.understand(pod), gpunode.name
         if isinstance(request, Unreadable):
             return None
-        snap = self._table.snapshot()
-        row = snap.row_of.get(name)
-        if row is None or name in self._dirty:
+        snap = self._alone(name)
+        if snap is None:
             assumed = self._assumed.get(name, NOTHING)
             snap = build([self.terms_of(name, gpunode, assumed=assumed)])
-        else:
-            snap = snap.part(np.array([row]))
         verdicts = fit(request, snap, np.array([0]), NEVER_S)
         if verdicts.reason(0) is not None or not request.asks:
             return None
         promised = list(charges(request, snap, verdicts, 0))
         return Reservation(pod.metadata.namespace, pod.metadata.name, promised)
+
+    def _alone(self, name: str) -> Snapshot | None:
+        """The node as it was weighed last; None where it waits to be weighed."""
+        if name in self._dirty:
+            return None
+        snap = self._table.snapshot()
+        row = snap.row_of.get(name)
+        return None if row is None else snap.part(np.array([row]))
 
     def _counts_already(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
         """Whether nothing of the node has to be weighed again for this version of its object."""

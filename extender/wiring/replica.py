@@ -252,9 +252,17 @@ class Extender:
 
     def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-            began_s, names = time.monotonic(), (args.pod_namespace, args.pod_name)
+            began_s = time.monotonic()
             placement = self._foreseen(pod, gpunode, began_s)
-            ask = BindAsk(*names, args.pod_uid, args.node, pod, gpunode, placement)
+            ask = BindAsk(
+                args.pod_namespace,
+                args.pod_name,
+                args.pod_uid,
+                args.node,
+                pod,
+                gpunode,
+                placement,
+            )
             if pod is not None:
                 self.deliver([BindBegun(pod, ask.node, placement)])
             try:

@@ -100,7 +100,6 @@ def test_whoever_has_let_go_is_not_waited_for_though_it_has_its_promise_still() 
 def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_it() -> None:
     row = PodUse("gone", "GPU-1", replica="GPU-1::0", used_bytes=20 * GIB)
     promises = {"gone": promise(20, "GPU-1"), "p": promise(20, "GPU-1")}
-    # It is on its way, for all that we know; and its room is free.
     assert chosen(BOTH, promises, (held("gone", "GPU-1::0"),), pods=(row,)) == "GPU-1"
 
 
