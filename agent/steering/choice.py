@@ -12,6 +12,9 @@ largest. While one is on its way nothing else is promised on this node but on th
 so what is found free elsewhere is free. Nowhere room is a refusal: the pod fails, and nothing is
 overcommitted.
 
+Who was promised no device by name, as when nobody steered, was promised what the plugin's own order
+comes to, and so were others after it: of the devices with room it is the one the plugin would take.
+
 A stranger comes where most is left: who was bound by somebody else is charged and never refused,
 unless one of ours, which it could be, would have to be.
 """
@@ -35,6 +38,9 @@ from contract.gpunode import (
     PodUse,
     Reservation,
 )
+
+#: Times the replicas taken of a device: the plugin takes the device with the least of it.
+_ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +94,32 @@ def choose(
         return Choice(())
     ours = [each for each in waiting if ADOPTED not in each[1].flags and not each[2].by_environment]
     promised = {charge.choice for _, _, charge in ours}
-    wanted = promised.pop() if len(promised) == 1 else ""
+    wanted = next(iter(promised)) if len(promised) == 1 else ""
     rooms: list[_Room] = []
     for memory in memories(sample.devices):
         for device in memory:
             given = _given(wish, free.get(device.uuid, ()))
             if given and device.resource == resource:
-                rooms.append(_room(given, device, memory, spec, sample, limits))
+                left = len(free[device.uuid])
+                rooms.append(_room(given, left, device, memory, spec, sample, limits))
 
-    def fullest(these: Sequence[_Waiting]) -> _Room | None:
+    order = _ORDER[sample.plugin.allocation_policy] if promised == {""} else 0
+
+    def best_for(these: Sequence[_Waiting]) -> _Room | None:
         """What was promised, or else the fullest, where any of these has room."""
         good = [room for room in rooms if room.takes(these)]
         return min(
             good,
-            key=lambda room: (room.device != wanted, room.left_bytes, room.device),
+            key=lambda room: (
+                room.device != wanted,
+                order * room.taken,
+                room.left_bytes,
+                room.device,
+            ),
             default=None,
         )
 
-    best = (fullest(waiting) if waiting else None) or (fullest(ours) if ours else None)
+    best = (best_for(waiting) if waiting else None) or (best_for(ours) if ours else None)
     if best is None and ours:
         if not rooms and any(not charge.choice for _, _, charge in ours):
             return Choice(())  # several of one container, promised when nobody steered
@@ -169,6 +183,8 @@ class _Room:
     sitting: Set[str]
     healthy: bool
     left_bytes: int
+    #: Replicas that the plugin cannot give: allocated, or unhealthy.
+    taken: int
 
     def takes(self, these: Sequence[_Waiting]) -> bool:
         """Whether each of these has room here. Of a pod that sits here already all that it asks
@@ -183,6 +199,7 @@ class _Room:
 
 def _room(
     replicas: tuple[str, ...],
+    free: int,
     device: Device,
     memory: Sequence[Device],
     spec: GPUNodeSpec,
@@ -201,6 +218,7 @@ def _room(
         sitting={promised_to(row, spec) for row in rows} | certain(spec, memory),
         healthy=all(mate.healthy for mate in memory),
         left_bytes=allocatable_bytes - taken,
+        taken=device.replicas.total - free,
     )
 
 

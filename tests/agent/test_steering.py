@@ -1,6 +1,6 @@
 """Which replicas a container gets on a steered node, whoever it belongs to."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from contract.gpunode import (
     Device,
     GPUNodeSpec,
     GPUNodeStatus,
+    Plugin,
     PodUse,
     Replicas,
     Reservation,
@@ -157,6 +158,40 @@ def test_whoever_was_bound_by_somebody_else_is_not_refused_and_refuses_nobody() 
 
 def test_a_promise_without_a_choice_is_refused_too_where_it_has_room_nowhere() -> None:
     assert answer(BOTH, {"p": promise(30)}) == NoRoom(30 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fuller", "device"),
+    [
+        ("distributed", "GPU-0", "GPU-1"),
+        ("packed", "GPU-1", "GPU-0"),
+        ("unknown", "GPU-0", "GPU-0"),
+        ("unknown", "GPU-1", "GPU-1"),
+    ],
+)
+def test_whoever_was_promised_no_device_gets_the_one_that_the_plugin_would_give(
+    policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
+) -> None:
+    """Others were promised since what is left in that order. GPU-0 has a replica less."""
+    used = {"used_bytes": 18 * GIB, "unowned_bytes": 18 * GIB}
+    devices = [gpu(name, **(used if name == fuller else {})) for name in ("GPU-0", "GPU-1")]
+    sample = GPUNodeStatus(
+        devices=devices,
+        pods=[PodUse("s", "GPU-0", replica="GPU-0::0")],
+        plugin=Plugin(allocation_policy=policy),
+    )
+    wish = free("GPU-0::1", *(f"GPU-1::{number}" for number in range(4)))
+
+    def given(waiting: Reservation) -> str:
+        spec = GPUNodeSpec(True, {"s": promise(2, "GPU-0"), "p": waiting})
+        found = choose(wish, RESOURCE, spec, sample, (held("s", "GPU-0::0"),), NO_LIMITS)
+        assert isinstance(found, Choice)
+        return found.device
+
+    assert given(promise(4)) == device
+    # What has a name is that one, and where it has no room no order is of use.
+    assert {given(promise(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
+    assert given(promise(12)) != fuller
 
 
 def test_of_several_that_were_promised_different_devices_each_gets_room_for_the_largest() -> None:
