@@ -253,12 +253,7 @@ class KubeApi:
     ) -> urllib3.BaseHTTPResponse:
         if self._is_closed:
             raise NoAnswer(f"{method} {path}: not sent, as this process ends")
-        headers = {"Accept": accept, "User-Agent": "headroom"}
-        # Asked anew each time: service account tokens are rotated under a running process.
-        settings: Any = self._configuration.auth_settings()
-        for setting in settings.values():
-            if setting["in"] == "header" and setting["value"]:
-                headers[setting["key"]] = setting["value"]
+        headers = request_headers(self._configuration, accept)
         if body is not None:
             headers["Content-Type"] = content_type
         try:
@@ -283,14 +278,32 @@ class KubeApi:
         response.release_conn()
         if 200 <= response.status < 300:
             return body
-        message = status_message(body) or response.reason or ""
-        retry_after = response.headers.get("Retry-After", "")
-        retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
-        raise ApiStatus(call, response.status, message, retry_after_s)
+        raise refusal(call, response.status, body, response.reason, response.headers)
 
 
 def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw]) -> list[T]:
     return [item for raw in raws if (item := take(raw)) is not None]
+
+
+def request_headers(configuration: Configuration, accept: str) -> dict[str, str]:
+    """Who asks, as what, and for what; of a request without a body."""
+    headers = {"Accept": accept, "User-Agent": "headroom"}
+    # Asked anew each time: service account tokens are rotated under a running process.
+    settings: Any = configuration.auth_settings()
+    for setting in settings.values():
+        if setting["in"] == "header" and setting["value"]:
+            headers[setting["key"]] = setting["value"]
+    return headers
+
+
+def refusal(
+    call: str, status: int, body: bytes, phrase: str | None, headers: Mapping[str, str]
+) -> ApiStatus:
+    """What an answer other than success says; ``phrase`` stands beside its status."""
+    message = status_message(body) or phrase or ""
+    retry_after = headers.get("Retry-After", "")
+    retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
+    return ApiStatus(call, status, message, retry_after_s)
 
 
 def status_message(body: bytes) -> str:

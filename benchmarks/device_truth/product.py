@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
+from tests.blocking import Ledger
 
 from benchmarks.device_truth.agents import GPU, Agent
 from benchmarks.device_truth.arrivals import Job
@@ -40,7 +41,7 @@ from extender.cluster.events import BackOffEnded, Event, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.eviction import Evictions
-from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.aside import aside
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules

@@ -23,7 +23,7 @@ from benchmarks.hotpath.fleet import MIB, Fleet
 from benchmarks.hotpath.machine import quiet
 from contract.kube import Node, Pod
 from extender.cluster.events import Relisted
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.settings import Settings
 from extender.web.wire import decode_offer
 from extender.wiring.memory import keep_what_answers_need
@@ -85,9 +85,9 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
 
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
     """Serve until a signal."""
-    own = extender.verbs(extender.open_ledger(store), shown=lambda pod: None)
+    own = extender.verbs(extender.open_ledger(Awaited(store)), shown=lambda pod: None)
     # The last, as it is those that are served for which the extender works ahead.
-    verbs = extender.verbs_app(extender.open_ledger(store), shown=lambda pod: None)
+    verbs = extender.verbs_app(extender.open_ledger(Awaited(store)), shown=lambda pod: None)
     reports = 0
 
     async def echo(request: Request) -> Response:
@@ -140,4 +140,4 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0))
 
     await asyncio.sleep(0)
-    await serve(extender, extender.open_ledger(store), verbs, debug, announce)
+    await serve(extender, extender.open_ledger(Awaited(store)), verbs, debug, announce)

@@ -7,7 +7,7 @@ watchers are told in the order of writes. What a network does to a store can be 
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import Pod, PodSpec
 from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import StoreConflict, StoreNotFound
-from extender.ledger.store import Binding
+from extender.ledger.store import Binding, Store
 
 T = TypeVar("T")
 
@@ -29,8 +29,56 @@ def no_fault(operation: str, when: str) -> None:
     """The network on a good day."""
 
 
+class AtOnce(Protocol):
+    """A ``Store`` whose answers are there when they are asked for."""
+
+    def read_gpunode(self, name: str) -> GPUNode | None: ...
+    def create_gpunode(self, gpunode: GPUNode) -> GPUNode: ...
+    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode: ...
+    def let_go(self, gpunode: GPUNode) -> None: ...
+    def read_pod(self, namespace: str, name: str) -> Pod | None: ...
+    def read_heartbeat_version(self, node: str) -> str: ...
+    def list_pods(self, node: str | None = None) -> list[Pod]: ...
+    def bind(self, binding: Binding) -> None: ...
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod: ...
+
+
+class Awaited(Store):
+    """That as a ``Store``; nothing of it is ever waited for."""
+
+    def __init__(self, store: AtOnce) -> None:
+        self._store = store
+
+    async def read_gpunode(self, name: str) -> GPUNode | None:
+        return self._store.read_gpunode(name)
+
+    async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        return self._store.create_gpunode(gpunode)
+
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        return self._store.write_spec(before, spec)
+
+    async def let_go(self, gpunode: GPUNode) -> None:
+        self._store.let_go(gpunode)
+
+    async def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return self._store.read_pod(namespace, name)
+
+    async def read_heartbeat_version(self, node: str) -> str:
+        return self._store.read_heartbeat_version(node)
+
+    async def list_pods(self, node: str | None = None) -> list[Pod]:
+        return self._store.list_pods(node)
+
+    async def bind(self, binding: Binding) -> None:
+        self._store.bind(binding)
+
+    async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+        return self._store.touch_pod(pod, value, key)
+
+
 class EmbeddedStore:
-    """Implements ``Store``; safe to use from several threads."""
+    """A store ``AtOnce``; safe to use from several threads."""
 
     def __init__(
         self,

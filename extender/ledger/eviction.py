@@ -41,10 +41,10 @@ STAYS = (
 class Hands(Protocol):
     """What is done to pods besides binding them."""
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         """Have the pod ended, if it still is the one that was read; raises store errors."""
 
-    def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
         """Write an Event on the pod, once for each reason; raises nothing."""
 
 
@@ -57,7 +57,7 @@ class Sent:
 
 
 class Evictions:
-    """``misplaced`` decides on one very object of a node. Methods block, on any thread."""
+    """``misplaced`` decides on one very object of a node."""
 
     def __init__(
         self, store: Store, ledger: Ledger, hands: Hands, misplaced: Callable[[GPUNode], Misplaced]
@@ -67,22 +67,22 @@ class Evictions:
         self._hands = hands
         self._misplaced = misplaced
 
-    def send_away(self, node: str) -> Sent:
+    async def send_away(self, node: str) -> Sent:
         """Have those leave the node that are to; store errors are raised but where they are about
         one pod."""
         for _ in range(ATTEMPTS):
-            gpunode = self._store.read_gpunode(node)
+            gpunode = await self._store.read_gpunode(node)
             if gpunode is None:
                 return Sent()
             leave = self._misplaced(gpunode).leave
             with suppress(StoreConflict, StoreNotFound):
-                return self._evict(self._ledger.mark(gpunode, leave))
+                return await self._evict(await self._ledger.mark(gpunode, leave))
         return Sent()
 
-    def tell_stuck(self, pod: Pod) -> None:
-        self._hands.tell(pod, NO_ROOM, STAYS)
+    async def tell_stuck(self, pod: Pod) -> None:
+        await self._hands.tell(pod, NO_ROOM, STAYS)
 
-    def _evict(self, gpunode: GPUNode) -> Sent:
+    async def _evict(self, gpunode: GPUNode) -> Sent:
         evicted: list[str] = []
         refused: list[tuple[str, str]] = []
         for uid, promise in gpunode.spec.reservations.items():
@@ -90,11 +90,11 @@ class Evictions:
                 continue
             try:
                 # After the mark: from now on its agent does not let it start.
-                pod = self._store.read_pod(promise.namespace, promise.name)
+                pod = await self._store.read_pod(promise.namespace, promise.name)
                 if pod is not None and _may_go(pod, uid, gpunode.name):
-                    self._hands.evict(pod)
+                    await self._hands.evict(pod)
                     evicted.append(uid)
-                    self._hands.tell(pod, NO_ROOM, LEAVES)
+                    await self._hands.tell(pod, NO_ROOM, LEAVES)
             except (StoreConflict, StoreNotFound):
                 continue  # it changed or went: the next round looks again
             except StoreError as err:

@@ -1,5 +1,6 @@
 """Evictions and Events at the Kubernetes API server."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -8,26 +9,28 @@ import msgspec
 
 from contract.kube import Pod
 from extender.cluster.notices import Notice, pod_notice
-from extender.kubeapi import ApiError, KubeApi
+from extender.kubeapi import ApiError
 from extender.ledger.kubernetes import store_error
+from extender.loopapi import LoopApi
 
 _encode = msgspec.json.Encoder().encode
 
 
 class KubernetesHands:
-    """``extender.ledger.eviction.Hands`` over the API server; ``post`` writes an Event."""
+    """``extender.ledger.eviction.Hands`` over the API server; ``post`` writes an Event, on a
+    thread."""
 
-    def __init__(self, api: KubeApi, post: Callable[[Notice], bool]) -> None:
+    def __init__(self, api: LoopApi, post: Callable[[Notice], bool]) -> None:
         self._api = api
         self._post = post
 
-    def evict(self, pod: Pod) -> None:
-        self._evict(pod, {})
+    async def evict(self, pod: Pod) -> None:
+        await self._evict(pod, {})
 
-    def may_evict(self, pod: Pod) -> None:
-        self._evict(pod, {"dryRun": ["All"]})
+    async def may_evict(self, pod: Pod) -> None:
+        await self._evict(pod, {"dryRun": ["All"]})
 
-    def _evict(self, pod: Pod, options: Mapping[str, Any]) -> None:
+    async def _evict(self, pod: Pod, options: Mapping[str, Any]) -> None:
         metadata = pod.metadata
         body = {
             "apiVersion": "policy/v1",
@@ -44,9 +47,9 @@ class KubernetesHands:
         namespace, name = quote(metadata.namespace, safe=""), quote(metadata.name, safe="")
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         try:
-            self._api.call("POST", path, body=_encode(body))
+            await self._api.call("POST", path, body=_encode(body))
         except ApiError as err:
             raise store_error(f"evict pod {metadata.namespace}/{metadata.name}", err) from err
 
-    def tell(self, pod: Pod, reason: str, message: str) -> None:
-        self._post(pod_notice(pod, reason, message, key=""))
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+        await asyncio.to_thread(self._post, pod_notice(pod, reason, message, key=""))

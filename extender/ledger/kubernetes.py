@@ -5,6 +5,7 @@ not come, and every answer of the server that leaves open what it did (5xx, 408,
 ``OutcomeUnknown``; the caller reads before it tries again.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from extender.errors import (
 )
 from extender.kubeapi import JSON, METADATA_ONLY, ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.ledger.store import Binding
+from extender.loopapi import LoopApi
 
 #: From then on the API server keeps no account of who wrote which field, which nobody asks for and
 #: which took a third of its time for each promise and each report.
@@ -60,68 +62,76 @@ class KubernetesStore:
     """``extender.ledger.store.Store`` over the API server."""
 
     def __init__(
-        self, api: KubeApi, *, lease_namespace: str = "headroom-system", page_size: int = _PAGE_SIZE
+        self,
+        api: LoopApi,
+        lists: KubeApi,
+        *,
+        lease_namespace: str = "headroom-system",
+        page_size: int = _PAGE_SIZE,
     ) -> None:
+        """``lists`` is called on threads, for what is long."""
         self._api = api
+        self._lists = lists
         self._leases = (
             f"/apis/coordination.k8s.io/v1/namespaces/{quote(lease_namespace, safe='')}/leases"
         )
         self._page_size = page_size
 
-    def read_gpunode(self, name: str) -> GPUNode | None:
+    async def read_gpunode(self, name: str) -> GPUNode | None:
         what = f"read GPUNode {name}"
         try:
-            body = self._call(what, "GET", _gpunode_path(name))
+            body = await self._call(what, "GET", _gpunode_path(name))
         except StoreNotFound:
             return None
         return _read(what, _decode_gpunode, body)
 
-    def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+    async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
         what = f"create GPUNode {gpunode.name}"
         # A resourceVersion in a creation is refused. The status is stripped by the server.
         metadata = msgspec.structs.replace(gpunode.metadata, resource_version="", uid="")
         body = encode_gpunode(msgspec.structs.replace(gpunode, metadata=metadata))
-        return _read(what, _decode_gpunode, self._call(what, "POST", _GPUNODES, body))
+        return _read(what, _decode_gpunode, await self._call(what, "POST", _GPUNODES, body))
 
-    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         what = f"write spec of GPUNode {before.name}"
         version = _version(what, before.metadata.resource_version)
         changes = spec_patch(before.spec, spec)
         untracked = {"managedFields": UNTRACKED} if changes else {}
         patch = {"metadata": {"resourceVersion": version, **untracked}, "spec": changes}
         path = _gpunode_path(before.name)
-        body = self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
+        body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
         # On condition of all of ``before``: nothing else of it can have changed.
         metadata = _read(what, _decode_written, body).metadata
         return msgspec.structs.replace(before, metadata=metadata, spec=spec)
 
-    def let_go(self, gpunode: GPUNode) -> None:
+    async def let_go(self, gpunode: GPUNode) -> None:
         what = f"let go of GPUNode {gpunode.name}"
         others = [name for name in gpunode.metadata.finalizers or () if name != FINALIZER]
         version = _version(what, gpunode.metadata.resource_version)
         patch = {"metadata": {"resourceVersion": version, "finalizers": others or None}}
-        self._call(what, "PATCH", _gpunode_path(gpunode.name), _encode(patch), _MERGE_PATCH)
+        await self._call(what, "PATCH", _gpunode_path(gpunode.name), _encode(patch), _MERGE_PATCH)
 
-    def read_pod(self, namespace: str, name: str) -> Pod | None:
+    async def read_pod(self, namespace: str, name: str) -> Pod | None:
         what = f"read pod {namespace}/{name}"
         try:
-            body = self._call(what, "GET", _pod_path(namespace, name))
+            body = await self._call(what, "GET", _pod_path(namespace, name))
         except StoreNotFound:
             return None
         return _read(what, _decode_pod, body)
 
-    def read_heartbeat_version(self, node: str) -> str:
+    async def read_heartbeat_version(self, node: str) -> str:
         what = f"read Lease of node {node}"
         try:
-            body = self._call(what, "GET", f"{self._leases}/{quote(node, safe='')}")
+            body = await self._call(what, "GET", f"{self._leases}/{quote(node, safe='')}")
         except StoreNotFound:
             return ""
         return _read(what, _decode_lease, body).metadata.resource_version
 
-    def list_pods(self, node: str | None = None) -> list[Pod]:
+    async def list_pods(self, node: str | None = None) -> list[Pod]:
         what = "list pods"
         try:
-            listing = self._api.list(
+            listing = await asyncio.to_thread(
+                self._lists.list,
                 "/api/v1/pods",
                 partial(_read, what, _decode_pod),
                 page_size=self._page_size,
@@ -131,7 +141,7 @@ class KubernetesStore:
             raise store_error(what, err) from err
         return listing.items
 
-    def bind(self, binding: Binding) -> None:
+    async def bind(self, binding: Binding) -> None:
         what = f"bind pod {binding.namespace}/{binding.name} to node {binding.node}"
         body = {
             "apiVersion": "v1",
@@ -146,9 +156,9 @@ class KubernetesStore:
             "target": {"apiVersion": "v1", "kind": "Node", "name": binding.node},
         }
         path = f"{_pod_path(binding.namespace, binding.name)}/binding"
-        self._call(what, "POST", path, _encode(body))
+        await self._call(what, "POST", path, _encode(body))
 
-    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+    async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         metadata = pod.metadata
         what = f"touch pod {metadata.namespace}/{metadata.name}"
         patch = {
@@ -159,10 +169,10 @@ class KubernetesStore:
             }
         }
         path = _pod_path(metadata.namespace, metadata.name)
-        body = self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH)
+        body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH)
         return _read(what, _decode_pod, body)
 
-    def _call(
+    async def _call(
         self,
         what: str,
         method: str,
@@ -172,7 +182,9 @@ class KubernetesStore:
         accept: str = JSON,
     ) -> bytes:
         try:
-            return self._api.call(method, path, body=body, content_type=content_type, accept=accept)
+            return await self._api.call(
+                method, path, body=body, content_type=content_type, accept=accept
+            )
         except ApiError as err:
             raise store_error(what, err) from err
 

@@ -27,10 +27,10 @@ from extender.ledger.store import Store
 class Evictors(Protocol):
     """What is done to victims; both raise store errors where it is refused."""
 
-    def may_evict(self, pod: Pod) -> None:
+    async def may_evict(self, pod: Pod) -> None:
         """Have the API server say whether the pod could be evicted now; nothing is done."""
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         """Have the pod ended, if it still is the one that was read."""
 
 
@@ -45,7 +45,7 @@ class Made:
 
 
 class RoomMaker:
-    """Methods block, on any thread. ``wall_s`` is the time in Unix seconds."""
+    """``wall_s`` is the time in Unix seconds."""
 
     def __init__(
         self,
@@ -59,27 +59,27 @@ class RoomMaker:
         self._wall_s = wall_s
         self._new_id = new_id
 
-    def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> Made:
+    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> Made:
         """Evict the victims from the node for the pod, if nothing has changed since ``seen``:
         neither the pod, but for what kube-scheduler says of it, nor that they are there."""
         metadata = seen.metadata
         try:
-            pod = self._store.read_pod(metadata.namespace, metadata.name)
+            pod = await self._store.read_pod(metadata.namespace, metadata.name)
             if pod is None or not _still_waits(pod, seen):
                 return Made()
-            there = [self._read(victim, node) for victim in victims]
+            there = [await self._read(victim, node) for victim in victims]
             if any(each is None for each in there):
                 return Made(refused="a victim has changed or gone")
             leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
             for victim in leaving:
-                self._evictors.may_evict(victim)
+                await self._evictors.may_evict(victim)
             attempt = Attempt(
                 self._new_id(),
                 node,
                 int(self._wall_s()),
                 tuple(victim.metadata.uid for victim in victims),
             )
-            self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
+            await self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
         except (StoreConflict, StoreNotFound):
             return Made()  # it changed or went, or another replica was faster
         except StoreError as err:
@@ -87,26 +87,26 @@ class RoomMaker:
         evicted: list[Pod] = []
         for victim in reversed(leaving):
             try:
-                self._evictors.evict(victim)
+                await self._evictors.evict(victim)
             except (StoreConflict, StoreNotFound):
                 # It changed in a moment: as it is now it may be evicted as well.
-                if not self._again(victim, node):
+                if not await self._again(victim, node):
                     return Made(True, tuple(evicted), f"{_name(victim)} has changed")
             except StoreError as err:
                 return Made(True, tuple(evicted), str(err))
             evicted.append(victim)
         return Made(True, tuple(evicted))
 
-    def _read(self, victim: Pod, node: str) -> Pod | None:
-        pod = self._store.read_pod(victim.metadata.namespace, victim.metadata.name)
+    async def _read(self, victim: Pod, node: str) -> Pod | None:
+        pod = await self._store.read_pod(victim.metadata.namespace, victim.metadata.name)
         same = pod is not None and pod.metadata.uid == victim.metadata.uid and pod.node == node
         return pod if same else None
 
-    def _again(self, victim: Pod, node: str) -> bool:
+    async def _again(self, victim: Pod, node: str) -> bool:
         try:
-            pod = self._read(victim, node)
+            pod = await self._read(victim, node)
             if pod is not None:
-                self._evictors.evict(pod)
+                await self._evictors.evict(pod)
         except StoreError:
             return False
         return True  # it is gone, or going

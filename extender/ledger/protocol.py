@@ -5,7 +5,8 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,6 +35,8 @@ from extender.placement.placed import Placement
 ATTEMPTS = 8
 #: So many nodes are initialised with a list for each; for more, all pods are listed together.
 FEW_NODES = 16
+#: Pods that are looked at before others have a turn.
+AT_ONCE = 50
 
 
 #: Bound as kube-scheduler itself binds.
@@ -181,23 +184,23 @@ class Ledger:
         self._observes = observes
         self._turns = Turns[_Want](self._promise)
 
-    def bind(self, ask: BindAsk) -> Outcome:
-        """Reserve, then bind. Blocks on the store; may be called from any thread, any number of
-        times for the same pod, and answers the same each time."""
+    async def bind(self, ask: BindAsk) -> Outcome:
+        """Reserve, then bind; any number of times for the same pod, also at once, and with the same
+        answer each time."""
         try:
-            outcome = self._bind(ask)
+            outcome = await self._bind(ask)
         except StoreError as err:
             # Nothing was learned of the pod. A promise made so far stays, which is safe.
             outcome = Failed(str(err))
         if isinstance(outcome, Bound) or not self._observes():
             return outcome
-        return self._bind_unpromised(ask, outcome)
+        return await self._bind_unpromised(ask, outcome)
 
-    def _bind(self, ask: BindAsk) -> Outcome:
+    async def _bind(self, ask: BindAsk) -> Outcome:
         want = _Want(ask, ask.pod, ask.gpunode)
         trouble: StoreError | None = None
         for _ in range(ATTEMPTS):
-            self._turns.take(ask.node, want)  # 1 to 3
+            await self._turns.take(ask.node, want)  # 1 to 3
             match want.step:
                 case Exception() as err:
                     raise err
@@ -210,45 +213,45 @@ class Ledger:
                     return outcome
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
-                self._store.bind(_binding(pod, ask.node, placement))
+                await self._store.bind(_binding(pod, ask.node, placement))
                 return Bound(pod.metadata.resource_version, despite)
             except StoreError as err:
                 trouble = err
             # 5. Refused or unanswered: what became of the pod decides.
-            want.pod = self._store.read_pod(ask.namespace, ask.name)
+            want.pod = await self._store.read_pod(ask.namespace, ask.name)
             state = _unbound(ask, want.pod)
             if isinstance(state, Pod) and isinstance(trouble, StoreRefused):
                 state = Failed(str(trouble))
             if isinstance(state, Failed):
                 # A promise nobody can use any more; if removing fails, housekeeping will.
-                self.remove(ask.node, ask.uid)
+                await self.remove(ask.node, ask.uid)
             if not isinstance(state, Pod):
                 return state
             # Unbound: once more from the start. The promise stays, for this or a rival attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
 
-    def _promise(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+    async def _promise(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
         """Steps 1 to 3 for all of these, with one write."""
         try:
-            self._promise_together(node, turn, wants)
+            await self._promise_together(node, turn, wants)
         except StoreRefused as err:
             # What is refused of one must not be the others' harm.
             for want in wants:
                 if len(wants) > 1:
-                    self._promise(node, turn, [want])
+                    await self._promise(node, turn, [want])
                 else:
                     want.go_on(err)
         except Exception as err:  # noqa: BLE001 - each raises it where it was asked for
             for want in wants:
                 want.go_on(err)
 
-    def _promise_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+    async def _promise_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
         # Who has had the turn before has written it since a watch told of it.
         held = turn.gpunode if turn.used else wants[-1].gpunode
         if any(want.gpunode is None for want in wants):
             held = None
         turn.used, turn.gpunode = True, None
-        before = held or self._store.read_gpunode(node)
+        before = held or await self._store.read_gpunode(node)
         if before is None:
             for want in wants:
                 want.go_on(Declined(Reason.NO_REPORT))
@@ -256,7 +259,7 @@ class Ledger:
         gpunode = before
         for want in wants:
             try:
-                self._fit(want, gpunode, fresh=held is None)
+                await self._fit(want, gpunode, fresh=held is None)
             except Exception as err:  # noqa: BLE001 - raised where it was asked for, by nobody else
                 want.promise = None
                 want.go_on(err)
@@ -267,7 +270,7 @@ class Ledger:
         trouble: StoreError | None = None
         if gpunode is not before:
             try:
-                turn.gpunode = gpunode = self._write(before, gpunode.spec)
+                turn.gpunode = gpunode = await self._write(before, gpunode.spec)
             except (StoreConflict, OutcomeUnknown) as err:
                 trouble = err
         for want in wants:
@@ -276,14 +279,14 @@ class Ledger:
                 want.step = _Again(trouble)
             want.gpunode, want.done = gpunode, True
 
-    def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
+    async def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
         """``fresh``: as the store has it, and not as a watch told, which may be behind."""
         ask, pod, want.promise = want.ask, want.pod, None
         # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it already it
         # is read after that: fitted as an older filter call showed it, it could be promised less
         # than the attempt that made the promise is about to bind.
         if pod is None or ask.uid in gpunode.spec.reservations:
-            pod = self._store.read_pod(ask.namespace, ask.name)
+            pod = await self._store.read_pod(ask.namespace, ask.name)
         state = _unbound(ask, pod)
         if not isinstance(state, Pod):
             want.step = state
@@ -307,20 +310,20 @@ class Ledger:
             want.promise = _promise(state, placement)
         want.step = _Promised(state, placement, despite)
 
-    def _bind_unpromised(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
+    async def _bind_unpromised(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
         """While we observe no pod waits for the ledger: who sits on a node without a promise is
         charged when it is seen there."""
         try:
-            state = _unbound(ask, self._store.read_pod(ask.namespace, ask.name))
+            state = _unbound(ask, await self._store.read_pod(ask.namespace, ask.name))
             if not isinstance(state, Pod):
                 return state
-            self._store.bind(_binding(state, ask.node, NOTHING))
+            await self._store.bind(_binding(state, ask.node, NOTHING))
         except StoreError as err:
             return Failed(str(err), outcome.version)
         despite = outcome.reason if isinstance(outcome, Declined) else None
         return Bound(state.metadata.resource_version, despite)
 
-    def remove(self, node: str, uid: str, left: bool = False) -> bool:
+    async def remove(self, node: str, uid: str, left: bool = False) -> bool:
         """Take a promise back unless its pod may run there; the only way, for anyone, any time.
 
         A pod that is gone from the store may have sat on the node, and its containers may run on:
@@ -332,22 +335,22 @@ class Ledger:
         """
         for _ in range(ATTEMPTS):
             try:
-                gpunode = self._store.read_gpunode(node)
+                gpunode = await self._store.read_gpunode(node)
                 if gpunode is None or uid not in gpunode.spec.reservations:
                     return True
                 promise = gpunode.spec.reservations[uid]
                 # From the store itself: a cache could still show it unbound.
-                pod = self._store.read_pod(promise.namespace, promise.name)
+                pod = await self._store.read_pod(promise.namespace, promise.name)
                 if pod is not None and pod.metadata.uid == uid:
                     if pod.node == node and not pod.ended:
                         return False
                     if not pod.node:
                         # Every Binding on its way carries the old resourceVersion and fails now.
-                        self._store.touch_pod(pod, self._new_id())
+                        await self._store.touch_pod(pod, self._new_id())
                 elif not left or _shown(gpunode, uid):
                     return False
                 rest = {u: r for u, r in gpunode.spec.reservations.items() if u != uid}
-                self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=rest))
+                await self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=rest))
                 return True
             except (StoreConflict, StoreNotFound):
                 continue
@@ -355,7 +358,7 @@ class Ledger:
                 return False
         return False
 
-    def charge(self, node: str, bystander: Pod) -> bool:
+    async def charge(self, node: str, bystander: Pod) -> bool:
         """Write down what a pod takes that sits on the node without a promise, even where that
         overcommits; for anyone, any time.
 
@@ -364,12 +367,12 @@ class Ledger:
         metadata = bystander.metadata
         for _ in range(ATTEMPTS):
             try:
-                gpunode = self._store.read_gpunode(node)
+                gpunode = await self._store.read_gpunode(node)
                 if gpunode is None or metadata.uid in gpunode.spec.reservations:
                     return True
                 # After that read: a pod that sits there now was bound without the ledger, or its
                 # promise was taken back because it had ended.
-                pod = self._store.read_pod(metadata.namespace, metadata.name)
+                pod = await self._store.read_pod(metadata.namespace, metadata.name)
                 if pod is None or pod.metadata.uid != metadata.uid:
                     return True
                 if pod.node != node or pod.ended or not gpunode.spec.initialised:
@@ -380,7 +383,7 @@ class Ledger:
                     return True
                 promises = {**gpunode.spec.reservations, metadata.uid: self._stamped(promise)}
                 spec = msgspec.structs.replace(gpunode.spec, reservations=promises)
-                self._write(gpunode, spec)
+                await self._write(gpunode, spec)
                 return True
             except (StoreConflict, StoreNotFound):
                 continue
@@ -388,7 +391,7 @@ class Ledger:
                 return False
         return False
 
-    def mark(self, gpunode: GPUNode, leave: Collection[str]) -> GPUNode:
+    async def mark(self, gpunode: GPUNode, leave: Collection[str]) -> GPUNode:
         """Say of exactly these pods that they are to leave the node before they start.
 
         Of those that have a promise in this very object. Store errors are raised.
@@ -399,9 +402,11 @@ class Ledger:
         }
         if promises == gpunode.spec.reservations:
             return gpunode
-        return self._write(gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises))
+        return await self._write(
+            gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises)
+        )
 
-    def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+    async def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
         """A version of the heartbeat of the node's agent that is newer than the pod's removal.
 
         A sample that the agent took when it knew a later version than this one was taken when the
@@ -409,15 +414,15 @@ class Ledger:
         store does not answer.
         """
         try:
-            gone = self._store.read_pod(promise.namespace, promise.name)
+            gone = await self._store.read_pod(promise.namespace, promise.name)
             if gone is not None and gone.metadata.uid == uid:
                 return ""
             # After that read, and not from a watch, which may be behind it.
-            return self._store.read_heartbeat_version(node)
+            return await self._store.read_heartbeat_version(node)
         except StoreError:
             return ""
 
-    def initialise(self, nodes: Iterable[Node]) -> list[str]:
+    async def initialise(self, nodes: Iterable[Node]) -> list[str]:
         """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.
 
         A node whose devices are not known gets its object, and is initialised when they are: only
@@ -427,33 +432,36 @@ class Ledger:
         apart, waiting = Apart(), list[GPUNode]()
         for node in nodes:
             with apart:
-                gpunode = self._read_or_create(node)
+                gpunode = await self._read_or_create(node)
                 if gpunode and not gpunode.spec.initialised and self._known(gpunode):
                     waiting.append(gpunode)
-        made = self._initialise(waiting, apart) if waiting else []
+        made = await self._initialise(waiting, apart) if waiting else []
         apart.complain()
         return made
 
-    def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
+    async def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
         # Bindings on their way were promised on an object that is gone: make them fail, so that
         # the list after this shows every pod that there is and will be without a promise here.
-        for pod in self._store.list_pods(node=""):
+        async for pod in _part_by_part(await self._store.list_pods(node="")):
             if not pod.node and not pod.ended and self._adopt(pod, waiting[0]) is not None:
                 # Changed or gone since it was listed is just as good.
                 with suppress(StoreConflict, StoreNotFound):
-                    self._store.touch_pod(pod, self._new_id())
+                    await self._store.touch_pod(pod, self._new_id())
         sitting: dict[str, list[Pod]] = {}
-        for pod in self._pods_on([gpunode.name for gpunode in waiting]):
-            if pod.node and not pod.ended:
-                sitting.setdefault(pod.node, []).append(pod)
+        names = [gpunode.name for gpunode in waiting]
+        for name in names if len(names) <= FEW_NODES else (None,):
+            # At least all pods that are bound to these, as they are from now on.
+            async for pod in _part_by_part(await self._store.list_pods(name)):
+                if pod.node and not pod.ended:
+                    sitting.setdefault(pod.node, []).append(pod)
         made: list[str] = []
         for gpunode in waiting:
             with apart:
-                if self._charge_all(gpunode, sitting.get(gpunode.name, ())):
+                if await self._charge_all(gpunode, sitting.get(gpunode.name, ())):
                     made.append(gpunode.name)
         return made
 
-    def wake(self, pod: Pod) -> str | None:
+    async def wake(self, pod: Pod) -> str | None:
         """Make kube-scheduler try the pod again, as it does when its annotations change.
 
         Returns the annotation that does it: ours, or that of a replica that was faster; None where
@@ -467,13 +475,13 @@ class Ledger:
             if current.annotation(RETRY) != pod.annotation(RETRY):
                 return current.annotation(RETRY)
             with suppress(StoreConflict, StoreNotFound):
-                self._store.touch_pod(current, retry, RETRY)
+                await self._store.touch_pod(current, retry, RETRY)
                 return retry
             # kube-scheduler has just written why it was refused, or another replica has woken it.
-            current = self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
+            current = await self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
         return None
 
-    def let_go(self, names: Iterable[str]) -> None:
+    async def let_go(self, names: Iterable[str]) -> None:
         """End these GPUNodes, where somebody deletes them: with their Nodes, or by hand.
 
         Their promises are lost with them, which is safe: nothing is placed on a node without one,
@@ -483,18 +491,13 @@ class Ledger:
         apart = Apart()
         for name in names:
             with apart:
-                gpunode = self._store.read_gpunode(name)
+                gpunode = await self._store.read_gpunode(name)
                 if gpunode is not None and gpunode.metadata.deletion_timestamp:
                     with suppress(StoreConflict, StoreNotFound):  # the next round looks again
-                        self._store.let_go(gpunode)
+                        await self._store.let_go(gpunode)
         apart.complain()
 
-    def _pods_on(self, nodes: Sequence[str]) -> Iterator[Pod]:
-        """At least all pods that are bound to these, as they are from now on."""
-        for node in nodes if len(nodes) <= FEW_NODES else (None,):
-            yield from self._store.list_pods(node)
-
-    def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
+    async def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
         promises = dict(gpunode.spec.reservations)
         for pod in pods:
             if pod.metadata.uid in promises:
@@ -503,19 +506,19 @@ class Ledger:
                 promises[pod.metadata.uid] = self._stamped(promise)
         spec = msgspec.structs.replace(gpunode.spec, initialised=True, reservations=promises)
         try:
-            self._write(gpunode, spec)
+            await self._write(gpunode, spec)
         except (StoreConflict, StoreNotFound):
             return False  # somebody else was faster; the next round looks again
         return True
 
-    def _read_or_create(self, node: Node) -> GPUNode | None:
+    async def _read_or_create(self, node: Node) -> GPUNode | None:
         name = node.metadata.name
-        if (gpunode := self._store.read_gpunode(name)) is not None:
+        if (gpunode := await self._store.read_gpunode(name)) is not None:
             return gpunode
         owner = OwnerReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
         metadata = ObjectMeta(name=name, finalizers=[FINALIZER], owner_references=[owner])
         try:
-            return self._store.create_gpunode(GPUNode(metadata=metadata))
+            return await self._store.create_gpunode(GPUNode(metadata=metadata))
         except StoreConflict:
             return None  # somebody else was faster; the next round looks again
 
@@ -523,16 +526,24 @@ class Ledger:
         since = datetime.fromtimestamp(self._wall_s(), UTC).isoformat(timespec="milliseconds")
         return msgspec.structs.replace(promise, attempt=self._new_id(), since=since)
 
-    def _write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+    async def _write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         promised = sum(
             max(charge.candidates.values(), default=0) * charge.count
             for promise in spec.reservations.values()
             for charge in promise.charges
         )
         spec = msgspec.structs.replace(spec, promised=format_bytes(promised))
-        after = self._store.write_spec(before, spec)
+        after = await self._store.write_spec(before, spec)
         self._written(after)
         return after
+
+
+async def _part_by_part(pods: Sequence[Pod]) -> AsyncIterator[Pod]:
+    """kube-scheduler's calls do not wait for a look at all pods of a cluster."""
+    for number, pod in enumerate(pods):
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+        yield pod
 
 
 def _with(gpunode: GPUNode, uid: str, promise: Reservation) -> GPUNode:

@@ -3,7 +3,6 @@
 Two stores stand behind it: the Kubernetes API server, and one in memory with the same optimistic
 concurrency. Every read is consistent (not from a cache). Every method may raise the errors of
 ``extender.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRefused``, ``OutcomeUnknown``.
-Methods block; the caller decides on which thread.
 """
 
 from collections.abc import Mapping
@@ -29,37 +28,37 @@ class Binding:
 
 
 class Store(Protocol):
-    def read_gpunode(self, name: str) -> GPUNode | None:
+    async def read_gpunode(self, name: str) -> GPUNode | None:
         """The GPUNode, or None when there is none."""
 
-    def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+    async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
         """Create it (metadata and spec); ``StoreConflict`` when it exists."""
 
-    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         """Turn the spec of ``before`` into ``spec`` if its resourceVersion is still the newest.
 
         Compare-and-swap: ``StoreConflict`` when somebody wrote the object in between.
         """
 
-    def let_go(self, gpunode: GPUNode) -> None:
+    async def let_go(self, gpunode: GPUNode) -> None:
         """Take our finalizer off a GPUNode that is being deleted, which ends it.
 
         ``StoreConflict`` when somebody wrote the object in between.
         """
 
-    def read_pod(self, namespace: str, name: str) -> Pod | None:
+    async def read_pod(self, namespace: str, name: str) -> Pod | None:
         """The pod, or None when there is none."""
 
-    def read_heartbeat_version(self, node: str) -> str:
+    async def read_heartbeat_version(self, node: str) -> str:
         """The resourceVersion of the Lease of the node's agent; empty where there is none."""
 
-    def list_pods(self, node: str | None = None) -> list[Pod]:
+    async def list_pods(self, node: str | None = None) -> list[Pod]:
         """Every pod there is, consistently; of a node those that are bound to it, and of the empty
         name those that no node has."""
 
-    def bind(self, binding: Binding) -> None:
+    async def bind(self, binding: Binding) -> None:
         """Bind, atomically with the annotations; ``StoreConflict`` when a precondition fails."""
 
-    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+    async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         """Write ``value`` under the annotation ``key``, with the uid and resourceVersion of
         ``pod`` as preconditions, so that Bindings in flight fail."""

@@ -5,9 +5,9 @@ Compare-and-swap decides between replicas; racing ourselves would only cost, and
 the same object for each of those who wait.
 """
 
-from collections.abc import Callable
+from asyncio import Lock
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from contract.gpunode import GPUNode
@@ -39,31 +39,28 @@ class Turns(Generic[W]):
     """``do`` sees to it that all it is given is done, whatever goes wrong; one call for a node at a
     time."""
 
-    def __init__(self, do: Callable[[str, Turn[W], list[W]], None]) -> None:
+    def __init__(self, do: Callable[[str, Turn[W], list[W]], Awaitable[None]]) -> None:
         self._do = do
         self._turns: dict[str, Turn[W]] = {}
-        self._lock = Lock()
 
     def takers(self, node: str) -> int:
         """How many want something done there now."""
         turn = self._turns.get(node)
         return turn.takers if turn else 0
 
-    def take(self, node: str, want: W) -> None:
-        """Return when it was done; from any thread."""
+    async def take(self, node: str, want: W) -> None:
+        """Return when it was done."""
         want.done = False
-        with self._lock:
-            turn = self._turns.setdefault(node, Turn())
-            turn.takers += 1
-            turn.waiting.append(want)
+        turn = self._turns.setdefault(node, Turn())
+        turn.takers += 1
+        turn.waiting.append(want)
         try:
-            with turn.lock:
+            async with turn.lock:
                 if not want.done:
-                    with self._lock:
-                        together, turn.waiting = turn.waiting, []
-                    self._do(node, turn, together)
+                    # It is in nobody's hands where who took it was cancelled.
+                    together, turn.waiting = turn.waiting or [want], []
+                    await self._do(node, turn, together)
         finally:
-            with self._lock:
-                turn.takers -= 1
-                if not turn.takers:
-                    del self._turns[node]
+            turn.takers -= 1
+            if not turn.takers:
+                del self._turns[node]

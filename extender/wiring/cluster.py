@@ -14,6 +14,7 @@ from extender.kubereviews import KubeReviews
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
 from extender.ledger.preempting import RoomMaker
+from extender.loopapi import LoopApi
 from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
@@ -47,7 +48,7 @@ async def serve_cluster(
             f"no cluster is configured: {err}; to try without one: "
             "headroom serve --embedded FLEET.yaml"
         ) from err
-    api = KubeApi(configuration)
+    api, loop_api = KubeApi(configuration), LoopApi(configuration)
     # Of its own, since whoever reads may ask for more than connections that binds need.
     reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
     guard = None if settings.debug_open else Guard(KubeReviews(reviews), time.monotonic)
@@ -73,9 +74,9 @@ async def serve_cluster(
     )
     watches = sources
     extender.observed.health = lambda: watches.health
-    store = KubernetesStore(api, lease_namespace=settings.agent_namespace)
+    store = KubernetesStore(loop_api, api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    hands = KubernetesHands(api, extender.post)
+    hands = KubernetesHands(loop_api, extender.post)
     extender.send_away(store, ledger, hands)
     extender.make_room(RoomMaker(store, hands, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
@@ -97,4 +98,5 @@ async def serve_cluster(
             chore.cancel()
         await extender.loop.run_in_executor(None, sources.stop)
         api.close()
+        await loop_api.close()
         reviews.close()

@@ -18,37 +18,37 @@ class ConflictsCounted(Store):
         self._store = store
         self._conflicts = telemetry.ledger_conflicts
 
-    def read_gpunode(self, name: str) -> GPUNode | None:
-        return self._store.read_gpunode(name)
+    async def read_gpunode(self, name: str) -> GPUNode | None:
+        return await self._store.read_gpunode(name)
 
-    def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+    async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
         with self._counted("create"):
-            return self._store.create_gpunode(gpunode)
+            return await self._store.create_gpunode(gpunode)
 
-    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         with self._counted("spec"):
-            return self._store.write_spec(before, spec)
+            return await self._store.write_spec(before, spec)
 
-    def let_go(self, gpunode: GPUNode) -> None:
+    async def let_go(self, gpunode: GPUNode) -> None:
         with self._counted("finalizer"):
-            self._store.let_go(gpunode)
+            await self._store.let_go(gpunode)
 
-    def read_pod(self, namespace: str, name: str) -> Pod | None:
-        return self._store.read_pod(namespace, name)
+    async def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return await self._store.read_pod(namespace, name)
 
-    def read_heartbeat_version(self, node: str) -> str:
-        return self._store.read_heartbeat_version(node)
+    async def read_heartbeat_version(self, node: str) -> str:
+        return await self._store.read_heartbeat_version(node)
 
-    def list_pods(self, node: str | None = None) -> list[Pod]:
-        return self._store.list_pods(node)
+    async def list_pods(self, node: str | None = None) -> list[Pod]:
+        return await self._store.list_pods(node)
 
-    def bind(self, binding: Binding) -> None:
+    async def bind(self, binding: Binding) -> None:
         with self._counted("binding"):
-            self._store.bind(binding)
+            await self._store.bind(binding)
 
-    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+    async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         with self._counted("pod"):
-            return self._store.touch_pod(pod, value, key)
+            return await self._store.touch_pod(pod, value, key)
 
     @contextmanager
     def _counted(self, write: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ from extender.cluster.events import Event, Relisted
 from extender.contradictions import is_loopback
 from extender.errors import BadSettings, StoreNotFound
 from extender.fleet import Fleet
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.settings import Settings
 from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
@@ -47,7 +47,7 @@ async def serve_embedded(
     for event in _fleet_events(fleet, store):
         extender.deliver([event])
     await extender.intake.idle()
-    ledger = extender.open_ledger(store)
+    ledger = extender.open_ledger(Awaited(store))
 
     async def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
         missing = _missing(lambda: store.report(reports))

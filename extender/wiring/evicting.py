@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 
 import structlog
 
@@ -19,8 +18,8 @@ log = structlog.get_logger()
 
 
 class Evicting:
-    """Looks at what this replica has seen, and leaves the rest to ``evictions`` on a thread of the
-    pool; whatever fails is found again the next time."""
+    """Looks at what this replica has seen, and leaves the rest to ``evictions``; whatever fails is
+    found again the next time."""
 
     def __init__(
         self,
@@ -28,13 +27,11 @@ class Evicting:
         evictions: Evictions,
         telemetry: Telemetry,
         deliver: Callable[[Sequence[Event]], None],
-        pool: Executor,
     ) -> None:
         self._cluster = cluster
         self._evictions = evictions
         self._telemetry = telemetry
         self._deliver = deliver
-        self._pool = pool
         #: Pods that were told that they are stuck, as long as they are.
         self._told: frozenset[str] = frozenset()
 
@@ -58,9 +55,8 @@ class Evicting:
         self._told = frozenset(stuck)
 
     async def _send_away(self, node: str) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            sent = await loop.run_in_executor(self._pool, self._evictions.send_away, node)
+            sent = await self._evictions.send_away(node)
         except StoreError as err:
             log.warning("eviction_failed", node=node, message=str(err))
             return
@@ -74,8 +70,7 @@ class Evicting:
     async def _tell(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, self._evictions.tell_stuck, pod)
+        await self._evictions.tell_stuck(pod)
 
 
 def _marked(gpunode: GPUNode) -> bool:

@@ -22,7 +22,7 @@ from extender.cluster.state import ClusterState
 from extender.cluster.victimstold import recorded, summary
 from extender.cluster.waking import refused_by_us
 from extender.journal import Journal, micros
-from extender.ledger.preempting import Made, RoomMaker
+from extender.ledger.preempting import RoomMaker
 from extender.records import Preempted
 from extender.telemetry import Telemetry
 from extender.wiring.announcing import Post
@@ -116,10 +116,7 @@ class Preempting:
         if best is None or best.leaving_anyway:
             return  # nobody can help, or there is room soon anyway
         part = self._note(pod, found, len(refused), time.monotonic() - began_s)
-        loop = asyncio.get_running_loop()
-        made: Made = await loop.run_in_executor(
-            self._pool, maker.make_room, pod, best.node, best.pods
-        )
+        made = await maker.make_room(pod, best.node, best.pods)
         log.info(
             "room_made" if made.begun else "no_room_made",
             pod_uid=uid,

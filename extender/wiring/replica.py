@@ -54,8 +54,6 @@ from extender.wiring.telling import Telling
 from extender.wiring.tidying import Tidying
 from extender.wiring.watching import Watching
 
-#: Binds open at once; kube-scheduler has no bound of its own.
-BIND_THREADS = 16
 EVENT_THREADS = 2
 NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
 
@@ -83,7 +81,6 @@ class Extender:
         self.calls = Calls()
         #: Begins the ids of what this process writes, so that it knows its own promises again.
         self._name = uuid.uuid4().hex[:12]
-        self._pool = ThreadPoolExecutor(BIND_THREADS, thread_name_prefix="bind")
         self.retrying = Retrying(
             self.cluster,
             self.journal,
@@ -91,7 +88,6 @@ class Extender:
             self.unready,
             lambda: self.observes,
             self._name,
-            self._pool,
         )
         #: What the verbs can do before they are called; whether there was anything to do.
         self._ahead: Callable[[], bool] = bool
@@ -108,7 +104,6 @@ class Extender:
         self.preempting: Preempting | None = None
         peers = settings.peers, settings.debug_port, settings.peers_timeout_s
         self._peers = Peers(*peers, self._name, settings.debug_tls_cert) if settings.peers else None
-        #: Not the binds': an API server that is slow to take Events must not keep them waiting.
         self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
         #: Writes an Event, counted; does nothing where nobody reads them.
         self.post = counted(post, self.telemetry) if post else lambda notice: True
@@ -119,7 +114,6 @@ class Extender:
             self.unready,
             lambda: self.observes,
             lambda: self.settings.orphan_after_s,
-            self._pool,
         )
         self.telling = Telling(
             self.cluster,
@@ -225,9 +219,7 @@ class Extender:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
         evictions = Evictions(ConflictsCounted(store, self.telemetry), ledger, hands, misplaced_now)
-        self.tidying.evicting = Evicting(
-            self.cluster, evictions, self.telemetry, self.deliver, self._pool
-        )
+        self.tidying.evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver)
 
     def make_room(self, maker: RoomMaker) -> None:
         """From now on pods may be evicted for others, where the settings say so."""
@@ -266,7 +258,7 @@ class Extender:
             if pod is not None:
                 self.deliver([BindBegun(pod, ask.node, placement)])
             try:
-                outcome = await self.loop.run_in_executor(self._pool, ledger.bind, ask)
+                outcome = await ledger.bind(ask)
             finally:
                 self.deliver([BindEnded(ask.uid, ask.node)])
             note_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)

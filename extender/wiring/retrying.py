@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 
 import structlog
 
@@ -26,6 +25,8 @@ log = structlog.get_logger()
 EVERY_S = 0.25
 #: Between two looks where nobody is known to wait, and nothing got room.
 IDLE_S = 5.0
+#: Pods that are written to at once: connections are left for binds.
+WOKEN_AT_ONCE = 8
 #: A look goes on for so long before others have a turn.
 LOOK_S = 0.003
 
@@ -43,7 +44,6 @@ class Retrying:
         unready: Callable[[], str],
         observes: Callable[[], bool],
         name: str,
-        pool: Executor,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
@@ -51,12 +51,12 @@ class Retrying:
         self._unready = unready
         self._observes = observes
         self._name = name
-        self._pool = pool
         self._waking = Waking()
         self._wanted = asyncio.Event()
         self._latest_room = 0
         #: Uids of those that were refused and are tried again since we only observe.
         self._released: set[str] = set()
+        self._turns = asyncio.Semaphore(WOKEN_AT_ONCE)
 
     def took(self, events: Sequence[Event]) -> None:
         """These have come: one may tell of a pod that waits for room."""
@@ -113,9 +113,9 @@ class Retrying:
             log.info("pods_released", pods=len(held))
 
     async def _wake(self, ledger: Ledger, pod: Pod) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            retry = await loop.run_in_executor(self._pool, ledger.wake, pod)
+            async with self._turns:
+                retry = await ledger.wake(pod)
         except StoreError as err:
             log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
             self._waking.missed(pod.metadata.uid)

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from typing import TypeVar
 
 import structlog
@@ -38,12 +37,14 @@ T = TypeVar("T")
 EVERY_S = 5.0
 #: Nodes that a chore looks at before others have a turn.
 AT_ONCE = 20
+#: Nodes that are written to at once: connections are left for binds.
+WRITTEN_AT_ONCE = 8
 
 
 class Tidying:
     """``unready`` says why nothing can be told missing yet, "" when it can; ``observes``: whether
     nobody is evicted or told; ``orphan_after_s``: the age at which a promise without a bound pod is
-    looked into. The ledger is called on threads of ``pool``."""
+    looked into."""
 
     def __init__(
         self,
@@ -53,7 +54,6 @@ class Tidying:
         unready: Callable[[], str],
         observes: Callable[[], bool],
         orphan_after_s: Callable[[], float],
-        pool: Executor,
     ) -> None:
         self._cluster = cluster
         self._announcing = announcing
@@ -61,7 +61,6 @@ class Tidying:
         self._unready = unready
         self._observes = observes
         self._orphan_after_s = orphan_after_s
-        self._pool = pool
         self._wanted = asyncio.Event()
         #: None where pods are nobody's to evict.
         self.evicting: Evicting | None = None
@@ -92,19 +91,18 @@ class Tidying:
         await self._settle(ledger, everywhere=True)
         if self._unready():
             return
-        loop = asyncio.get_running_loop()
         gone: list[str] = []
         async for held in _part_by_part(self._cluster.gpunodes()):
             gone += dying(held)
         if gone:
             with _told():
-                await loop.run_in_executor(self._pool, ledger.let_go, gone)
+                await ledger.let_go(gone)
         waiting: list[Node] = []
         async for some in _part_by_part(self._cluster.nodes()):
             waiting += uninitialised(self._cluster, some)
         if waiting:
             with _told():
-                ready = await loop.run_in_executor(self._pool, ledger.initialise, waiting)
+                ready = await ledger.initialise(waiting)
                 log.info("nodes_initialised", nodes=ready)
         self._cluster.overuses.look(time.monotonic())
         if not self._observes():
@@ -126,29 +124,29 @@ class Tidying:
             ):
                 of_node.setdefault(found.node, []).append(found)
 
+        turns = asyncio.Semaphore(WRITTEN_AT_ONCE)
+
         async def one_by_one(founds: Sequence[Bystander | Leftover | Unmarked]) -> None:
-            for found in founds:
-                await self._look_into(ledger, found)
+            async with turns:
+                for found in founds:
+                    await self._look_into(ledger, found)
 
         await asyncio.gather(*map(one_by_one, of_node.values()))
         if self.evicting is not None and not self._observes():
             await self.evicting.once()
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
-        loop = asyncio.get_running_loop()
         if isinstance(found, Bystander):
             node, uid = found.node, found.pod.metadata.uid
-            charge = loop.run_in_executor(self._pool, ledger.charge, node, found.pod)
-            log.info("bystander_charged", node=node, pod_uid=uid, charged=await charge)
+            charged = await ledger.charge(node, found.pod)
+            log.info("bystander_charged", node=node, pod_uid=uid, charged=charged)
             return
         node, uid = found.node, found.uid
         if isinstance(found, Leftover):
-            remove = loop.run_in_executor(self._pool, ledger.remove, node, uid, found.left)
-            log.info("promise_looked_into", node=node, pod_uid=uid, removed=await remove)
+            removed = await ledger.remove(node, uid, found.left)
+            log.info("promise_looked_into", node=node, pod_uid=uid, removed=removed)
             return
-        version = await loop.run_in_executor(
-            self._pool, ledger.departed_by, node, uid, found.promise
-        )
+        version = await ledger.departed_by(node, uid, found.promise)
         if version:
             self._deliver([DepartureMarked(node, uid, version)])
             log.info("promise_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)

@@ -34,7 +34,7 @@ from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 from extender.errors import StoreConflict
 from extender.kubeapi import KubeApi
-from extender.ledger.kubernetes import KubernetesStore
+from tests.blocking import Blocking, Loop
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
 from tests.waiting import until
 
@@ -408,11 +408,10 @@ class TestBadDays:
         self, installed: ControlPlane, courier: Courier, clock: Clock
     ) -> None:
         """Promises are written by compare-and-swap, against which a status counts as a change."""
-        api = KubeApi(installed.configuration())
-        store, lost, stop = KubernetesStore(api), 0, threading.Event()
+        lost, stop = 0, threading.Event()
         written: set[str] = set()
 
-        def promise_on_and_on() -> None:
+        def promise_on_and_on(store: Blocking) -> None:
             nonlocal lost
             for i in range(10_000):
                 if stop.is_set():
@@ -428,17 +427,19 @@ class TestBadDays:
                     written.clear()
                     written.add(f"uid-{i}")
 
-        extender = threading.Thread(target=promise_on_and_on)
-        extender.start()
-        try:
-            for used_bytes in range(100, 0, -1):
-                assert courier.deliver(sample(clock, used_bytes), clock.at_s) == math.inf
-                assert reported(installed, "agent-a").devices[0].used_bytes == used_bytes
-                clock.passes(1.0)
-        finally:
-            stop.set()
-            extender.join()
-            api.close()
+        configuration = installed.configuration()
+        with Loop() as loop:
+            store = loop.store(configuration, KubeApi(configuration))
+            extender = threading.Thread(target=promise_on_and_on, args=(store,))
+            extender.start()
+            try:
+                for used_bytes in range(100, 0, -1):
+                    assert courier.deliver(sample(clock, used_bytes), clock.at_s) == math.inf
+                    assert reported(installed, "agent-a").devices[0].used_bytes == used_bytes
+                    clock.passes(1.0)
+            finally:
+                stop.set()
+                extender.join()
         held = decode_gpunode(msgspec.json.encode(installed.call("GET", f"{GPUNODES}/agent-a")))
         assert set(held.spec.reservations) == written != set()
         log.info("100 statuses written; %d writes of promises had to be repeated", lost)

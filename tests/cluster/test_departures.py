@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
+from tests.blocking import Ledger
 
 from agent.publish import Courier
 from contract.gpunode import GPUNodeStatus, Source
@@ -27,8 +28,7 @@ from extender.cluster.events import (
     Relisted,
 )
 from extender.cluster.state import ClusterState
-from extender.ledger.protocol import Ledger
-from extender.ledger.store import Store
+from extender.ledger.embedded import AtOnce
 from extender.placement.rules import Rules
 from tests.builders import pod, shared, use
 from tests.cluster.played import Api
@@ -43,7 +43,7 @@ class Departing(RuleBasedStateMachine):
         self.api = Api()
         self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
         self.ledger = Ledger(
-            cast(Store, self.api),
+            cast(AtOnce, self.api),
             judge=lambda pod, gpunode: None,  # type: ignore[arg-type,return-value]
             adopt=lambda pod, gpunode: None,
             written=lambda gpunode: None,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from prometheus_client import CollectorRegistry
+from tests.blocking import Ledger
 
 from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from contract.gpunode import GPUNode, Plugin
@@ -23,7 +24,7 @@ from extender.cluster.state import ClusterState
 from extender.cluster.trial import NotPlaced, Placed, Trial
 from extender.journal import Journal
 from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.telemetry import Telemetry

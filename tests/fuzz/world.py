@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
+from tests.blocking import Ledger
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
@@ -23,7 +24,7 @@ from extender.cluster.events import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.ledger.protocol import BindAsk, Bound, Declined
 from extender.records import Bounds
 from extender.settings import Settings
 from extender.telemetry import Telemetry

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from tests.blocking import Ledger
 
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
@@ -35,7 +36,7 @@ from extender.cluster.events import (
 )
 from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Ledger, Outcome
+from extender.ledger.protocol import BindAsk, Outcome
 from extender.placement.fit import fit
 from extender.placement.placed import Placement
 from extender.placement.request import VramRequest

@@ -19,8 +19,10 @@ from contract.kube import (
     Terminated,
 )
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError
+from extender.ledger.embedded import Awaited
 from extender.ledger.eviction import LEAVES, NO_ROOM, STAYS, Evictions, Sent
 from extender.placement.misplaced import Misplaced
+from tests.blocking import now
 from tests.ledger.test_protocol import DEVICES, Stage, once, raises
 
 
@@ -33,13 +35,13 @@ class Hands:
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.evicted.append(pod.metadata.uid)
         self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
 
-    def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
         self.told.append((pod.metadata.uid, reason, message))
 
 
@@ -51,8 +53,12 @@ class World:
     leave: set[str]
 
     def send_away(self) -> Sent:
-        evictions = Evictions(self.stage.store, self.stage.ledger, self.hands, self._misplaced)
-        return self.stage._watched(lambda: evictions.send_away("n"))
+        evictions = self.evictions(self._misplaced)
+        return self.stage._watched(lambda: now(evictions.send_away("n")))
+
+    def evictions(self, misplaced: Callable[[GPUNode], Misplaced]) -> Evictions:
+        store, ledger = Awaited(self.stage.store), self.stage.ledger.awaited
+        return Evictions(store, ledger, self.hands, misplaced)
 
     def _misplaced(self, gpunode: GPUNode) -> Misplaced:
         return Misplaced(frozenset(self.leave & gpunode.spec.reservations.keys()))
@@ -132,8 +138,8 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
     world.stage.fault = once("write_spec", "before", lambda: world.stage.ledger.mark(
         world.stage.node(), {"uid-p"}
     ))  # fmt: skip
-    evictions = Evictions(world.stage.store, world.stage.ledger, world.hands, decide)
-    assert world.stage._watched(lambda: evictions.send_away("n")) == Sent(("uid-p",))
+    evictions = world.evictions(decide)
+    assert world.stage._watched(lambda: now(evictions.send_away("n"))) == Sent(("uid-p",))
     assert seen == [[], [EVICTED]]
 
 
@@ -192,7 +198,6 @@ def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
 
 
 def test_who_is_stuck_is_told_what_to_do(world: World) -> None:
-    evictions = Evictions(world.stage.store, world.stage.ledger, world.hands, world._misplaced)
-    evictions.tell_stuck(world.stage.pod())
+    now(world.evictions(world._misplaced).tell_stuck(world.stage.pod()))
     assert world.hands.told == [("uid-p", NO_ROOM, STAYS)]
     assert world.hands.evicted == []

@@ -13,6 +13,7 @@ from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.kubeapi import KubeApi
 from extender.kubeevents import KubeEvents
 from extender.ledger.hands import KubernetesHands
+from tests.blocking import Blocking, Loop
 from tests.controlplane import ApiRefused, ControlPlane
 
 NAMESPACE = "hands-tests"
@@ -30,8 +31,10 @@ def api(plane: ControlPlane) -> Iterator[KubeApi]:
 
 
 @pytest.fixture
-def hands(api: KubeApi) -> KubernetesHands:
-    return KubernetesHands(api, KubeEvents(api, lambda: 1_795_219_200.0).post)
+def hands(plane: ControlPlane, api: KubeApi) -> Iterator[Blocking]:
+    with Loop() as loop:
+        post = KubeEvents(api, lambda: 1_795_219_200.0).post
+        yield Blocking(loop, KubernetesHands(loop.api(plane.configuration()), post))
 
 
 def bound(
@@ -63,7 +66,7 @@ def budget(plane: ControlPlane, pod: Pod) -> None:
 
 
 def test_a_pod_that_is_pending_is_evicted_whatever_its_budget(
-    plane: ControlPlane, hands: KubernetesHands
+    plane: ControlPlane, hands: Blocking
 ) -> None:
     pod = bound(plane)
     budget(plane, pod)
@@ -71,7 +74,7 @@ def test_a_pod_that_is_pending_is_evicted_whatever_its_budget(
     assert leaves(plane, pod)
 
 
-def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, hands: KubernetesHands) -> None:
+def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, hands: Blocking) -> None:
     ready = {"type": "Ready", "status": "True"}
     pod = bound(plane, phase="Running", conditions=[ready])
     budget(plane, pod)
@@ -80,7 +83,7 @@ def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, hands: Kuberne
     assert not leaves(plane, pod)
 
 
-def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, hands: KubernetesHands) -> None:
+def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, hands: Blocking) -> None:
     pod = bound(plane)
     plane.call("PATCH", f"{PODS}/{pod.metadata.name}/status", {"status": {"message": "x"}}, MERGE)
     with pytest.raises(StoreConflict):
@@ -88,9 +91,7 @@ def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, hands: Kuber
     assert not leaves(plane, pod)
 
 
-def test_the_next_pod_of_that_name_is_not_evicted(
-    plane: ControlPlane, hands: KubernetesHands
-) -> None:
+def test_the_next_pod_of_that_name_is_not_evicted(plane: ControlPlane, hands: Blocking) -> None:
     pod = bound(plane)
     plane.call("DELETE", f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
     with pytest.raises(StoreNotFound):
@@ -101,9 +102,7 @@ def test_the_next_pod_of_that_name_is_not_evicted(
     assert not leaves(plane, heir)
 
 
-def test_what_is_told_stands_beside_the_pod_once(
-    plane: ControlPlane, hands: KubernetesHands
-) -> None:
+def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, hands: Blocking) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same

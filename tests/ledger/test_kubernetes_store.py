@@ -1,5 +1,6 @@
 """The store over a real API server, and over one that breaks off where a real one seldom does."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.client import Configuration
 
 from contract.annotations import FINALIZER, TOUCHED
 from contract.gpunode import Charge, Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
@@ -22,8 +24,8 @@ from extender.errors import (
     StoreSilent,
 )
 from extender.kubeapi import KubeApi
-from extender.ledger.kubernetes import KubernetesStore, merge_patch, spec_patch
-from extender.ledger.store import Store
+from extender.ledger.kubernetes import merge_patch, spec_patch
+from tests.blocking import Blocking, Loop
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding
 from tests.scripted import Exchange, scripted_server
@@ -42,9 +44,25 @@ def api(plane: ControlPlane) -> Iterator[KubeApi]:
     api.close()
 
 
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    with Loop() as loop:
+        yield loop
+
+
+@contextlib.contextmanager
+def over(configuration: Configuration, loop: Loop, **how: Any) -> Iterator[Blocking]:
+    """A store, for as long as the server is there."""
+    lists = KubeApi(configuration)
+    try:
+        yield loop.store(configuration, lists, **how)
+    finally:
+        lists.close()
+
+
 @pytest.fixture
-def store(api: KubeApi) -> Store:
-    return KubernetesStore(api)
+def store(loop: Loop, plane: ControlPlane, api: KubeApi) -> Blocking:
+    return loop.store(plane.configuration(), api)
 
 
 def new_name() -> str:
@@ -64,7 +82,7 @@ def reservation(**candidates: int) -> Reservation:
     return Reservation(namespace="a", name="p", charges=[charge], attempt="1")
 
 
-def again(store: Store, pod: Pod) -> Pod:
+def again(store: Blocking, pod: Pod) -> Pod:
     found = store.read_pod(pod.metadata.namespace, pod.metadata.name)
     assert found is not None
     return found
@@ -73,7 +91,7 @@ def again(store: Store, pod: Pod) -> Pod:
 class PlaneStage:
     """Users and the garbage collector, played against the API server."""
 
-    def __init__(self, plane: ControlPlane, store: Store) -> None:
+    def __init__(self, plane: ControlPlane, store: Blocking) -> None:
         self.plane = plane
         self.store = store
 
@@ -95,15 +113,15 @@ class TestBehaviour(StoreBehaviour):
     """What every store promises."""
 
     @pytest.fixture
-    def stage(self, plane: ControlPlane, store: Store) -> Stage:
+    def stage(self, plane: ControlPlane, store: Blocking) -> Stage:
         return PlaneStage(plane, store)
 
 
 class TestGPUNode:
-    def test_absent_object_is_none(self, store: Store) -> None:
+    def test_absent_object_is_none(self, store: Blocking) -> None:
         assert store.read_gpunode("nobody") is None
 
-    def test_creation_keeps_the_spec_and_strips_the_status(self, store: Store) -> None:
+    def test_creation_keeps_the_spec_and_strips_the_status(self, store: Blocking) -> None:
         name = new_name()
         spec = GPUNodeSpec(reservations={"uid-1": reservation(**{"GPU-0": 5})})
         metadata = ObjectMeta(name=name, finalizers=["headroom.gpu/ledger"], resource_version="5")
@@ -115,17 +133,17 @@ class TestGPUNode:
         assert created.metadata.finalizers == ["headroom.gpu/ledger"]
         assert store.read_gpunode(name) == created
 
-    def test_creating_it_twice_is_a_conflict(self, store: Store) -> None:
+    def test_creating_it_twice_is_a_conflict(self, store: Blocking) -> None:
         node = GPUNode(metadata=ObjectMeta(name=new_name()))
         store.create_gpunode(node)
         with pytest.raises(StoreConflict, match=rf"create GPUNode {node.name}.*409.*AlreadyExists"):
             store.create_gpunode(node)
 
-    def test_a_name_that_the_server_refuses_is_refused(self, store: Store) -> None:
+    def test_a_name_that_the_server_refuses_is_refused(self, store: Blocking) -> None:
         with pytest.raises(StoreRefused, match="422 Invalid"):
             store.create_gpunode(GPUNode(metadata=ObjectMeta(name="Not_A_Name")))
 
-    def test_compare_and_swap_lets_one_of_two_writers_win(self, store: Store) -> None:
+    def test_compare_and_swap_lets_one_of_two_writers_win(self, store: Blocking) -> None:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
         first = GPUNodeSpec(initialised=True, reservations={"uid-1": reservation()})
         won = store.write_spec(before, first)
@@ -134,7 +152,7 @@ class TestGPUNode:
             store.write_spec(before, GPUNodeSpec(reservations={"uid-2": reservation()}))
         assert store.read_gpunode(before.name) == won
 
-    def test_what_is_gone_from_nested_maps_is_removed(self, store: Store) -> None:
+    def test_what_is_gone_from_nested_maps_is_removed(self, store: Blocking) -> None:
         before = GPUNodeSpec(
             initialised=True,
             promised="3Gi",
@@ -159,7 +177,7 @@ class TestGPUNode:
         assert store.read_gpunode(node.name) == emptied
 
     def test_nobody_keeps_account_of_who_wrote_which_field(
-        self, store: Store, plane: ControlPlane
+        self, store: Blocking, plane: ControlPlane
     ) -> None:
         def kept(name: str) -> bool:
             found = plane.call("GET", f"{GPUNODES}/{name}")
@@ -176,7 +194,7 @@ class TestGPUNode:
         assert not kept(node.name)
 
     def test_one_that_is_deleted_stays_until_it_is_let_go(
-        self, store: Store, plane: ControlPlane
+        self, store: Blocking, plane: ControlPlane
     ) -> None:
         metadata = ObjectMeta(name=new_name(), finalizers=[FINALIZER])
         before = store.create_gpunode(GPUNode(metadata=metadata))
@@ -190,7 +208,7 @@ class TestGPUNode:
         assert store.read_gpunode(before.name) is None
 
     def test_writing_the_spec_leaves_status_and_unknown_fields_alone(
-        self, store: Store, plane: ControlPlane
+        self, store: Blocking, plane: ControlPlane
     ) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
         path = f"{GPUNODES}/{node.name}"
@@ -203,7 +221,7 @@ class TestGPUNode:
         assert written.status == GPUNodeStatus(agent_version="1", devices=[Device(uuid="GPU-0")])
 
     def test_a_write_that_changes_nothing_keeps_the_version_and_still_compares(
-        self, store: Store
+        self, store: Blocking
     ) -> None:
         spec = GPUNodeSpec(initialised=True)
         first = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name()), spec=spec))
@@ -213,14 +231,16 @@ class TestGPUNode:
         with pytest.raises(StoreConflict):
             store.write_spec(first, spec)
 
-    def test_writing_one_that_is_gone_is_not_found(self, store: Store, plane: ControlPlane) -> None:
+    def test_writing_one_that_is_gone_is_not_found(
+        self, store: Blocking, plane: ControlPlane
+    ) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
         plane.call("DELETE", f"{GPUNODES}/{node.name}")
         with pytest.raises(StoreNotFound, match=f"write spec of GPUNode {node.name}"):
             store.write_spec(node, GPUNodeSpec(initialised=True))
 
     def test_one_that_was_made_anew_is_not_written_for_the_old_one(
-        self, store: Store, plane: ControlPlane
+        self, store: Blocking, plane: ControlPlane
     ) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
         plane.call("DELETE", f"{GPUNODES}/{node.name}")
@@ -232,7 +252,7 @@ class TestGPUNode:
 
 class TestBinding:
     def test_annotations_arrive_with_the_node(
-        self, store: Store, api: KubeApi, plane: ControlPlane
+        self, store: Blocking, api: KubeApi, plane: ControlPlane
     ) -> None:
         pod = new_pod(plane, {"headroom.gpu/vram": "8Gi", "headroom.gpu/placement": "old"})
         store.bind(binding(pod))
@@ -257,7 +277,7 @@ class TestBinding:
         ],
     )
     def test_a_precondition_that_fails_is_a_conflict(
-        self, store: Store, plane: ControlPlane, change: dict[str, str]
+        self, store: Blocking, plane: ControlPlane, change: dict[str, str]
     ) -> None:
         pod = new_pod(plane)
         with pytest.raises(StoreConflict, match=rf"bind pod {NAMESPACE}/x\d+ to node node-a.*409"):
@@ -265,7 +285,7 @@ class TestBinding:
         assert again(store, pod).node == ""
 
     def test_a_bound_pod_is_a_conflict_even_for_the_same_node(
-        self, store: Store, plane: ControlPlane
+        self, store: Blocking, plane: ControlPlane
     ) -> None:
         pod = new_pod(plane)
         store.bind(binding(pod))
@@ -274,21 +294,21 @@ class TestBinding:
             store.bind(binding(bound, annotations={"headroom.gpu/placement": "second"}))
         assert again(store, pod) == bound
 
-    def test_a_missing_pod_is_not_found(self, store: Store, plane: ControlPlane) -> None:
+    def test_a_missing_pod_is_not_found(self, store: Blocking, plane: ControlPlane) -> None:
         pod = new_pod(plane)
         plane.call("DELETE", f"{PODS}/{pod.metadata.name}")
         with pytest.raises(StoreNotFound):
             store.bind(binding(pod))
         assert store.read_pod(NAMESPACE, pod.metadata.name) is None
 
-    def test_no_precondition_is_refused_before_it_is_sent(self, store: Store) -> None:
+    def test_no_precondition_is_refused_before_it_is_sent(self, store: Blocking) -> None:
         pod = Pod(metadata=ObjectMeta(name="p", namespace=NAMESPACE, uid="u"))
         with pytest.raises(StoreRefused, match="nothing guards it"):
             store.bind(binding(pod))
 
 
 class TestTouch:
-    def test_it_makes_an_older_binding_fail(self, store: Store, plane: ControlPlane) -> None:
+    def test_it_makes_an_older_binding_fail(self, store: Blocking, plane: ControlPlane) -> None:
         pod = new_pod(plane)
         touched = store.touch_pod(pod, "attempt-1")
         assert touched.annotation(TOUCHED) == "attempt-1"
@@ -297,7 +317,7 @@ class TestTouch:
         store.bind(binding(touched))
         assert again(store, pod).node == "node-a"
 
-    def test_an_older_version_is_a_conflict(self, store: Store, plane: ControlPlane) -> None:
+    def test_an_older_version_is_a_conflict(self, store: Blocking, plane: ControlPlane) -> None:
         pod = new_pod(plane)
         store.touch_pod(pod, "1")
         with pytest.raises(StoreConflict, match=rf"touch pod {NAMESPACE}/x\d+.*409"):
@@ -305,7 +325,7 @@ class TestTouch:
         assert again(store, pod).annotation(TOUCHED) == "1"
 
     def test_the_next_pod_of_that_name_is_not_touched(
-        self, store: Store, plane: ControlPlane
+        self, store: Blocking, plane: ControlPlane
     ) -> None:
         pod = new_pod(plane)
         path = f"{PODS}/{pod.metadata.name}"
@@ -323,22 +343,24 @@ class TestTouch:
             store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
         assert again(store, second) == second
 
-    def test_a_missing_pod_is_not_found(self, store: Store, plane: ControlPlane) -> None:
+    def test_a_missing_pod_is_not_found(self, store: Blocking, plane: ControlPlane) -> None:
         pod = new_pod(plane)
         plane.call("DELETE", f"{PODS}/{pod.metadata.name}")
         with pytest.raises(StoreNotFound):
             store.touch_pod(pod, "1")
 
 
-def test_pods_are_listed_completely_in_pages(api: KubeApi, plane: ControlPlane) -> None:
+def test_pods_are_listed_completely_in_pages(api: KubeApi, plane: ControlPlane, loop: Loop) -> None:
     made = {new_pod(plane).metadata.uid for _ in range(5)}
-    listed = [pod.metadata.uid for pod in KubernetesStore(api, page_size=2).list_pods()]
+    store = loop.store(plane.configuration(), api, page_size=2)
+    listed = [pod.metadata.uid for pod in store.list_pods()]
     assert made <= set(listed)
     assert len(listed) == len(set(listed))
 
 
-def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane) -> None:
-    store, node = KubernetesStore(api, lease_namespace=NAMESPACE), new_name()
+def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane, loop: Loop) -> None:
+    store = loop.store(plane.configuration(), api, lease_namespace=NAMESPACE)
+    node = new_name()
     assert store.read_heartbeat_version(node) == ""
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
     made = plane.call("POST", leases, {"metadata": {"name": node}})
@@ -352,12 +374,13 @@ def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane) -
         pytest.param(STRANGER_TOKEN, "403 Forbidden: pods .* is forbidden", id="without the right"),
     ],
 )
-def test_a_stranger_is_refused(plane: ControlPlane, token: str, words: str) -> None:
+def test_a_stranger_is_refused(plane: ControlPlane, loop: Loop, token: str, words: str) -> None:
     pod = new_pod(plane)
-    api = KubeApi(plane.configuration(token))
-    with pytest.raises(StoreRefused, match=rf"bind pod {NAMESPACE}/x\d+ .*{words}"):
-        KubernetesStore(api).bind(binding(pod))
-    api.close()
+    with (
+        over(plane.configuration(token), loop) as store,
+        pytest.raises(StoreRefused, match=rf"bind pod {NAMESPACE}/x\d+ .*{words}"),
+    ):
+        store.bind(binding(pod))
 
 
 POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version="7"))
@@ -402,12 +425,13 @@ class TestOutcome:
     )
     @pytest.mark.parametrize("verb", ["bind", "touch_pod", "write_spec"])
     def test_every_write_is_sent_once_and_named_for_what_is_known(
-        self, verb: str, answer: Any, error: type[StoreError]
+        self, loop: Loop, verb: str, answer: Any, error: type[StoreError]
     ) -> None:
         node = GPUNode(metadata=ObjectMeta(name="n", resource_version="7"))
-        with scripted_server(answer) as server:
-            api = KubeApi(server.configuration(), read_timeout_s=0.2)
-            store = KubernetesStore(api)
+        with (
+            scripted_server(answer) as server,
+            over(server.configuration(), loop, read_timeout_s=0.2) as store,
+        ):
             writes: dict[str, Callable[[], object]] = {
                 "bind": lambda: store.bind(binding(POD)),
                 "touch_pod": lambda: store.touch_pod(POD, "1"),
@@ -417,30 +441,33 @@ class TestOutcome:
                 writes[verb]()
             assert type(caught.value) is error
             assert len(server.requests) == 1
-            api.close()
 
-    def test_an_error_repeats_what_the_server_said(self) -> None:
-        with scripted_server(_status(500)) as server:
-            api = KubeApi(server.configuration())
-            with pytest.raises(OutcomeUnknown) as caught:
-                KubernetesStore(api).bind(binding(POD))
-            api.close()
+    def test_an_error_repeats_what_the_server_said(self, loop: Loop) -> None:
+        with (
+            scripted_server(_status(500)) as server,
+            over(server.configuration(), loop) as store,
+            pytest.raises(OutcomeUnknown) as caught,
+        ):
+            store.bind(binding(POD))
         assert str(caught.value) == (
             "bind pod a/p to node node-a: POST /api/v1/namespaces/a/pods/p/binding: "
             "500 Because: server's words"
         )
 
-    def test_nobody_listening_is_unknown(self) -> None:
+    def test_nobody_listening_is_unknown(self, loop: Loop) -> None:
         with scripted_server() as server:
             configuration = server.configuration()
-        api = KubeApi(configuration)
-        with pytest.raises(StoreSilent, match="bind pod a/p"):
-            KubernetesStore(api).bind(binding(POD))
+        with (
+            over(configuration, loop) as store,
+            pytest.raises(StoreSilent, match="bind pod a/p"),
+        ):
+            store.bind(binding(POD))
 
-    def test_nonsense_is_no_answer(self) -> None:
-        with scripted_server(_nonsense, _nonsense, _nonsense) as server:
-            api = KubeApi(server.configuration())
-            store = KubernetesStore(api)
+    def test_nonsense_is_no_answer(self, loop: Loop) -> None:
+        with (
+            scripted_server(_nonsense, _nonsense, _nonsense) as server,
+            over(server.configuration(), loop) as store,
+        ):
             with pytest.raises(OutcomeUnknown, match="pod a/p: the answer cannot be read") as err:
                 store.read_pod("a", "p")
             assert not isinstance(err.value, StoreSilent)  # of another pod it may be read
@@ -448,23 +475,23 @@ class TestOutcome:
                 store.read_gpunode("n")
             with pytest.raises(OutcomeUnknown, match="list pods"):
                 store.list_pods()
-            api.close()
 
-    def test_promises_are_read_beside_a_status_that_cannot_be(self) -> None:
+    def test_promises_are_read_beside_a_status_that_cannot_be(self, loop: Loop) -> None:
         garbled = {
             "metadata": {"name": "n", "resourceVersion": "7"},
             "spec": {"initialised": True},
             "status": {"devices": "none"},
         }
-        with scripted_server(lambda exchange: exchange.reply(200, garbled)) as server:
-            api = KubeApi(server.configuration())
-            node = KubernetesStore(api).read_gpunode("n")
-            api.close()
+        with (
+            scripted_server(lambda exchange: exchange.reply(200, garbled)) as server,
+            over(server.configuration(), loop) as store,
+        ):
+            node = store.read_gpunode("n")
         assert node is not None
         assert node.spec == GPUNodeSpec(initialised=True)
         assert node.status is None
 
-    def test_a_list_whose_token_expired_starts_anew_in_one_page(self) -> None:
+    def test_a_list_whose_token_expired_starts_anew_in_one_page(self, loop: Loop) -> None:
         def page(uid: str, token: str) -> Any:
             body = {
                 "metadata": {"resourceVersion": "9", "continue": token},
@@ -472,10 +499,11 @@ class TestOutcome:
             }
             return lambda exchange: exchange.reply(200, body)
 
-        with scripted_server(page("old", "token"), _status(410), page("new", "")) as server:
-            api = KubeApi(server.configuration())
-            pods = KubernetesStore(api, page_size=1).list_pods()
-            api.close()
+        with (
+            scripted_server(page("old", "token"), _status(410), page("new", "")) as server,
+            over(server.configuration(), loop, page_size=1) as store,
+        ):
+            pods = store.list_pods()
         assert [pod.metadata.uid for pod in pods] == ["new"]
         assert [request.query for request in server.requests] == [
             {"limit": "1"},

@@ -25,7 +25,7 @@ from contract.gpunode import (
 from contract.kube import ObjectMeta
 from extender.errors import OutcomeUnknown, StoreRefused
 from extender.kubeapi import KubeApi
-from extender.ledger.kubernetes import KubernetesStore
+from tests.blocking import Blocking, Loop
 from tests.builders import GIB, GPU, STAMP, shared
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, crd_manifest
 from tests.waiting import until
@@ -108,10 +108,12 @@ def test_a_full_node_stays_below_what_etcd_takes(
 
 
 @pytest.fixture
-def api(plane: ControlPlane) -> Iterator[KubeApi]:
+def store(plane: ControlPlane) -> Iterator[Blocking]:
     # The API server takes its time for the largest objects there are.
-    api = KubeApi(plane.configuration(), read_timeout_s=120.0)
-    yield api
+    configuration = plane.configuration()
+    api = KubeApi(configuration)
+    with Loop() as loop:
+        yield loop.store(configuration, api, read_timeout_s=120.0)
     api.close()
 
 
@@ -161,7 +163,7 @@ def newer(plane: ControlPlane) -> Iterator[None]:
 
 
 def test_fields_of_a_newer_version_live_through_every_write_of_ours(
-    plane: ControlPlane, api: KubeApi, newer: None
+    plane: ControlPlane, store: Blocking, newer: None
 ) -> None:
     theirs = {"to": "come"}
     merge = "application/merge-patch+json"
@@ -182,7 +184,6 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
             return "later" in after["spec"]
 
         until(told, "the new schema to be in use")
-        store = KubernetesStore(api)
         held = store.read_gpunode("newer")
         assert held is not None
         ours = Reservation(namespace="a", name="q", attempt="1")
@@ -208,10 +209,10 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
 
 
 def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
-    plane: ControlPlane, api: KubeApi, record_property: Callable[[str, object], None]
+    plane: ControlPlane, store: Blocking, record_property: Callable[[str, object], None]
 ) -> None:
     """Also with what the API server adds to it, and where each could be on any of 112 devices."""
-    store, most = KubernetesStore(api), full(112, KUBELET_PODS, 112)
+    most = full(112, KUBELET_PODS, 112)
     with existing(plane, "full"):
         held = store.read_gpunode("full")
         assert held is not None
@@ -229,9 +230,8 @@ def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
 
 
 def test_a_node_that_etcd_does_not_take_keeps_what_it_had(
-    plane: ControlPlane, api: KubeApi
+    plane: ControlPlane, store: Blocking
 ) -> None:
-    store = KubernetesStore(api)
     with existing(plane, "full"):
         held = store.read_gpunode("full")
         assert held is not None

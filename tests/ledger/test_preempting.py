@@ -10,8 +10,9 @@ from contract.annotations import PREEMPTING
 from contract.kube import Pod
 from contract.preempting import attempt_of
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.preempting import Made, RoomMaker
+from tests.blocking import now
 from tests.builders import pod
 
 NEW = pod(uid="new", name="new", priority=9)
@@ -28,13 +29,13 @@ class Evictors:
     forbidden: dict[str, StoreError] = field(default_factory=dict)
     before: Callable[[], None] = lambda: None
 
-    def may_evict(self, pod: Pod) -> None:
+    async def may_evict(self, pod: Pod) -> None:
         self.asked.append(pod.metadata.name)
         if error := self.forbidden.get(pod.metadata.name):
             raise error
         self.before()
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         if error := self.refused.pop(pod.metadata.name, None):
             raise error
         self.evicted.append(pod.metadata.name)
@@ -51,9 +52,10 @@ class World:
 
     def make_room(self, seen: Pod | None = None, *names: str) -> Made:
         self.made += 1
-        maker = RoomMaker(self.store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
+        store = Awaited(self.store)
+        maker = RoomMaker(store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
         victims = [victim(name) for name in names or ("high", "low")]
-        return maker.make_room(seen or self.new, "n", victims)
+        return now(maker.make_room(seen or self.new, "n", victims))
 
     @property
     def new(self) -> Pod:

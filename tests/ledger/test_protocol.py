@@ -1,12 +1,11 @@
 """Every step of bind, remove and initialise, with a fault at every call to the store."""
 
+import asyncio
 import itertools
-import threading
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
+from extender.ledger import protocol
 from extender.ledger.embedded import EmbeddedStore, Fault, no_fault
 from extender.ledger.protocol import (
     FEW_NODES,
@@ -23,14 +23,12 @@ from extender.ledger.protocol import (
     Bound,
     Declined,
     Failed,
-    Ledger,
     Outcome,
 )
-from extender.ledger.store import Binding
+from extender.ledger.store import Binding, Store
 from extender.placement.placed import Placement
-from tests.ledger.latency import Latency
-from tests.ledger.store_behaviour import run_together
-from tests.waiting import until
+from tests.blocking import Faraway, Ledger
+from tests.waiting import PATIENCE_S, until_then
 
 RESOURCE = "nvidia.com/gpu"
 WALL_S = 1_000_000.0
@@ -810,22 +808,23 @@ def test_what_was_found_before_holds_for_what_it_was_found_of_alone(stale: str |
     assert (stage.pod().annotation(PLACEMENT) == "found") == (stale is None)
 
 
-def test_many_threads_bind_one_node_and_none_gives_up() -> None:
+def test_many_bind_one_node_at_once_and_none_gives_up() -> None:
     """kube-scheduler has no bound on open binds, and packing sends them all to one node."""
-    stage, binders = Stage(), 16
-    store = EmbeddedStore(lambda events: None, lambda: 0.0, Latency(0.002))
+    binders = 16
+    store = EmbeddedStore(lambda events: None, lambda: 0.0)
     store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True)))
     pods = [store.admit(pod(f"p{i}", asked=1)) for i in range(binders)]
     held = store.read_gpunode("n")
-    ledger = Ledger(
-        store, judge, adopt, stage.written.append, lambda: WALL_S, lambda: uuid.uuid4().hex
-    )
-    outcomes: list[Outcome] = []
 
-    def bind(i: int) -> None:
-        outcomes.append(ledger.bind(BindAsk("a", f"p{i}", f"uid-p{i}", "n", pods[i], held)))
+    async def all_bound() -> list[Outcome]:
+        ids, far = itertools.count(), cast(Store, Faraway(store))
+        ledger = protocol.Ledger(
+            far, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: str(next(ids))
+        )
+        asks = [BindAsk("a", f"p{i}", f"uid-p{i}", "n", pods[i], held) for i in range(binders)]
+        return await asyncio.gather(*map(ledger.bind, asks))
 
-    run_together(binders, bind)
+    outcomes = asyncio.run(asyncio.wait_for(all_bound(), PATIENCE_S))
     assert outcomes.count(Bound()) == 10
     assert outcomes.count(Declined(Reason.MEMORY_ON_ANY)) == binders - 10
 
@@ -839,34 +838,41 @@ def test_many_threads_bind_one_node_and_none_gives_up() -> None:
 )
 def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads: int) -> None:
     calls: list[str] = []
-    outcomes: list[Outcome] = []
 
-    def second_comes(operation: str, when: str) -> None:
-        if when == "before":
-            calls.append(operation)
-        if (operation, when) == ("write_spec", "before") and calls.count("write_spec") == 1:
-            second.start()
-            until(lambda: ledger._turns.takers("n") == 2, "the second waits")
+    async def both_bound() -> list[Outcome]:
+        others: list[asyncio.Task[Outcome]] = []
 
-    store = EmbeddedStore(lambda events: None, lambda: 0.0, second_comes)
-    ledger = Ledger(store, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: "id")
-    held = store.create_gpunode(
-        GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True))
-    )
-    p, q = store.admit(pod()), store.admit(pod("q", asked=asked))
-    second = threading.Thread(
-        target=lambda: outcomes.append(ledger.bind(BindAsk("a", "q", "uid-q", "n", q, held)))
-    )
-    assert ledger.bind(BindAsk("a", "p", "uid-p", "n", p, held)) == Bound()
-    second.join()
-    assert outcomes == [Bound() if asked == 4 else Declined(Reason.MEMORY_ON_ANY)]
+        async def second_comes(operation: str, when: str) -> None:
+            if when == "before":
+                calls.append(operation)
+            if (operation, when) == ("write_spec", "before") and not others:
+                others.append(asyncio.create_task(bind("q", q)))
+                await until_then(lambda: ledger._turns.takers("n") == 2, "the second waits")
+
+        store = EmbeddedStore(lambda events: None, lambda: 0.0)
+        far = cast(Store, Faraway(store, second_comes))
+        ledger = protocol.Ledger(
+            far, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: "id"
+        )
+        held = store.create_gpunode(
+            GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True))
+        )
+        p, q = store.admit(pod()), store.admit(pod("q", asked=asked))
+
+        async def bind(name: str, shown: Pod) -> Outcome:
+            return await ledger.bind(BindAsk("a", name, f"uid-{name}", "n", shown, held))
+
+        return [await bind("p", p), await others[0]]
+
+    outcomes = asyncio.run(asyncio.wait_for(both_bound(), PATIENCE_S))
+    assert outcomes == [Bound(), Bound() if asked == 4 else Declined(Reason.MEMORY_ON_ANY)]
     assert calls.count("read_gpunode") == reads
 
 
 def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:
     kept: list[set[str]] = []
-    stage.fault = lambda operation, when: kept.append(set(stage.ledger._turns._turns))
+    stage.fault = lambda operation, when: kept.append(set(stage.ledger.awaited._turns._turns))
     assert stage.bind() == Bound()
     assert {"n"} in kept
     assert stage.bind(stage.ask(pod(), node="gone", held=False)) == Declined(Reason.NO_REPORT)
-    assert not stage.ledger._turns._turns
+    assert not stage.ledger.awaited._turns._turns

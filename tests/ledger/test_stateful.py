@@ -13,6 +13,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.blocking import Ledger
 
 from contract.annotations import VRAM
 from contract.gpunode import Device, GPUNodeStatus, Replicas
@@ -31,7 +32,7 @@ from extender.cluster.events import Event, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.errors import OutcomeUnknown
 from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.rules import Rules
 from tests.examples import examples
 

@@ -1,10 +1,12 @@
 """Binds of one replica that come to one node together are promised with one write, and none of them
 is harmed by what becomes of another."""
 
+import asyncio
 import itertools
-import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import cast
 
 import pytest
 
@@ -12,14 +14,16 @@ from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreRefused, StoreSilent
-from extender.ledger.embedded import EmbeddedStore, no_fault
+from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
+from extender.ledger.store import Store
 from extender.placement.placed import Placement
+from tests.blocking import Faraway
 from tests.ledger.test_protocol import WALL_S, adopt, judge, pod
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until_then
 
 #: What happens as the n-th write of promises begins, or when it has been done.
-Deeds = dict[tuple[int, str], Callable[[], None]]
+Deeds = dict[tuple[int, str], Callable[[], Awaitable[None]]]
 
 
 class Crowd:
@@ -29,11 +33,11 @@ class Crowd:
         self.deeds: Deeds = {}
         self.calls: Counter[str] = Counter()
         self.written: list[set[str]] = []
-        self.store = EmbeddedStore(lambda events: None, lambda: 0.0, self._on_the_way)
+        self.store = EmbeddedStore(lambda events: None, lambda: 0.0)
         self.judged: Callable[[Pod, GPUNode], Placement | Reason] = judge
         ids = itertools.count()
         self.ledger = Ledger(
-            self.store,
+            cast(Store, Faraway(self.store, lambda *call: self.on_the_way(*call))),
             lambda asked, gpunode: self.judged(asked, gpunode),
             adopt,
             lambda gpunode: self.written.append(set(gpunode.spec.reservations)),
@@ -43,12 +47,15 @@ class Crowd:
         spec = GPUNodeSpec(initialised=True)
         self.held = self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=spec))
         self.outcomes: dict[str, Outcome | Exception] = {}
+        self.attempts: list[asyncio.Task[None]] = []
 
-    def _on_the_way(self, operation: str, when: str) -> None:
+    async def on_the_way(self, operation: str, when: str) -> None:
         if when == "before":
             self.calls[operation] += 1
         if operation == "write_spec":
-            self.deeds.pop((self.calls[operation], when), lambda: None)()
+            deed = self.deeds.pop((self.calls[operation], when), None)
+            if deed is not None:
+                await deed()
 
     def bind(self, *together: int, held: bool = True) -> dict[str, Outcome | Exception]:
         """Bind p0, which asks for 1; while it is being written come p1, p2 ... that ask for these;
@@ -56,28 +63,31 @@ class Crowd:
         pods = [
             self.store.admit(pod(f"p{i}", asked=asked)) for i, asked in enumerate((1, *together))
         ]
-        threads = [threading.Thread(target=self._bind, args=(each, held)) for each in pods]
 
-        def others_come() -> None:
-            for number, thread in enumerate(threads[1:], 2):
-                thread.start()
-                until(lambda many=number: self.ledger._turns.takers("n") == many, "it waits")
-
-        self.deeds[1, "before"] = others_come
-        threads[0].start()
-        for thread in threads:
-            until(lambda t=thread: t.ident is not None, "it began")
-            thread.join(10.0)
-            assert not thread.is_alive()
-        until(lambda: not self.ledger._turns.takers("n"), "nobody wants anything any more")
+        self.deeds[1, "before"] = partial(self.come, pods[1:], held)
+        asyncio.run(asyncio.wait_for(self.all_done(pods[0], held), PATIENCE_S))
         return self.outcomes
 
-    def _bind(self, asked: Pod, held: bool) -> None:
+    async def all_done(self, first: Pod, held: bool = True) -> None:
+        await self.attempt(first, held)
+        await asyncio.gather(*self.attempts, return_exceptions=True)
+        assert not self.ledger._turns.takers("n")
+
+    async def come(self, pods: Sequence[Pod], held: bool = True) -> None:
+        for number, each in enumerate(pods, 2):
+            await self.comes(each, number, held)
+
+    async def comes(self, asked: Pod, takers: int, held: bool = True) -> None:
+        """It is bound as well, and waits for its turn: there are so many then."""
+        self.attempts.append(asyncio.create_task(self.attempt(asked, held)))
+        await until_then(lambda: self.ledger._turns.takers("n") >= takers, "it waits")
+
+    async def attempt(self, asked: Pod, held: bool) -> None:
         gpunode = self.held if held else None
         metadata = asked.metadata
         ask = BindAsk(metadata.namespace, metadata.name, metadata.uid, "n", asked, gpunode)
         try:
-            self.outcomes[metadata.name] = self.ledger.bind(ask)
+            self.outcomes[metadata.name] = await self.ledger.bind(ask)
         except Exception as err:  # noqa: BLE001 - looked at by the test
             self.outcomes[metadata.name] = err
 
@@ -97,8 +107,8 @@ def crowd() -> Crowd:
     return Crowd()
 
 
-def raises(kind: type[Exception]) -> Callable[[], None]:
-    def deed() -> None:
+def raises(kind: type[Exception]) -> Callable[[], Awaitable[None]]:
+    async def deed() -> None:
         raise kind(f"a {kind.__name__} for the tests")
 
     return deed
@@ -177,30 +187,39 @@ def test_a_fault_of_ours_about_one_is_raised_there(crowd: Crowd) -> None:
 
 
 def test_where_the_node_cannot_be_read_each_is_told(crowd: Crowd) -> None:
-    def silent(operation: str, when: str) -> None:
+    on_the_way = crowd.on_the_way
+
+    async def silent(operation: str, when: str) -> None:
         if operation == "read_gpunode" and when == "before" and crowd.calls["write_spec"]:
             raise StoreSilent("nobody answers")
-        crowd._on_the_way(operation, when)
+        await on_the_way(operation, when)
 
-    crowd.store._fault = silent
+    crowd.on_the_way = silent  # type: ignore[method-assign]
     outcomes = crowd.bind(1, 1, held=False)
     assert outcomes["p0"] == Bound()
     assert outcomes["p1"] == outcomes["p2"] == Failed("nobody answers")
-    crowd.store._fault = no_fault
     assert crowd.promises.keys() == {"uid-p0"}
 
 
 def test_two_attempts_for_one_pod_make_one_promise(crowd: Crowd) -> None:
     """kube-scheduler gave up on the first and asks again."""
     shown = crowd.store.admit(pod("p1", asked=4))
-    second = threading.Thread(target=crowd._bind, args=(shown, True))
-
-    def second_comes() -> None:
-        second.start()
-        until(lambda: crowd.ledger._turns.takers("n") == 3, "it waits")
-
-    crowd.deeds[1, "after"] = second_comes
+    crowd.deeds[1, "after"] = lambda: crowd.comes(shown, 3)
     outcomes = crowd.bind(4)
-    second.join(10.0)
     assert outcomes["p0"] == outcomes["p1"] == Bound()
     assert crowd.promises.keys() == {"uid-p0", "uid-p1"}
+
+
+def test_who_is_cancelled_keeps_nobody_from_a_promise(crowd: Crowd) -> None:
+    """As when this process is about to end; here p1, as it promises p2 as well."""
+    pods = [crowd.store.admit(pod(f"p{i}", asked=2)) for i in range(3)]
+
+    async def one_is_cancelled() -> None:
+        crowd.attempts[0].cancel()
+        await asyncio.sleep(0)
+
+    crowd.deeds = {(1, "before"): partial(crowd.come, pods[1:]), (2, "before"): one_is_cancelled}
+    asyncio.run(asyncio.wait_for(crowd.all_done(pods[0]), PATIENCE_S))
+    assert crowd.attempts[0].cancelled()
+    assert crowd.outcomes == {"p0": Bound(), "p2": Bound()}
+    assert crowd.promises.keys() == {"uid-p0", "uid-p2"}

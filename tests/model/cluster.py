@@ -28,9 +28,10 @@ from contract.reasons import Reason
 from extender.cluster.events import GPUNodeSeen, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.ledger import protocol
-from extender.ledger.store import Store
+from extender.ledger.embedded import AtOnce
 from extender.placement.placed import Placement
 from extender.placement.rules import Rules
+from tests.blocking import Ledger
 from tests.model.explorer import Deed, Program
 from tests.model.world import World, WorldStore, changed
 
@@ -97,15 +98,16 @@ def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
 # What actors do. ``code`` is the module of the protocol, or a mutant of it.
 
 
-def ledger(store: Store, name: str, code: ModuleType) -> Any:
+def ledger(store: AtOnce, name: str, code: ModuleType) -> Any:
     numbers = itertools.count(1)
-    return code.Ledger(
+    return Ledger(
         store,
         fitted,
         _STATE.adopt,
         written=lambda gpunode: None,
         wall_s=lambda: 0.0,
         new_id=lambda: f"{name}-{next(numbers)}",
+        code=code,
     )
 
 
@@ -125,7 +127,7 @@ def binds(
     found = fitted(shown, known) if shown and known else None
     foreseen = found if isinstance(found, Placement) else None
 
-    def work(store: Store) -> object:
+    def work(store: AtOnce) -> object:
         ask = protocol.BindAsk(
             metadata.namespace, metadata.name, metadata.uid, node, shown, known, foreseen
         )

@@ -52,6 +52,7 @@ def test_promises_hold_when_two_calls_are_lost_from_sight(play: str) -> None:
     assert not explored.wrong, explored
 
 
+_TOUCHES = "                        await self._store.touch_pod(pod, self._new_id())\n"
 RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     "the pod is not read again where it has a promise": (
         "if pod is None or ask.uid in gpunode.spec.reservations:",
@@ -64,7 +65,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     "the Binding goes first": (
         "            if want.promise is not None:\n",
         "            if isinstance(want.step, _Promised):\n"
-        "                self._store.bind(_binding(want.step.pod, node, want.step.placement))\n"
+        "                await self._store.bind("
+        "_binding(want.step.pod, node, want.step.placement))\n"
         "            if want.promise is not None:\n",
     ),
     "an existing reservation is not written again": (
@@ -77,10 +79,10 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         'attempt="always", since="always")',
     ),
     "the reservation is written without the resourceVersion": (
-        "        after = self._store.write_spec(before, spec)\n",
+        "        after = await self._store.write_spec(before, spec)\n",
         "        unguarded = msgspec.structs.replace(before.metadata, resource_version='*')\n"
         "        before = msgspec.structs.replace(before, metadata=unguarded)\n"
-        "        after = self._store.write_spec(before, spec)\n",
+        "        after = await self._store.write_spec(before, spec)\n",
     ),
     "a reservation that lost the race is taken for made": (
         "            except (StoreConflict, OutcomeUnknown) as err:\n"
@@ -93,32 +95,32 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     ),
     "a failed bind takes its reservation back": (
         "            # 5. Refused or unanswered: what became of the pod decides.\n",
-        "            gpunode = self._store.read_gpunode(ask.node)\n"
+        "            gpunode = await self._store.read_gpunode(ask.node)\n"
         "            rest = {u: r for u, r in gpunode.spec.reservations.items() if u != ask.uid}\n"
         "            spec = msgspec.structs.replace(gpunode.spec, reservations=rest)\n"
-        "            gpunode = self._write(gpunode, spec)\n",
+        "            gpunode = await self._write(gpunode, spec)\n",
     ),
     "removal does not ask what became of the pod": (
-        "                pod = self._store.read_pod(promise.namespace, promise.name)\n",
+        "                pod = await self._store.read_pod(promise.namespace, promise.name)\n",
         "                pod = None\n",
     ),
     "removal does not touch an unbound pod": (
-        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
+        _TOUCHES + "                elif",
         "                        pass\n                elif",
     ),
     "removal goes on when the touch lost a race": (
-        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
+        _TOUCHES + "                elif",
         "                        with suppress(StoreConflict):\n"
-        "                            self._store.touch_pod(pod, self._new_id())\n"
+        "                            await self._store.touch_pod(pod, self._new_id())\n"
         "                elif",
     ),
     "the touch is the same each time": (
-        "                        self._store.touch_pod(pod, self._new_id())\n                elif",
-        "                        self._store.touch_pod(pod, 'touched')\n                elif",
+        _TOUCHES + "                elif",
+        _TOUCHES.replace("self._new_id()", "'touched'") + "                elif",
     ),
     "removal compares with the object as it is after the touch": (
         "                rest = {u: r for u, r in gpunode.spec",
-        "                gpunode = self._store.read_gpunode(node)\n"
+        "                gpunode = await self._store.read_gpunode(node)\n"
         "                rest = {u: r for u, r in gpunode.spec",
     ),
     "removal keeps the promise of a pod that ended": (
@@ -138,12 +140,12 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if not pod.ended:",
     ),
     "initialising does not touch unbound pods": (
-        "                    self._store.touch_pod(pod, self._new_id())\n        sitting:",
+        "                    await self._store.touch_pod(pod, self._new_id())\n        sitting:",
         "                    pass\n        sitting:",
     ),
     "initialising lists the bound pods before it touches the unbound": (
-        "        for pod in self._pods_on([gpunode.name for gpunode in waiting]):\n",
-        "        for pod in pods:\n",
+        "_part_by_part(await self._store.list_pods(name))",
+        "_part_by_part(pods)",
     ),
     "initialising charges nobody": (
         "promises[pod.metadata.uid] = self._stamped(promise)",
@@ -163,7 +165,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {
     "        # Bindings on their way were promised": (
-        "        pods = list(self._pods_on([gpunode.name for gpunode in waiting]))\n"
+        "        pods = await self._store.list_pods()\n"
         "        # Bindings on their way were promised"
     )
 }

@@ -1,19 +1,20 @@
 """The API server is spoken to over connections that stay open."""
 
+import asyncio
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from kubernetes.client import Configuration
 
-from extender.kubeapi import KubeApi, NoAnswer
-from extender.wiring.replica import BIND_THREADS
-from tests.ledger.store_behaviour import run_together
+from extender.errors import BadSettings
+from extender.kubeapi import CONNECTIONS, KubeApi, NoAnswer
+from extender.loopapi import LoopApi
 
 
-def test_as_many_as_there_are_binds_at_once_are_kept_for_the_next() -> None:
+def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
     opened: list[object] = []
-    all_here = threading.Barrier(BIND_THREADS)
+    all_here = threading.Barrier(CONNECTIONS)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -38,13 +39,17 @@ def test_as_many_as_there_are_binds_at_once_are_kept_for_the_next() -> None:
     thread.start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{server.server_port}"
-    api = KubeApi(configuration)
-    try:
+
+    async def play() -> None:
+        api = LoopApi(configuration)
         for _ in range(3):
-            run_together(BIND_THREADS, lambda i: api.call("GET", "/"))
-        assert len(opened) == BIND_THREADS
+            await asyncio.gather(*(api.call("GET", "/") for _ in range(CONNECTIONS)))
+        await api.close()
+
+    try:
+        asyncio.run(play())
+        assert len(opened) == CONNECTIONS
     finally:
-        api.close()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -60,3 +65,54 @@ def test_no_call_begins_once_it_was_closed() -> None:
     api.close()
     with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
         api.call("GET", "/a")
+
+
+def test_no_call_of_the_loop_begins_once_it_was_closed() -> None:
+    configuration = Configuration()
+    configuration.host = "http://127.0.0.1:1"
+
+    async def play() -> None:
+        api = LoopApi(configuration)
+        with pytest.raises(NoAnswer, match="GET /a: ClientConnectorError"):
+            await api.call("GET", "/a")
+        await api.close()
+        with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
+            await api.call("GET", "/a")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("proxy", "no_proxy", "said"),
+    [
+        pytest.param("http://127.0.0.1:1", "", "127.0.0.1:1", id="through it"),
+        pytest.param("http://127.0.0.1:1", "example.com", "example.com", id="around it"),
+    ],
+)
+def test_the_loop_goes_through_the_proxy_that_is_configured(
+    proxy: str, no_proxy: str, said: str
+) -> None:
+    configuration = Configuration()
+    configuration.host = "http://example.com:2"
+    configuration.proxy, configuration.no_proxy = proxy, no_proxy
+
+    async def play() -> None:
+        api = LoopApi(configuration, connect_timeout_s=0.5)
+        try:
+            with pytest.raises(NoAnswer, match=said):
+                await api.call("GET", "/a")
+        finally:
+            await api.close()
+
+    asyncio.run(play())
+
+
+def test_a_proxy_that_is_none_of_http_is_refused() -> None:
+    configuration = Configuration()
+    configuration.host, configuration.proxy = "http://example.com", "socks5://127.0.0.1:1"
+
+    async def play() -> None:
+        LoopApi(configuration)
+
+    with pytest.raises(BadSettings, match=r"proxy-url is socks5://127.0.0.1:1: an HTTP proxy is"):
+        asyncio.run(play())

@@ -47,10 +47,11 @@ from extender.cluster.chores import bystanders
 from extender.cluster.events import BackOffEnded, NodeSeen
 from extender.cluster.state import ClusterState
 from extender.errors import StoreConflict
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.eviction import Evictions
-from extender.ledger.protocol import BindAsk, Ledger
+from extender.ledger.protocol import BindAsk
 from extender.placement.rules import Rules
+from tests.blocking import Ledger, now
 from tests.builders import GPU, pod
 from tests.driver import GIB, Gpu
 from tests.examples import examples
@@ -108,7 +109,10 @@ class Gated(RuleBasedStateMachine):
             lambda: str(next(self.ids)),
         )
         self.evictions = Evictions(
-            self.store, self.ledger, self, lambda gpunode: self.state.misplaced(gpunode, NOW_S)
+            Awaited(self.store),
+            self.ledger.awaited,
+            self,
+            lambda gpunode: self.state.misplaced(gpunode, NOW_S),
         )
         #: Bound, and not seen by the kubelet yet.
         self.coming: dict[str, devices.Pod] = {}
@@ -199,7 +203,7 @@ class Gated(RuleBasedStateMachine):
         for _ in range(1 + twice):
             for found in bystanders(self.state):
                 self.ledger.charge(found.node, found.pod)
-            self.evictions.send_away(NAME)
+            now(self.evictions.send_away(NAME))
 
     @rule()
     def a_back_off_ends(self) -> None:
@@ -306,7 +310,7 @@ class Gated(RuleBasedStateMachine):
         self.begun.discard(uid)
         self.ledger.remove(NAME, uid, left=True)
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         if uid in self.begun:
             raise StoreConflict("it has begun")
@@ -316,7 +320,7 @@ class Gated(RuleBasedStateMachine):
             self.node.delete(uid)
         self.forget(uid)
 
-    def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
         """Nobody reads it here."""
 
     def gpunode(self) -> GPUNode:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tests.blocking import Ledger
 
 from contract.annotations import DEVICE_CHOICE, VRAM
 from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source
@@ -21,7 +22,7 @@ from extender.cluster.events import NodeSeen, PodSeen
 from extender.cluster.observations import Outcome
 from extender.cluster.state import ClusterState
 from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Ledger
+from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit import fit
 from extender.placement.observed import Result
 from extender.placement.request import VramRequest

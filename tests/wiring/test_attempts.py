@@ -13,7 +13,7 @@ from contract.annotations import VRAM
 from contract.decision import decision_of
 from contract.kube import Pod
 from extender.cluster.events import Event, NodeSeen
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.records import BindTried, Filtered, Ranked
 from extender.settings import Settings
 from extender.wiring.replica import Extender
@@ -30,7 +30,7 @@ class Replicas:
         self.deaf: set[int] = set()
         self.all = [Extender(Settings(), unready=lambda: "") for _ in range(3)]
         self.store = EmbeddedStore(self.tell_all, time.monotonic)
-        self.ledgers = [each.open_ledger(self.store) for each in self.all]
+        self.ledgers = [each.open_ledger(Awaited(self.store)) for each in self.all]
         self.verbs = [
             each.verbs(ledger, shown=lambda pod: None)
             for each, ledger in zip(self.all, self.ledgers, strict=True)
@@ -60,6 +60,7 @@ class Replicas:
             self.store.touch_pod(self.pod(), "9Gi", VRAM)
         wanted = msgspec.json.encode(binding(sent("p"), best["Host"]))
         assert msgspec.json.decode(await self.verbs[2].bind(wanted))["Error"] == ""
+        await asyncio.sleep(0)  # what is recorded is so when all were answered
         return self.pod()
 
     def pod(self) -> Pod:

@@ -1,6 +1,6 @@
 """Writes that somebody else was faster with are counted by kind, and refused all the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -11,9 +11,10 @@ from extender.errors import StoreConflict, StoreRefused
 from extender.ledger.store import Binding, Store
 from extender.telemetry import CONFLICTING, Telemetry
 from extender.wiring.conflicts import ConflictsCounted
+from tests.blocking import now
 from tests.builders import gpunode, pod
 
-WRITES: dict[str, Callable[[Store], object]] = {
+WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, object]]] = {
     "create": lambda store: store.create_gpunode(gpunode()),
     "spec": lambda store: store.write_spec(gpunode(), GPUNodeSpec()),
     "finalizer": lambda store: store.let_go(gpunode()),
@@ -27,7 +28,7 @@ class Refusing:
         self._err = err
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def refuse(*_: object) -> None:
+        async def refuse(*_: object) -> None:
             raise self._err
 
         return refuse
@@ -44,7 +45,7 @@ def test_a_conflict_is_counted(write: str) -> None:
     telemetry = Telemetry(CollectorRegistry())
     store = ConflictsCounted(cast(Store, Refusing(StoreConflict("newer"))), telemetry)
     with pytest.raises(StoreConflict):
-        WRITES[write](store)
+        now(WRITES[write](store))
     assert {name: count for name, count in counts(telemetry).items() if count} == {write: 1}
 
 
@@ -53,5 +54,5 @@ def test_what_is_refused_for_another_reason_is_no_conflict() -> None:
     store = ConflictsCounted(cast(Store, Refusing(StoreRefused("no right"))), telemetry)
     for write in CONFLICTING:
         with pytest.raises(StoreRefused):
-            WRITES[write](store)
+            now(WRITES[write](store))
     assert not any(counts(telemetry).values())

@@ -69,7 +69,7 @@ def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None
         woken: list[str] = []
 
         class Wakes:
-            def wake(self, which: Pod) -> str:
+            async def wake(self, which: Pod) -> str:
                 woken.append(which.metadata.uid)
                 return "retry"
 

@@ -18,7 +18,7 @@ from extender.cluster.preemption import preemption
 from extender.cluster.state import ClusterState
 from extender.cluster.victimstold import recorded
 from extender.journal import Decision, Journal
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.preempting import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
 from extender.placement.rules import Rules
@@ -53,7 +53,7 @@ class World:
         self.store.admit(running(victim, "n"))
         self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
         self.refused: Sequence[str] = ["n"]
-        maker = RoomMaker(self.store, self, time.time, lambda: "attempt")
+        maker = RoomMaker(Awaited(self.store), self, time.time, lambda: "attempt")
         self.preempting = Preempting(
             self.state,
             self.journal,
@@ -68,10 +68,10 @@ class World:
     def decides(self, pod: Pod, ago_s: float, fits: int = 0) -> None:
         self.journal.record(Decision(pod, "d", time.time() - ago_s, 1, 1, fits, {}))
 
-    def may_evict(self, pod: Pod) -> None:
+    async def may_evict(self, pod: Pod) -> None:
         return None
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         self.evicted.append(pod.metadata.name)
 
     def tell(self, notice: Notice) -> bool:
@@ -150,7 +150,7 @@ def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee()
     async def play(priority: int) -> Outcome:
         extender = Extender(Settings(), unready=lambda: "")
         store = EmbeddedStore(extender.deliver, time.monotonic)
-        ledger = extender.open_ledger(store)
+        ledger = extender.open_ledger(Awaited(store))
         node, held, victim = full_node("n", [On("a", 20, 1)])
         assert isinstance(held, GPUNodeSeen)
         assert held.gpunode.status is not None
@@ -163,7 +163,7 @@ def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee()
         store.admit(thief)
         extender.deliver([node, victim, PodSeen(newcomer(12, 50, nominated="n"))])
         ask = BindAsk("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
-        return await extender.loop.run_in_executor(None, ledger.bind, ask)
+        return await ledger.bind(ask)
 
     assert asyncio.run(play(50)) == Declined(Reason.MEMORY_ON_ANY)
     assert isinstance(asyncio.run(play(51)), Bound)

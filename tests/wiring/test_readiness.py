@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.settings import Settings
 from extender.sources.reflector import DEFAULT_PACE, Health
 from extender.wiring.machinery import Observed
@@ -62,7 +62,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         server = EmbeddedStore(extender.deliver, time.monotonic)
         transport = httpx.ASGITransport(extender.debug_app())
         debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
-        verbs = extender.verbs(extender.open_ledger(server), shown=lambda pod: None)
+        verbs = extender.verbs(extender.open_ledger(Awaited(server)), shown=lambda pod: None)
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
         wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
 

@@ -40,7 +40,7 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
         looked_into: list[str] = []
 
         class Hands:
-            def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+            async def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
                 looked_into.append(uid)
                 return ""
 
@@ -61,10 +61,10 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         initialised: list[str] = []
 
         class Hands:
-            def let_go(self, names: Iterable[str]) -> None:
+            async def let_go(self, names: Iterable[str]) -> None:
                 raise StoreRefused(f"let go of {list(names)}")
 
-            def initialise(self, nodes: Iterable[Node]) -> list[str]:
+            async def initialise(self, nodes: Iterable[Node]) -> list[str]:
                 initialised.extend(node.metadata.name for node in nodes)
                 return initialised
 

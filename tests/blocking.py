@@ -1,0 +1,126 @@
+"""The ledger and its stores for tests in which one thing happens after the other: what is awaited
+elsewhere is done when it is called."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
+
+from kubernetes.client import Configuration
+
+from extender.kubeapi import KubeApi
+from extender.ledger import protocol
+from extender.ledger.embedded import AtOnce, Awaited
+from extender.ledger.kubernetes import KubernetesStore
+from extender.loopapi import LoopApi
+
+T = TypeVar("T")
+PATIENCE_S = 120.0
+
+
+def now(work: Coroutine[Any, Any, T]) -> T:
+    """The result of what waits for nothing, but may give way to others."""
+    while True:
+        try:
+            awaited = work.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        assert awaited is None, f"it waits for {awaited}"
+
+
+class Ledger:
+    """A ledger over a store that answers at once; ``code`` is the module of the protocol, or a
+    mutant of it."""
+
+    def __init__(self, store: AtOnce, *args: Any, code: ModuleType = protocol, **how: Any) -> None:
+        self.awaited = code.Ledger(Awaited(store), *args, **how)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.awaited, name)
+        return lambda *args, **how: now(method(*args, **how))
+
+
+async def give_way(operation: str, when: str) -> None:
+    """Others do what they are at."""
+    await asyncio.sleep(0)
+
+
+class Faraway:
+    """A ``Store`` over one that answers at once: ``meanwhile`` is awaited on the way of each call
+    there ("before") and back ("after"), and may raise what goes wrong on the way."""
+
+    def __init__(
+        self, store: AtOnce, meanwhile: Callable[[str, str], Awaitable[None]] = give_way
+    ) -> None:
+        self._store, self._meanwhile = store, meanwhile
+
+    def __getattr__(self, operation: str) -> Any:
+        async def call(*args: Any, **how: Any) -> Any:
+            await self._meanwhile(operation, "before")
+            try:
+                return getattr(self._store, operation)(*args, **how)
+            finally:
+                await self._meanwhile(operation, "after")
+
+        return call
+
+
+class Loop:
+    """An event loop on a thread of its own, with which threads talk to an API server."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loop of a test")
+        self._apis: list[LoopApi] = []
+
+    def __enter__(self) -> "Loop":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        try:
+            for api in self._apis:
+                self.run(api.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def run(self, work: Awaitable[T]) -> T:
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(PATIENCE_S)
+
+    def api(self, configuration: Configuration, **how: float) -> LoopApi:
+        async def made() -> LoopApi:
+            return LoopApi(configuration, **how)
+
+        self._apis.append(self.run(made()))
+        return self._apis[-1]
+
+    def store(self, configuration: Configuration, lists: KubeApi, **how: Any) -> "Blocking":
+        """A ``KubernetesStore`` whose methods block."""
+        timeouts = {key: how.pop(key) for key in ("read_timeout_s",) if key in how}
+        return Blocking(self, KubernetesStore(self.api(configuration, **timeouts), lists, **how))
+
+
+class Blocking:
+    """The same, with methods that block, from any thread."""
+
+    def __init__(self, loop: Loop, awaited: object) -> None:
+        self._loop, self._awaited = loop, awaited
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, getattr(self._awaited, name))
+
+    def _call(self, method: Any, *args: Any, **how: Any) -> Any:
+        return self._loop.run(method(*args, **how))
