@@ -1,4 +1,5 @@
-"""The one gate to the Kubernetes API: raw requests and raw bodies, each bounded in time.
+"""The gate to the Kubernetes API for whoever may wait: raw requests and raw bodies, each bounded in
+time. What the event loop asks itself goes through ``extender.loopapi``.
 
 Configuration and credentials are those of the ``kubernetes`` package; its models are not used, so
 that a body is decoded once, into the few fields that somebody reads. Nothing is ever sent twice by
@@ -10,7 +11,6 @@ this layer: whether a lost write may be repeated is the caller's to decide (DESI
     └── Unreadable   it answered something that is not what it was asked for
 """
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,10 +28,6 @@ from kubernetes.client.rest import RESTClientObject
 #: What a broken connection can raise below urllib3's own errors (TLS, a socket shut down by us).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
-#: Kept open: all binds that are open at once, and some. What is beyond is closed after each call,
-#: and a new connection costs more than the call; by default it is five for each core.
-CONNECTIONS = 32
-
 JSON = "application/json"
 #: For an answer of which only the metadata is read.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
@@ -158,9 +154,7 @@ class KubeApi:
         self._host = configuration.host.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
-        kept = copy.copy(configuration)
-        kept.connection_pool_maxsize = CONNECTIONS
-        self._pool: urllib3.PoolManager = RESTClientObject(kept).pool_manager
+        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
 
     def close(self) -> None:
         """No call begins after this: a thread that has a long way to go ends with the one it is

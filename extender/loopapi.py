@@ -1,9 +1,8 @@
-"""Calls to the Kubernetes API that the event loop makes itself: those of the ledger, some for each
-pod.
+"""The gate to the Kubernetes API for the event loop: the calls of the ledger, several for each pod.
 
-As ``extender.kubeapi``, and with its errors, but nothing waits on a thread: to wake one for each
-step of each bind costs as much as the step, and the loop has to wait for the interpreter's lock
-whenever another holds it. What is long, such as a list, is not for the loop.
+As ``extender.kubeapi``, and with its errors, but no thread waits for an answer: to wake one for
+each step of each bind costs much of what the step does, and then the loop has to wait for the lock
+of the interpreter. What is long to decode, as a list is, is not for the loop.
 """
 
 import asyncio
@@ -18,10 +17,12 @@ from kubernetes.client.rest import should_bypass_proxies
 from yarl import URL
 
 from extender.errors import BadSettings
-from extender.kubeapi import CONNECTIONS, JSON, NoAnswer, describe, refusal, request_headers
+from extender.kubeapi import JSON, NoAnswer, describe, refusal, request_headers
 
 #: What a broken connection can raise below aiohttp's own errors.
 _BROKEN = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+#: Calls at once; what is beyond waits for one of them.
+CONNECTIONS = 32
 #: A connection that nobody used for so long is closed; the API server waits for 90 s.
 _KEPT_S = 60.0
 _MOST_AT_ONCE_BYTES = 1 << 18

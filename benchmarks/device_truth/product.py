@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from tests.blocking import Ledger
+from tests.blocking import Ledger, now
 
 from benchmarks.device_truth.agents import GPU, Agent
 from benchmarks.device_truth.arrivals import Job
@@ -39,7 +39,7 @@ from contract.kube import (
 from extender.cluster.chores import Leftover, leftovers
 from extender.cluster.events import BackOffEnded, Event, NodeSeen
 from extender.cluster.state import ClusterState
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.eviction import Evictions
 from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.aside import aside
@@ -210,8 +210,8 @@ class Gated(Product):
         super().__init__(world)
         self._evicted: list[str] = []
         self._evictions = Evictions(
-            self._store,
-            self._ledger,
+            Awaited(self._store),
+            self._ledger.awaited,
             self,
             lambda gpunode: self._cluster.misplaced(gpunode, self._now_s),
         )
@@ -232,16 +232,16 @@ class Gated(Product):
             gpunode = self._read(name)
             marked = any(EVICTED in each.flags for each in gpunode.spec.reservations.values())
             if marked or self._cluster.misplaced(gpunode, now_s).leave:
-                self._evictions.send_away(name)
+                now(self._evictions.send_away(name))
                 self._take_news()
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    def evict(self, pod: Pod) -> None:
+    async def evict(self, pod: Pod) -> None:
         if self._store.begin_deletion(pod, EPOCH_S + self._now_s):
             self._evicted.append(pod.metadata.name)
 
-    def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
         """Nobody reads it here."""
 
     def _pod(self, job: Job) -> Pod:

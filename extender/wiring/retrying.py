@@ -33,8 +33,7 @@ LOOK_S = 0.003
 
 class Retrying:
     """``unready`` says why nothing can be decided yet, "" when it can; ``observes``: whether nobody
-    is refused any more; ``name`` begins the ids of what this process writes. The ledger is called
-    on threads of ``pool``."""
+    is refused any more; ``name`` begins the ids of what this process writes."""
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ import pytest
 from kubernetes.client import Configuration
 
 from extender.errors import BadSettings
-from extender.kubeapi import CONNECTIONS, KubeApi, NoAnswer
-from extender.loopapi import LoopApi
+from extender.kubeapi import KubeApi, NoAnswer
+from extender.loopapi import CONNECTIONS, LoopApi
 
 
 def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
