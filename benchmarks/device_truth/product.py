@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from tests.blocking import Ledger, now
 
 from benchmarks.device_truth.agents import GPU, Agent
 from benchmarks.device_truth.arrivals import Job
@@ -47,6 +46,7 @@ from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
 from extender.placement.visible import VISIBLE_DEVICES
 from extender.placement.weighing import Weighings
+from tests.blocking import Ledger, now
 from tests.standin.devices import Lots
 
 NEVER_S = 1e12
