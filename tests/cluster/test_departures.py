@@ -15,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
-from tests.blocking import Ledger
 
 from agent.publish import Courier
 from contract.gpunode import GPUNodeStatus, Source
@@ -30,6 +29,7 @@ from extender.cluster.events import (
 from extender.cluster.state import ClusterState
 from extender.ledger.embedded import AtOnce
 from extender.placement.rules import Rules
+from tests.blocking import Ledger
 from tests.builders import pod, shared, use
 from tests.cluster.played import Api
 from tests.examples import examples

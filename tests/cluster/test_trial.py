@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from prometheus_client import CollectorRegistry
-from tests.blocking import Ledger
 
 from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from contract.gpunode import GPUNode, Plugin
@@ -30,6 +29,7 @@ from extender.placement.request import VramRequest
 from extender.telemetry import Telemetry
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
+from tests.blocking import Ledger
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
-from tests.blocking import Ledger
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
@@ -31,6 +30,7 @@ from extender.telemetry import Telemetry
 from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
+from tests.blocking import Ledger
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from tests.blocking import Ledger
 
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
@@ -41,6 +40,7 @@ from extender.placement.fit import fit
 from extender.placement.placed import Placement
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
+from tests.blocking import Ledger
 from tests.builders import GPU, pod, shared
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z

@@ -12,7 +12,6 @@ from contract.kube import ObjectMeta, Pod, PodSpec
 from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.ledger.embedded import EmbeddedStore
-from tests.ledger.latency import Latency
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, promising, run_together
 
 
@@ -242,7 +241,10 @@ class TestFaults:
             store.bind(binding(pod(version="99")))
 
     def test_latency_is_taken_by_every_call_and_not_under_the_lock(self) -> None:
-        store = EmbeddedStore(lambda events: None, time.monotonic, Latency(0.1))
+        def far(operation: str, when: str) -> None:
+            time.sleep(0.05)
+
+        store = EmbeddedStore(lambda events: None, time.monotonic, far)
         began_s = time.monotonic()
         run_together(8, lambda i: store.read_gpunode("n"))
         took_s = time.monotonic() - began_s

@@ -1,7 +1,6 @@
 """While we only observe every pod is bound as asked, and charged the truth."""
 
 import pytest
-from tests.blocking import Ledger
 
 from contract.annotations import PLACEMENT
 from contract.gpunode import ADOPTED, GPUNode, Reservation
@@ -9,6 +8,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
 from extender.ledger.protocol import Bound, Declined, Failed
+from tests.blocking import Ledger
 from tests.ledger.test_protocol import WALL_S, Stage, adopt, judge, once, pod, raises
 
 TROUBLES = (StoreConflict, StoreRefused, OutcomeUnknown, StoreSilent)

@@ -13,7 +13,6 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.blocking import Ledger
 
 from contract.annotations import VRAM
 from contract.gpunode import Device, GPUNodeStatus, Replicas
@@ -34,6 +33,7 @@ from extender.errors import OutcomeUnknown
 from extender.ledger.embedded import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.rules import Rules
+from tests.blocking import Ledger
 from tests.examples import examples
 
 RESOURCE = "nvidia.com/gpu"

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tests.blocking import Ledger
 
 from contract.annotations import DEVICE_CHOICE, VRAM
 from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source
@@ -28,6 +27,7 @@ from extender.placement.observed import Result
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
+from tests.blocking import Ledger
 from tests.driver import GIB, Gpu
 from tests.standin import devices as standin
 from tests.standin.devices import RESOURCE, Ids, Lots, Preferred
