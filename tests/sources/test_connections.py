@@ -1,8 +1,13 @@
-"""The API server is spoken to over connections that stay open."""
+"""The API server is spoken to over connections that stay open, by the way that is configured."""
 
 import asyncio
+import contextlib
+import ssl
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes.client import Configuration
@@ -10,21 +15,26 @@ from kubernetes.client import Configuration
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, NoAnswer
 from extender.loopapi import CONNECTIONS, LoopApi
+from tests.certificates import Authority, Certificate
 
 
-def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
-    opened: list[object] = []
-    all_here = threading.Barrier(CONNECTIONS)
+@contextlib.contextmanager
+def answering(
+    opened: Callable[[], object],
+    asked: Callable[[], object],
+    context: ssl.SSLContext | None = None,
+) -> Iterator[int]:
+    """The port of a server that tells of each connection and each request, and answers ``{}``."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def setup(self) -> None:
-            opened.append(self)
+            opened()
             super().setup()
 
         def do_GET(self) -> None:
-            all_here.wait(60)
+            asked()
             self.send_response(200)
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -33,43 +43,68 @@ def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 2 * CONNECTIONS
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Who is refused by TLS is."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if context is not None:
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    configuration = Configuration()
-    configuration.host = f"http://127.0.0.1:{server.server_port}"
-
-    async def play() -> None:
-        api = LoopApi(configuration)
-        for _ in range(3):
-            await asyncio.gather(*(api.call("GET", "/") for _ in range(CONNECTIONS)))
-        await api.close()
-
     try:
-        asyncio.run(play())
-        assert len(opened) == CONNECTIONS
+        yield server.server_port
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
+def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: float) -> list[bytes]:
+    """The answers of the last round, each of so many calls at once."""
+
+    async def play() -> list[bytes]:
+        api = LoopApi(configuration, **how)
+        try:
+            for _ in range(rounds):
+                answers = await asyncio.gather(*(api.call("GET", "/a") for _ in range(times)))
+        finally:
+            await api.close()
+        return answers
+
+    return asyncio.run(play())
+
+
+def at(host: str, **settings: Any) -> Configuration:
+    configuration = Configuration()
+    configuration.host = host
+    for name, value in settings.items():
+        setattr(configuration, name, value)
+    return configuration
+
+
+def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
+    opened: list[object] = []
+    all_here = threading.Barrier(CONNECTIONS)
+    with answering(lambda: opened.append(1), lambda: all_here.wait(60)) as port:
+        get(at(f"http://127.0.0.1:{port}"), CONNECTIONS, rounds=3)
+    assert len(opened) == CONNECTIONS
+
+
 def test_no_call_begins_once_it_was_closed() -> None:
     """A chore that goes through thousands of nodes is to end with the process."""
-    configuration = Configuration()
-    configuration.host = "http://127.0.0.1:1"  # where nobody listens
+    configuration = at("http://127.0.0.1:1")  # where nobody listens
     api = KubeApi(configuration)
     with pytest.raises(NoAnswer, match="refused"):
         api.call("GET", "/a")
     api.close()
     with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
         api.call("GET", "/a")
-
-
-def test_no_call_of_the_loop_begins_once_it_was_closed() -> None:
-    configuration = Configuration()
-    configuration.host = "http://127.0.0.1:1"
 
     async def play() -> None:
         api = LoopApi(configuration)
@@ -83,36 +118,63 @@ def test_no_call_of_the_loop_begins_once_it_was_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("proxy", "no_proxy", "said"),
+    ("no_proxy", "said"),
     [
-        pytest.param("http://127.0.0.1:1", "", "127.0.0.1:1", id="through it"),
-        pytest.param("http://127.0.0.1:1", "example.com", "example.com", id="around it"),
+        pytest.param("", r"127\.0\.0\.1:1", id="through it"),
+        pytest.param("localhost", r"localhost:2", id="around it"),
     ],
 )
-def test_the_loop_goes_through_the_proxy_that_is_configured(
-    proxy: str, no_proxy: str, said: str
-) -> None:
-    configuration = Configuration()
-    configuration.host = "http://example.com:2"
-    configuration.proxy, configuration.no_proxy = proxy, no_proxy
-
-    async def play() -> None:
-        api = LoopApi(configuration, connect_timeout_s=0.5)
-        try:
-            with pytest.raises(NoAnswer, match=said):
-                await api.call("GET", "/a")
-        finally:
-            await api.close()
-
-    asyncio.run(play())
+def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, said: str) -> None:
+    configuration = at("http://localhost:2", proxy="http://127.0.0.1:1", no_proxy=no_proxy)
+    with pytest.raises(NoAnswer, match=said):
+        get(configuration)
 
 
 def test_a_proxy_that_is_none_of_http_is_refused() -> None:
-    configuration = Configuration()
-    configuration.host, configuration.proxy = "http://example.com", "socks5://127.0.0.1:1"
+    with pytest.raises(BadSettings, match=r"proxy-url is socks5://127\.0\.0\.1:1: an HTTP proxy"):
+        get(at("http://localhost:2", proxy="socks5://127.0.0.1:1"))
 
-    async def play() -> None:
-        LoopApi(configuration)
 
-    with pytest.raises(BadSettings, match=r"proxy-url is socks5://127.0.0.1:1: an HTTP proxy is"):
-        asyncio.run(play())
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture(scope="module")
+def authority(folder: Path) -> Authority:
+    return Authority(folder, "ca")
+
+
+@pytest.fixture(scope="module")
+def client(authority: Authority) -> Certificate:
+    return authority.sign("client")
+
+
+@pytest.fixture(scope="module")
+def port(authority: Authority) -> Iterator[int]:
+    """Of a server that asks for a client's certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.cert)
+    server = authority.sign("server")
+    context.load_cert_chain(server.cert, server.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with answering(lambda: None, lambda: None, context) as port:
+        yield port
+
+
+def test_over_tls_both_sides_show_their_certificates(
+    port: int, folder: Path, authority: Authority, client: Certificate
+) -> None:
+    def called(**settings: Any) -> list[bytes]:
+        mine = {"ssl_ca_cert": authority.cert, "cert_file": client.cert, "key_file": client.key}
+        return get(at(f"https://127.0.0.1:{port}", **(mine | settings)))
+
+    stranger = Authority(folder, "stranger").cert
+    assert called() == [b"{}"]
+    with pytest.raises(NoAnswer, match="certificate"):
+        called(cert_file=None)
+    with pytest.raises(NoAnswer, match="certificate verify failed"):
+        called(ssl_ca_cert=stranger)
+    with pytest.raises(NoAnswer, match=r"not valid for 'elsewhere\.example'"):
+        called(tls_server_name="elsewhere.example")
+    assert called(tls_server_name="elsewhere.example", assert_hostname=False) == [b"{}"]
+    assert called(ssl_ca_cert=stranger, verify_ssl=False) == [b"{}"]
