@@ -741,6 +741,18 @@ class TestInitialise:
             {f"uid-on-{name}"} for name in names
         ]
 
+    def test_others_have_their_turns_while_pods_are_looked_at(self, stage: Stage) -> None:
+        stage.new_node("n")
+        for number in range(2 * protocol.AT_ONCE + 1):
+            stage.store.admit(pod(f"on-{number}", node="n"))
+        work = stage.ledger.awaited.initialise([Node(metadata=ObjectMeta(name="n", uid="n"))])
+        turns = 0
+        with suppress(StopIteration):
+            while work.send(None) is None:
+                turns += 1
+        assert turns >= 3
+        assert len(stage.promised) == 2 * protocol.AT_ONCE + 1
+
     def test_what_is_ready_is_left_alone(self, stage: Stage) -> None:
         stage.new_node("n", initialised=True)
         before = stage.node()

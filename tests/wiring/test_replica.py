@@ -16,10 +16,10 @@ from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from extender.errors import StoreRefused
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.protocol import Ledger
-from extender.settings import Settings
-from extender.wiring import tidying
+from extender.settings import Mode, Settings
+from extender.wiring import retrying, tidying
 from extender.wiring.replica import Extender
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.cluster.test_waking import refused
@@ -75,6 +75,57 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         return initialised
 
     assert asyncio.run(play()) == ["n"]
+
+
+class Open:
+    """A ledger that takes its time, and counts who waits for it."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.done = 0
+
+    async def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+        await self._wait()
+        return ""
+
+    async def wake(self, pod: Pod) -> str:
+        await self._wait()
+        return "retry"
+
+    async def _wait(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        self.done += 1
+
+
+def test_chores_leave_connections_to_binds() -> None:
+    async def play() -> tuple[int, int]:
+        extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
+        for name in (f"n{number}" for number in range(3 * tidying.WRITTEN_AT_ONCE)):
+            # Promised to a pod that is gone.
+            promises = {f"uid-{name}": Reservation(namespace="default", name=name)}
+            spec = GPUNodeSpec(initialised=True, reservations=promises)
+            node = GPUNode(metadata=ObjectMeta(name=name), spec=spec)
+            extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
+            extender.deliver([PodGone(f"uid-{name}")])
+        await extender.tidying.once(cast(Ledger, ledger))
+        return ledger.done, ledger.most
+
+    most = tidying.WRITTEN_AT_ONCE
+    assert asyncio.run(play()) == (3 * most, most)
+
+
+def test_wakes_leave_connections_to_binds() -> None:
+    async def play() -> tuple[int, int]:
+        extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
+        waiting = [refused(f"p{number}") for number in range(3 * retrying.WOKEN_AT_ONCE)]
+        extender.deliver([PodSeen(pod) for pod in waiting])
+        await extender.retrying.once(cast(Ledger, ledger))
+        return ledger.done, ledger.most
+
+    most = retrying.WOKEN_AT_ONCE
+    assert asyncio.run(play()) == (3 * most, most)
 
 
 def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
@@ -205,7 +256,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
 def test_a_pod_is_understood_anew_when_the_default_of_its_namespace_has_changed() -> None:
     async def play() -> list[list[int]]:
         extender = Extender(Settings(), unready=lambda: "")
-        ledger = extender.open_ledger(EmbeddedStore(extender.deliver, time.monotonic))
+        ledger = extender.open_ledger(Awaited(EmbeddedStore(extender.deliver, time.monotonic)))
         verbs = extender.verbs(ledger, shown=lambda pod: None)
         node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
