@@ -33,11 +33,11 @@ MUTANTS = {
         "extender/ledger/protocol.py",
         "        for _ in range(ATTEMPTS):\n"
         "            try:\n"
-        "                gpunode = self._store.read_gpunode(node)\n"
+        "                gpunode = await self._store.read_gpunode(node)\n"
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
         "        for _ in range(0):\n"
         "            try:\n"
-        "                gpunode = self._store.read_gpunode(node)\n"
+        "                gpunode = await self._store.read_gpunode(node)\n"
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
     ),
     # Pods are bound, and promised nothing.
