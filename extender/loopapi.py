@@ -5,7 +5,6 @@ each step of each bind costs much of what the step does, and then the loop has t
 of the interpreter. What is long to decode, as a list is, is not for the loop.
 """
 
-import asyncio
 import ssl
 from io import BytesIO
 from typing import Any
@@ -19,8 +18,8 @@ from yarl import URL
 from extender.errors import BadSettings
 from extender.kubeapi import JSON, NoAnswer, describe, refusal, request_headers
 
-#: What a broken connection can raise below aiohttp's own errors.
-_BROKEN = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+#: What a broken connection can raise, or one that is silent for too long.
+_BROKEN = (aiohttp.ClientError, OSError)
 #: Calls at once; what is beyond waits for one of them.
 CONNECTIONS = 32
 #: A connection that nobody used for so long is closed; the API server waits for 90 s.
