@@ -106,7 +106,8 @@ def choose(
     order = _ORDER[sample.plugin.allocation_policy] if promised == {""} else 0
 
     def best_for(these: Sequence[_Waiting]) -> _Room | None:
-        """What was promised, or else the fullest, where any of these has room."""
+        """What was promised, or the next in the plugin's order, or else the fullest, where any of
+        these has room."""
         good = [room for room in rooms if room.takes(these)]
         return min(
             good,

@@ -5,8 +5,7 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from extender.errors import (
 )
 from extender.ledger.store import Binding, Store
 from extender.ledger.turns import Turn, Turns
+from extender.parts import part_by_part
 from extender.placement.placed import Placement
 
 #: How often a step is begun anew after losing a race; then the pod is left to be retried.
@@ -442,8 +442,10 @@ class Ledger:
     async def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
         # Bindings on their way were promised on an object that is gone: make them fail, so that
         # the list after this shows every pod that there is and will be without a promise here.
-        async for pod in _part_by_part(await self._store.list_pods(node="")):
-            if not pod.node and not pod.ended and self._adopt(pod, waiting[0]) is not None:
+        async for pods in part_by_part(await self._store.list_pods(node=""), AT_ONCE):
+            for pod in pods:
+                if pod.node or pod.ended or self._adopt(pod, waiting[0]) is None:
+                    continue
                 # Changed or gone since it was listed is just as good.
                 with suppress(StoreConflict, StoreNotFound):
                     await self._store.touch_pod(pod, self._new_id())
@@ -451,9 +453,10 @@ class Ledger:
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
             # At least all pods that are bound to these, as they are from now on.
-            async for pod in _part_by_part(await self._store.list_pods(name)):
-                if pod.node and not pod.ended:
-                    sitting.setdefault(pod.node, []).append(pod)
+            async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
+                for pod in pods:
+                    if pod.node and not pod.ended:
+                        sitting.setdefault(pod.node, []).append(pod)
         made: list[str] = []
         for gpunode in waiting:
             with apart:
@@ -536,14 +539,6 @@ class Ledger:
         after = await self._store.write_spec(before, spec)
         self._written(after)
         return after
-
-
-async def _part_by_part(pods: Sequence[Pod]) -> AsyncIterator[Pod]:
-    """kube-scheduler's calls do not wait for a look at all pods of a cluster."""
-    for number, pod in enumerate(pods):
-        if number % AT_ONCE == 0:
-            await asyncio.sleep(0)
-        yield pod
 
 
 def _with(gpunode: GPUNode, uid: str, promise: Reservation) -> GPUNode:

@@ -7,8 +7,7 @@ here it is decided when they are done, and that none keeps another, or a call, w
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -27,11 +26,11 @@ from extender.cluster.notices import notices
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
 from extender.ledger.protocol import Ledger
+from extender.parts import part_by_part
 from extender.wiring.announcing import Announcing
 from extender.wiring.evicting import Evicting
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 #: Between two rounds of all chores.
 EVERY_S = 5.0
@@ -92,13 +91,13 @@ class Tidying:
         if self._unready():
             return
         gone: list[str] = []
-        async for held in _part_by_part(self._cluster.gpunodes()):
+        async for held in part_by_part(self._cluster.gpunodes(), AT_ONCE):
             gone += dying(held)
         if gone:
             with _told():
                 await ledger.let_go(gone)
         waiting: list[Node] = []
-        async for some in _part_by_part(self._cluster.nodes()):
+        async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
             waiting += uninitialised(self._cluster, some)
         if waiting:
             with _told():
@@ -117,7 +116,7 @@ class Tidying:
         after_s = self._orphan_after_s()
         nodes = self._cluster.gpunode_names() if everywhere else on
         of_node: dict[str, list[Bystander | Leftover | Unmarked]] = {}
-        async for some in _part_by_part(nodes):
+        async for some in part_by_part(nodes, AT_ONCE):
             for found in (
                 *bystanders(self._cluster, some),
                 *leftovers(self._cluster, time.time(), after_s, some),
@@ -150,14 +149,6 @@ class Tidying:
         if version:
             self._deliver([DepartureMarked(node, uid, version)])
             log.info("promise_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
-
-
-async def _part_by_part(all_there_are: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """kube-scheduler's calls do not wait for a look at the whole of a fleet."""
-    for start in range(0, len(all_there_are), AT_ONCE):
-        await asyncio.sleep(0)
-        yield all_there_are[start : start + AT_ONCE]
-    await asyncio.sleep(0)
 
 
 @contextlib.contextmanager

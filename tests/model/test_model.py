@@ -144,8 +144,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                    pass\n        sitting:",
     ),
     "initialising lists the bound pods before it touches the unbound": (
-        "_part_by_part(await self._store.list_pods(name))",
-        "_part_by_part(pods)",
+        "part_by_part(await self._store.list_pods(name), AT_ONCE)",
+        "part_by_part(early, AT_ONCE)",
     ),
     "initialising charges nobody": (
         "promises[pod.metadata.uid] = self._stamped(promise)",
@@ -165,7 +165,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {
     "        # Bindings on their way were promised": (
-        "        pods = await self._store.list_pods()\n"
+        "        early = await self._store.list_pods()\n"
         "        # Bindings on their way were promised"
     )
 }
