@@ -254,7 +254,7 @@ class Ledger:
         before = held or await self._store.read_gpunode(node)
         if before is None:
             for want in wants:
-                want.go_on(Declined(Reason.NO_REPORT))
+                await self._fit_without_gpunode(want, GPUNode(metadata=ObjectMeta(name=node)))
             return
         gpunode = before
         for want in wants:
@@ -278,6 +278,23 @@ class Ledger:
             if trouble and (want.promise is not None or isinstance(want.step, Declined)):
                 want.step = _Again(trouble)
             want.gpunode, want.done = gpunode, True
+
+    async def _fit_without_gpunode(self, want: _Want, gpunode: GPUNode) -> None:
+        """Pass a pod that requests no GPU: it needs no reservation, so no GPUNode to hold one."""
+        ask = want.ask
+        try:
+            state = _unbound(ask, want.pod or await self._store.read_pod(ask.namespace, ask.name))
+        except Exception as err:  # noqa: BLE001 - raised where it was asked for, by nobody else
+            want.go_on(err)
+            return
+        if not isinstance(state, Pod):
+            want.go_on(state)
+            return
+        placement = self._judge(state, gpunode)
+        if isinstance(placement, Placement) and not placement.charges:
+            want.go_on(_Promised(state, placement, None))
+        else:
+            want.go_on(Declined(Reason.NO_REPORT, state.metadata.resource_version))
 
     async def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
         """``fresh``: as the store has it, and not as a watch told, which may be behind."""

@@ -245,6 +245,14 @@ class TestBind:
     def test_a_node_without_an_object_has_not_reported(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
 
+    def test_a_pod_that_requests_no_gpu_is_bound_to_a_node_without_an_object(
+        self, stage: Stage
+    ) -> None:
+        stage.store.admit(pod("plain", asked=0))
+        for held in (True, False):
+            assert stage.bind(stage.ask(pod("plain", asked=0), "elsewhere", held)) == Bound()
+            assert stage.pod("plain").node == "elsewhere"
+
     def test_a_pod_that_asks_for_no_gpu_is_bound_without_a_promise(self, stage: Stage) -> None:
         stage.store.admit(pod("plain", asked=0))
         assert stage.bind(stage.ask(pod("plain", asked=0))) == Bound()
@@ -886,5 +894,6 @@ def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: S
     stage.fault = lambda operation, when: kept.append(set(stage.ledger.awaited._turns._turns))
     assert stage.bind() == Bound()
     assert {"n"} in kept
-    assert stage.bind(stage.ask(pod(), node="gone", held=False)) == Declined(Reason.NO_REPORT)
+    stage.store.admit(pod("q"))
+    assert stage.bind(stage.ask(pod("q"), node="gone", held=False)) == Declined(Reason.NO_REPORT)
     assert not stage.ledger.awaited._turns._turns
