@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from contract.kube import Node
     from extender.cluster.findings import Finding
+    from extender.settings import Settings
 
 
 class Output(Enum):
@@ -27,7 +29,7 @@ def doctor(
     kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     scheduler_config: Annotated[
-        Path | None, typer.Option(help="Look at this KubeSchedulerConfiguration alone.")
+        Path | None, typer.Option(help="Look at this KubeSchedulerConfiguration only.")
     ] = None,
     output: Annotated[
         Output | None, typer.Option("-o", "--output", help="Else a line for each finding.")
@@ -47,7 +49,8 @@ def doctor(
     try:
         settings = load_settings(config)
         if scheduler_config:
-            found = diagnose_scheduler(settings, scheduler_config)
+            nodes = _nodes(settings, fleet, kubeconfig, context)
+            found = diagnose_scheduler(settings, scheduler_config, nodes)
         elif fleet:
             found = diagnose(settings, fleet_events(load_fleet(fleet)))
         else:
@@ -73,6 +76,27 @@ def doctor(
         typer.echo("headroom: nothing to do, as far as can be seen", err=True)
     if any(finding.weight is Weight.WARNING for finding in found):
         raise typer.Exit(1)
+
+
+def _nodes(
+    settings: "Settings", fleet: Path | None, kubeconfig: str | None, context: str | None
+) -> "Sequence[Node]":
+    """Returns the nodes with which a scheduler's configuration is compared; none, with a note on
+    stderr, if there is no cluster to look at."""
+    from extender.errors import BadSettings, NotSynced
+    from extender.fleet import load_fleet
+
+    if fleet:
+        return list(load_fleet(fleet).kube_nodes())
+    try:
+        from extender.wiring.listing import list_nodes
+
+        return list_nodes(kubeconfig, context)
+    except (ImportError, BadSettings, NotSynced) as err:
+        if kubeconfig or context:
+            raise
+        typer.echo(f"headroom: not compared with what the nodes offer: {err}", err=True)
+        return ()
 
 
 def _dump(found: "Sequence[Finding]", output: Output) -> str:

@@ -7,8 +7,10 @@ nothing is said here.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from contract.kube import Node
 from extender.cluster.findings import Finding, Said, Weight, warnings_first
 from extender.errors import BadSettings
 
@@ -21,17 +23,22 @@ _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def examine_scheduler(
-    config: object, manages: Callable[[str], bool], best_only: bool = False
+    config: object,
+    manages: Callable[[str], bool],
+    best_only: bool = False,
+    offered: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """``config`` is the decoded YAML; ``manages`` says which extended resources are Headroom's,
-    ``best_only`` whether Headroom's filter answers with the best node alone.
+    """Examines a decoded KubeSchedulerConfiguration.
 
-    Raises ``BadSettings`` where it is no KubeSchedulerConfiguration.
+    ``manages`` returns whether an extended resource is Headroom's, ``best_only`` is the setting
+    ``filter_best_only``, ``offered`` maps the GPU resources of the cluster to the nodes that offer
+    them (``offered_resources``). Raises ``BadSettings`` for anything else than a
+    KubeSchedulerConfiguration.
     """
     whole, ours = _ours(config, manages)
     found = [Finding(weight, (), what, do) for weight, what, do in _whole(whole, ours)]
     for where, entry in ours:
-        said = (*_safety(entry, manages), *_speed(entry))
+        said = (*_safety(entry, manages), *_unnamed(whole, entry, offered), *_speed(entry))
         found += [Finding(weight, (where,), what, do) for weight, what, do in said]
     if best_only:
         found += _filter_after(whole, [where for where, _ in ours])
@@ -94,12 +101,6 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
             "memory",
             "set ignorable: false",
         )
-    if not (names := _managed(entry)):
-        yield (
-            Weight.ADVICE,
-            "it names no managedResources: every pod waits for Headroom, and for its restart",
-            "set managedResources to the names of your GPU resources",
-        )
     for resource in _mappings(entry.get("managedResources")):
         if resource.get("ignoredByScheduler") is True and manages(str(resource.get("name"))):
             yield (
@@ -108,14 +109,72 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
                 "the kubelet refuses pods that were bound where none is free",
                 "set ignoredByScheduler: false",
             )
-    shared = "nvidia.com/gpu.shared"
-    if "nvidia.com/gpu" in names and shared not in names and manages(shared):
+
+
+def _unnamed(
+    config: Mapping[str, Any], entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]
+) -> Iterator[Said]:
+    """Compares ``managedResources`` with what the nodes offer: kube-scheduler binds pods that
+    request any other resource by itself."""
+    names = _managed(entry)
+    profiles = {each.get("schedulerName") for each in _mappings(config.get("profiles"))}
+    if not names:
+        if not profiles or "default-scheduler" in profiles:
+            yield (
+                Weight.ADVICE,
+                "it has no managedResources: every pod of default-scheduler waits for Headroom, "
+                "and for its restart",
+                "set managedResources to the names of your GPU resources; see "
+                "deploy/default-scheduler/kube-scheduler.yaml",
+            )
+        return
+    for resource in sorted(offered.keys() - names):
+        nodes = offered[resource]
+        count = "1 node offers" if len(nodes) == 1 else f"{len(nodes)} nodes offer"
         yield (
-            Weight.ADVICE,
-            f"it does not manage {shared}, which is what a plugin with renameByDefault offers: "
-            "pods that ask for it never come to Headroom",
-            f"add {{name: {shared}, ignoredByScheduler: false}} to managedResources",
+            Weight.WARNING,
+            f"managedResources does not name {resource}, which {count} (such as {min(nodes)}): "
+            "pods that request it are bound without a look at GPU memory",
+            f"add {{name: {resource}, ignoredByScheduler: false}} to managedResources",
         )
+
+
+def offered_resources(
+    nodes: Iterable[Node], manages: Callable[[str], bool]
+) -> dict[str, list[str]]:
+    """Maps each managed resource that nodes offer to the names of these nodes."""
+    offered: dict[str, list[str]] = {}
+    for node in nodes:
+        for resource in _resources(node):
+            if manages(resource):
+                offered.setdefault(resource, []).append(node.metadata.name)
+    return offered
+
+
+def unmanaged_gpus(nodes: Iterable[Node], manages: Callable[[str], bool]) -> list[Finding]:
+    """Finds nodes with GPUs that offer them only under names that the settings do not manage."""
+    nodes_of: dict[str, list[str]] = {}
+    for node in nodes:
+        theirs = [name for name in _resources(node) if name.startswith("nvidia.com/")]
+        labels = node.metadata.labels or {}
+        if "nvidia.com/gpu.count" in labels and theirs and not any(map(manages, theirs)):
+            for name in theirs:
+                nodes_of.setdefault(name, []).append(node.metadata.name)
+    return [
+        Finding(
+            Weight.WARNING,
+            tuple(names),
+            f"the node offers its GPUs as {resource}, which Headroom does not manage: pods that "
+            "request it are bound without a look at GPU memory",
+            f"add {resource} to the setting resources, or remove the name from the device "
+            "plugin's configuration",
+        )
+        for resource, names in sorted(nodes_of.items())
+    ]
+
+
+def _resources(node: Node) -> Iterable[str]:
+    return (node.status.allocatable if node.status else None) or ()
 
 
 def _filter_after(config: Mapping[str, Any], ours: Sequence[str]) -> Iterator[Finding]:

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from contract.kube import KubeStruct, Node, ObjectMeta
 from extender.cluster.findings import Finding, Said, Weight, together, warnings_first
 from extender.cluster.lacks import UNKNOWN
-from extender.cluster.schedulerconfig import asks_headroom, examine_scheduler
+from extender.cluster.schedulerconfig import (
+    asks_headroom,
+    examine_scheduler,
+    offered_resources,
+    unmanaged_gpus,
+)
 
 
 class _Container(KubeStruct, frozen=True):
@@ -142,7 +147,8 @@ def examine_surroundings(
     found = together({one: sorted(set(names)) for one, names in said.items()})
     found += _autoscaler(around)
     found += _extenders(around, version)
-    found += _schedulers(around.schedulers, manages, best_only)
+    found += _schedulers(around, manages, best_only)
+    found += unmanaged_gpus(around.nodes, manages)
     found += [
         Finding(Weight.ADVICE, (), f"not looked at: {what}", "look with an account that may")
         for what in around.untold
@@ -244,13 +250,14 @@ def _extenders(around: Surroundings, version: str) -> Iterator[Finding]:
 
 
 def _schedulers(
-    held: Mapping[str, object], manages: Callable[[str], bool], best_only: bool
+    around: Surroundings, manages: Callable[[str], bool], best_only: bool
 ) -> Iterable[Finding]:
     """A scheduler that does not ask Headroom may be meant for others: then only that is said, and
     only where no other asks."""
+    held, offered = around.schedulers, offered_resources(around.nodes, manages)
     asking = {where: config for where, config in held.items() if asks_headroom(config, manages)}
     for where, config in asking.items():
-        for found in examine_scheduler(config, manages, best_only):
+        for found in examine_scheduler(config, manages, best_only, offered):
             part = f" {found.nodes[0]}" if found.nodes else ""
             yield Finding(found.weight, (where + part,), found.found, found.do)
     if held and not asking:

@@ -11,7 +11,7 @@ from contract.kube import Namespace, Node
 from extender.cluster.doctor import examine
 from extender.cluster.events import Event, GPUNodeSeen, Relisted
 from extender.cluster.findings import Finding
-from extender.cluster.schedulerconfig import examine_scheduler
+from extender.cluster.schedulerconfig import examine_scheduler, offered_resources
 from extender.cluster.state import ClusterState
 from extender.cluster.surroundings import Surroundings, examine_surroundings
 from extender.errors import BadSettings
@@ -41,11 +41,14 @@ def diagnose_around(settings: Settings, around: Surroundings) -> list[Finding]:
     return examine_surroundings(around, rules.manages, own_version(), best_only)
 
 
-def diagnose_scheduler(settings: Settings, path: Path) -> list[Finding]:
-    """Of the file that kube-scheduler is started with. Raises ``BadSettings``."""
+def diagnose_scheduler(settings: Settings, path: Path, nodes: Sequence[Node] = ()) -> list[Finding]:
+    """Examines the file that kube-scheduler is started with, beside what ``nodes`` offer. Raises
+    ``BadSettings``."""
+    manages = settings.rules.manages
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return examine_scheduler(config, settings.rules.manages, settings.filter_best_only)
+        offered = offered_resources(nodes, manages)
+        return examine_scheduler(config, manages, settings.filter_best_only, offered)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as err:
         raise BadSettings(f"{path}: it cannot be read: {err}") from err
     except BadSettings as err:

@@ -42,6 +42,18 @@ def list_cluster(
         api.close()
 
 
+def list_nodes(kubeconfig: str | None = None, context: str | None = None) -> list[Node]:
+    """Lists the nodes alone. Raises as ``list_cluster``."""
+    api = _api(kubeconfig, context)
+    (kind,) = (kind for kind in watched_kinds("") if kind.type is Node)
+    try:
+        return nodes_of([_listed(api, kind)])
+    except ApiError as err:
+        raise NotSynced(f"the nodes cannot be listed: {err}") from err
+    finally:
+        api.close()
+
+
 def nodes_of(listed: Sequence[Relisted]) -> list[Node]:
     return [each for kind in listed for each in kind.objects if isinstance(each, Node)]
 

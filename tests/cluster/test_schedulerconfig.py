@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 import yaml
 
+from contract.kube import Node, NodeStatus, ObjectMeta
 from extender.cluster.findings import Finding, Weight
-from extender.cluster.schedulerconfig import examine_scheduler
+from extender.cluster.schedulerconfig import (
+    examine_scheduler,
+    offered_resources,
+    unmanaged_gpus,
+)
 from extender.errors import BadSettings
 from extender.placement.rules import Rules
 from tests.controlplane import ROOT
+from tests.deploy.mig_profiles import resource_names
 
 SHIPPED = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"))
 
@@ -41,8 +47,6 @@ GPU = {"name": "nvidia.com/gpu", "ignoredByScheduler": False}
         ({"filterVerb": ""}, Weight.WARNING, "set filterVerb: filter"),
         ({"httpTimeout": "100ms"}, Weight.ADVICE, "set httpTimeout: 5s"),
         ({"httpTimeout": "1m30s"}, Weight.ADVICE, "set httpTimeout: 5s"),
-        ({"managedResources": []}, Weight.ADVICE, "set managedResources"),
-        ({"managedResources": [GPU]}, Weight.ADVICE, "name: nvidia.com/gpu.shared"),
         (
             {
                 "managedResources": [
@@ -68,9 +72,62 @@ def test_each_mistake_is_named_with_its_place_and_what_to_write(
 
 def test_without_a_bind_verb_nothing_is_promised() -> None:
     config = copy.deepcopy(SHIPPED)
-    del ours(config)["bindVerb"]
+    entry = ours(config)
+    entry["managedResources"] = [GPU]
+    del entry["bindVerb"]
     (finding,) = found(config)
     assert finding.do == "set bindVerb: bind"
+
+
+DEFAULT = yaml.safe_load((ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text())
+
+
+def test_the_cluster_s_own_scheduler_is_called_for_every_documented_gpu_resource() -> None:
+    assert {each["name"] for each in ours(DEFAULT)["managedResources"]} == resource_names()
+    offered = {name: ["n"] for name in resource_names()}
+    assert examine_scheduler(DEFAULT, Rules().manages, offered=offered) == []
+
+
+def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warning() -> None:
+    mig, own = "nvidia.com/mig-9g.999gb", "nvidia.com/gpu"
+    nodes = [
+        Node(metadata=ObjectMeta(name=name), status=NodeStatus(allocatable={mig: "7", own: "0"}))
+        for name in ("b", "a")
+    ]
+    offered = offered_resources(nodes, Rules().manages)
+    assert offered == {mig: ["b", "a"], own: ["b", "a"]}
+    (finding,) = examine_scheduler(DEFAULT, Rules().manages, offered=offered)
+    assert (finding.weight, finding.nodes) == (Weight.WARNING, ("extenders[0]",))
+    assert f"{mig}, which 2 nodes offer (such as a)" in finding.found
+    assert f"{{name: {mig}, ignoredByScheduler: false}}" in finding.do
+    # Without managedResources kube-scheduler calls Headroom for every pod.
+    assert examine_scheduler(SHIPPED, Rules().manages, offered=offered) == []
+
+
+def test_every_pod_of_the_default_scheduler_is_not_made_to_wait() -> None:
+    config = copy.deepcopy(DEFAULT)
+    del ours(config)["managedResources"]
+    (finding,) = found(config, best_only=False)
+    assert finding.weight is Weight.ADVICE
+    assert "set managedResources" in finding.do
+
+
+def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> None:
+    labels = {"nvidia.com/gpu.count": "2"}
+
+    def node(name: str, *resources: str, **of: str) -> Node:
+        status = NodeStatus(allocatable=dict.fromkeys(resources, "1"))
+        return Node(metadata=ObjectMeta(name=name, labels=of), status=status)
+
+    nodes = [
+        node("renamed", "nvidia.com/a100", **labels),
+        node("managed", "nvidia.com/gpu", "nvidia.com/hostdev", **labels),
+        node("no-gpu", "nvidia.com/hostdev"),
+    ]
+    (finding,) = unmanaged_gpus(nodes, Rules().manages)
+    assert finding.nodes == ("renamed",)
+    assert "nvidia.com/a100" in finding.found
+    assert unmanaged_gpus(nodes, Rules(resources=("nvidia.com/*",)).manages) == []
 
 
 def test_a_weight_of_nothing_is_said_where_headroom_prioritizes() -> None:
