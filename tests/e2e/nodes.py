@@ -31,6 +31,7 @@ class Shape:
     gpus: int = 1
     memory_bytes: int = 24 * GIB
     replicas: int = 8
+    resource: str = RESOURCE
 
 
 def node_manifest(name: str) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def node_status(shape: Shape) -> dict[str, Any]:
         "cpu": "128",
         "memory": "1Ti",
         "pods": "250",
-        RESOURCE: str(shape.gpus * shape.replicas),
+        shape.resource: str(shape.gpus * shape.replicas),
     }
     return {"status": {"capacity": amounts, "allocatable": amounts}}
 
@@ -168,7 +169,7 @@ class Nodes:
                 used_bytes=min(used[uuid], self.shape.memory_bytes),
                 unowned_bytes=0,
                 sharing="time-slicing",
-                resource=RESOURCE,
+                resource=self.shape.resource,
                 replicas=Replicas(free=self.shape.replicas - taken[uuid], allocated=taken[uuid]),
             )
             for index in range(self.shape.gpus)

@@ -1,0 +1,167 @@
+"""Every kind of GPU reaches filter and bind with the shipped scheduler configuration.
+
+Real kube-scheduler, kubelets and device plugins; a kind per node. kube-scheduler calls an extender
+only for resources that its configuration names, if it names any.
+"""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.controlplane import ControlPlane
+from tests.driver import GIB, Gpu, Instance
+from tests.e2e.cluster import PlayedCluster
+from tests.e2e.nodes import Shape
+from tests.e2e.real import RealCluster
+from tests.kubelet.node import Node
+
+SMALL, LARGE = "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+NO_MEMORY = "insufficient GPU memory on any device"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``devices`` that offer ``resource``, each of ``device_gib`` and shared by ``replicas``."""
+
+    resource: str
+    plugin: dict[str, Any]
+    gpu: Gpu
+    devices: int
+    device_gib: int
+    replicas: int = 1
+
+
+def parted(node: str, *, mixed: bool) -> Gpu:
+    """A GPU with two small instances and, if ``mixed``, a larger one."""
+    instances = [Instance(f"MIG-{node}-{n}", n, reserved_bytes=0, model=SMALL) for n in (1, 2)]
+    large = Instance(f"MIG-{node}-3", 3, 0, 40 * GIB, 0, LARGE)
+    return Gpu(f"GPU-{node}", instances=(*instances, *([large] if mixed else ())))
+
+
+def shared(resource: str, replicas: int, *, rename: bool = False) -> dict[str, Any]:
+    sliced = {"resources": [{"name": resource, "replicas": replicas}], "renameByDefault": rename}
+    return {"sharing": {"timeSlicing": sliced}}
+
+
+PROFILE = "nvidia.com/mig-1g.10gb"
+MIXED: dict[str, Any] = {"flags": {"migStrategy": "mixed"}}
+SINGLE: dict[str, Any] = {"flags": {"migStrategy": "single"}}
+WHOLE = "nvidia.com/gpu"
+KINDS = {
+    "mixed": Kind(PROFILE, MIXED, parted("mixed", mixed=True), 2, 10),
+    "mixed-shared": Kind(
+        PROFILE, MIXED | shared(PROFILE, 3), parted("mixed-shared", mixed=True), 2, 10, 3
+    ),
+    "mixed-renamed": Kind(
+        f"{PROFILE}.shared",
+        MIXED | shared(PROFILE, 3, rename=True),
+        parted("mixed-renamed", mixed=True),
+        2,
+        10,
+        3,
+    ),
+    "single": Kind(WHOLE, SINGLE, parted("single", mixed=False), 2, 10),
+    "single-shared": Kind(
+        WHOLE, SINGLE | shared(WHOLE, 3), parted("single-shared", mixed=False), 2, 10, 3
+    ),
+    "whole-renamed": Kind(
+        f"{WHOLE}.shared", shared(WHOLE, 3, rename=True), Gpu("GPU-whole", 24 * GIB, 0), 1, 24, 3
+    ),
+}
+
+
+class KindsCluster(RealCluster):
+    """A node of each kind."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane, nodes=0, gpus=0, replicas=0)
+        run = os.urandom(2).hex()
+        self.node_of_kind = {kind: f"{kind}-{run}" for kind in KINDS}
+        self.names = tuple(self.node_of_kind.values())
+        self.machines = {
+            self.node_of_kind[name]: Node(
+                plane,
+                self.node_of_kind[name],
+                [kind.gpu],
+                kind.replicas,
+                plugin=kind.plugin,
+                resource=kind.resource,
+                devices=kind.devices,
+            )
+            for name, kind in KINDS.items()
+        }
+
+    def request(self, name: str, kind: str, gib: int) -> None:
+        """Creates a pod that requests one device of a kind, on the node of that kind."""
+        self.asked_bytes[name] = gib * GIB
+        limits = {KINDS[kind].resource: "1"}
+        containers = [{"name": "main", "image": "none", "resources": {"limits": limits}}]
+        selector = {"kubernetes.io/hostname": self.node_of_kind[kind]}
+        self.create_pod(name, f"{gib}Gi", containers=containers, nodeSelector=selector)
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, binaries: None) -> Iterator[KindsCluster]:
+    kinds = KindsCluster(plane)
+    try:
+        kinds.create()
+        kinds.bring_up()
+        yield kinds
+    finally:
+        kinds.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_of_this_kind_are_reserved_memory_and_never_too_much(
+    cluster: KindsCluster, kind: str
+) -> None:
+    of = KINDS[kind]
+    cluster.request(f"{kind}-too-large", kind, of.device_gib + 1)
+    cluster.until(
+        lambda: NO_MEMORY in cluster.refusal(f"{kind}-too-large"), "Headroom rejects what is large"
+    )
+    most = of.device_gib - 1
+    fitting = [f"{kind}-{number}" for number in range(of.devices)]
+    for name in fitting:
+        cluster.request(name, kind, most)
+    cluster.until(lambda: all(map(cluster.node_of, fitting)), "one pod is bound for each device")
+    cluster.until(cluster.decided, "the kubelet has admitted them")
+    for name in fitting:
+        annotations = cluster.pod(name)["metadata"]["annotations"]
+        assert "headroom.gpu/placement" in annotations
+    # Replicas are left only on shared devices: there, replica counting alone would bind it.
+    cluster.request(f"{kind}-one-more", kind, most)
+    cluster.until(lambda: bool(cluster.refusal(f"{kind}-one-more")), "one more is rejected")
+    assert (NO_MEMORY in cluster.refusal(f"{kind}-one-more")) == (of.replicas > 1)
+    taken = Counter[str]()
+    for held in cluster.machines[cluster.node_of_kind[kind]].held():
+        taken[held.device] += cluster.asked_bytes[held.pod]
+    assert sorted(taken.values()) == [most * GIB] * of.devices
+    reservations = cluster.gpunode(cluster.node_of_kind[kind]).spec.reservations
+    assert sorted(each.name for each in reservations.values()) == fitting
+
+
+def test_a_resource_of_another_name_reaches_headroom_if_the_settings_name_it(
+    plane: ControlPlane, binaries: None
+) -> None:
+    """The stock plugin ignores other names in its configuration; other plugins do not."""
+    cluster = PlayedCluster(plane, 1, Shape(replicas=4, resource="example.com/l4"))
+    with contextlib.closing(cluster):
+        cluster.create()
+        url = cluster.start_extender(settings={"resources": ["example.com/*"]})
+        cluster.start_scheduler(url)
+        cluster.settle()
+        limits = {"resources": {"limits": {"example.com/l4": "1"}}}
+        containers = [{"name": "main", "image": "none", **limits}]
+        for name in ("first", "second"):
+            cluster.create_pod(name, "16Gi", containers=containers)
+            cluster.until(
+                lambda name=name: cluster.node_of(name) or cluster.refusal(name), "it is decided"
+            )
+        assert "headroom.gpu/placement" in cluster.pod("first")["metadata"]["annotations"]
+        assert NO_MEMORY in cluster.refusal("second")
