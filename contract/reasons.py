@@ -30,6 +30,11 @@ class Reason(Enum):
         False,
     )
     BAD_POD = ("bad_pod", "number of GPUs that the pod asks for cannot be read", False)
+    POD_TOO_LARGE = (
+        "pod_too_large",
+        "pod has more containers, annotations or node constraints than Headroom accepts",
+        False,
+    )
     UNANNOTATED = ("unannotated", "pod asks for a GPU without annotation headroom.gpu/vram", False)
 
     # The node: nothing on it can be promised.

@@ -32,6 +32,7 @@ from contract.annotations import (
 )
 from contract.gate import GATE, is_gated
 from contract.kube import Container, EnvVar, Pod, PodSpec
+from contract.pod_limits import exceeded
 from extender.admission.amounts import cap_mib, mirrored_mib, mps_mib
 from extender.admission.around import STOCK_SCHEDULER, Around, GpuNode
 from extender.admission.patch import Draft, Operation, Where, following
@@ -70,6 +71,8 @@ def mutate(pod: Pod, around: Around) -> Mutated:
     validation, which says why."""
     if not asks_for_gpu(pod, around.rules) or pod.annotation(STATIC) is not None:
         return Mutated()
+    if exceeded(pod):  # validation rejects it, and says why
+        return Mutated()
     draft = Draft(pod)
     warnings = [*_without_ours(draft)]
     _default(draft, around)
@@ -86,10 +89,12 @@ def mutate(pod: Pod, around: Around) -> Mutated:
 
 def _without_ours(draft: Draft) -> Iterator[str]:
     """Of a pod that was copied, with what had been written on the other one."""
-    for key in sorted(draft.pod.metadata.annotations or ()):
-        if of_extenders(key):
-            draft.unannotate(key)
-            yield f"annotation {key} was removed: Headroom writes it when it places the pod"
+    theirs = {
+        key: None for key in sorted(draft.pod.metadata.annotations or ()) if of_extenders(key)
+    }
+    draft.unannotate(theirs.keys())
+    for key in theirs:
+        yield f"annotation {key} was removed: Headroom writes it when it places the pod"
 
 
 def _default(draft: Draft, around: Around) -> None:
@@ -153,7 +158,7 @@ def _pin(draft: Draft, request: VramRequest, places: Sequence[GpuNode], rules: R
         return
     if not all(_pins(place, *resources) for place in places):
         return
-    asking = [where for where in containers(draft.pod) if _asks(draft, where, request)]
+    asking = [*_asking(draft, request)]
     if any(_chooses(draft.container(where), rules) for where in asking):
         return
     for where in asking:
@@ -184,7 +189,9 @@ def _chooses(container: Container, rules: Rules) -> bool:
 
 
 def _tell_share(draft: Draft, request: VramRequest) -> None:
-    for where in _placed(draft, request):
+    for where in _asking(draft, request):
+        if where.init:
+            continue
         for name, annotation in ((BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)):
             if not _names(draft, where, name):
                 draft.variable(where, following(name, f"{annotation}{where.index}"))
@@ -192,8 +199,9 @@ def _tell_share(draft: Draft, request: VramRequest) -> None:
 
 def _limit(draft: Draft, request: VramRequest, places: Sequence[GpuNode]) -> Iterator[str]:
     held = False
-    for where in _placed(draft, request):
-        asks = [ask for ask in request.containers if ask.index == where.index]
+    for where, asks in _asking(draft, request).items():
+        if where.init:
+            continue
         if (mib := cap_mib(asks, places)) is not None:
             held = True
             # Beside one of the user's the other could say that it is evicted before it is full.
@@ -212,10 +220,9 @@ def _limit(draft: Draft, request: VramRequest, places: Sequence[GpuNode]) -> Ite
 
 
 def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
-    for where in containers(draft.pod):
-        asks = [ask for ask in request.containers if _is(ask, draft, where)]
+    for where, asks in _asking(draft, request).items():
         limits = draft.container(where).resources
-        if not asks or (limits and MIRROR in (limits.limits or {})):
+        if limits and MIRROR in (limits.limits or {}):
             continue
         mib = mirrored_mib(asks)
         if mib is None:
@@ -298,20 +305,18 @@ def containers(pod: Pod) -> Iterator[Where]:
         yield Where(False, index)
 
 
-def _is(ask: ContainerAsk, draft: Draft, where: Where) -> bool:
-    name = draft.container(where).name
-    return ask.name == name and ask.index == (None if where.init else where.index)
-
-
-def _asks(draft: Draft, where: Where, request: VramRequest) -> bool:
-    return any(_is(ask, draft, where) for ask in request.containers)
-
-
-def _placed(draft: Draft, request: VramRequest) -> Iterator[Where]:
-    """Containers whose placement is written down."""
+def _asking(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
+    """The containers that request GPUs, with what they request. Only the placement of those that
+    are not init containers is written down."""
+    asks_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
+    for ask in request.containers:
+        asks_of.setdefault((ask.index, ask.name), []).append(ask)
+    found: dict[Where, list[ContainerAsk]] = {}
     for where in containers(draft.pod):
-        if not where.init and _asks(draft, where, request):
-            yield where
+        index = None if where.init else where.index
+        if asks := asks_of.get((index, draft.container(where).name)):
+            found[where] = asks
+    return found
 
 
 def _names(draft: Draft, where: Where, variable: str) -> bool:

@@ -4,7 +4,7 @@ Of the pod only what is read here is known, so nothing is ever replaced: fields 
 that are absent, null or empty are made; the API server gives them in any of these ways.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +62,13 @@ class Draft:
             self._do("add", "/metadata/annotations", {key: text})
         self._annotated({**held, key: text})
 
-    def unannotate(self, key: str) -> None:
-        self._do("remove", f"/metadata/annotations/{_escaped(key)}")
-        held = dict(self.pod.metadata.annotations or {})
-        del held[key]
+    def unannotate(self, keys: Collection[str]) -> None:
+        """Remove annotations that are there."""
+        for key in keys:
+            self._do("remove", f"/metadata/annotations/{_escaped(key)}")
+        held = self.pod.metadata.annotations or {}
         # What is left may be an empty mapping, to which nothing can be added that is not there.
-        self._annotated(held)
+        self._annotated({key: text for key, text in held.items() if key not in keys})
 
     def schedule(self, scheduler: str) -> None:
         self._do("add", "/spec/schedulerName", scheduler)

@@ -12,12 +12,12 @@ import msgspec
 
 from contract.kube import KubeStruct, ObjectMeta, Pod, PodSpec
 from extender.admission.mutation import Mutated
-from extender.admission.validation import Validated
+from extender.admission.validation import MAX_WARNINGS, Validated
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 #: An API server cuts off a warning that is longer, and drops them from some 4 KiB on.
-_MOST_WARNING, _MOST_WARNINGS = 256, 12
+_MOST_WARNING = 256
 _MOST_REFUSAL = 1024
 
 
@@ -133,7 +133,7 @@ def answer_validated(request: Request, validated: Validated) -> bytes:
 
 
 def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str]) -> bytes:
-    told = [_cut(f"Headroom: {each}") for each in warnings][:_MOST_WARNINGS]
+    told = [_cut(f"Headroom: {each}") for each in warnings][:MAX_WARNINGS]
     if told:
         response["warnings"] = told
     review = {

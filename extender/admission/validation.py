@@ -8,6 +8,7 @@ sees the mistake at ``kubectl apply``, and its pods are refused when they are cr
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 
 from contract.annotations import (
     DEFAULT_VRAM,
@@ -43,6 +44,11 @@ _OF_NODES: Mapping[str, Callable[[str], object]] = {
     RESERVE: parse_reserve,
 }
 
+
+#: Warnings of one answer: an API server drops them from some 4 KiB on.
+MAX_WARNINGS = 12
+#: Of the name of an annotation, when looking for what was meant.
+MAX_NAME_CHARS = 80
 
 WOULD = "this pod would be refused if Headroom did not only observe"
 
@@ -143,11 +149,11 @@ def _why_no_gate(around: Around) -> str:
 
 def _warnings(pod: Pod, around: Around) -> Iterator[str]:
     ours = [key for key in sorted(_ours(pod.metadata)) if not of_extenders(key)]
-    for key in ours:
-        if key not in OF_USERS:
-            near = get_close_matches(key, OF_USERS, 1, 0.8)
-            meant = f"; right is, for example, {near[0]}" if near else ""
-            yield f"annotation {shortened(key)} has no effect: a pod has none of that name{meant}"
+    # No more are shown than an answer holds, and to find what was meant takes long.
+    for key in islice((key for key in ours if key not in OF_USERS), MAX_WARNINGS):
+        near = get_close_matches(key[:MAX_NAME_CHARS], OF_USERS, 1, 0.8)
+        meant = f"; right is, for example, {near[0]}" if near else ""
+        yield f"annotation {shortened(key)} has no effect: a pod has none of that name{meant}"
     if VRAM in ours and not asks_for_gpu(pod, around.rules):
         named = ", ".join(around.rules.resources)
         yield (

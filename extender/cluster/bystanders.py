@@ -14,9 +14,10 @@ import numpy as np
 from contract.annotations import DEVICES
 from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Reservation
 from contract.kube import Pod
+from contract.pod_limits import MAX_CONTAINERS, container_count
 from extender.cluster.edits import asked
 from extender.placement.amounts import Places, needed, places_of
-from extender.placement.request import Unreadable, VramRequest, understand
+from extender.placement.request import Unreadable, VramRequest, replicas_requested, understand
 from extender.placement.rules import Rules
 from extender.placement.visible import Visible, followed
 
@@ -32,21 +33,29 @@ def adopt(
     """The reservation of a pod that never asked for one, on a node with these devices.
 
     ``obeys_environment``: whether the pod's own variable may decide which of them it sees.
-    What cannot be read in its annotations is charged as what its replicas are worth.
+    What cannot be read in its annotations is charged as what its replicas are worth, and a pod with
+    more than ``MAX_CONTAINERS`` the whole memory of every device that it could get.
     """
-    request = understand(pod, default_vram, rules)
+    if container_count(pod) > MAX_CONTAINERS:
+        return _adopted(pod, _all_memory(pod, devices, rules))
+    request = understand(pod, default_vram, rules, enforce_limits=False)
     if isinstance(request, Unreadable):
         bare = msgspec.structs.replace(pod.metadata, annotations=None)
         request = understand(
             msgspec.structs.replace(pod, metadata=bare),
             None,
             replace(rules, refuse_unannotated=False),
+            enforce_limits=False,
         )
     places = places_of(devices, reserve_bytes)
     charges: list[Charge] = []
     if isinstance(request, VramRequest):
         by_itself = obeys_environment and request.visible is not Visible.BY_PLUGIN
         charges = _charges(request, devices, places, _named(pod, devices) if by_itself else None)
+    return _adopted(pod, charges)
+
+
+def _adopted(pod: Pod, charges: list[Charge]) -> Reservation:
     return Reservation(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
@@ -54,6 +63,15 @@ def adopt(
         flags=[ADOPTED],
         asked=asked(pod),
     )
+
+
+def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charge]:
+    charges: list[Charge] = []
+    for resource, count in replicas_requested(pod, rules).items():
+        could = [device for device in devices if device.resource == resource]
+        whole = {device.uuid: min(device.memory_bytes, MAX_DEVICE_BYTES) for device in could}
+        charges.append(Charge(resource=resource, count=count, candidates=whole))
+    return charges
 
 
 def _named(pod: Pod, devices: Sequence[Device]) -> set[str]:

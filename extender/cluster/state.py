@@ -29,6 +29,7 @@ from contract.gpunode import (
 )
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
+from contract.pod_limits import has_room_for
 from contract.reasons import Reason
 from extender.cluster.activity import Activities, grew_idler
 from extender.cluster.allocators import Allocators, of_pod
@@ -275,7 +276,11 @@ class ClusterState:
         request = replace(request, pinned_to=pinned_to(held) if held else "")
         snap = build([self.terms_of(gpunode.name, gpunode, {pod.metadata.uid})])
         verdicts = fit(request, snap, snap.rows([gpunode.name]), now_s)
-        return verdicts.reason(0) or place(request, snap, verdicts, 0)
+        if reason := verdicts.reason(0):
+            return reason
+        placement = place(request, snap, verdicts, 0)
+        # The API server refuses every later update of a pod whose annotations are too large.
+        return placement if has_room_for(pod, placement.annotations) else Reason.POD_TOO_LARGE
 
     def judge_as_weighed(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | None:
         """As ``judge``, of the node as it was weighed last, which is half the work. None where it
@@ -296,7 +301,10 @@ class ClusterState:
         if snap is None:
             return None
         verdicts = fit(request, snap, np.array([0]), now_s)
-        return None if verdicts.reason(0) else place(request, snap, verdicts, 0)
+        if verdicts.reason(0):
+            return None
+        placement = place(request, snap, verdicts, 0)
+        return placement if has_room_for(pod, placement.annotations) else None
 
     def weighed(self, gpunode: GPUNode, besides: Set[str] = frozenset()) -> NodeTerms:
         """The node as filter would see it if this were its object, binds under way included and

@@ -104,8 +104,11 @@ def _largest(ask: Ask, at: Places, any_joint: bool) -> BytesArray:
     In a common memory all containers of a phase may meet, each with as many devices as share it;
     any other holds one container. An absurd request is too large, never small again.
     """
-    sizes = [_of_phase(phase, at, any_joint) for phase in ask.phases]
-    return sizes[0] if len(sizes) == 1 else np.maximum.reduce(sizes)
+    # One after the other: all phases of all devices at once would be gigabytes.
+    largest = _of_phase(ask.phases[0], at, any_joint)
+    for phase in ask.phases[1:]:
+        largest = np.maximum(largest, _of_phase(phase, at, any_joint))
+    return largest
 
 
 def _of_phase(phase: Sequence[Portion], at: Places, any_joint: bool) -> BytesArray:

@@ -30,6 +30,7 @@ from contract.decision import decision_id
 from contract.errors import BadAnnotation, BadQuantity, shortened
 from contract.gate import is_gated
 from contract.kube import Container, Pod
+from contract.pod_limits import exceeded
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from extender.placement.rules import Rules
@@ -143,16 +144,21 @@ _REASON_OF_KEY = {
 }
 
 
-def understand(pod: Pod, default_vram: str | None, rules: Rules) -> VramRequest | Unreadable:
+def understand(
+    pod: Pod, default_vram: str | None, rules: Rules, *, enforce_limits: bool = True
+) -> VramRequest | Unreadable:
     """Read what ``pod`` asks for.
 
-    ``default_vram`` is its namespace's ``headroom.gpu/default-vram``, None where it has none.
+    ``default_vram`` is its namespace's ``headroom.gpu/default-vram``, None where it has none. Pods
+    beyond ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False.
     A pod that asks for no GPU of ours is never unreadable, whatever its annotations say.
     """
     try:
         counts = _counts(pod, rules)
     except BadQuantity as err:
         return Unreadable(Reason.BAD_POD, str(err))
+    if enforce_limits and counts and (too_much := exceeded(pod)):
+        return Unreadable(Reason.POD_TOO_LARGE, too_much)
     try:
         policy = pod.annotation(POLICY) if counts else None
         max_sm = pod.annotation(MAX_SM) if counts else None
@@ -195,6 +201,21 @@ def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
     return Visible.REFUSED if several and found is not Visible.BY_PLUGIN else found
 
 
+def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
+    """Resource -> replicas of all its containers together, of a pod however large; linear. Counts
+    that cannot be read are 1."""
+    total: dict[str, int] = {}
+    for _, _, container in _containers(pod):
+        for resource, quantity in _requested(container).items():
+            if rules.manages(resource):
+                try:
+                    count = _count(resource, quantity)
+                except BadQuantity:
+                    count = 1
+                total[resource] = min(total.get(resource, 0) + count, MAX_COUNT)
+    return {resource: count for resource, count in total.items() if count}
+
+
 def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
     """Whether the pod is ours to place: an unreadable count is ours too, so that it is refused."""
     try:
@@ -217,14 +238,17 @@ def _containers(pod: Pod) -> Iterator[tuple[bool, int, Container]]:
 def _counts(pod: Pod, rules: Rules) -> _Counts:
     counts: dict[tuple[bool, int], dict[str, int]] = {}
     for is_init, index, container in _containers(pod):
-        if container.resources is None:
-            continue
-        # Of an extended resource the request equals the limit, and may be left out.
-        asked = {**(container.resources.limits or {}), **(container.resources.requests or {})}
-        for resource, quantity in asked.items():
+        for resource, quantity in _requested(container).items():
             if rules.manages(resource) and (count := _count(resource, quantity)):
                 counts.setdefault((is_init, index), {})[resource] = count
     return counts
+
+
+def _requested(container: Container) -> Mapping[str, str | int]:
+    if container.resources is None:
+        return {}
+    # Of an extended resource the request equals the limit, and may be left out.
+    return {**(container.resources.limits or {}), **(container.resources.requests or {})}
 
 
 def _count(resource: str, quantity: str | int) -> int:

@@ -271,3 +271,14 @@ def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
             "Headroom: this pod would be refused if Headroom did not only observe: "
         )
     assert answer(observing, annotated(vram="8Gi", gated="true"))["allowed"]
+
+
+def test_a_pod_beyond_the_limits_is_refused_with_the_number_and_the_limit() -> None:
+    many = manifest("1Gi", *(container(f"c{i}") for i in range(65)))
+    assert refusal(many) == (
+        "Headroom: pod has 65 containers and init containers, at most 64 are allowed with a GPU; "
+        "use several pods"
+    )
+    assert refusal(manifest("1Gi", *(container(f"c{i}") for i in range(64)))) == ""
+    # Pods without a GPU have no limits here.
+    assert refusal(manifest(None, *(container(f"c{i}", gpus=0) for i in range(65)))) == ""

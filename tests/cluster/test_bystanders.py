@@ -75,3 +75,14 @@ def test_a_report_that_makes_no_sense_is_no_reason_to_charge_less(wrong: dict[st
 def test_a_node_without_a_report_charges_no_device() -> None:
     assert charges(pod("8Gi")) == [Charge(resource=GPU, count=1, candidates={})]
     assert charges(pod("1Mi"), device("a"))[0].candidates == {"a": MIB}
+
+
+def test_a_pod_of_too_many_containers_is_charged_all_that_it_could_get() -> None:
+    of = pod("1Gi", *(container(f"c{i}", gpus=1) for i in range(65)))
+    (charge,) = charges(of, shared("a"), device("b", resource="nvidia.com/mig-1g.5gb"))
+    assert charge == Charge(resource=GPU, count=65, candidates={"a": 24 * GIB})
+
+
+def test_large_annotations_of_others_change_nothing_of_the_charge() -> None:
+    of = pod("3Gi", annotations={"example.com/notes": "x" * (260 << 10)})
+    assert charges(of, shared("a"))[0].candidates == {"a": 3 * GIB}

@@ -1,0 +1,98 @@
+"""Limits on one pod that requests GPUs: the one place that bounds the work its author can cause.
+
+Kubernetes accepts pods of 1.5 MiB with thousands of containers. Headroom reads a pod many times,
+fits it on every node and writes annotations onto it. A pod beyond these limits is rejected at
+admission and by filter, and no memory is ever reserved for it; below them all work is linear in the
+pod's size. Pods that request no GPU have no limits here.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from contract.annotations import PREFIX
+from contract.kube import NodeSelectorRequirement, Pod
+
+#: Containers and init containers together, the gate that the webhook adds included.
+MAX_CONTAINERS = 64
+#: Annotations that begin with ``headroom.gpu/``.
+MAX_OWN_ANNOTATIONS = 256
+#: Bytes of keys and values of these.
+MAX_OWN_ANNOTATION_BYTES = 32 << 10
+#: Tolerations, node selector entries, and values of required node affinity.
+MAX_NODE_CONSTRAINTS = 1024
+#: Bytes of keys and values of all annotations of an object, as the API server counts them.
+MAX_ANNOTATION_BYTES = 256 << 10
+#: Bytes kept free for what Headroom writes: the placement, and the marks that requeue a pod.
+RESERVED_ANNOTATION_BYTES = 8 << 10
+#: Of these, for the annotations that requeue and touch a pod, with their values.
+_MARK_BYTES = 512
+
+
+def exceeded(pod: Pod) -> str:
+    """Returns what the pod has too much of, its number, its limit and what to do; "" if nothing."""
+    annotations = pod.metadata.annotations or {}
+    own = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
+    free_bytes = MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES
+    found = (
+        (
+            container_count(pod),
+            MAX_CONTAINERS,
+            "containers and init containers",
+            "use several pods",
+        ),
+        (len(own), MAX_OWN_ANNOTATIONS, f"annotations {PREFIX}*", "remove some"),
+        (
+            annotation_bytes(own),
+            MAX_OWN_ANNOTATION_BYTES,
+            f"bytes in annotations {PREFIX}*",
+            "shorten them",
+        ),
+        (
+            sum(1 for _ in _node_constraints(pod)),
+            MAX_NODE_CONSTRAINTS,
+            "tolerations, node selector entries and node affinity values",
+            "label the nodes instead",
+        ),
+        (
+            annotation_bytes(annotations),
+            free_bytes,
+            "bytes in annotations",
+            "remove some: Headroom writes its placement beside them",
+        ),
+    )
+    for number, most, what, help_text in found:
+        if number > most:
+            return f"pod has {number} {what}, at most {most} are allowed with a GPU; {help_text}"
+    return ""
+
+
+def container_count(pod: Pod) -> int:
+    return len(pod.spec.containers or ()) + len(pod.spec.init_containers or ())
+
+
+def annotation_bytes(annotations: Mapping[str, str]) -> int:
+    """Bytes of keys and values in UTF-8, as the API server counts them."""
+    return sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
+
+
+def has_room_for(pod: Pod, written: Mapping[str, str]) -> bool:
+    """Whether the API server accepts the pod's annotations with ``written`` on top of them, and a
+    mark that requeues or touches the pod after that."""
+    after = {**(pod.metadata.annotations or {}), **written}
+    return annotation_bytes(after) <= MAX_ANNOTATION_BYTES - _MARK_BYTES
+
+
+def _node_constraints(pod: Pod) -> Iterator[object]:
+    spec = pod.spec
+    yield from spec.tolerations or ()
+    yield from spec.node_selector or ()
+    affinity = spec.affinity and spec.affinity.node_affinity
+    required = affinity and affinity.required_during_scheduling_ignored_during_execution
+    for term in (required and required.node_selector_terms) or ():
+        yield term
+        requirements: list[NodeSelectorRequirement] = [
+            *(term.match_expressions or ()),
+            *(term.match_fields or ()),
+        ]
+        for requirement in requirements:
+            yield requirement
+            yield from requirement.values or ()

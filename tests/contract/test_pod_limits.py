@@ -1,0 +1,94 @@
+"""What is too much for one pod, and how it is said."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract import pod_limits
+from contract.kube import Pod
+from contract.pod_limits import annotation_bytes, exceeded, has_room_for
+from tests.builders import container, pod
+from tests.controlplane import ROOT
+
+FOREIGN = "example.com/notes"
+
+
+def constrained(**spec: Any) -> Pod:
+    wire = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main"}], **spec}}
+    return msgspec.convert(wire, Pod)
+
+
+def affinity(terms: int, values: int) -> dict[str, Any]:
+    one = {"key": "pool", "operator": "In", "values": [f"v{i}" for i in range(values)]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [one]}] * terms}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+@pytest.mark.parametrize(
+    ("fits", "exceeds", "what"),
+    [
+        pytest.param(
+            pod("1Gi", *(container(f"c{i}") for i in range(64))),
+            pod("1Gi", *(container(f"c{i}") for i in range(65))),
+            "65 containers and init containers, at most 64",
+            id="containers",
+        ),
+        pytest.param(
+            pod(None, annotations={f"headroom.gpu/devices.{i}": "" for i in range(256)}),
+            pod(None, annotations={f"headroom.gpu/devices.{i}": "" for i in range(257)}),
+            "257 annotations headroom.gpu/*, at most 256",
+            id="annotations of ours",
+        ),
+        pytest.param(
+            pod("x" * ((32 << 10) - len("headroom.gpu/vram"))),
+            pod("x" * ((32 << 10) - len("headroom.gpu/vram") + 1)),
+            "32769 bytes in annotations headroom.gpu/*, at most 32768",
+            id="bytes of ours",
+        ),
+        pytest.param(
+            pod(None, annotations={FOREIGN: "x" * ((248 << 10) - len(FOREIGN))}),
+            pod(None, annotations={FOREIGN: "x" * ((248 << 10) - len(FOREIGN) + 1)}),
+            "253953 bytes in annotations, at most 253952",
+            id="bytes of all annotations",
+        ),
+        pytest.param(
+            constrained(tolerations=[{"operator": "Exists"}] * 1024),
+            constrained(tolerations=[{"operator": "Exists"}] * 1024, nodeSelector={"a": "b"}),
+            "1025 tolerations, node selector entries and node affinity values, at most 1024",
+            id="tolerations",
+        ),
+        pytest.param(
+            constrained(affinity=affinity(2, 510)),
+            constrained(affinity=affinity(2, 511)),
+            "1026 tolerations, node selector entries and node affinity values, at most 1024",
+            id="affinity",
+        ),
+    ],
+)
+def test_up_to_the_limit_and_not_beyond(fits: Pod, exceeds: Pod, what: str) -> None:
+    assert exceeded(fits) == ""
+    assert exceeded(exceeds).startswith(f"pod has {what} are allowed with a GPU; ")
+
+
+def test_bytes_are_counted_as_the_api_server_counts_them() -> None:
+    assert annotation_bytes({"k": "\u00fc"}) == 3
+
+
+def test_a_placement_fits_beside_the_annotations_and_a_mark_after_it() -> None:
+    written = {"headroom.gpu/placement": "x" * 4000}
+    room = (256 << 10) - 512 - annotation_bytes(written) - len(FOREIGN)
+    assert has_room_for(pod(None, annotations={FOREIGN: "x" * room}), written)
+    assert not has_room_for(pod(None, annotations={FOREIGN: "x" * (room + 1)}), written)
+    # What is written again takes no more than once.
+    again = {FOREIGN: "x" * room, "headroom.gpu/placement": "y" * 4000}
+    assert has_room_for(pod(None, annotations=again), written)
+
+
+def test_every_limit_is_documented() -> None:
+    text = (ROOT / "docs/admission.md").read_text()
+    limits = {name: value for name, value in vars(pod_limits).items() if name.startswith("MAX_")}
+    assert len(limits) == 5
+    for value in limits.values():
+        shown = f"{value >> 10} KiB" if value >= 1 << 14 else str(value)
+        assert f"| {shown} |" in text
