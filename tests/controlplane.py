@@ -349,15 +349,14 @@ def scheduler_configuration(
     one_entry: bool = False,
 ) -> dict[str, Any]:
     """The KubeSchedulerConfiguration as it is shipped, for an extender of the tests; with
-    ``one_entry`` it is only asked about pods with a GPU."""
+    ``one_entry`` it is only called for pods with a GPU, as the file says."""
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
     content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
     content["leaderElection"] = {"leaderElect": False}
     if one_entry:
         first, second = content["extenders"]
         moved = {key: second[key] for key in ("prioritizeVerb", "weight")}
-        managed = [{"name": "nvidia.com/gpu", "ignoredByScheduler": False}]
-        content["extenders"] = [first | moved | {"managedResources": managed}]
+        content["extenders"] = [first | moved]
     for extender in content["extenders"]:
         extender["urlPrefix"] = extender_url
         if tls is not None:

@@ -38,7 +38,7 @@ def examine_scheduler(
     whole, ours = _ours(config, manages)
     found = [Finding(weight, (), what, do) for weight, what, do in _whole(whole, ours)]
     for where, entry in ours:
-        said = (*_safety(entry, manages), *_unnamed(whole, entry, offered), *_speed(entry))
+        said = (*_safety(entry, manages), *_unnamed(entry, offered), *_speed(entry))
         found += [Finding(weight, (where,), what, do) for weight, what, do in said]
     if best_only:
         found += _filter_after(whole, [where for where, _ in ours])
@@ -111,22 +111,17 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
             )
 
 
-def _unnamed(
-    config: Mapping[str, Any], entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]
-) -> Iterator[Said]:
+def _unnamed(entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]) -> Iterator[Said]:
     """Compares ``managedResources`` with what the nodes offer: kube-scheduler binds pods that
     request any other resource by itself."""
     names = _managed(entry)
-    profiles = {each.get("schedulerName") for each in _mappings(config.get("profiles"))}
     if not names:
-        if not profiles or "default-scheduler" in profiles:
-            yield (
-                Weight.ADVICE,
-                "it has no managedResources: every pod of default-scheduler waits for Headroom, "
-                "and for its restart",
-                "set managedResources to the names of your GPU resources; see "
-                "deploy/default-scheduler/kube-scheduler.yaml",
-            )
+        yield (
+            Weight.ADVICE,
+            "it has no managedResources: every pod of this scheduler waits for Headroom, and for "
+            "its restart",
+            f"set managedResources to the names of your GPU resources; {_EXAMPLE}",
+        )
         return
     for resource in sorted(offered.keys() - names):
         nodes = offered[resource]

@@ -1,6 +1,7 @@
 """What a doctor says of a KubeSchedulerConfiguration; nothing is said of the shipped one."""
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -36,9 +37,6 @@ def test_nothing_is_said_of_what_we_ship() -> None:
     assert found(SHIPPED) == []
 
 
-GPU = {"name": "nvidia.com/gpu", "ignoredByScheduler": False}
-
-
 @pytest.mark.parametrize(
     ("change", "weight", "says"),
     [
@@ -47,6 +45,7 @@ GPU = {"name": "nvidia.com/gpu", "ignoredByScheduler": False}
         ({"filterVerb": ""}, Weight.WARNING, "set filterVerb: filter"),
         ({"httpTimeout": "100ms"}, Weight.ADVICE, "set httpTimeout: 5s"),
         ({"httpTimeout": "1m30s"}, Weight.ADVICE, "set httpTimeout: 5s"),
+        ({"managedResources": []}, Weight.ADVICE, "set managedResources"),
         (
             {
                 "managedResources": [
@@ -72,9 +71,7 @@ def test_each_mistake_is_named_with_its_place_and_what_to_write(
 
 def test_without_a_bind_verb_nothing_is_promised() -> None:
     config = copy.deepcopy(SHIPPED)
-    entry = ours(config)
-    entry["managedResources"] = [GPU]
-    del entry["bindVerb"]
+    del ours(config)["bindVerb"]
     (finding,) = found(config)
     assert finding.do == "set bindVerb: bind"
 
@@ -82,10 +79,12 @@ def test_without_a_bind_verb_nothing_is_promised() -> None:
 DEFAULT = yaml.safe_load((ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text())
 
 
-def test_the_cluster_s_own_scheduler_is_called_for_every_documented_gpu_resource() -> None:
-    assert {each["name"] for each in ours(DEFAULT)["managedResources"]} == resource_names()
-    offered = {name: ["n"] for name in resource_names()}
-    assert examine_scheduler(DEFAULT, Rules().manages, offered=offered) == []
+@pytest.mark.parametrize("config", [SHIPPED, DEFAULT], ids=["own", "default"])
+def test_shipped_schedulers_call_headroom_for_every_documented_gpu_resource(config: Any) -> None:
+    names = Counter(each["name"] for each in ours(config)["managedResources"])
+    assert names == Counter(resource_names())
+    offered = {name: ["n"] for name in names}
+    assert examine_scheduler(config, Rules().manages, offered=offered) == []
 
 
 def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warning() -> None:
@@ -101,15 +100,10 @@ def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warnin
     assert f"{mig}, which 2 nodes offer (such as a)" in finding.found
     assert f"{{name: {mig}, ignoredByScheduler: false}}" in finding.do
     # Without managedResources kube-scheduler calls Headroom for every pod.
-    assert examine_scheduler(SHIPPED, Rules().manages, offered=offered) == []
-
-
-def test_every_pod_of_the_default_scheduler_is_not_made_to_wait() -> None:
-    config = copy.deepcopy(DEFAULT)
-    del ours(config)["managedResources"]
-    (finding,) = found(config, best_only=False)
+    every = copy.deepcopy(DEFAULT)
+    del ours(every)["managedResources"]
+    (finding,) = examine_scheduler(every, Rules().manages, offered=offered)
     assert finding.weight is Weight.ADVICE
-    assert "set managedResources" in finding.do
 
 
 def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> None:

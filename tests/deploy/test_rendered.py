@@ -1,6 +1,7 @@
 """Kustomize and Helm install the same, on every platform, and nothing that was to be filled in."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from extender.configuration import look
 from tests.controlplane import ROOT
+from tests.deploy.mig_profiles import resource_names
 from tests.deploy.rendered import (
     COMPONENTS,
     DEPLOY,
@@ -279,6 +281,17 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
     agent = specs["DaemonSet", NAMESPACE, "headroom-agent"]["containers"][0]
     assert {"name": "HEADROOM_DCGM_URL", "value": "http://dcgm:9400/metrics"} in agent["env"]
     assert not {"NetworkPolicy", "CustomResourceDefinition"} & {key[0] for key in found}
+
+
+def test_the_scheduler_of_the_chart_asks_about_resources_that_the_settings_add(
+    tmp_path: Path,
+) -> None:
+    resources = ["nvidia.com/gpu", "nvidia.com/mig-*", "example.com/l4"]
+    found = objects(template(tmp_path, {"settings": {"resources": resources}}))
+    config = found["ConfigMap", NAMESPACE, "headroom-scheduler-config"]["data"]
+    first, _ = yaml.safe_load(config["kube-scheduler.yaml"])["extenders"]
+    names = Counter(each["name"] for each in first["managedResources"])
+    assert names == Counter(resource_names() | {"example.com/l4"})
 
 
 def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -> None:

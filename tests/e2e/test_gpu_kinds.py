@@ -1,10 +1,9 @@
 """Every kind of GPU reaches filter and bind with the shipped scheduler configuration.
 
 Real kube-scheduler, kubelets and device plugins; a kind per node. kube-scheduler calls an extender
-only for resources that its configuration names, if it names any.
+only for resources that its configuration names.
 """
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ import pytest
 
 from tests.controlplane import ControlPlane
 from tests.driver import GIB, Gpu, Instance
-from tests.e2e.cluster import PlayedCluster
-from tests.e2e.nodes import Shape
 from tests.e2e.real import RealCluster
 from tests.kubelet.node import Node
 
@@ -144,24 +141,3 @@ def test_pods_of_this_kind_are_reserved_memory_and_never_too_much(
     assert sorted(taken.values()) == [most * GIB] * of.devices
     reservations = cluster.gpunode(cluster.node_of_kind[kind]).spec.reservations
     assert sorted(each.name for each in reservations.values()) == fitting
-
-
-def test_a_resource_of_another_name_reaches_headroom_if_the_settings_name_it(
-    plane: ControlPlane, binaries: None
-) -> None:
-    """The stock plugin ignores other names in its configuration; other plugins do not."""
-    cluster = PlayedCluster(plane, 1, Shape(replicas=4, resource="example.com/l4"))
-    with contextlib.closing(cluster):
-        cluster.create()
-        url = cluster.start_extender(settings={"resources": ["example.com/*"]})
-        cluster.start_scheduler(url)
-        cluster.settle()
-        limits = {"resources": {"limits": {"example.com/l4": "1"}}}
-        containers = [{"name": "main", "image": "none", **limits}]
-        for name in ("first", "second"):
-            cluster.create_pod(name, "16Gi", containers=containers)
-            cluster.until(
-                lambda name=name: cluster.node_of(name) or cluster.refusal(name), "it is decided"
-            )
-        assert "headroom.gpu/placement" in cluster.pod("first")["metadata"]["annotations"]
-        assert NO_MEMORY in cluster.refusal("second")

@@ -9,7 +9,7 @@ import pytest
 
 from contract.annotations import FINALIZER
 from tests.accounting import written
-from tests.controlplane import SCHEDULER_NAME
+from tests.controlplane import SCHEDULER_NAME, scheduler_configuration
 from tests.e2e.cluster import EVENTS, PODS, Cluster, placement, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, RESOURCE, Shape, node_manifest, node_status
@@ -212,6 +212,29 @@ def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free_but_never_kept_waiti
     cluster.start_scheduler(url, one_entry=True)
     assert place("small", "2Gi") == used
     assert place("anywhere") == other
+
+
+def test_a_resource_of_another_name_is_managed_where_settings_and_scheduler_name_it(
+    new_cluster: NewCluster,
+) -> None:
+    """The stock plugin ignores other names in its configuration; other plugins do not."""
+    cluster = new_cluster(1, Shape(replicas=4, resource="example.com/l4"))
+    url = cluster.start_extender(settings={"resources": ["example.com/*"]})
+    kubeconfig = cluster.plane.kubeconfig("scheduler-of-the-tests")
+    content = scheduler_configuration(url, kubeconfig)
+    managed = content["extenders"][0]["managedResources"]
+    managed.append({"name": "example.com/l4", "ignoredByScheduler": False})
+    cluster.start_scheduler_as("kube-scheduler", content)
+    cluster.settle()
+    limits = {"resources": {"limits": {"example.com/l4": "1"}}}
+    containers = [{"name": "main", "image": "none", **limits}]
+    for name in ("first", "second"):
+        cluster.create_pod(name, "16Gi", containers=containers)
+        cluster.until(
+            lambda name=name: cluster.node_of(name) or cluster.refusal(name), "it is decided"
+        )
+    assert "headroom.gpu/placement" in cluster.pod("first")["metadata"]["annotations"]
+    assert "insufficient GPU memory on any device" in cluster.refusal("second")
 
 
 def place_of_next(cluster: Cluster) -> str:
