@@ -219,12 +219,12 @@ def demo(
 ) -> None:
     """Play the main job on this machine: four pods on one GPU, then 1,213 nodes before a referee.
 
-    With DEMO_EXIT=1 in the environment it ends after the table; its exit status is 1 if Headroom
-    overcommitted any device.
+    On a terminal the server stays up until Ctrl-C. Otherwise the last line is the result. The exit
+    status is 1 if Headroom overcommitted any device.
     """
     from extender.demo import run
 
-    raise typer.Exit(run(trace, pods, seeds, exit_after=os.environ.get("DEMO_EXIT") == "1"))
+    raise typer.Exit(run(trace, pods, seeds))
 
 
 def main() -> None:

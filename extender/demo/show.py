@@ -1,6 +1,7 @@
 """Runs the demo from its first line to its last, and decides how it ends."""
 
 import signal
+import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,21 +30,23 @@ class _Results:
     headroom: list[Result] = field(default_factory=list)
 
 
-def run(trace: Path | None, pods: int | None, seeds: int, exit_after: bool) -> int:
+def run(trace: Path | None, pods: int | None, seeds: int) -> int:
     """Tell the story, play ``seeds`` matches of ``pods`` pods, print the table; the exit status.
 
     ``trace`` is a folder to take nodes and pods from; None: the built-in fleet and workload.
     0: Headroom overcommitted nothing; 1: it did; 2: bad input or no server; 130: interrupted.
-    With ``exit_after`` the last line sums up all seeds for a program to read; else the server of
-    the last seed stays up until Ctrl-C, which is then no interruption.
+    On a terminal the server of the last seed stays up until Ctrl-C, which is then no interruption.
+    Otherwise the demo ends by itself, and its last line sums up all seeds for programs to read.
     """
+    # Not Console.is_terminal, which FORCE_COLOR makes true for a pipe.
+    watched = sys.stdout.isatty()
     console = Console(highlight=False)
     # A stop from outside ends the demo as Ctrl-C does, so that the servers are stopped in order;
     # and Ctrl-C does even where a shell started us with it ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        return _run(console, trace, PODS if pods is None else pods, seeds, exit_after)
+        return _run(console, trace, PODS if pods is None else pods, seeds, watched)
     except (BadTrace, ServerFailed, OSError) as err:
         console.print(f"demo: {err}", style="red", markup=False, soft_wrap=True)
         return 2
@@ -52,7 +55,7 @@ def run(trace: Path | None, pods: int | None, seeds: int, exit_after: bool) -> i
         return 130
 
 
-def _run(console: Console, trace: Path | None, pods: int, seeds: int, exit_after: bool) -> int:
+def _run(console: Console, trace: Path | None, pods: int, seeds: int, watched: bool) -> int:
     if pods < 1 or seeds < 1:
         raise BadTrace("the numbers of pods and of seeds are at least 1")
     workload = published(pods) if trace is None else read_workload(trace).first(pods)
@@ -78,10 +81,10 @@ def _run(console: Console, trace: Path | None, pods: int, seeds: int, exit_after
                     server.stop()
         console.print(table(results.counting, results.headroom))
         _explain(console, results, workload, monotonic() - began_s)
-        if not exit_after:
+        if watched:
             _stay(console, server, fleet, results.headroom[-1])
     line, status = summary(results.counting, results.headroom)
-    if exit_after:
+    if not watched:
         console.print(line, soft_wrap=True)
     return status
 

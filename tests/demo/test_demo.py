@@ -34,10 +34,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
-def finished(*arguments: str) -> subprocess.CompletedProcess[str]:
+def finished(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments),
-        env=environment(DEMO_EXIT="1"),
+        env=environment(**more),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -67,6 +67,12 @@ def test_the_story_quotes_the_answers(small: subprocess.CompletedProcess[str]) -
     assert '"FailedAndUnresolvableNodes":{"l4-1x-shared":"insufficient GPU memory' in small.stdout
     assert "0/1 nodes are available: 1 insufficient GPU memory on any device." in small.stdout
     assert "2 pods run on 24.0 GiB of 24.0 GiB, 2 wait for room, 0 die." in small.stdout
+
+
+def test_colors_forced_into_a_pipe_do_not_keep_the_server() -> None:
+    demo = finished("--pods", "40", "--seeds", "1", FORCE_COLOR="1")
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "overcommitted_devices" in demo.stdout.splitlines()[-1]
 
 
 def test_a_trace_that_cannot_be_read_is_said_before_anything_starts(tmp_path: Path) -> None:
@@ -109,31 +115,30 @@ def test_the_exit_status_is_the_referees(ours: list[int], status: int) -> None:
 
 
 @pytest.fixture
-def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A demo that waits after its table, and the port of its debug API."""
-    # A killed demo cannot tidy up after itself: its files go where pytest's do.
-    settings = environment(TMPDIR=str(tmp_path))
+def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A demo on a terminal, which waits after its table, and the port of its debug API."""
+    terminal, far_end = os.openpty()
+    # A killed demo cannot delete its temporary files: pytest deletes them.
     demo = subprocess.Popen(
         command("--pods", "40", "--seeds", "1"),
-        env={key: value for key, value in settings.items() if key != "DEMO_EXIT"},
+        env=environment(TMPDIR=str(tmp_path), TERM="dumb"),
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
+        stdout=far_end,
     )
-    assert demo.stdout is not None
-    try:
-        port = 0
-        for line in demo.stdout:
-            if match := re.search(r"curl -s 'http://127\.0\.0\.1:(\d+)/v1/nodes\?", line.strip()):
-                port = int(match[1])
-            if line.startswith("Ctrl-C"):
-                break
-        assert answers(port)
-        yield demo, port
-    finally:
-        demo.kill()
-        demo.wait()
-        demo.stdout.close()
+    os.close(far_end)
+    with open(terminal, encoding="utf-8") as shown:
+        try:
+            port = 0
+            for line in shown:
+                if match := re.search(r"curl -s 'http://127\.0\.0\.1:(\d+)/v1/nodes\?", line):
+                    port = int(match[1])
+                if line.startswith("Ctrl-C"):
+                    break
+            assert answers(port)
+            yield demo, port
+        finally:
+            demo.kill()
+            demo.wait()
 
 
 def answers(port: int) -> bool:
@@ -144,7 +149,7 @@ def answers(port: int) -> bool:
     return True
 
 
-def test_ctrl_c_ends_demo_and_server_in_order(staying: tuple[subprocess.Popen[str], int]) -> None:
+def test_ctrl_c_ends_demo_and_server_in_order(staying: tuple[subprocess.Popen[bytes], int]) -> None:
     demo, port = staying
     time.sleep(0.1)  # the last line is out before the wait for Ctrl-C begins
     demo.send_signal(signal.SIGINT)
@@ -166,7 +171,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_a_killed_demo_takes_its_server_along(staying: tuple[subprocess.Popen[str], int]) -> None:
+def test_a_killed_demo_takes_its_server_along(staying: tuple[subprocess.Popen[bytes], int]) -> None:
     demo, port = staying
     demo.kill()
     demo.wait()
