@@ -6,9 +6,10 @@ a function.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -16,6 +17,7 @@ from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.cluster.newnodes import codes_of_new
 from extender.cluster.preemption import Offer, answered, preemption
 from extender.cluster.preferences import prefers, shuns
 from extender.cluster.state import ClusterState
@@ -159,6 +161,8 @@ class Verbs:
         if unready:
             against = _nothing(offered)
             return wire.encode_filter(offered, offered.names, against == 0, against, SENTENCES)
+        if self._offers_only_new(offered):
+            return self._filter_new(offered, began_s, observes)
         self._shown(offered.pod)
         snap = self._cluster.settled()
         request = self._understand(offered.pod)
@@ -172,9 +176,12 @@ class Verbs:
             held = self._hold_places(offered.pod, rows, codes, snap)
             sure = not (left or held)
             self._cluster.usual.see(wanted, offered.pod, snap, rows)
+            if offered.objects:
+                self._answer_new(offered.objects, wanted, rows, codes)
         against = _nothing(offered) if observes else codes
         kept, ranked = against == 0, 0
-        if wanted and not observes and self._best_only:
+        known = bool((rows[kept] >= 0).all())
+        if wanted and not observes and self._best_only and known:
             places = np.flatnonzero(kept)
             first = self._undisputed(offered.pod, wanted, rows[places], snap)
             if first is not None:  # the others are not refused, only left out
@@ -183,7 +190,7 @@ class Verbs:
         passed = offered.names.only(kept)
         self._passed, self._passed_rows = passed, rows[kept]
         only = ""
-        if wanted and len(passed) == 1 and not observes:  # then prioritize is not called
+        if wanted and len(passed) == 1 and known and not observes:  # then prioritize is not called
             only = snap.nodes[int(self._passed_rows[0])].name
             self._coming.expect(offered.pod, wanted, only, self._monotonic_s())
         answer = wire.encode_filter(offered, passed, kept, against, SENTENCES)
@@ -201,6 +208,43 @@ class Verbs:
             self._soon(partial(self._turn_away, last))
         return answer
 
+    def _offers_only_new(self, offered: wire.Offered) -> bool:
+        """Whether the nodes are whole objects of which none is known: an autoscaler's templates."""
+        if not offered.objects:
+            return False
+        return bool((self._rows(offered.names, self._cluster.settled()) < 0).all())
+
+    def _filter_new(self, offered: wire.Offered, began_s: float, observes: bool) -> bytes:
+        """Answer filter for an autoscaler's templates. Nothing is kept of the call: no bind follows
+        it, and the pod may be a template too."""
+        pod, codes = offered.pod, _nothing(offered)
+        request = self._understand(pod)
+        if isinstance(request, Unreadable):
+            codes[:] = CODE_OF[request.reason]
+        elif request.asks:
+            unknown = np.full(len(codes), -1, np.int64)
+            self._answer_new(offered.objects or [], request, unknown, codes)
+        against = _nothing(offered) if observes else codes
+        kept = against == 0
+        log.info(
+            "filtered_new_nodes",
+            namespace=pod.metadata.namespace,
+            pod=pod.metadata.name,
+            offered=len(codes),
+            fits=int((codes == 0).sum()),
+            took_ms=round(1000 * (self._monotonic_s() - began_s), 3),
+        )
+        return wire.encode_filter(offered, offered.names.only(kept), kept, against, SENTENCES)
+
+    def _answer_new(
+        self, objects: Sequence[msgspec.Raw], request: VramRequest, rows: Rows, codes: Codes
+    ) -> None:
+        """Replace the codes of unknown nodes with what their own objects say."""
+        unknown = np.flatnonzero(rows < 0)
+        if len(unknown):
+            new = [objects[place] for place in unknown.tolist()]
+            codes[unknown] = codes_of_new(new, request, self._cluster.rules)
+
     def filter_error(self, message: str) -> bytes:
         """kube-scheduler backs off after an Error, and shows it on the pod."""
         self._telemetry.verb_errors.labels("filter").inc()
@@ -213,6 +257,8 @@ class Verbs:
         began_s = self._monotonic_s()
         observes = self._observes()
         offered = wire.decode_offer(body, self._passed)
+        if self._offers_only_new(offered):
+            return NO_PREFERENCE
         snap = self._cluster.settled()
         request = self._understand(offered.pod)
         winner: str | None = None

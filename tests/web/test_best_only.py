@@ -50,6 +50,16 @@ def test_filter_names_who_prioritize_would_have_named(best_only: Server, vram: s
     assert kept == {"metadata": {"name": winner["Host"], "labels": {"of": winner["Host"]}}}
 
 
+def test_a_known_node_is_not_preferred_to_an_autoscalers_template(best_only: Server) -> None:
+    new = {
+        "metadata": {"name": "new", "labels": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}},
+        "status": {"allocatable": {"nvidia.com/gpu": "1"}},
+    }
+    nodes = [new, {"metadata": {"name": "small"}}]
+    args = {"Pod": pod("p", "4Gi"), "Nodes": {"items": nodes}, "NodeNames": None}
+    assert best_only.post("/filter", args).json()["Nodes"]["items"] == nodes
+
+
 def test_where_one_fits_or_none_the_others_have_their_reasons(best_only: Server) -> None:
     answer = asked(best_only, pod("one", "60Gi"))
     assert answer["NodeNames"] == ["large"]

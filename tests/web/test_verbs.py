@@ -111,6 +111,83 @@ def test_whole_nodes_are_answered_with_those_that_pass(server: Server) -> None:
     }
 
 
+def template(name: str, **labels: str) -> dict[str, Any]:
+    """A node with two L4, each shared by four pods, as an autoscaler imagines it."""
+    written = {
+        "count": "2",
+        "replicas": "4",
+        "memory": "23034",
+        "product": "NVIDIA-L4-SHARED",
+        "sharing-strategy": "time-slicing",
+        **labels,
+    }
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {f"nvidia.com/gpu.{key}": value for key, value in written.items()},
+        },
+        "status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}},
+    }
+
+
+def filtered(server: Server, shown: dict[str, Any], *nodes: dict[str, Any]) -> dict[str, Any]:
+    args = {"Pod": shown, "Nodes": {"items": list(nodes)}, "NodeNames": None}
+    answer = server.post("/filter", args).json()
+    assert answer["Error"] == ""
+    assert answer["NodeNames"] is None
+    return {
+        **{node["metadata"]["name"]: "" for node in answer["Nodes"]["items"]},
+        **answer["FailedAndUnresolvableNodes"],
+    }
+
+
+def test_an_autoscalers_template_is_answered_as_a_new_empty_node(server: Server) -> None:
+    plain, reserving, capacity_only = template("plain"), template("reserving"), template("capacity")
+    reserving["metadata"]["annotations"] = {"headroom.gpu/reserve": "10Gi"}
+    del capacity_only["status"]["allocatable"]
+    contradictory = template("contradictory", count="3")
+    without_gpu = {"metadata": {"name": "cpu"}, "status": {"allocatable": {"cpu": "8"}}}
+    too_little = "no GPU report from the node, and its labels do not say enough of its GPUs"
+    nodes = plain, reserving, capacity_only, contradictory, without_gpu
+    assert filtered(server, pod("fits", "16Gi"), *nodes) == {
+        "plain": "",
+        "reserving": "insufficient GPU memory on any device",
+        "capacity": "",
+        "contradictory": too_little,
+        "cpu": too_little,
+    }
+    larger = filtered(server, pod("large", "22Gi"), plain)
+    assert larger == {"plain": "insufficient GPU memory on any device"}
+
+
+def test_a_template_leaves_no_trace(server: Server) -> None:
+    shown = pod("imagined", "16Gi")
+    args = {"Pod": shown, "Nodes": {"items": [template("new")]}, "NodeNames": None}
+    for _ in range(2):  # the second is not left out for the first
+        assert filtered(server, shown, template("new")) == {"new": ""}
+    assert server.post("/prioritize", args).json() == []
+    assert server.get("/v1/decisions").json()["decisions"] == []
+    assert passed(server, shown, "new", "shared") == ["shared"]  # by its name it is not known
+
+
+def test_a_template_beside_known_nodes_is_answered_too(server: Server) -> None:
+    known, first = {"metadata": {"name": "shared"}}, pod("first", "20Gi")
+    assert filtered(server, first, known) == {"shared": ""}
+    assert bind(server, first, "shared") == ""
+    answers = filtered(server, pod("second", "8Gi"), known, template("new"))
+    assert answers == {"shared": "insufficient GPU memory on any device", "new": ""}
+    (decision,) = server.get("/v1/decisions?pod=default/second").json()["decisions"]
+    assert (decision["node"], decision["filter"]["fits"]) == (None, 1)
+    ranked = server.post("/prioritize", {"Pod": first, "Nodes": {"items": [template("new")]}})
+    assert ranked.json() == []
+
+
+def test_a_template_that_cannot_be_read_stays_unknown(server: Server) -> None:
+    unreadable = {"metadata": {"name": "odd", "labels": {"nvidia.com/gpu.count": 4}}}
+    answers = filtered(server, pod("any", "8Gi"), unreadable, template("new"))
+    assert answers == {"odd": "node is not known to Headroom", "new": ""}
+
+
 def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
