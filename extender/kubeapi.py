@@ -41,11 +41,13 @@ class ApiError(Exception):
 
 
 class ApiStatus(ApiError):
-    """``status`` is the HTTP code; ``retry_after_s`` what the server asked for, in seconds."""
+    """``status`` is the HTTP code, ``message`` what the server said; ``retry_after_s`` what it
+    asked for, in seconds."""
 
     def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{call}: {status} {message[:_MESSAGE_CHARS]}".rstrip())
         self.status = status
+        self.message = message
         self.retry_after_s = retry_after_s
 
 

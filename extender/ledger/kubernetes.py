@@ -1,8 +1,8 @@
 """The store of truth: compare-and-swap, Bindings and touches at the Kubernetes API server.
 
 Every write carries the resourceVersion it was computed from, and is sent once. An answer that does
-not come, and every answer of the server that leaves open what it did (5xx, 408, 429), is
-``OutcomeUnknown``; the caller reads before it tries again.
+not come, and every answer of the server that leaves open what it did or may be another one later
+(``store_error``), is ``OutcomeUnknown``; the caller reads before it tries again.
 """
 
 import asyncio
@@ -44,6 +44,16 @@ UNTRACKED = [dict[str, Any]()]
 _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 _MERGE_PATCH = "application/merge-patch+json"
 _PAGE_SIZE = 500
+#: What etcd, and the API server's client of etcd, say of an object beyond their limits (1.5 MiB
+#: and 2 MiB by default). It will never be accepted.
+_TOO_LARGE = "etcdserver: request is too large", "trying to send message larger than max"
+#: Of an admission webhook with failurePolicy Fail that cannot be reached: a 500, and not written.
+_NO_WEBHOOK = "failed calling webhook"
+#: What their other errors contain. Whether the write was done is not known.
+_ETCD_TROUBLE = "etcdserver: ", "rpc error: ", "context deadline exceeded", "context canceled"
+#: 401: a token that is just being rotated; 408, 425, 429: too slow, too early, too many; 410: a
+#: version that is gone, of which a later one is asked for.
+_MAY_BE_ACCEPTED_LATER = frozenset({401, 408, 410, 425, 429})
 
 T = TypeVar("T")
 
@@ -254,17 +264,24 @@ def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T
 
 
 def store_error(what: str, err: ApiError) -> StoreError:
-    """What an answer, or its absence, means to the protocol."""
-    kind: type[StoreError] = StoreSilent if isinstance(err, NoAnswer) else OutcomeUnknown
-    if isinstance(err, ApiStatus):
-        match err.status:
-            case 409:
-                kind = StoreConflict
-            case 404:
-                kind = StoreNotFound
-            case 408 | 429:
-                # Nothing was done, and it may be accepted later: neither refused nor certain.
-                kind = OutcomeUnknown
-            case status if 400 <= status < 500:
-                kind = StoreRefused
+    """Returns what an answer, or its absence, means to the protocol."""
+    kind: type[StoreError] = OutcomeUnknown
+    if isinstance(err, NoAnswer):
+        kind = StoreSilent
+    elif isinstance(err, ApiStatus):
+        kind = _meaning(err.status, err.message)
     return kind(f"{what}: {err}")
+
+
+def _meaning(status: int, message: str) -> type[StoreError]:
+    # The API server has no status of its own for what etcd answers: as a rule that is a 500, and
+    # for a Binding a 409 with reason Conflict, whether the object is too large or etcd timed out.
+    if any(said in message for said in (*_TOO_LARGE, _NO_WEBHOOK)):
+        return StoreRefused
+    if status == 409:
+        return OutcomeUnknown if any(said in message for said in _ETCD_TROUBLE) else StoreConflict
+    if status == 404:
+        return StoreNotFound
+    if status in _MAY_BE_ACCEPTED_LATER or not 400 <= status < 500:
+        return OutcomeUnknown
+    return StoreRefused

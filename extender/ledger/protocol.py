@@ -5,13 +5,14 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from contract.annotations import FINALIZER, RETRY
 from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
@@ -31,12 +32,16 @@ from extender.ledger.turns import Turn, Turns
 from extender.parts import part_by_part
 from extender.placement.placed import Placement
 
+log = structlog.get_logger()
+
 #: How often a step is begun anew after losing a race; then the pod is left to be retried.
 ATTEMPTS = 8
 #: So many nodes are initialised with a list for each; for more, all pods are listed together.
 FEW_NODES = 16
 #: Pods that are looked at before others have a turn.
 AT_ONCE = 50
+#: Pods that are written to at once: connections are left for binds.
+TOUCHED_AT_ONCE = 8
 
 
 #: Bound as kube-scheduler itself binds.
@@ -134,6 +139,11 @@ class _Want:
         self.step, self.done = step, True
 
 
+async def one_by_one(works: Iterable[Awaitable[None]]) -> None:
+    for work in works:
+        await work
+
+
 class Apart:
     """Holds back what the store refuses of one node until the others are done. Each ``with`` is
     about one; a store that does not answer at all is waited for by nobody."""
@@ -171,6 +181,7 @@ class Ledger:
             gpunode.status and gpunode.status.devices
         ),
         observes: Callable[[], bool] = bool,
+        together: Callable[[Iterable[Awaitable[None]]], Awaitable[None]] = one_by_one,
     ) -> None:
         self._store = store
         self._judge = judge
@@ -182,7 +193,11 @@ class Ledger:
         self._known = known
         #: Whether every pod is bound as asked, and charged the truth even where that overcommits.
         self._observes = observes
+        #: Awaits calls to the store that need not be made in a sequence.
+        self._together = together
         self._turns = Turns[_Want](self._promise)
+        #: Uids of GPUNodes that wait, and to which no Binding from before them can arrive.
+        self._cleared: set[str] = set()
 
     async def bind(self, ask: BindAsk) -> Outcome:
         """Reserve, then bind; any number of times for the same pod, also at once, and with the same
@@ -459,13 +474,12 @@ class Ledger:
     async def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
         # Bindings on their way were promised on an object that is gone: make them fail, so that
         # the list after this shows every pod that there is and will be without a promise here.
-        async for pods in part_by_part(await self._store.list_pods(node=""), AT_ONCE):
-            for pod in pods:
-                if pod.node or pod.ended or self._adopt(pod, waiting[0]) is None:
-                    continue
-                # Changed or gone since it was listed is just as good.
-                with suppress(StoreConflict, StoreNotFound):
-                    await self._store.touch_pod(pod, self._new_id())
+        # That holds for as long as these objects live, so it is done once for each.
+        uids = {gpunode.metadata.uid for gpunode in waiting}
+        self._cleared &= uids
+        if uids - self._cleared:
+            await self._touch_unbound(waiting[0])
+            self._cleared |= uids
         sitting: dict[str, list[Pod]] = {}
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
@@ -480,6 +494,29 @@ class Ledger:
                 if await self._charge_all(gpunode, sitting.get(gpunode.name, ())):
                     made.append(gpunode.name)
         return made
+
+    async def _touch_unbound(self, gpunode: GPUNode) -> None:
+        """Make the Bindings of all pods fail that may be on their way.
+
+        A pod that the API server refuses to change (422, 403, an admission webhook that fails)
+        keeps no node from pods: if a Binding of it arrives after all, the pod is charged as any
+        other that was bound without a reservation.
+        """
+        async for pods in part_by_part(await self._store.list_pods(node=""), TOUCHED_AT_ONCE):
+            unbound = [
+                pod
+                for pod in pods
+                if not (pod.node or pod.ended) and self._adopt(pod, gpunode) is not None
+            ]
+            await self._together(map(self._touch, unbound))
+
+    async def _touch(self, pod: Pod) -> None:
+        try:
+            await self._store.touch_pod(pod, self._new_id())
+        except (StoreConflict, StoreNotFound):
+            pass  # changed or gone since it was listed is just as good
+        except StoreRefused as err:
+            log.warning("pod_not_touched", pod_uid=pod.metadata.uid, message=str(err))
 
     async def wake(self, pod: Pod) -> str | None:
         """Make kube-scheduler try the pod again, as it does when its annotations change.
@@ -517,19 +554,30 @@ class Ledger:
                         await self._store.let_go(gpunode)
         apart.complain()
 
-    async def _charge_all(self, gpunode: GPUNode, pods: Iterable[Pod]) -> bool:
-        promises = dict(gpunode.spec.reservations)
-        for pod in pods:
-            if pod.metadata.uid in promises:
-                continue
-            if (promise := self._adopt(pod, gpunode)) is not None:
-                promises[pod.metadata.uid] = self._stamped(promise)
-        spec = msgspec.structs.replace(gpunode.spec, initialised=True, reservations=promises)
-        try:
-            await self._write(gpunode, spec)
-        except (StoreConflict, StoreNotFound):
-            return False  # somebody else was faster; the next round looks again
-        return True
+    async def _charge_all(self, listed: GPUNode, pods: Iterable[Pod]) -> bool:
+        """Write that ``listed`` holds all that sits there; False if another replica was faster.
+
+        The agent may have written its status since. Nobody has promised anything on this very
+        object before it is initialised, so what sits there is still what was listed.
+        """
+        gpunode: GPUNode | None = listed
+        for _ in range(ATTEMPTS):
+            if gpunode is None or gpunode.metadata.uid != listed.metadata.uid:
+                return False
+            if gpunode.spec.initialised or not self._known(gpunode):
+                return False
+            promises = dict(gpunode.spec.reservations)
+            for pod in pods:
+                if pod.metadata.uid in promises:
+                    continue
+                if (promise := self._adopt(pod, gpunode)) is not None:
+                    promises[pod.metadata.uid] = self._stamped(promise)
+            spec = msgspec.structs.replace(gpunode.spec, initialised=True, reservations=promises)
+            with suppress(StoreConflict, StoreNotFound):
+                await self._write(gpunode, spec)
+                return True
+            gpunode = await self._store.read_gpunode(listed.name)
+        return False
 
     async def _read_or_create(self, node: Node) -> GPUNode | None:
         name = node.metadata.name

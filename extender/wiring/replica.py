@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI
@@ -204,6 +204,7 @@ class Extender:
             new_id=self.new_id,
             known=lambda gpunode: knows_devices(self.cluster, gpunode),
             observes=lambda: self.observes,
+            together=gathered,
         )
 
     def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
@@ -322,6 +323,10 @@ class Extender:
             refused=list(reloading.refused),
             after_restart=list(reloading.after_restart),
         )
+
+
+async def gathered(works: Iterable[Awaitable[None]]) -> None:
+    await asyncio.gather(*works)
 
 
 def _epoch_s() -> float:

@@ -1,6 +1,7 @@
 """The store over a real API server, and over one that breaks off where a real one seldom does."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -368,19 +369,44 @@ def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane, l
 
 
 @pytest.mark.parametrize(
-    ("token", "words"),
+    ("token", "error", "words"),
     [
-        pytest.param("nobody", "401 Unauthorized", id="unknown"),
-        pytest.param(STRANGER_TOKEN, "403 Forbidden: pods .* is forbidden", id="without the right"),
+        # A token that is just being rotated is known a moment later.
+        pytest.param("nobody", OutcomeUnknown, "401 Unauthorized", id="unknown"),
+        pytest.param(
+            STRANGER_TOKEN, StoreRefused, "403 Forbidden: pods .* is forbidden", id="no right"
+        ),
     ],
 )
-def test_a_stranger_is_refused(plane: ControlPlane, loop: Loop, token: str, words: str) -> None:
+def test_a_stranger_is_refused(
+    plane: ControlPlane, loop: Loop, token: str, error: type[StoreError], words: str
+) -> None:
     pod = new_pod(plane)
     with (
         over(plane.configuration(token), loop) as store,
-        pytest.raises(StoreRefused, match=rf"bind pod {NAMESPACE}/x\d+ .*{words}"),
+        pytest.raises(error, match=rf"bind pod {NAMESPACE}/x\d+ .*{words}"),
     ):
         store.bind(binding(pod))
+
+
+def test_what_is_too_large_for_etcd_is_refused_for_good(
+    store: Blocking, plane: ControlPlane
+) -> None:
+    """The API server answers 409 for a Binding and 500 for a write of the object."""
+    env = [{"name": "FILLS", "value": "x" * 1_000} for _ in range(1_515)]
+    containers = [{"name": "main", "image": "none", "env": env}]
+    large = msgspec.convert(
+        plane.call(
+            "POST", PODS, {"metadata": {"name": new_name()}, "spec": {"containers": containers}}
+        ),
+        Pod,
+    )
+    annotations = {"headroom.gpu/placement": "x" * 100_000}
+    with pytest.raises(StoreRefused, match=r"409 Conflict: .*request is too large"):
+        store.bind(dataclasses.replace(binding(large), annotations=annotations))
+    with pytest.raises(StoreRefused, match=r"500 .*request is too large"):
+        store.touch_pod(large, "x" * 100_000)
+    assert again(store, large).metadata.resource_version == large.metadata.resource_version
 
 
 POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version="7"))
@@ -398,9 +424,9 @@ def _nonsense(exchange: Exchange) -> None:
     exchange.reply(200, b"<html>")
 
 
-def _status(code: int, **headers: str) -> Any:
+def _status(code: int, said: str = "server's words", **headers: str) -> Any:
     def answer(exchange: Exchange) -> None:
-        exchange.reply(code, {"reason": "Because", "message": "server's words"}, **headers)
+        exchange.reply(code, {"reason": "Because", "message": said}, **headers)
 
     return answer
 
@@ -420,6 +446,21 @@ class TestOutcome:
             pytest.param(_status(422), StoreRefused, id="422"),
             pytest.param(_status(404), StoreNotFound, id="404"),
             pytest.param(_status(409), StoreConflict, id="409"),
+            *(
+                pytest.param(_status(code, said=said), error, id=f"{code}, {said[:30]}")
+                for code, said, error in [
+                    (409, "etcdserver: request is too large", StoreRefused),
+                    (409, "etcdserver: request timed out", OutcomeUnknown),
+                    (409, "context deadline exceeded", OutcomeUnknown),
+                    (500, "rpc error: trying to send message larger than max", StoreRefused),
+                    (500, "etcdserver: leader changed", OutcomeUnknown),
+                    (500, 'failed calling webhook "x.example"', StoreRefused),
+                ]
+            ),
+            pytest.param(_status(401), OutcomeUnknown, id="401"),
+            pytest.param(_status(405), StoreRefused, id="405"),
+            pytest.param(_status(410), OutcomeUnknown, id="410"),
+            pytest.param(_status(413), StoreRefused, id="413"),
             pytest.param(_status(307, Location="/elsewhere"), OutcomeUnknown, id="redirected"),
         ],
     )

@@ -667,20 +667,58 @@ class TestInitialise:
         assert stage.initialise("n") == ["n"]
         assert not stage.promised
 
-    @pytest.mark.parametrize(
-        "deed",
-        [
-            pytest.param(lambda s: s.store.report([("n", DEVICES)]), id="a report"),
-            pytest.param(lambda s: s.store.delete_gpunode("n"), id="the object goes"),
-        ],
-    )
-    def test_a_race_lost_on_one_node_leaves_the_others_alone(
-        self, stage: Stage, deed: Callable[[Stage], object]
-    ) -> None:
+    def test_a_race_lost_on_one_node_leaves_the_others_alone(self, stage: Stage) -> None:
         stage.new_node("n")
         stage.new_node("m")
-        stage.fault = once("write_spec", "before", lambda: deed(stage))
+        stage.fault = once("write_spec", "before", lambda: stage.store.delete_gpunode("n"))
         assert stage.initialise("n", "m") == ["m"]
+
+    def test_an_agent_that_writes_its_status_meanwhile_delays_nothing(self, stage: Stage) -> None:
+        stage.new_node("n")
+        stage.store.admit(pod("on-n", node="n"))
+        reports = iter(range(3))
+
+        def report(*at: str) -> None:
+            if at == ("write_spec", "before") and next(reports, None) is not None:
+                stage.store.report([("n", DEVICES)])
+
+        stage.fault = report
+        assert stage.initialise("n") == ["n"]
+        assert stage.promised == {"uid-on-n"}
+        assert stage.calls.count("touch_pod") == 1
+        assert stage.calls.count("write_spec") == 4
+
+    def test_an_object_made_anew_meanwhile_is_for_the_next_round(self, stage: Stage) -> None:
+        """A Binding may be on its way that was promised on the one before."""
+        stage.new_node("n")
+
+        def made_anew() -> None:
+            stage.store.delete_gpunode("n")
+            stage.new_node("n")
+
+        stage.fault = once("write_spec", "before", made_anew)
+        assert stage.initialise("n") == []
+        assert not stage.node().spec.initialised
+        assert stage.initialise("n") == ["n"]
+        assert stage.calls.count("touch_pod") == 1
+
+    def test_a_pod_that_cannot_be_touched_keeps_no_node_from_pods(self, stage: Stage) -> None:
+        stage.new_node("n")
+        stage.store.admit(pod("also"))
+        stage.fault = once("touch_pod", "before", raises(StoreRefused))
+        assert stage.initialise("n") == ["n"]
+        assert stage.pod("also").annotation(TOUCHED)
+
+    def test_pods_are_touched_once_for_an_object_however_often_it_is_tried(
+        self, stage: Stage
+    ) -> None:
+        stage.new_node("n")
+        stage.fault = once("write_spec", "before", raises(OutcomeUnknown))
+        with pytest.raises(OutcomeUnknown):
+            stage.initialise("n")
+        assert stage.calls.count("touch_pod") == 1
+        assert stage.initialise("n") == ["n"]
+        assert "touch_pod" not in stage.calls
 
     @pytest.mark.parametrize("answer", [StoreRefused, OutcomeUnknown])
     @pytest.mark.parametrize("operation", ["read_gpunode", "create_gpunode", "write_spec"])

@@ -140,8 +140,12 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if not pod.ended:",
     ),
     "initialising does not touch unbound pods": (
-        "                    await self._store.touch_pod(pod, self._new_id())\n        sitting:",
-        "                    pass\n        sitting:",
+        "            await self._store.touch_pod(pod, self._new_id())\n        except (StoreConflict",
+        "            pass\n        except (StoreConflict",
+    ),
+    "initialising gives up a touch that may not have been done": (
+        '        except StoreRefused as err:\n            log.warning("pod_not_touched',
+        '        except StoreError as err:\n            log.warning("pod_not_touched',
     ),
     "initialising lists the bound pods before it touches the unbound": (
         "part_by_part(await self._store.list_pods(name), AT_ONCE)",
