@@ -12,6 +12,7 @@ this layer: whether a lost write may be repeated is the caller's to decide (DESI
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 
 Query = Mapping[str, str]
 T = TypeVar("T")
+
+
+#: A body may take so long altogether, also if it never pauses for as long as the read timeout.
+BODY_S = 60.0
+_BODY_PART_BYTES = 1 << 20
 
 
 class ApiError(Exception):
@@ -266,8 +272,14 @@ class KubeApi:
             raise NoAnswer(f"{method} {path}: {describe(err)}") from err
 
     def _success(self, call: str, response: urllib3.BaseHTTPResponse) -> bytes:
+        until_s = time.monotonic() + BODY_S
+        parts: list[bytes] = []
         try:
-            body: bytes = response.read()
+            while part := response.read1(_BODY_PART_BYTES):
+                parts.append(part)
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"the answer took longer than {BODY_S:.0f} s")
+            body = b"".join(parts)
         except _BROKEN as err:
             response.close()
             raise NoAnswer(f"{call}: {response.status}, then {describe(err)}") from err

@@ -36,13 +36,16 @@ class LoopApi:
         *,
         connect_timeout_s: float = 3.0,
         read_timeout_s: float = 10.0,
+        total_timeout_s: float = 15.0,
     ) -> None:
-        """Raises ``BadSettings`` where the configuration names a proxy that is none of HTTP."""
+        """``read_timeout_s`` bounds each silence of the server, ``total_timeout_s`` the whole call,
+        also if the answer comes a byte at a time or all connections are in use. Raises
+        ``BadSettings`` where the configuration names a proxy that is none of HTTP."""
         self._configuration = configuration
         self._host = configuration.host.rstrip("/")
         self._way = _way(configuration)
         timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
+            total=total_timeout_s, sock_connect=connect_timeout_s, sock_read=read_timeout_s
         )
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(

@@ -241,6 +241,13 @@ class Settings(BaseModel):
     orphan_after_s: float = Field(
         60.0, gt=0, description="Age at which a promise without a bound pod is looked into."
     )
+    bind_deadline_s: float = Field(
+        4.0,
+        gt=0,
+        le=60,
+        description="A bind is not completed on newer facts after so long. Less than httpTimeout "
+        "of kube-scheduler's extender entry: kube-scheduler gives a bind up then.",
+    )
     overuse_after_s: float = Field(
         Rules().overuse_after_s,
         ge=0,

@@ -87,6 +87,7 @@ GROUPS = {
     "How long": (
         "stale_after_s",
         "blind_after_s",
+        "bind_deadline_s",
         "orphan_after_s",
         "nomination_hold_s",
         "overuse_after_s",

@@ -5,6 +5,8 @@ it was computed from. So any number of these may run against one store; the stor
 order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
 """
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,6 +76,9 @@ class BindAsk:
     gpunode: GPUNode | None
     #: As this pod fits on this object; None where that is not known yet.
     placement: Placement | None = None
+    #: When kube-scheduler gives up this call, on the monotonic clock in seconds. What it assumed
+    #: of the node (CPU, ports, volumes) does not hold afterwards.
+    until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,18 @@ async def one_by_one(works: Iterable[Awaitable[None]]) -> None:
         await work
 
 
+def _too_late(ask: BindAsk, trouble: StoreError | None) -> str:
+    why = f" (last error: {trouble})" if trouble else ""
+    return (
+        f"pod {ask.namespace}/{ask.name} is not bound to node {ask.node}: the API server took "
+        f"longer than kube-scheduler waits{why}; kube-scheduler tries the pod again"
+    )
+
+
+def _is_final(step: "Outcome | _Promised | _Again | Exception") -> bool:
+    return not isinstance(step, _Promised | _Again)
+
+
 class Apart:
     """Holds back what the store refuses of one node until the others are done. Each ``with`` is
     about one; a store that does not answer at all is waited for by nobody."""
@@ -181,6 +198,7 @@ class Ledger:
             gpunode.status and gpunode.status.devices
         ),
         observes: Callable[[], bool] = bool,
+        monotonic_s: Callable[[], float] = time.monotonic,
         together: Callable[[Iterable[Awaitable[None]]], Awaitable[None]] = one_by_one,
     ) -> None:
         self._store = store
@@ -193,6 +211,7 @@ class Ledger:
         self._known = known
         #: Whether every pod is bound as asked, and charged the truth even where that overcommits.
         self._observes = observes
+        self._monotonic_s = monotonic_s
         #: Awaits calls to the store that need not be made in a sequence.
         self._together = together
         self._turns = Turns[_Want](self._promise)
@@ -216,6 +235,8 @@ class Ledger:
         trouble: StoreError | None = None
         for _ in range(ATTEMPTS):
             await self._turns.take(ask.node, want)  # 1 to 3
+            if self._monotonic_s() > ask.until_s and not _is_final(want.step):
+                return Failed(_too_late(ask, trouble))
             match want.step:
                 case Exception() as err:
                     raise err
@@ -349,6 +370,8 @@ class Ledger:
             state = _unbound(ask, await self._store.read_pod(ask.namespace, ask.name))
             if not isinstance(state, Pod):
                 return state
+            if self._monotonic_s() > ask.until_s:
+                return outcome
             await self._store.bind(_binding(state, ask.node, NOTHING))
         except StoreError as err:
             return Failed(str(err), outcome.version)

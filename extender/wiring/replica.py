@@ -255,6 +255,7 @@ class Extender:
                 pod,
                 gpunode,
                 placement,
+                until_s=began_s + self.settings.bind_deadline_s,
             )
             if pod is not None:
                 self.deliver([BindBegun(pod, ask.node, placement)])

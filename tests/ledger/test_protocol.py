@@ -604,6 +604,61 @@ class TestWake:
         stage.ledger.wake(pod())
 
 
+class TestDeadline:
+    """kube-scheduler has taken back what it assumed of the node, and may choose another."""
+
+    def ledger(self, stage: Stage, clock: list[float]) -> None:
+        ids = (f"T-{number}" for number in itertools.count(1))
+        stage.ledger = Ledger(
+            stage.store,
+            judge,
+            adopt,
+            stage.written.append,
+            lambda: WALL_S,
+            lambda: next(ids),
+            monotonic_s=lambda: clock[0],
+        )
+
+    @pytest.mark.parametrize("operation", ["write_spec", "bind"])
+    def test_a_bind_is_not_completed_on_newer_facts_after_its_deadline(
+        self, stage: Stage, operation: str
+    ) -> None:
+        clock = [0.0]
+        self.ledger(stage, clock)
+
+        def late() -> None:
+            clock[0] = 5.0
+            stage.store.touch_pod(stage.pod(), "somebody else")
+            raise StoreConflict("changed")
+
+        stage.fault = once(operation, "before", late)
+        outcome = stage.bind(replace(stage.ask(pod()), until_s=4.0))
+        assert isinstance(outcome, Failed)
+        assert "took longer than kube-scheduler waits" in outcome.message
+        assert not stage.pod().node
+
+    def test_before_its_deadline_it_is(self, stage: Stage) -> None:
+        clock = [0.0]
+        self.ledger(stage, clock)
+        stage.fault = once(
+            "bind", "before", lambda: stage.store.touch_pod(stage.pod(), "somebody else")
+        )
+        ask = replace(stage.ask(pod()), until_s=4.0)
+        assert isinstance(stage.bind(ask), Bound)
+
+    def test_what_was_bound_just_then_is_bound(self, stage: Stage) -> None:
+        clock = [0.0]
+        self.ledger(stage, clock)
+
+        def late() -> None:
+            clock[0] = 5.0
+            raise OutcomeUnknown("no answer")
+
+        stage.fault = once("bind", "after", late)
+        ask = replace(stage.ask(pod()), until_s=4.0)
+        assert isinstance(stage.bind(ask), Bound)
+
+
 class TestInitialise:
     @pytest.fixture(autouse=True)
     def fresh(self, stage: Stage) -> None:

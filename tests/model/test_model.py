@@ -140,7 +140,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if not pod.ended:",
     ),
     "initialising does not touch unbound pods": (
-        "            await self._store.touch_pod(pod, self._new_id())\n        except (StoreConflict",
+        "            await self._store.touch_pod(pod, self._new_id())\n"
+        "        except (StoreConflict",
         "            pass\n        except (StoreConflict",
     ),
     "initialising gives up a touch that may not have been done": (

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from kubernetes.client import Configuration
 
+from extender import kubeapi
 from extender.errors import BadSettings
 from extender.kubeapi import KubeApi, NoAnswer
 from extender.loopapi import CONNECTIONS, LoopApi
 from tests.certificates import Authority, Certificate
+from tests.scripted import Exchange, scripted_server
 
 
 @contextlib.contextmanager
@@ -94,6 +96,25 @@ def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
     with answering(lambda: opened.append(1), lambda: all_here.wait(60)) as port:
         get(at(f"http://127.0.0.1:{port}"), CONNECTIONS, rounds=3)
     assert len(opened) == CONNECTIONS
+
+
+def _trickle(exchange: Exchange) -> None:
+    """Never silent for as long as the read timeout, and never done."""
+    exchange.begin_stream()
+    with contextlib.suppress(OSError):  # until the caller hangs up
+        while not exchange.released.wait(0.05):
+            exchange.chunk(b" ")
+
+
+def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(_trickle) as server, pytest.raises(NoAnswer, match="GET /a: Timeout"):
+        get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.3)
+    monkeypatch.setattr(kubeapi, "BODY_S", 0.3)
+    with scripted_server(_trickle) as server:
+        api = KubeApi(server.configuration())
+        with pytest.raises(NoAnswer, match="GET /a: 200, then TimeoutError: .* longer than"):
+            api.call("GET", "/a")
+        api.close()
 
 
 def test_no_call_begins_once_it_was_closed() -> None:
