@@ -17,6 +17,7 @@ from yarl import URL
 
 from extender.errors import BadSettings
 from extender.kubeapi import JSON, NoAnswer, describe, refusal, request_headers
+from extender.progress import progressed
 
 #: What a broken connection can raise, or one that is silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)
@@ -92,6 +93,8 @@ class LoopApi:
             if self._session.closed:
                 raise NoAnswer(f"{call}: not sent, as this process ends") from err
             raise
+        finally:
+            progressed()
         if 200 <= response.status < 300:
             return content
         raise refusal(call, response.status, content, response.reason, response.headers)

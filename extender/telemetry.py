@@ -181,6 +181,13 @@ class Telemetry:
             ["outcome"],
             registry=registry,
         )
+        self.loop_failures = Counter(
+            "headroom_loop_failures_total",
+            "Rounds of the extender's own loops that ended with an exception, by loop. Each is "
+            "logged as loop_failed, and the loop goes on.",
+            ["loop"],
+            registry=registry,
+        )
         self.events = Counter(
             "headroom_events_total",
             "Kubernetes Events by outcome: told (or told already by another replica), failed (and "

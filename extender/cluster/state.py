@@ -114,6 +114,8 @@ class ClusterState:
         self._found: dict[str, Found] = {}
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
+        #: Nodes that could not be weighed.
+        self._not_weighed: dict[str, None] = {}
         self._nodes: dict[str, Node] = {}
         #: Those on which it is annotated who chooses the device.
         self._with_choice: dict[str, None] = {}
@@ -372,15 +374,19 @@ class ClusterState:
         waiting: dict[str, None] = {}
         if not self._awaited:
             waiting, self._dirty = self._dirty, waiting
-        for _ in self.taking(events):
-            pass
-        if self._awaited:
-            return
-        for name in list(self._dirty):
-            waiting.pop(name, None)
-            self._weigh_again(name)
-        self._dirty = waiting
-        self.begun = self.begun or not waiting
+        try:
+            for _ in self.taking(events):
+                pass
+            if not self._awaited:
+                for name in list(self._dirty):
+                    del self._dirty[name]
+                    waiting.pop(name, None)
+                    self._weigh(name)
+        finally:
+            waiting.update(self._dirty)  # not weighed if something was raised
+            self._dirty = waiting
+        if not self._awaited:
+            self.begun = self.begun or not waiting
 
     def taking(self, events: Iterable[Event]) -> Iterator[None]:
         """Take events in steps, each of a fraction of a millisecond, and weigh nothing yet. What
@@ -398,9 +404,25 @@ class ClusterState:
             return False
         name = next(iter(self._dirty))
         del self._dirty[name]
-        self._weigh_again(name)
-        self.begun = self.begun or not self._dirty
+        try:
+            self._weigh(name)
+        finally:
+            self.begun = self.begun or not self._dirty
         return True
+
+    def weigh_failed_again(self) -> None:
+        """Have those nodes weighed again of which that raised an exception."""
+        self._dirty.update(self._not_weighed)
+        self._not_weighed.clear()
+
+    def _weigh(self, name: str) -> None:
+        """Raises what a bug raises; the node takes no pods until it was weighed again."""
+        try:
+            self._weigh_again(name)
+        except Exception:
+            self._not_weighed[name] = None
+            self._table.drop(name)
+            raise
 
     def _weigh_again(self, name: str) -> None:
         if name not in self._nodes and name not in self._gpunodes:

@@ -1,6 +1,5 @@
 """Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -84,18 +83,16 @@ async def serve_cluster(
     mirroring = Mirroring(
         extender.cluster, settings.mirror_vram, extender.unready, KubeNodes(api).show
     )
-    chores = [
-        asyncio.create_task(extender.retrying.for_ever(ledger)),
-        asyncio.create_task(mirroring.for_ever()),
-    ]
+    extender.retrying.start(extender.loops, ledger)
+    mirroring.start(extender.loops)
     if guard is not None and debug_tls is not None:
-        chores.append(asyncio.create_task(keep_client_ca(reviews, debug_tls.know)))
+        know = debug_tls.know
+        extender.loops.keep("client-ca", lambda: keep_client_ca(reviews, know))
     try:
         async with history_brought(settings, extender):
             await serve(extender, ledger, verbs, extender.debug_app(guard), announce, debug_tls)
     finally:
-        for chore in chores:
-            chore.cancel()
+        extender.loops.stop()
         await extender.loop.run_in_executor(None, sources.stop)
         api.close()
         await loop_api.close()

@@ -11,10 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from extender.cluster.events import Event
 from extender.cluster.state import ClusterState
 from extender.web.calls import GIVE_WAY_S, Calls
+from extender.wiring.loops import STUCK_AFTER_S, Loops
 
 #: A turn goes on for so long before others have theirs; a call waits for one at most.
 TURN_S = 0.001
@@ -22,6 +24,8 @@ TURN_S = 0.001
 #: where there is more to do.
 TOGETHER_S = 0.05
 _LOOK_AGAIN_S = 0.001
+#: After an exception.
+RETRY_S = 1.0
 
 
 class Intake:
@@ -39,16 +43,22 @@ class Intake:
         took: Callable[[Sequence[Event]], None],
         turned: Callable[[], None],
         ahead: Callable[[], bool],
+        loops: Loops,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         self._cluster = cluster
         self._calls = calls
         self._took, self._turned, self._ahead = took, turned, ahead
+        self._loops = loops
+        self._moved_s = time.monotonic()
         self._ours: deque[Sequence[Event]] = deque()
         self._told: deque[Sequence[Event]] = deque()
         #: Those that are being taken, and what of it is left.
         self._taking: tuple[Sequence[Event], Iterator[None]] | None = None
+        #: Events to be taken once more, each by itself: of those that were taken together with
+        #: it, one raised an exception.
+        self._again: deque[Event] = deque()
         self._snapshot_due = self._ahead_due = False
         #: Set while no turn is to come.
         self._idle = asyncio.Event()
@@ -88,15 +98,29 @@ class Intake:
     @property
     def is_behind(self) -> bool:
         """Whether something that was told is not applied yet."""
-        return bool(self._told) or self._taking is not None or self._cluster.has_unweighed
+        return (
+            bool(self._told)
+            or bool(self._again)
+            or self._taking is not None
+            or self._cluster.has_unweighed
+        )
+
+    def stuck(self) -> dict[str, float]:
+        """As ``Loops.stuck``; from any thread."""
+        since_s = time.monotonic() - self._moved_s
+        return {"intake": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
 
     def _take_ours(self) -> None:
         """All that has come so far: what another thread handed in first goes first."""
         while self._ours:
             events = self._ours.popleft()
-            self._cluster.apply(events)
-            self._took(events)
-        self._turned()
+            try:
+                self._cluster.apply(events)
+            except Exception:  # noqa: BLE001 - whatever it is: what comes later is taken all the same
+                self._failing()
+                self._again.extend(events)
+            self._guarded(partial(self._took, events))
+        self._guarded(self._turned)
         self._snapshot_due = True
         self._begin()
 
@@ -115,6 +139,14 @@ class Intake:
 
     def _turn(self) -> None:
         self._later = None
+        self._moved_s = time.monotonic()
+        try:
+            self._take_turn()
+        except Exception:  # noqa: BLE001 - as above
+            self._failing()
+            self._loop.call_later(RETRY_S, self._turn)
+
+    def _take_turn(self) -> None:
         if self._must_give_way():
             self._loop.call_later(_LOOK_AGAIN_S, self._turn)
         elif self._work():
@@ -138,16 +170,17 @@ class Intake:
     def _work(self) -> bool:
         """One thing at a time; false where nothing is left to do."""
         if self._snapshot_due:
-            self._snapshot_due, self._ahead_due = False, True
             self._cluster.snapshot()
+            self._snapshot_due, self._ahead_due = False, True
             self._snapshot_at_s = time.monotonic()
         elif self._ahead_due:
+            self._ahead_due = False
             self._ahead_due = self._ahead()
         elif self.is_behind:
             until_s = time.monotonic() + TURN_S
             while self._step() and time.monotonic() < until_s:
                 pass
-            self._turned()
+            self._guarded(self._turned)
             late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
             self._snapshot_due = late or not self.is_behind
         return self._snapshot_due or self._ahead_due or self.is_behind
@@ -155,14 +188,42 @@ class Intake:
     def _step(self) -> bool:
         """Take all that was told before weighing any node: of what was told twice once is enough;
         false where there is nothing to do."""
+        if self._again:
+            event = self._again.popleft()
+            self._guarded(lambda: self._cluster.apply([event]))
+            return True
         if self._taking is None and self._told:
             events = self._told.popleft()
             self._taking = events, self._cluster.taking(events)
         if self._taking is None:
-            return self._cluster.weigh_next()
+            try:
+                return self._cluster.weigh_next()
+            except Exception:  # noqa: BLE001 - as above
+                self._failing()
+                return True
         events, steps = self._taking
-        for _ in steps:
-            return True
+        try:
+            for _ in steps:
+                return True
+        except Exception:  # noqa: BLE001 - as above
+            self._failing()
+            self._again.extend(events)
         self._taking = None
-        self._took(events)
+        self._guarded(lambda: self._took(events))
         return True
+
+    def _weigh_failed_again(self) -> None:
+        self._cluster.weigh_failed_again()
+        self._begin()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - as above
+            self._failing()
+
+    def _failing(self) -> None:
+        """Counts and logs the exception that is being handled; what it was about is weighed
+        again."""
+        self._loops.failing("intake")
+        self._loop.call_later(RETRY_S, self._weigh_failed_again)

@@ -13,6 +13,7 @@ import structlog
 from extender.cluster.mirror import Shown, to_show
 from extender.cluster.state import ClusterState
 from extender.kubeapi import ApiError, ApiStatus
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -36,13 +37,8 @@ class Mirroring:
         self._show = show
         self._said = ""
 
-    async def for_ever(self) -> None:
-        while True:
-            try:
-                await self.once()
-            except Exception:  # or nobody would ever write it again, unseen
-                log.exception("mirroring_broken")
-            await asyncio.sleep(EVERY_S)
+    def start(self, loops: Loops) -> None:
+        loops.start("mirror", self.once, EVERY_S)
 
     async def once(self) -> None:
         if self._unready():

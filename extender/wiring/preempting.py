@@ -26,6 +26,7 @@ from extender.ledger.preempting import RoomMaker
 from extender.records import Preempted
 from extender.telemetry import Telemetry
 from extender.wiring.announcing import Post
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -68,14 +69,12 @@ class Preempting:
         #: Uid of a pod -> the decision that was told of.
         self._told: OrderedDict[str, str] = OrderedDict()
 
-    async def for_ever(self, unready: Callable[[], str]) -> None:
-        while True:
-            try:
-                if not unready():
-                    await self.once()
-            except Exception:  # nobody would make room any more, unseen
-                log.exception("preempting_broken")
-            await asyncio.sleep(EVERY_S)
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        async def look() -> None:
+            if not unready():
+                await self.once()
+
+        loops.start("preemption", look, EVERY_S)
 
     async def once(self) -> None:
         await self._tell()

@@ -4,7 +4,6 @@ A file that cannot be used changes nothing: the settings that there are go on, a
 counted and told in /v1/status until the file is right again.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import structlog
 from extender.configuration import look
 from extender.settings import RELOADED, Settings
 from extender.telemetry import Telemetry
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -59,10 +59,12 @@ class Reloading:
     def file(self) -> Path | None:
         return self._origin.path
 
-    async def for_ever(self) -> None:
-        while self._origin.path is not None:
-            await asyncio.sleep(EVERY_S)
+    def start(self, loops: Loops) -> None:
+        async def look() -> None:
             self.once()
+
+        if self._origin.path is not None:
+            loops.start("settings", look, EVERY_S)
 
     def once(self) -> None:
         """Look whether the file has changed, and take over what it says."""

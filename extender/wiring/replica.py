@@ -43,6 +43,7 @@ from extender.wiring.announcing import Announcing, Post, counted
 from extender.wiring.conflicts import ConflictsCounted
 from extender.wiring.evicting import Evicting
 from extender.wiring.intake import Intake
+from extender.wiring.loops import Loops
 from extender.wiring.machinery import Observed
 from extender.wiring.noting import note_bind, note_outcome, tell_followers
 from extender.wiring.peers import Peers
@@ -77,6 +78,7 @@ class Extender:
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
         self.telemetry = Telemetry(CollectorRegistry())
+        self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
         self.calls = Calls()
         #: Begins the ids of what this process writes, so that it knows its own promises again.
@@ -92,7 +94,7 @@ class Extender:
         #: What the verbs can do before they are called; whether there was anything to do.
         self._ahead: Callable[[], bool] = bool
         self.intake = Intake(
-            self.cluster, self.calls, self.retrying.took, self._turned, lambda: self._ahead()
+            self.cluster, self.calls, self._took, self._turned, lambda: self._ahead(), self.loops
         )
         self.observed = Observed(lambda: self.intake.is_behind)
         #: Set when all that was awaited was weighed.
@@ -114,6 +116,7 @@ class Extender:
             self.unready,
             lambda: self.observes,
             lambda: self.settings.orphan_after_s,
+            lambda loop: self.telemetry.loop_failures.labels(loop).inc(),
         )
         self.telling = Telling(
             self.cluster,
@@ -173,6 +176,15 @@ class Extender:
         """Take what the cluster tells, from any thread; see ``Intake.tell``."""
         self.cluster.epoch_s = _epoch_s()
         self.intake.tell(events)
+
+    def _took(self, events: Sequence[Event]) -> None:
+        self.retrying.took(events)
+        self.tidying.took(events)
+
+    def stuck(self) -> str:
+        """Which loops have made no progress for long, in a sentence; "" when none."""
+        stuck = self.loops.stuck() | self.intake.stuck()
+        return ", ".join(f"{name} has not progressed for {s:.0f} s" for name, s in stuck.items())
 
     def _turned(self) -> None:
         """Something was weighed."""
@@ -313,6 +325,7 @@ class Extender:
             self.observed.now,
             guard,
             self._settings_now,
+            self.stuck,
         )
         return debug_app(context)
 

@@ -4,7 +4,6 @@ Whom it is worth trying is told by ``cluster.waking``; here it is decided when t
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +17,7 @@ from extender.errors import StoreError
 from extender.journal import Journal
 from extender.ledger.protocol import Ledger
 from extender.telemetry import Telemetry
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -71,17 +71,13 @@ class Retrying:
     def look_soon(self) -> None:
         self._wanted.set()
 
-    async def for_ever(self, ledger: Ledger) -> None:
-        while True:
-            wait_s = EVERY_S if self._waking.pending else IDLE_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), wait_s)
-            self._wanted.clear()
-            try:
-                await self.once(ledger)
-            except Exception:  # pods that nobody wakes would wait for minutes, unseen
-                log.exception("waking_broken")
-            await asyncio.sleep(EVERY_S)
+    def start(self, loops: Loops, ledger: Ledger) -> None:
+        async def look() -> None:
+            await self.once(ledger)
+            if self._waking.pending:
+                self._wanted.set()
+
+        loops.start("wakes", look, IDLE_S, self._wanted, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
         if self._unready():

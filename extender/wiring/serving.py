@@ -17,7 +17,7 @@ from extender.wiring.lag import sample_lag
 from extender.wiring.memory import collect_in_lulls
 from extender.wiring.patience import Certified, Patient, counting
 from extender.wiring.replica import Extender
-from extender.wiring.watching import watch
+from extender.wiring.watching import start_watching
 
 #: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
 #: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
@@ -61,19 +61,15 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         extender.loop.add_signal_handler(number, stop)
     sys.setswitchinterval(SWITCH_S)
-    tasks = [
-        asyncio.create_task(extender.tidying.for_ever(ledger)),
-        asyncio.create_task(sample_lag(extender.note_lag)),
-        asyncio.create_task(extender.telling.for_ever(extender.unready)),
-        asyncio.create_task(extender.reloading.for_ever()),
-        *(
-            [asyncio.create_task(extender.preempting.for_ever(extender.idle))]
-            if extender.preempting
-            else []
-        ),
-        asyncio.create_task(_collect(extender)),
-        asyncio.create_task(_watch(extender)),
-    ]
+    loops = extender.loops
+    extender.tidying.start(loops, ledger)
+    extender.telling.start(loops, extender.unready)
+    extender.reloading.start(loops)
+    if extender.preempting:
+        extender.preempting.start(loops, extender.idle)
+    start_watching(loops, extender.watching, extender.begun)
+    loops.keep("lag", lambda: sample_lag(extender.note_lag))
+    loops.keep("memory", lambda: _collect(extender))
     running = [
         asyncio.create_task(servers[name].serve(sockets=[sockets[name]])) for name in servers
     ]
@@ -86,18 +82,12 @@ async def serve(
     try:
         await asyncio.gather(*running)
     finally:
-        for task in tasks:
-            task.cancel()
+        loops.stop()
 
 
 async def _collect(extender: Extender) -> None:
     await extender.begun.wait()
     await collect_in_lulls(extender.calls)
-
-
-async def _watch(extender: Extender) -> None:
-    await extender.begun.wait()
-    await watch(extender.watching, extender.feed)
 
 
 class _Server(uvicorn.Server):

@@ -21,6 +21,7 @@ from extender.cluster.waiting import Explaining, Pending, main_reason, told_by_c
 from extender.journal import Decision, Journal
 from extender.placement.snapshot import Snapshot
 from extender.wiring.announcing import Post
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -75,14 +76,12 @@ class Telling:
         """From now on tell so many in one round."""
         self._per_round = per_round if self._post is not None else 0
 
-    async def for_ever(self, unready: Callable[[], str]) -> None:
-        while True:
-            try:
-                if not unready():
-                    await self.once(self._monotonic_s())
-            except Exception:  # nobody would be told any more, unseen
-                log.exception("telling_broken")
-            await asyncio.sleep(EVERY_S)
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        async def look() -> None:
+            if not unready():
+                await self.once(self._monotonic_s())
+
+        loops.start("waiting", look, EVERY_S)
 
     async def once(self, now_s: float) -> None:
         """One round: see who waits, and tell those whose turn it is."""

@@ -21,7 +21,7 @@ from extender.cluster.chores import (
     leftovers,
     uninitialised,
 )
-from extender.cluster.events import DepartureMarked, Event
+from extender.cluster.events import DepartureMarked, Event, GPUNodeGone, GPUNodeSeen
 from extender.cluster.notices import notices
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
@@ -29,11 +29,16 @@ from extender.ledger.protocol import Ledger
 from extender.parts import part_by_part
 from extender.wiring.announcing import Announcing
 from extender.wiring.evicting import Evicting
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
 #: Between two rounds of all chores.
 EVERY_S = 5.0
+#: Between two rounds in which nodes are made ready, if one waits for it.
+READY_EVERY_S = 0.25
+#: A node that takes longer to look into is left to go on beside what comes next.
+WAITED_S = 1.0
 #: Nodes that a chore looks at before others have a turn.
 AT_ONCE = 20
 #: Nodes that are written to at once: connections are left for binds.
@@ -53,6 +58,7 @@ class Tidying:
         unready: Callable[[], str],
         observes: Callable[[], bool],
         orphan_after_s: Callable[[], float],
+        failed: Callable[[str], None] = lambda loop: None,
     ) -> None:
         self._cluster = cluster
         self._announcing = announcing
@@ -60,34 +66,42 @@ class Tidying:
         self._unready = unready
         self._observes = observes
         self._orphan_after_s = orphan_after_s
-        self._wanted = asyncio.Event()
+        self._count_failure = failed
+        self._turns = asyncio.Semaphore(WRITTEN_AT_ONCE)
+        #: Set when a reservation may be left over, or missing.
+        self.wanted = asyncio.Event()
+        #: Set when a GPUNode may have to be made ready, or let go.
+        self.nodes_wanted = asyncio.Event()
+        self._round_at_s = 0.0
+        #: Nodes whose reservations are being looked into, and what does so.
+        self._looking: dict[str, asyncio.Task[None]] = {}
         #: None where pods are nobody's to evict.
         self.evicting: Evicting | None = None
 
     def look_soon(self) -> None:
-        """Some nodes changed so that a promise may be left over there, or missing."""
-        self._wanted.set()
+        """Some nodes changed so that a reservation may be left over there, or missing."""
+        self.wanted.set()
 
-    async def for_ever(self, ledger: Ledger) -> None:
-        """Do the chores, for ever: promises that nobody needs any more are looked into at once, all
-        else now and then; whatever fails is found again the next time."""
-        round_at_s = 0.0
-        while True:
-            try:
-                if time.monotonic() >= round_at_s:
-                    round_at_s = time.monotonic() + EVERY_S
-                    await self.once(ledger)
-                else:
-                    await self._settle(ledger)
-            except Exception:  # chores that stopped would let memory leak, unseen
-                log.exception("chores_broken")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), round_at_s - time.monotonic())
-            self._wanted.clear()
+    def took(self, events: Sequence[Event]) -> None:
+        """These have come: one may be of a node that waits to be initialised."""
+        if any(map(_changes_readiness, events)):
+            self.nodes_wanted.set()
+
+    def start(self, loops: Loops, ledger: Ledger) -> None:
+        """Three loops, so that none waits for what another asks of the API server."""
+        loops.start("reservations", lambda: self.settle(ledger), EVERY_S, self.wanted)
+        loops.start("nodes", lambda: self.ready(ledger), EVERY_S, self.nodes_wanted, READY_EVERY_S)
+        loops.start("notices", self.tell, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
         """Do all of them, on all nodes."""
-        await self._settle(ledger, everywhere=True)
+        self._round_at_s = 0.0
+        await self.settle(ledger)
+        await self.ready(ledger)
+        await self.tell()
+
+    async def ready(self, ledger: Ledger) -> None:
+        """Let GPUNodes go that are deleted, and initialise those that wait for it."""
         if self._unready():
             return
         gone: list[str] = []
@@ -103,13 +117,25 @@ class Tidying:
             with _told():
                 ready = await ledger.initialise(waiting)
                 log.info("nodes_initialised", nodes=ready)
+
+    async def tell(self) -> None:
+        """Write what people are to read in Events."""
+        if self._unready():
+            return
         self._cluster.overuses.look(time.monotonic())
         if not self._observes():
             await self._announcing.tell(notices(self._cluster))
 
-    async def _settle(self, ledger: Ledger, everywhere: bool = False) -> None:
-        """Take back what is left over on the nodes that changed, and charge who sits there without
-        a promise; one of a node after the other, since they are written into one object."""
+    async def settle(self, ledger: Ledger) -> None:
+        """Take back what is left over, and charge who sits on a node without a reservation: on the
+        nodes that changed at once, on all of them now and then. Whatever fails is found again.
+
+        What is found on one node is looked into one after the other, since it is written into one
+        object. A node on which that takes longer keeps no other waiting.
+        """
+        everywhere = time.monotonic() >= self._round_at_s
+        if everywhere:
+            self._round_at_s = time.monotonic() + EVERY_S
         on = self._cluster.take_unsettled()
         if self._unready():
             return  # what has not been listed yet is not missing
@@ -122,17 +148,36 @@ class Tidying:
                 *leftovers(self._cluster, time.time(), after_s, some),
             ):
                 of_node.setdefault(found.node, []).append(found)
+        begun = [
+            self._look_into_all(ledger, node, founds)
+            for node, founds in of_node.items()
+            if node not in self._looking
+        ]
+        if begun:
+            await asyncio.wait(begun, timeout=WAITED_S)
+        if self.evicting is not None and not self._observes():
+            await self.evicting.once()
 
-        turns = asyncio.Semaphore(WRITTEN_AT_ONCE)
-
-        async def one_by_one(founds: Sequence[Bystander | Leftover | Unmarked]) -> None:
-            async with turns:
+    def _look_into_all(
+        self, ledger: Ledger, node: str, founds: Sequence[Bystander | Leftover | Unmarked]
+    ) -> asyncio.Task[None]:
+        async def one_by_one() -> None:
+            async with self._turns:
                 for found in founds:
                     await self._look_into(ledger, found)
 
-        await asyncio.gather(*map(one_by_one, of_node.values()))
-        if self.evicting is not None and not self._observes():
-            await self.evicting.once()
+        def done(task: asyncio.Task[None]) -> None:
+            del self._looking[node]
+            if not task.cancelled() and (err := task.exception()) is not None:
+                self._failed(err)
+
+        task = self._looking[node] = asyncio.create_task(one_by_one())
+        task.add_done_callback(done)
+        return task
+
+    def _failed(self, err: BaseException) -> None:
+        log.error("loop_failed", loop="reservations", exc_info=err)
+        self._count_failure("reservations")
 
     async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
         if isinstance(found, Bystander):
@@ -149,6 +194,13 @@ class Tidying:
         if version:
             self._deliver([DepartureMarked(node, uid, version)])
             log.info("promise_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
+
+
+def _changes_readiness(event: Event) -> bool:
+    """Whether it may be of a node that can be initialised now, or a GPUNode to let go."""
+    if isinstance(event, GPUNodeSeen):
+        return not event.gpunode.spec.initialised or bool(event.gpunode.metadata.deletion_timestamp)
+    return isinstance(event, GPUNodeGone)
 
 
 @contextlib.contextmanager

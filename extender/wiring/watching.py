@@ -17,6 +17,7 @@ from extender.cluster.state import NOTHING, ClusterState
 from extender.placement.snapshot import REASONS, NodeTerms
 from extender.records import BindTried, Filtered, Ranked, Record, Records
 from extender.web.feed import Feed
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -174,16 +175,16 @@ class Watching:
             del self._told[next(iter(self._told))]
 
 
-async def watch(watching: Watching, feed: Feed) -> None:
-    """For ever: look, and let others have their turn between two steps."""
-    loop = asyncio.get_running_loop()
-    while not feed.closed:
-        try:
-            for _ in watching.look(loop.time()):
-                await asyncio.sleep(0)
-        except Exception:  # a feed that is silent for ever would be taken for a quiet cluster
-            log.exception("watching_broken")
-        await asyncio.sleep(LOOK_EVERY_S)
+def start_watching(loops: Loops, watching: Watching, begun: asyncio.Event) -> None:
+    """Looks, once all was weighed, and lets others have their turn between two steps."""
+
+    async def look() -> None:
+        if not begun.is_set():
+            return
+        for _ in watching.look(asyncio.get_running_loop().time()):
+            await asyncio.sleep(0)
+
+    loops.start("feed", look, LOOK_EVERY_S)
 
 
 def _pod(promise: Reservation | None) -> dict[str, str]:

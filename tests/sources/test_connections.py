@@ -112,7 +112,7 @@ def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.Mo
     monkeypatch.setattr(kubeapi, "BODY_S", 0.3)
     with scripted_server(_trickle) as server:
         api = KubeApi(server.configuration())
-        with pytest.raises(NoAnswer, match="GET /a: 200, then TimeoutError: .* longer than"):
+        with pytest.raises(NoAnswer, match=r"GET /a: 200, then TimeoutError: .* longer than"):
             api.call("GET", "/a")
         api.close()
 

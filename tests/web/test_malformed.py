@@ -148,8 +148,9 @@ def test_node_named_twice_is_answered_like_once(server: Server) -> None:
 
 def test_pod_of_one_megabyte_is_handled(server: Server) -> None:
     big = pod("big", "1Gi")
-    big["metadata"]["annotations"]["notes"] = "x" * 1_000_000
-    big["spec"]["containers"][0]["env"] = [{"name": f"E{i}", "value": "y"} for i in range(5000)]
+    big["metadata"]["annotations"]["notes"] = "x" * 200_000
+    env = [{"name": f"E{number}", "value": "y" * 160} for number in range(5000)]
+    big["spec"]["containers"][0]["env"] = env
     assert server.post("/filter", offer(big, "gpu-a")).json()["NodeNames"] == ["gpu-a"]
 
 

@@ -36,6 +36,8 @@ class Context:
     #: Who may read; None: everybody who gets here.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
+    #: Which loops of the process make no progress, in a sentence; "" when all do.
+    stuck: Callable[[], str] = str
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 

@@ -14,10 +14,16 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
-    @routes.get("/healthz", response_class=PlainTextResponse)
-    def healthz() -> str:
-        """Whether the process answers at all."""
-        return "ok\n"
+    @routes.get(
+        "/healthz",
+        response_class=PlainTextResponse,
+        responses={503: {"content": {"text/plain": {}}, "description": "What is stuck"}},
+    )
+    def healthz() -> Response:
+        """Whether the process answers, and each of its loops makes progress; 503 with the loops
+        that have made none for 30 s."""
+        stuck = context.stuck()
+        return PlainTextResponse(f"{stuck or 'ok'}\n", 503 if stuck else 200)
 
     @routes.get(
         "/readyz",

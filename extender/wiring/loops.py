@@ -1,0 +1,112 @@
+"""What goes on for as long as the process does.
+
+Each loop runs its work again and again. An exception in one round is logged, counted, and does not
+end the loop. A loop that has made no progress for ``STUCK_AFTER_S`` makes ``/healthz`` fail, so
+that the kubelet starts the process anew.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from extender.progress import marked_by
+
+log = structlog.get_logger()
+
+#: More than any single call to the API server takes.
+STUCK_AFTER_S = 30.0
+#: Before work that does not end by itself is begun anew.
+AGAIN_AFTER_S = 1.0
+
+
+class Loops:
+    """``failed`` is told the name of each loop in which an exception occurred."""
+
+    def __init__(
+        self,
+        failed: Callable[[str], None],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._failed = failed
+        self._monotonic_s = monotonic_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Name of a loop -> when it made progress last; None while it waits for its next round.
+        self._moved_s: dict[str, float | None] = {}
+
+    def start(
+        self,
+        name: str,
+        once: Callable[[], Awaitable[None]],
+        every_s: float,
+        wanted: asyncio.Event | None = None,
+        least_s: float = 0.0,
+    ) -> None:
+        """Runs ``once`` now, ``every_s`` seconds after each round, and ``least_s`` after it if
+        ``wanted`` is set."""
+        task = asyncio.create_task(self._run(name, once, every_s, wanted, least_s), name=name)
+        self._tasks.add(task)
+
+    def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs ``work``, which does not end by itself, and runs it again if it fails."""
+
+        async def kept() -> None:
+            while True:
+                try:
+                    await work()
+                except Exception:  # noqa: BLE001 - as above
+                    self.failing(name)
+                await asyncio.sleep(AGAIN_AFTER_S)
+
+        self._tasks.add(asyncio.create_task(kept(), name=name))
+
+    def failing(self, name: str) -> None:
+        """Logs and counts the exception that is being handled."""
+        log.error("loop_failed", loop=name, exc_info=sys.exc_info())
+        self._failed(name)
+
+    def stuck(self) -> dict[str, float]:
+        """Maps each loop without progress for ``STUCK_AFTER_S`` to the seconds since; from any
+        thread."""
+        now_s = self._monotonic_s()
+        return {
+            name: now_s - moved_s
+            for name, moved_s in list(self._moved_s.items())
+            if moved_s is not None and now_s - moved_s > STUCK_AFTER_S
+        }
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run(
+        self,
+        name: str,
+        once: Callable[[], Awaitable[None]],
+        every_s: float,
+        wanted: asyncio.Event | None,
+        least_s: float,
+    ) -> None:
+        def moved() -> None:
+            if self._moved_s.get(name) is not None:
+                self._moved_s[name] = self._monotonic_s()
+
+        marked_by(moved)
+        while True:
+            self._moved_s[name] = self._monotonic_s()
+            if wanted is not None:
+                wanted.clear()
+            try:
+                await once()
+            except Exception:  # noqa: BLE001 - whatever it is: a loop that ended would not be missed for days
+                self.failing(name)
+            self._moved_s[name] = None
+            await asyncio.sleep(min(least_s, every_s))
+            if wanted is None:
+                await asyncio.sleep(every_s - least_s)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(wanted.wait(), every_s - least_s)

@@ -1,0 +1,260 @@
+"""An exception anywhere in the state, its callbacks or a loop stops nothing for ever."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from contract.kube import Node, ObjectMeta
+from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodGone
+from extender.cluster.state import ClusterState
+from extender.ledger.protocol import Ledger
+from extender.progress import progressed
+from extender.settings import Settings
+from extender.wiring import intake
+from extender.wiring.loops import STUCK_AFTER_S, Loops
+from extender.wiring.replica import Extender
+from extender.wiring.retrying import Retrying
+from extender.wiring.tidying import Tidying
+from tests.builders import kube_node
+from tests.waiting import PATIENCE_S
+
+
+class Bug(Exception):
+    pass
+
+
+def raises_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, nth: int) -> list[int]:
+    """The n-th call of this method raises; returns how many calls there were, as they come."""
+    works, calls = getattr(where, name), [0]
+
+    def once(*args: Any, **how: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise Bug(name)
+        return works(*args, **how)
+
+    monkeypatch.setattr(where, name, once)
+    return calls
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():  # noqa: ASYNC110 - of what is tested nothing tells
+            await asyncio.sleep(0.001)
+
+
+def seen(name: str) -> list[Event]:
+    gpunode = GPUNode(metadata=ObjectMeta(name=name, uid=name, resource_version="1"))
+    return [NodeSeen(kube_node(name)), GPUNodeSeen(gpunode, 0.0)]
+
+
+def failures(extender: Extender, loop: str) -> float:
+    value = extender.telemetry.registry.get_sample_value(
+        "headroom_loop_failures_total", {"loop": loop}
+    )
+    return value or 0.0
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [
+        (ClusterState, "_apply"),
+        (ClusterState, "_weigh_again"),
+        (ClusterState, "snapshot"),
+        (ClusterState, "terms_of"),
+        (Extender, "_turned"),
+        (Extender, "_took"),
+        (Retrying, "took"),
+        (Retrying, "weighed"),
+        (Tidying, "took"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.__name__,
+)
+def test_what_the_cluster_tells_is_known_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, where: type, method: str, nth: int
+) -> None:
+    monkeypatch.setattr(intake, "RETRY_S", 0.01)
+    calls = raises_at(monkeypatch, where, method, nth)
+
+    async def play() -> None:
+        extender = Extender(Settings(), lambda: "")
+        names = [f"n{number}" for number in range(4)]
+        for name in names:
+            extender.tell(seen(name))
+            extender.deliver(seen(f"ours-{name}"))
+            await asyncio.sleep(0)
+        await until(lambda: calls[0] >= nth)
+        everywhere = {*names, *(f"ours-{name}" for name in names)}
+        await until(lambda: {n.name for n in extender.cluster.settled().nodes} == everywhere)
+        await asyncio.wait_for(extender.intake.idle(), PATIENCE_S)
+        assert failures(extender, "intake") == 1
+        assert extender.stuck() == ""
+
+    asyncio.run(play())
+
+
+class Deaf:
+    """A ledger whose every method raises once, and then remembers that it was called."""
+
+    def __init__(self) -> None:
+        self.raised: set[str] = set()
+        self.called: set[str] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def call(*args: Any) -> Any:
+            if name not in self.raised:
+                self.raised.add(name)
+                raise Bug(name)
+            self.called.add(name)
+            return []
+
+        return call
+
+
+def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        extender, ledger = Extender(Settings(), lambda: ""), Deaf()
+        monkeypatch.setattr("extender.wiring.tidying.EVERY_S", 0.3)
+        extender.tidying.start(extender.loops, cast(Ledger, ledger))
+        extender.deliver([NodeSeen(kube_node("n"))])
+        gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
+        extender.deliver([GPUNodeSeen(GPUNode(metadata=gone), 0.0)])
+        await until(lambda: {"initialise", "let_go"} <= ledger.called)
+        assert failures(extender, "nodes") == len(ledger.raised)
+        extender.loops.stop()
+
+    asyncio.run(play())
+
+
+def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
+    async def play() -> tuple[int, list[str]]:
+        failed: list[str] = []
+        loops, rounds, wanted = Loops(failed.append), [0], asyncio.Event()
+
+        async def once() -> None:
+            rounds[0] += 1
+            if rounds[0] < 3:
+                raise Bug
+
+        loops.start("x", once, 0.01, wanted)
+        await until(lambda: rounds[0] >= 4)
+        loops.stop()
+        return rounds[0], failed
+
+    rounds, failed = asyncio.run(play())
+    assert rounds >= 4
+    assert failed == ["x", "x"]
+
+
+def test_work_that_has_no_end_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.wiring.loops.AGAIN_AFTER_S", 0.0)
+
+    async def play() -> list[str]:
+        failed: list[str] = []
+        loops = Loops(failed.append)
+
+        async def work() -> None:
+            if len(failed) < 2:
+                raise Bug
+            await asyncio.Event().wait()
+
+        loops.keep("y", work)
+        await until(lambda: len(failed) == 2)
+        loops.stop()
+        return failed
+
+    assert asyncio.run(play()) == ["y", "y"]
+
+
+def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
+    async def play() -> None:
+        clock, going = [0.0], asyncio.Event()
+        extender = Extender(Settings(), lambda: "")
+        extender.loops = loops = Loops(lambda name: None, lambda: clock[0])
+
+        async def once() -> None:
+            await going.wait()
+            progressed()
+            going.clear()
+            await going.wait()
+
+        loops.start("x", once, 60.0)
+        await asyncio.sleep(0)
+        transport = httpx.ASGITransport(extender.debug_app())
+
+        async def health() -> tuple[int, str]:
+            async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+                answer = await client.get("/healthz")
+                return answer.status_code, answer.text
+
+        assert await health() == (200, "ok\n")
+        clock[0] = STUCK_AFTER_S + 1.0
+        assert await health() == (503, "x has not progressed for 31 s\n")
+        going.set()
+        await until(lambda: not going.is_set())
+        assert await health() == (200, "ok\n")
+        clock[0] += STUCK_AFTER_S + 1.0
+        assert (await health())[0] == 503
+        going.set()  # the round ends, and the loop waits for the next
+        await until(lambda: not loops.stuck())
+        clock[0] += 2 * STUCK_AFTER_S
+        assert await health() == (200, "ok\n")
+        loops.stop()
+
+    asyncio.run(play())
+
+
+class Slow:
+    """A ledger that never answers about one node."""
+
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+
+    async def departed_by(self, node: str, uid: str, promise: object) -> str:
+        if node == "slow":
+            await asyncio.Event().wait()
+        self.done.add(node)
+        return ""
+
+    async def initialise(self, nodes: Iterable[Node]) -> list[str]:
+        self.done.update(node.metadata.name for node in nodes)
+        return []
+
+
+def test_a_node_that_cannot_be_looked_into_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extender.wiring.tidying.WAITED_S", 0.01)
+
+    async def play() -> None:
+        extender, ledger = Extender(Settings(), lambda: ""), Slow()
+        extender.tidying.start(extender.loops, cast(Ledger, ledger))
+        extender.deliver(promised("slow"))
+        await asyncio.sleep(0.05)
+        extender.deliver(promised("quick"))
+        extender.deliver([NodeSeen(kube_node("new"))])
+        extender.deliver(seen("new-too")[1:])
+        await until(lambda: {"quick", "new"} <= ledger.done)
+        extender.loops.stop()
+
+    asyncio.run(play())
+
+
+def promised(node: str) -> list[Event]:
+    """A node with a reservation whose pod is gone."""
+    return [
+        NodeSeen(kube_node(node)),
+        GPUNodeSeen(reserved(node), 0.0),
+        PodGone(f"uid-{node}"),
+    ]
+
+
+def reserved(node: str) -> GPUNode:
+    promises = {f"uid-{node}": Reservation(namespace="default", name=node)}
+    spec = GPUNodeSpec(initialised=True, reservations=promises)
+    return GPUNode(metadata=ObjectMeta(name=node), spec=spec)
