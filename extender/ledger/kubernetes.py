@@ -179,8 +179,9 @@ class KubernetesStore:
             }
         }
         path = _pod_path(metadata.namespace, metadata.name)
-        body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH)
-        return _read(what, _decode_pod, body)
+        body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
+        # On condition of all of ``pod``, so nothing but its metadata has changed.
+        return msgspec.structs.replace(pod, metadata=_read(what, _decode_written, body).metadata)
 
     async def _call(
         self,

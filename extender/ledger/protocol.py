@@ -42,8 +42,6 @@ ATTEMPTS = 8
 FEW_NODES = 16
 #: Pods that are looked at before others have a turn.
 AT_ONCE = 50
-#: Pods that are written to at once: connections are left for binds.
-TOUCHED_AT_ONCE = 8
 
 
 #: Bound as kube-scheduler itself binds.
@@ -525,7 +523,7 @@ class Ledger:
         keeps no node from pods: if a Binding of it arrives after all, the pod is charged as any
         other that was bound without a reservation.
         """
-        async for pods in part_by_part(await self._store.list_pods(node=""), TOUCHED_AT_ONCE):
+        async for pods in part_by_part(await self._store.list_pods(node=""), 10 * AT_ONCE):
             unbound = [
                 pod
                 for pod in pods
