@@ -20,12 +20,18 @@ from extender.placement.observed import (
     Surprise,
     changes,
     compare,
+    compare_used,
+    is_by_environment,
     is_shown,
     predicted,
 )
 
 #: Misses that are kept to be shown.
 REMEMBERED = 200
+#: Pods remembered in all grounds of one node and of all nodes: of reports, reservations and
+#: unreserved pods. An entry takes about 250 bytes.
+MAX_NODE_ENTRIES = 16_384
+MAX_ENTRIES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +72,19 @@ class _Ground:
     bystanders: dict[str, Reservation] = field(default_factory=dict)
     changes: set[Surprise] = field(default_factory=set)
 
+    @property
+    def entries(self) -> int:
+        """Pods that are remembered in it."""
+        known = self.basis.status.pods, self.basis.promises, self.promises, self.bystanders
+        return 1 + sum(map(len, known))
+
 
 @dataclass(slots=True)
 class _Pending:
     promise: Reservation
     #: The one on which it was promised; those after it are others', who relied on what was known.
-    ground: _Ground
+    #: None if the pod's own variable decides: its devices were known for certain.
+    ground: _Ground | None
     at_s: float
 
 
@@ -91,6 +104,8 @@ class _Followed:
     grounds: list[_Ground] = field(default_factory=list)
     #: None where it was shown before it was followed.
     settled: dict[str, Outcome | None] = field(default_factory=dict)
+    #: Pods remembered in all grounds.
+    entries: int = 0
 
 
 class Observations:
@@ -101,6 +116,8 @@ class Observations:
         self._nodes: dict[str, _Followed] = {}
         #: Compared, and not weighed yet.
         self._fresh: dict[str, list[Outcome]] = {}
+        #: Pods remembered in the grounds of all nodes.
+        self._entries = 0
         self._done: list[Outcome] = []
         #: Since this replica was started, whoever bound the pods.
         self.totals: Counter[Result] = Counter()
@@ -154,14 +171,17 @@ class Observations:
             if fresh:
                 _follow(followed, fresh, gpunode, status, known, at_s)
             self._compare(name, followed, status, at_s)
-            _prune(followed)
+            self._prune(name, followed, at_s)
         followed.status, followed.promises, followed.at_s = status, promises, at_s
 
     def bypassed(self, node: str, bystanders: Mapping[str, Reservation]) -> None:
         """Pods sit on the node that nobody promised anything; they may be gone before a report."""
         followed = self._nodes.get(node)
-        for ground in followed.grounds if followed else ():
+        if followed is None or not bystanders:
+            return
+        for ground in followed.grounds:
             ground.bystanders |= bystanders
+        self._prune(node, followed, followed.at_s)
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
         """The node was weighed with what was seen last."""
@@ -181,15 +201,19 @@ class Observations:
         followed = self._nodes.pop(node, None)
         if followed is not None:
             self._forget(node, followed, {}, followed.at_s)
+            self._entries -= followed.entries
 
     def _compare(self, name: str, followed: _Followed, status: GPUNodeStatus, at_s: float) -> None:
         for uid, pending in list(followed.pending.items()):
             if not is_shown(status, uid, pending.promise):
                 continue
-            later = followed.pending.keys() - {uid}
-            first = next(i for i, g in enumerate(followed.grounds) if g is pending.ground)
-            grounds = [(g.basis, _since(g, status, later)) for g in followed.grounds[first:]]
-            found = compare(uid, pending.promise, grounds)
+            if pending.ground is None:
+                found = compare_used(uid, pending.promise, status)
+            else:
+                later = followed.pending.keys() - {uid}
+                first = next(i for i, g in enumerate(followed.grounds) if g is pending.ground)
+                grounds = [(g.basis, _since(g, status, later)) for g in followed.grounds[first:]]
+                found = compare(uid, pending.promise, grounds)
             self._settle(
                 Outcome(
                     name,
@@ -218,16 +242,32 @@ class Observations:
             if uid in promises:
                 continue
             if self._sat(uid, name):
-                window_s = at_s - pending.at_s
-                said = predicted(pending.promise)
-                unseen = Outcome(
-                    name, uid, pending.promise, Result.UNSEEN, None, said, (), window_s, at_s
-                )
-                self._settle(unseen, followed)
+                self._settle(_unseen(name, uid, pending, at_s), followed)
             else:
                 del followed.pending[uid]  # it was never bound there
         for uid in followed.settled.keys() - promises.keys():
             del followed.settled[uid]
+
+    def _prune(self, name: str, followed: _Followed, at_s: float) -> None:
+        """Forget the grounds before that of the first pending pod. Beyond the bounds, give up on
+        that pod: no report has shown it while very much happened on its node."""
+        while True:
+            compared = ((uid, p) for uid, p in followed.pending.items() if p.ground is not None)
+            uid, first = next(compared, ("", None))
+            while followed.grounds and (first is None or followed.grounds[0] is not first.ground):
+                followed.grounds.pop(0)
+            self._entries -= followed.entries
+            followed.entries = sum(ground.entries for ground in followed.grounds)
+            self._entries += followed.entries
+            is_bounded = followed.entries <= MAX_NODE_ENTRIES and self._entries <= MAX_ENTRIES
+            if first is None or is_bounded:
+                return
+            self._settle(_unseen(name, uid, first, at_s), followed)
+
+
+def _unseen(node: str, uid: str, pending: _Pending, at_s: float) -> Outcome:
+    window_s, said = at_s - pending.at_s, predicted(pending.promise)
+    return Outcome(node, uid, pending.promise, Result.UNSEEN, None, said, (), window_s, at_s)
 
 
 def _is_new(followed: _Followed, uid: str, promise: Reservation) -> bool:
@@ -258,7 +298,8 @@ def _follow(
         followed.grounds.append(_Ground(basis))
     for uid in coming:
         followed.pending.pop(uid, None)  # promised anew, it is the last
-        followed.pending[uid] = _Pending(promises[uid], followed.grounds[-1], at_s)
+        ground = None if is_by_environment(promises[uid]) else followed.grounds[-1]
+        followed.pending[uid] = _Pending(promises[uid], ground, at_s)
 
 
 def _is_still_known(
@@ -285,10 +326,3 @@ def _since(ground: _Ground, status: GPUNodeStatus, later: Set[str]) -> Since:
     }
     others = {other: promise for other, promise in every.items() if other not in ours}
     return Since(status, ours, others, later, ground.changes)
-
-
-def _prune(followed: _Followed) -> None:
-    """Forget what nobody who is pending was promised on, or before."""
-    first = next(iter(followed.pending.values()), None)
-    while followed.grounds and (first is None or followed.grounds[0] is not first.ground):
-        followed.grounds.pop(0)

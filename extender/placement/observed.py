@@ -37,7 +37,7 @@ class Result(Enum):
     HIT = "hit"
     SHIFTED = "shifted"
     MISS = "miss"
-    #: No report ever showed it: it ended before, or its promise was lost.
+    #: No report showed it: it ended before, its promise was lost, or too much happened meanwhile.
     UNSEEN = "unseen"
 
 
@@ -132,14 +132,15 @@ def used(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(devices))
 
 
-def _by_environment(promise: Reservation) -> bool:
+def is_by_environment(promise: Reservation) -> bool:
+    """Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it uses."""
     return any(charge.by_environment for charge in promise.charges)
 
 
 def is_shown(status: GPUNodeStatus, uid: str, promise: Reservation) -> bool:
     """Whether the report shows the pod with all replicas that it asked for; or, where its own
     variable decides, what it uses."""
-    if _by_environment(promise):
+    if is_by_environment(promise):
         return bool(used(status, uid))
     return len(_held(status, {uid})) >= sum(charge.count for charge in promise.charges) > 0
 
@@ -164,11 +165,6 @@ def compare(uid: str, promise: Reservation, grounds: Sequence[tuple[Basis, Since
     """
     status = grounds[0][1].status
     said = predicted(promise)
-    if _by_environment(promise):
-        seen = used(status, uid)
-        if set(seen) <= set(said):
-            return Comparison(Result.HIT, said, seen)
-        return Comparison(Result.MISS, said, seen, Surprise.DISOBEYED)
     seen = observed(status, uid)
     for basis, since in grounds:
         look = _Look(basis, since, seen)
@@ -176,6 +172,14 @@ def compare(uid: str, promise: Reservation, grounds: Sequence[tuple[Basis, Since
             return Comparison(Result.MISS, said, seen, _surprise(look))
     inside = set(seen) <= set(said)
     return Comparison(Result.HIT if inside else Result.SHIFTED, said, seen)
+
+
+def compare_used(uid: str, promise: Reservation, status: GPUNodeStatus) -> Comparison:
+    """Compare the devices that a pod's own variable names with those that it uses."""
+    said, seen = predicted(promise), used(status, uid)
+    if set(seen) <= set(said):
+        return Comparison(Result.HIT, said, seen)
+    return Comparison(Result.MISS, said, seen, Surprise.DISOBEYED)
 
 
 def _surprise(look: "_Look") -> Surprise:
@@ -203,7 +207,7 @@ class _Look:
         sat = _held(basis.status, own.keys())
         arrived = _held(since.status, own.keys() - since.later) - sat
         # What a pod uses by its own variable is no replica.
-        strangers = {other for other, promise in own.items() if _by_environment(promise)}
+        strangers = {other for other, promise in own.items() if is_by_environment(promise)}
         arrived = {held for held in arrived if held[1] or held[2] not in strangers}
         #: Device of the pod -> replicas of it that those on their way have by now.
         self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in seen}

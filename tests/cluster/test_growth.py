@@ -1,22 +1,28 @@
-"""Of nodes that are gone nothing is kept, however many come and go."""
+"""Nothing is kept of nodes and pods that are gone, however many come and go."""
 
 import gc
 from types import FunctionType, ModuleType
 
+import pytest
+
+from contract.gpunode import Charge, Reservation
 from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec
+from extender.cluster import observations
 from extender.cluster.events import (
     BindBegun,
     BindEnded,
     GPUNodeGone,
+    GPUNodeSeen,
     HeartbeatGone,
     HeartbeatSeen,
     NodeGone,
     PodGone,
+    PodSeen,
     SliceGone,
     SliceSeen,
 )
 from extender.cluster.state import ClusterState
-from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, promise, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 
 #: What lies behind these is not the state's.
@@ -68,3 +74,44 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
     state.observations.take()
     state.snapshot()
     assert {name for name in names_in(state) if name.startswith("former-")} == set()
+
+
+#: Many more than a node is compared with.
+MANY = 600
+
+
+def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
+    """Churns short pods on a node beside a pod that no report ever shows; returns how many names
+    of those are still held. ``shown_on``: the device on which reports show each short pod."""
+    state = state_of()
+    state.apply(seen(kube_node("n"), gpunode(name="n")))
+    for i in range(MANY):
+        uid = f"former-{i}"
+        own = {"idle": idle, uid: promise({"b": GIB}, name=uid)}
+        state.apply([PodSeen(pod(uid=uid, name=uid, node="n"))])
+        rows = [use(uid, shown_on, GIB, replica=f"{shown_on}::0")] if shown_on else []
+        devices = [shared("a", free=4), shared("b", free=3, allocated=1)]
+        for step, (promises, told) in enumerate(((own, []), (own, rows), ({"idle": idle}, []))):
+            version = str(10 + 3 * i + step)
+            known = gpunode(*devices, name="n", version=version, promises=promises, pods=told)
+            state.apply([GPUNodeSeen(known, NOW_S)])
+        state.apply([PodGone(uid, ended=True)])
+        state.observations.take()
+    state.take_unsettled()
+    state.snapshot()
+    return sum(name.startswith("former-") for name in names_in(state))
+
+
+def test_a_pod_whose_variable_decides_holds_nothing_of_the_pods_after_it() -> None:
+    """An idle notebook that follows its own NVIDIA_VISIBLE_DEVICES uses no memory for days."""
+    charge = Charge(resource=GPU, count=1, candidates={"a": GIB}, by_environment=True)
+    idle = Reservation(namespace="default", name="idle", charges=[charge], attempt="1")
+    assert names_after_short_pods(idle, "b") < 10
+
+
+@pytest.mark.parametrize("shown_on", ["b", None])
+def test_a_pod_that_no_report_shows_holds_little_of_the_pods_after_it(
+    monkeypatch: pytest.MonkeyPatch, shown_on: str | None
+) -> None:
+    monkeypatch.setattr(observations, "MAX_NODE_ENTRIES", 200)
+    assert names_after_short_pods(promise({"a": GIB}, name="idle"), shown_on) <= 200
