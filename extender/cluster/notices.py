@@ -112,7 +112,9 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
         ]
         strangers = _strangers(state, over) if over.unowned_bytes else []
         causes = [
-            f"pods bound without Headroom ({_some([_named(pod) for pod in outsiders])})"
+            # Events on nodes are in namespace default, for people who may read no other pods.
+            f"{_count(outsiders)} bound without Headroom (kubectl headroom top pod -A --search "
+            f"{over.node} says which)"
             if outsiders
             else "",
             f"{format_bytes(over.unowned_bytes)} used by no pod "
@@ -189,8 +191,8 @@ def _node_subject(node: Node) -> Subject:
     return Subject("Node", "", node.metadata.name, node.metadata.uid)
 
 
-def _named(pod: Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+def _count(pods: list[Pod]) -> str:
+    return "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
 
 
 def _some(names: list[str]) -> str:

@@ -80,18 +80,14 @@ _CHOICES = {
 
 
 def summary(part: Preempted) -> str:
-    """In one sentence, without the names of others' pods."""
+    """In one sentence, without what the reader may not know of other pods."""
     count = len(part.victims) + part.others
-    highest = max((victim.priority for victim in part.victims), default=0)
     who = "1 pod leaves" if count == 1 else f"{count} pods leave"
-    return (
-        f"{who} node {part.node} for this pod, of priority {highest} at most: "
-        f"{_CHOICES.get(part.source, part.source)}."
-    )
+    return f"{who} node {part.node} for this pod: {_CHOICES.get(part.source, part.source)}."
 
 
-def told(part: Preempted) -> Iterator[str]:
-    """Who leaves for whom and why these, in sentences."""
+def told(part: Preempted, hidden: int = 0) -> Iterator[str]:
+    """Who leaves for whom and why these, in sentences; ``hidden``: victims that are left out."""
     if not part.node:
         if part.soon:
             yield "nobody has to leave: there is room as soon as those have left who are leaving"
@@ -104,6 +100,11 @@ def told(part: Preempted) -> Iterator[str]:
         leaves = "is leaving" if victim.leaving else "leaves"
         who = f"{victim.namespace}/{victim.name}"
         yield f"{who} (priority {victim.priority}) {leaves} node {part.node}"
+    if hidden:
+        who = "1 pod that you may not read leaves"
+        if hidden > 1:
+            who = f"{hidden} pods that you may not read leave"
+        yield f"{who} node {part.node}"
     if part.others:
         yield f"{part.others} pods without a GPU leave node {part.node}, as kube-scheduler proposed"
     if part.pdb_violations:

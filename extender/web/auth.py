@@ -4,8 +4,10 @@ Whose a token is the API server says. Where the port speaks TLS, a client certif
 user itself (``certificates``); a token comes before it.
 
 Views of a single pod are for whoever may ``get`` that pod; all others, and these too, for whoever
-may ``get`` the path itself (``nonResourceURLs``), as of the API server's own /metrics. Probes and
-the page, which hold nothing of the cluster, are for everybody.
+may ``get`` the path itself (``nonResourceURLs``), as of the API server's own /metrics. Whoever may
+not ``get`` the path sees in the views of a pod only other pods of namespaces whose pods it may
+``get``. A snapshot that is not redacted shows all pods whole: whoever reads it must be allowed to
+``get`` all pods as well. Probes and the page, which hold nothing of the cluster, are for everybody.
 
 The API server is asked by threads of its own, a few at a time, once for all who ask the same, and
 its answers are kept for some seconds: a view costs it next to nothing, and a right that was taken
@@ -17,7 +19,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +27,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import HTTPException
 from fastapi.security import HTTPAuthorizationCredentials
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from extender.web.certificates import PEER, Peer, User
+from extender.web.visible import Sees, everything
 
 #: Of anybody's, as are the files of the page.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
@@ -35,12 +39,19 @@ OPEN_FOLDER = "/page/"
 #: Views of whose query ``pod`` names the only pod that they tell of.
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4
+#: Namespaces of other pods that the API server is asked about for one view; pods of more namespaces
+#: are not shown.
+MOST_NAMESPACES = 32
+#: Where a request keeps which pods its caller sees.
+_SEES = "sees"
 _RIGHT = 'right is, for example, -H "Authorization: Bearer $(kubectl create token NAME)"'
 _NO_TLS = "and client certificates are for a port with TLS (settings debug_tls_cert, debug_tls_key)"
 _NO_CA = (
     "and no client certificate is asked for, since the extender could not read the cluster's CA of "
     "clients: its log says why (client_ca_unknown)"
 )
+#: Reads a query as the views do.
+_is_true = TypeAdapter(bool).validate_python
 V = TypeVar("V")
 
 
@@ -60,10 +71,13 @@ DEFAULT_LIMITS = Limits()
 @dataclass(frozen=True, slots=True)
 class GetPod:
     namespace: str
+    #: Empty: every pod of the namespace; if that is empty too, every pod.
     name: str
 
     def __str__(self) -> str:
-        return f"get pod {self.namespace}/{self.name}"
+        if self.name:
+            return f"get pod {self.namespace}/{self.name}"
+        return f"get all pods of namespace {self.namespace}" if self.namespace else "get all pods"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,7 @@ class ReadPath:
 
 #: What somebody wants to do.
 Wish = GetPod | ReadPath
+ALL_PODS = GetPod("", "")
 
 
 class ReviewFailed(Exception):
@@ -105,6 +120,15 @@ def wishes(
     return [of_path]
 
 
+def _shows_pods_whole(request: Request) -> bool:
+    if request.url.path != "/v1/snapshot":
+        return False
+    try:
+        return not _is_true(request.query_params.get("redact", "false"))
+    except ValidationError:
+        return True
+
+
 class Guard:
     """Lets a request pass, or raises what it is answered with. On one event loop."""
 
@@ -129,13 +153,21 @@ class Guard:
         asked = wishes(request.method, request.url.path, request.path_params, request.query_params)
         try:
             user, key = await self._bearer(token) if token else self._certified(peer)
-            for wish in asked:
-                if await self._allowed.get((key, wish), partial(self._reviews.may, user, wish)):
+            may = partial(self._may, user, key)
+            for wish in reversed(asked):  # who may read the path sees more
+                if await may(wish):
+                    sees = _Visible(wish, may).sees if isinstance(wish, GetPod) else everything
+                    setattr(request.state, _SEES, sees)
+                    if _shows_pods_whole(request) and not await may(ALL_PODS):
+                        detail = f"{user.name} may not {ALL_PODS}, which a snapshot shows whole"
+                        raise HTTPException(403, f"{detail}; right is redact=true")
                     return
         except ReviewFailed as err:
-            detail = f"who may read this is asked of the API server: {err}; try again in a moment"
-            raise HTTPException(503, detail, {"Retry-After": "5"}) from err
+            raise _unanswered(err) from err
         raise HTTPException(403, _forbidden(user, asked))
+
+    async def _may(self, user: User, key: object, wish: Wish) -> bool:
+        return await self._allowed.get((key, wish), partial(self._reviews.may, user, wish))
 
     async def _bearer(self, token: str) -> tuple[User, bytes]:
         """With what stands for the token, which itself is kept nowhere."""
@@ -158,6 +190,35 @@ class Guard:
         if peer.certificate.user is None:
             raise _unauthenticated("the client certificate has no common name, so it is nobody's")
         return peer.certificate.user, ("certificate", peer.certificate.sha256)
+
+
+class _Visible:
+    """Other pods that a reader of one pod may see; made on the event loop, asked by one thread."""
+
+    def __init__(self, own: GetPod, may: Callable[[Wish], Coroutine[Any, Any, bool]]) -> None:
+        self._own = own
+        self._may = may
+        self._loop = asyncio.get_running_loop()
+        self._namespaces: dict[str, bool] = {}
+
+    def sees(self, namespace: str, name: str) -> bool:
+        if (namespace, name) == (self._own.namespace, self._own.name):
+            return True
+        if namespace not in self._namespaces:
+            if len(self._namespaces) == MOST_NAMESPACES:
+                return False
+            asked = asyncio.run_coroutine_threadsafe(self._may(GetPod(namespace, "")), self._loop)
+            try:
+                self._namespaces[namespace] = asked.result()
+            except ReviewFailed as err:
+                raise _unanswered(err) from err
+        return self._namespaces[namespace]
+
+
+def visible_to(request: Request) -> Sees:
+    """Which pods the caller may see, once ``Guard.check`` has let the request pass."""
+    sees: Sees = getattr(request.state, _SEES)
+    return sees
 
 
 class _Answers(Generic[V]):
@@ -198,6 +259,11 @@ class _Answers(Generic[V]):
         self._kept[key] = future.result(), self._monotonic_s() + self._limits.kept_s
         while len(self._kept) > self._limits.most_kept:
             self._kept.popitem(last=False)
+
+
+def _unanswered(err: ReviewFailed) -> HTTPException:
+    detail = f"who may read this is asked of the API server: {err}; try again in a moment"
+    return HTTPException(503, detail, {"Retry-After": "5"})
 
 
 def _unauthenticated(why: str) -> HTTPException:

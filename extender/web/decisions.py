@@ -3,12 +3,14 @@ served it."""
 
 from collections.abc import Iterable
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from extender.cluster.victimstold import told
 from extender.placement.snapshot import REASONS
 from extender.records import BindTried, Candidates, Filtered, Preempted, Ranked, Record
 from extender.web.bodies import AskView, Body, ReasonView, reason_view, stamp
+from extender.web.visible import Sees, everything
 
 
 class PhaseView(BaseModel):
@@ -73,6 +75,8 @@ class PreemptView(PhaseView):
     #: The best of them and who leaves it; null where nobody is to leave.
     node: str | None
     victims: list[VictimView]
+    #: Other victims, which the reader may not get.
+    hidden_victims: int = 0
     #: Victims without a GPU of ours, which kube-scheduler needs.
     others: int
     pdb_violations: int
@@ -142,7 +146,7 @@ class DecisionBody(Body):
     unanswered: list[Unanswered]
 
 
-def decision_view(record: Record, replica: str) -> DecisionView:
+def decision_view(record: Record, replica: str, sees: Sees = everything) -> DecisionView:
     """As far as this replica served its calls."""
     filtered = record.part(Filtered)
     return DecisionView(
@@ -165,7 +169,7 @@ def decision_view(record: Record, replica: str) -> DecisionView:
         ],
         filter=_filter_view(record, replica, filtered) if filtered else None,
         prioritize=_prioritize_view(record, replica),
-        preempt=_preempt_view(record, replica),
+        preempt=_preempt_view(record, replica, sees),
         bind=_bind_view(record, replica),
     )
 
@@ -209,10 +213,12 @@ def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
     )
 
 
-def _preempt_view(record: Record, replica: str) -> PreemptView | None:
+def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | None:
     part = record.part(Preempted)
     if part is None:
         return None
+    seen = tuple(each for each in part.victims if sees(each.namespace, each.name))
+    hidden = len(part.victims) - len(seen)
     return PreemptView(
         replica=replica,
         at=stamp(part.at_s),
@@ -229,8 +235,9 @@ def _preempt_view(record: Record, replica: str) -> PreemptView | None:
                 priority=each.priority,
                 leaving=each.leaving,
             )
-            for each in part.victims
+            for each in seen
         ],
+        hidden_victims=hidden,
         others=part.others,
         pdb_violations=part.pdb_violations,
         choice=part.source or None,
@@ -241,7 +248,7 @@ def _preempt_view(record: Record, replica: str) -> PreemptView | None:
         helpless=part.helpless,
         soon=part.soon,
         cut_short=part.cut_short,
-        told=list(told(part)),
+        told=list(told(msgspec.structs.replace(part, victims=seen), hidden)),
     )
 
 

@@ -18,6 +18,7 @@ from extender.web.bodies import AskView, Body, ReasonView, ask_view, reason_view
 from extender.web.decisions import DecisionView, FilterView, Unanswered
 from extender.web.held import HeldView, held_view
 from extender.web.views import Aged, DeviceView, device_view
+from extender.web.visible import Sees, everything
 
 #: kube-scheduler tries what nothing woke again after so long, unless it is told otherwise.
 FLUSHED_AFTER = timedelta(minutes=5)
@@ -51,6 +52,9 @@ class NearestView(BaseModel):
     #: Who holds what keeps the pod out, at most 10, those with the most first; empty where it is
     #: neither memory nor replicas.
     blockers: list[HeldView]
+    #: Other such pods, which the reader may not get, and what they hold together.
+    hidden_blockers: int
+    hidden_blockers_bytes: int
     #: All of this as lines to read.
     told: list[str]
 
@@ -113,17 +117,22 @@ class ExplainBody(Body):
     unanswered: list[Unanswered]
 
 
-def candidate_view(device: DeviceExplanation, aged: Aged) -> CandidateView:
+def candidate_view(device: DeviceExplanation, aged: Aged, sees: Sees) -> CandidateView:
     return CandidateView(
-        device=device_view(device.terms, aged),
+        device=device_view(device.terms, aged, sees),
         need_bytes=device.need_bytes,
         room_bytes=device.room_bytes,
         short_bytes=device.short_bytes,
     )
 
 
-def nearest_view(node: NodeExplanation, aged: Aged, blockers: Sequence[Held] = ()) -> NearestView:
-    shown = blockers[:MOST_BLOCKERS]
+def nearest_view(
+    node: NodeExplanation, aged: Aged, blockers: Sequence[Held] = (), sees: Sees = everything
+) -> NearestView:
+    shown, hidden = list[Held](), list[Held]()
+    for held in blockers:
+        (shown if sees(held.namespace, held.name) else hidden).append(held)
+    shown = shown[:MOST_BLOCKERS]
     return NearestView(
         node=node.node,
         fits=node.reason is None,
@@ -134,9 +143,11 @@ def nearest_view(node: NodeExplanation, aged: Aged, blockers: Sequence[Held] = (
         short_bytes=node.short_bytes,
         score_ratio=node.score,
         score_terms=dict(node.terms),
-        candidates=[candidate_view(device, aged) for device in node.candidates],
+        candidates=[candidate_view(device, aged, sees) for device in node.candidates],
         blockers=[held_view(held) for held in shown],
-        told=[*told(node), *map(_holds, shown)],
+        hidden_blockers=len(hidden),
+        hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
+        told=[*told(node), *map(_holds, shown), *_hold_unseen(hidden)],
     )
 
 
@@ -156,6 +167,7 @@ class Explained:
     blockers: Sequence[Sequence[Held]]
     last: DecisionView | None
     unanswered: Sequence[Unanswered]
+    sees: Sees
     #: Nodes that we know.
     nodes: int
     generation: int
@@ -184,7 +196,8 @@ def explain_body(why: Explained, aged: Aged, generated_at: str) -> ExplainBody:
         reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
         verdict_digest=why.digest or None,
         nearest=[
-            nearest_view(node, aged, held) for node, held in zip(nearest, why.blockers, strict=True)
+            nearest_view(node, aged, held, why.sees)
+            for node, held in zip(nearest, why.blockers, strict=True)
         ],
         suggestions=[one.sentence for one in why.advice],
         advice=[_advice_view(one) for one in why.advice],
@@ -212,6 +225,15 @@ def _holds(held: Held) -> str:
     since = f" since {held.since[:19]}Z" if held.since else ""
     how = held.phase.replace("_", " ")
     return f"  pod {held.namespace}/{held.name} holds {gib(held.charged_bytes)}{since}, {how}"
+
+
+def _hold_unseen(hidden: Sequence[Held]) -> list[str]:
+    if not hidden:
+        return []
+    who = "1 pod that you may not read holds"
+    if len(hidden) > 1:
+        who = f"{len(hidden)} pods that you may not read hold"
+    return [f"  {who} {gib(sum(held.charged_bytes for held in hidden))}"]
 
 
 def _advice_view(one: Advice) -> AdviceView:

@@ -12,6 +12,7 @@ from extender.placement.explain import because, certainty
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import reach
 from extender.web.bodies import Body, Paged
+from extender.web.visible import Sees, everything
 
 
 class HolderView(BaseModel):
@@ -72,6 +73,8 @@ class DeviceView(BaseModel):
     fenced: str | None
     fenced_detail: str | None
     holders: list[HolderView]
+    #: Other pods that hold memory of it, which the reader may not get.
+    hidden_holders: int
 
 
 class NodeView(BaseModel):
@@ -108,8 +111,9 @@ class NodeBody(Body):
 Aged = Callable[[DeviceTerms], float | None]
 
 
-def device_view(terms: DeviceTerms, aged: Aged) -> DeviceView:
+def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> DeviceView:
     device = terms.device
+    seen = [holder for holder in terms.holders if sees(holder.namespace, holder.name)]
     activity = terms.activity
     return DeviceView(
         uuid=device.uuid,
@@ -153,8 +157,9 @@ def device_view(terms: DeviceTerms, aged: Aged) -> DeviceView:
                 measured_bytes=holder.measured_bytes,
                 observed=holder.observed,
             )
-            for holder in terms.holders
+            for holder in seen
         ],
+        hidden_holders=len(terms.holders) - len(seen),
     )
 
 

@@ -161,10 +161,10 @@ class Preempting:
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
             if leaves is not None:
-                # Not its name: whose pod it is may be none of the victim's owner's business.
+                # Its uid alone, as in kube-scheduler's Event: the reader may not get that pod.
                 message = (
-                    f"Leaves node {part.node} for pod {uid} of priority {priority(pod)}, which "
-                    "needs the memory of its GPU."
+                    f"Leaves node {part.node} for pod {uid}, which has a higher priority and needs "
+                    "the memory of its GPU."
                 )
                 notices.append(
                     Notice(pod_subject(leaves), VICTIM, message, which, decision_id=which)

@@ -60,9 +60,11 @@ def test_a_node_is_told_who_overcommits_it() -> None:
     (notice,) = said(state, "GPUOvercommitted")
     assert (notice.about.kind, notice.about.name, notice.about.namespace) == ("Node", "n", "")
     assert (
-        "Device a is committed 4Gi beyond its 24Gi: pods bound without Headroom (default/x)."
-        in (notice.message)
+        "Device a is committed 4Gi beyond its 24Gi: 1 pod bound without Headroom (kubectl headroom "
+        "top pod -A --search n says which)." in notice.message
     )
+    # Events on nodes are in namespace default, for people who may read no other pods.
+    assert "default/x" not in notice.message
     state.apply([PodGone("uid-x")])
     assert said(state, "GPUOvercommitted") == []
 

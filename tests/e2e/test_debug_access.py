@@ -1,15 +1,18 @@
 """Who reads the debug API of a real extender, by a real API server with the shipped roles."""
 
+from collections.abc import Iterator
+
 import httpx
 import pytest
 
 from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN
-from tests.e2e.cluster import RBAC, Cluster
+from tests.e2e.cluster import RBAC, Cluster, pod_manifest
 from tests.e2e.conftest import NewCluster
 from tests.e2e.wire import wire_to
 
 VIEWER_TOKEN = "viewer-of-the-tests"
 NAMESPACE = f"{RBAC}/namespaces/e2e"
+DEFAULT_PODS = "/api/v1/namespaces/default/pods"
 OF_A_POD = ("/v1/explain/pods/e2e/p", "/v1/decisions?pod=e2e/p")
 OF_ALL = ("/v1/nodes", "/metrics", "/v1/decisions", "/v1/explain/pods/other/p")
 
@@ -31,7 +34,7 @@ def is_ready(cluster: Cluster) -> bool:
 
 
 @pytest.fixture
-def may_get_pods(new_cluster: NewCluster) -> Cluster:
+def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
     """A cluster in which the stranger may read the pods of one namespace, and nothing else."""
     cluster = new_cluster(1)
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
@@ -43,7 +46,9 @@ def may_get_pods(new_cluster: NewCluster) -> Cluster:
     }
     for kind, body in (("roles", role), ("rolebindings", binding)):
         cluster.plane.call("POST", f"{NAMESPACE}/{kind}", body)
-    return cluster
+    yield cluster
+    for kind in ("rolebindings", "roles"):
+        cluster.plane.call("DELETE", f"{NAMESPACE}/{kind}/reads-pods")
 
 
 def test_a_view_is_for_whom_the_api_server_would_show_the_same(may_get_pods: Cluster) -> None:
@@ -63,3 +68,36 @@ def test_a_view_is_for_whom_the_api_server_would_show_the_same(may_get_pods: Clu
         wire.stall()
         assert status(cluster, "/v1/nodes", "agent-of-the-tests") == 503
         assert status(cluster, "/healthz", None) == 200
+
+
+def test_a_reader_of_one_namespace_is_shown_no_pod_of_another(may_get_pods: Cluster) -> None:
+    cluster = may_get_pods
+    (node,) = cluster.names
+    elsewhere = pod_manifest("2Gi")
+    elsewhere["metadata"]["name"] = "of-another-team"
+    elsewhere["spec"]["nodeName"] = node
+    cluster.start_extender(guarded=True)
+    cluster.settle()
+    cluster.plane.call("POST", DEFAULT_PODS, elsewhere)
+    try:
+        cluster.create_pod("neighbour", "2Gi", nodeName=node)
+        cluster.create_pod("p", "1000Gi")
+        for path in ("/v1/explain/pods/e2e/p", f"/v1/score?pod=e2e/p&node={node}"):
+
+            def shown(token: str, path: str = path) -> str:
+                headers = {"Authorization": f"Bearer {token}"}
+                url = cluster.debug_url() + path
+                return httpx.get(url, headers=headers, timeout=30, trust_env=False).text
+
+            cluster.until(
+                lambda: all(n in shown(VIEWER_TOKEN) for n in ("neighbour", "of-another-team")),
+                "who may read the path sees both",
+            )
+            text = shown(STRANGER_TOKEN)
+            assert "neighbour" in text
+            assert "of-another-team" not in text
+    finally:
+        cluster.plane.call("DELETE", f"{DEFAULT_PODS}/of-another-team", {"gracePeriodSeconds": 0})
+    assert status(cluster, "/v1/snapshot", VIEWER_TOKEN) == 403
+    assert status(cluster, "/v1/snapshot?redact=true", VIEWER_TOKEN) == 200
+    assert status(cluster, "/v1/snapshot", ADMIN_TOKEN) == 200

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from extender.web.auth import (
+    ALL_PODS,
     DEFAULT_LIMITS,
     GetPod,
     Guard,
@@ -146,6 +147,22 @@ def test_who_may_read_one_thing_may_not_read_another() -> None:
         "right is a Role in ml with {resources: [pods], verbs: [get]}"
     )
     assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
+
+
+def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods() -> None:
+    snapshot = ReadPath("get", "/v1/snapshot")
+    world = World(viewer=snapshot)
+    world.reviews.rights["admin"] = {snapshot, ALL_PODS}
+    for query in ("", "?redact=false", "?redact=true&redact=false"):
+        assert world.get(f"/v1/snapshot{query}", "admin").status_code == 200
+        refused = world.get(f"/v1/snapshot{query}", "viewer")
+        assert refused.status_code == 403
+        assert refused.json()["detail"] == (
+            "viewer may not get all pods, which a snapshot shows whole; right is redact=true"
+        )
+    for query in ("?redact=true", "?redact=1", "?redact=false&redact=on"):
+        assert world.get(f"/v1/snapshot{query}", "viewer").status_code == 200
+    assert world.get("/v1/snapshot?redact=perhaps", "viewer").status_code == 403
 
 
 def test_who_may_read_everything_may_read_of_every_pod() -> None:

@@ -88,9 +88,11 @@ def test_others_leave_for_a_pod_that_only_memory_keeps_away_and_all_are_told() -
     assert world.once() == ["a"]
     new, victim = world.told
     assert (new.about.name, new.reason) == ("new", NEWCOMER)
-    assert new.message.startswith("1 pod leaves node n for this pod, of priority 0 at most: kube")
+    assert new.message.startswith("1 pod leaves node n for this pod: kube")
     assert (victim.about.name, victim.reason) == ("a", VICTIM)
-    assert victim.message.startswith("Leaves node n for pod new of priority 100")
+    assert victim.message == (
+        "Leaves node n for pod new, which has a higher priority and needs the memory of its GPU."
+    )
     assert new.decision_id == victim.decision_id == "new.1"
     # Once: it is looked at again only when there was time for it.
     assert world.once() == ["a"]

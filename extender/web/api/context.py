@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
+from starlette.requests import Request
 
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
-from extender.web.auth import Guard
+from extender.web.auth import Guard, visible_to
 from extender.web.calls import Calls
 from extender.web.feed import Feed
 from extender.web.machinery import Machinery, SettingsView, enforcing, unknown
 from extender.web.peers import AskPeers, nobody
+from extender.web.visible import Sees, everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Context:
     async def newest(self) -> Snapshot:
         """A dependency: taken on the event loop, which alone may make a snapshot."""
         return self.cluster.snapshot()
+
+    async def visible(self, request: Request) -> Sees:
+        """A dependency: which pods the caller may see."""
+        return everything if self.guard is None else visible_to(request)
 
     def overcommitted_bytes(self) -> int:
         return sum(over.beyond_bytes for over in self.cluster.overcommits.now())

@@ -35,6 +35,7 @@ from extender.web.decisions import (
     position,
 )
 from extender.web.peers import AskedPeers, Credentials, read
+from extender.web.visible import Sees
 
 USUAL_PAGE = 100
 _UNITS_S = {"s": 1, "m": 60, "h": 3600}
@@ -103,11 +104,16 @@ class Sought:
 
 
 def decisions(
-    context: Context, sought: Sought, limit: int, ask_peers: bool, credentials: str | None
+    context: Context,
+    sought: Sought,
+    limit: int,
+    ask_peers: bool,
+    credentials: str | None,
+    sees: Sees,
 ) -> tuple[list[DecisionView], list[Unanswered]]:
     """At most so many, the newest first, and who did not say what it knows of them."""
     own = (
-        decision_view(record, context.replica)
+        decision_view(record, context.replica, sees)
         for record in _gently(context)
         if sought.wants(record)
     )
@@ -123,10 +129,12 @@ def decisions(
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
+    Visible = Annotated[Sees, Depends(context.visible)]
 
     @routes.get("/v1/decisions", response_model=DecisionsBody, responses=TABLE_TOO)
     def many(
         snap: Newest,
+        sees: Visible,
         page: AskedPage,
         pod: AskedPod = None,
         uid: AskedUid = None,
@@ -147,7 +155,7 @@ def router(context: Context) -> APIRouter:
             before=_before(page.after) if page.after else None,
         )
         limit = page.limit or USUAL_PAGE
-        found, unanswered = decisions(context, sought, limit + 1, ask_peers, credentials)
+        found, unanswered = decisions(context, sought, limit + 1, ask_peers, credentials, sees)
         shown = found[:limit]
         more = "_".join(position(shown[-1])) if len(found) > limit else None
         body = DecisionsBody(

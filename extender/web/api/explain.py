@@ -23,6 +23,7 @@ from extender.web.bodies import stamp
 from extender.web.decisions import DecisionView
 from extender.web.explained import ExplainBody, Explained, explain_body
 from extender.web.peers import AskedPeers, Credentials
+from extender.web.visible import Sees, unnamed
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
@@ -34,6 +35,7 @@ LOOKED_BACK = 8
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
+    Visible = Annotated[Sees, Depends(context.visible)]
     cluster = context.cluster
 
     @routes.get(
@@ -43,6 +45,7 @@ def router(context: Context) -> APIRouter:
         namespace: Namespace,
         name: PodName,
         snap: Newest,
+        sees: Visible,
         ask_peers: AskedPeers = True,
         credentials: Credentials = None,
     ) -> Response:
@@ -69,7 +72,7 @@ def router(context: Context) -> APIRouter:
             return cluster.activities.age_s(terms, now_s, at_s)
 
         found, unanswered = decisions(
-            context, Sought(pod=(namespace, name)), LOOKED_BACK, ask_peers, credentials
+            context, Sought(pod=(namespace, name)), LOOKED_BACK, ask_peers, credentials, sees
         )
         why = Explained(
             pod=pod,
@@ -77,10 +80,11 @@ def router(context: Context) -> APIRouter:
             explanation=explanation,
             changed=cluster.edits.of(pod.metadata.uid),
             digest=digest,
-            advice=helps,
+            advice=[unnamed(one, sees) for one in helps],
             blockers=holding,
             last=_last(found),
             unanswered=unanswered,
+            sees=sees,
             nodes=len(snap.nodes),
             generation=snap.generation,
         )

@@ -24,6 +24,7 @@ from extender.web.decisions import DecisionView, Unanswered
 from extender.web.explained import NearestView, nearest_view
 from extender.web.peers import AskedPeers, Credentials
 from extender.web.views import Aged
+from extender.web.visible import Sees
 
 
 class CheckView(BaseModel):
@@ -92,6 +93,7 @@ NodeName = Annotated[
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
+    Visible = Annotated[Sees, Depends(context.visible)]
     cluster = context.cluster
 
     @routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
@@ -99,6 +101,7 @@ def router(context: Context) -> APIRouter:
         pod: PodKey,
         node: NodeName,
         snap: Newest,
+        sees: Visible,
         ask_peers: AskedPeers = True,
         credentials: Credentials = None,
     ) -> Response:
@@ -127,7 +130,7 @@ def router(context: Context) -> APIRouter:
             return cluster.activities.age_s(terms, now_s, at_s)
 
         sought = Sought(uid=of.metadata.uid)
-        stored, unanswered = decisions(context, sought, 1, ask_peers, credentials)
+        stored, unanswered = decisions(context, sought, 1, ask_peers, credentials, sees)
         return encoded(
             ScoreBody(
                 generatedAt=stamp(at_s),
@@ -137,7 +140,7 @@ def router(context: Context) -> APIRouter:
                 uid=of.metadata.uid,
                 bound_to=of.node or None,
                 taken_back=bool(of.node),
-                live=_live_view(found, held, aged),
+                live=_live_view(found, held, aged, sees),
                 stored=stored[0] if stored else None,
                 unanswered=unanswered,
             )
@@ -146,9 +149,11 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _live_view(found: Comparison, blocking: Sequence[Held], aged: Aged) -> LiveScoreView:
+def _live_view(
+    found: Comparison, blocking: Sequence[Held], aged: Aged, sees: Sees
+) -> LiveScoreView:
     return LiveScoreView(
-        node=nearest_view(found.node, aged, blocking),
+        node=nearest_view(found.node, aged, blocking, sees),
         failing=[
             CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
             for r in found.failing

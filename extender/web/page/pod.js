@@ -77,6 +77,7 @@ function nearest(node, i) {
       node.detail ? el("p", {class: "quiet"}, node.detail) : null,
       node.blockers?.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
         ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
+      node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
       node.candidates.length ? table(`Devices of ${node.node} that it could be given`,
         ["GPU", "Memory", "- reserved", "- promised", "- awaited", "- strays", "- unowned", "= headroom", "Room for this pod", "It needs", "Short by", "Because"],
         node.candidates.map(({device: d, ...c}) => [`${d.index} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.promised_bytes),
