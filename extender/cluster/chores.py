@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Node, Pod
+from extender.cluster.departures import is_unreachable
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 
@@ -76,7 +77,11 @@ def leftovers(
                 sits = pod.node == gpunode.name and not pod.ended
                 if not sits and (pod.ended or pod.node or old):
                     found.append(Leftover(gpunode.name, uid))
-            elif (departure and departure.settles(gpunode.name)) or _left(state, gpunode, uid):
+            elif (
+                (departure and departure.settles(gpunode.name))
+                or _left(state, gpunode, uid)
+                or _ended_by_kubelet(state, gpunode, uid, wall_s - state.epoch_s)
+            ):
                 found.append(Leftover(gpunode.name, uid, left=True))
             elif (departure or old) and not state.departures.marked(gpunode.name, uid):
                 found.append(Unmarked(gpunode.name, uid, promise))
@@ -92,6 +97,16 @@ def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
         and state.departures.precede(gpunode.name, uid, vouch.after)
         and gpunode.status is not None
         and gpunode.status.shows_every_pod
+    )
+
+
+def _ended_by_kubelet(state: ClusterState, gpunode: GPUNode, uid: str, now_s: float) -> bool:
+    """Whether no agent has ever reported the node, and its kubelet has ended the pod."""
+    return (
+        gpunode.status is None
+        and state.departures.ended_by_kubelet(gpunode.name, uid, now_s)
+        and (node := state.node(gpunode.name)) is not None
+        and not is_unreachable(node)
     )
 
 

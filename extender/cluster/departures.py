@@ -11,15 +11,24 @@ mark, then
 
 in this order, whatever any clock shows, however late a watch is, and however long a request was on
 its way. Such a sample, if it does not show the pod, is the proof that the pod has left.
+
+A node without an agent has no samples. There a kubelet that the cluster can reach ends the
+containers of a pod that is gone: after ``KUBELET_ENDS_S`` they count as ended (ADR 30).
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from contract.kube import Pod
+from contract.kube import Node, Pod
 
 #: Of the pods that went last; forgetting one only means that its promise waits for a sample.
 REMEMBERED = 10_000
+#: A kubelet is told within a second that a pod is gone, and kills its containers after their
+#: grace period, which is 30 s by default and none for a pod that was deleted by force. One that
+#: does not run is found unreachable within 50 s.
+KUBELET_ENDS_S = 120.0
+#: Put on a Node whose kubelet is not heard of.
+UNREACHABLE = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"})
 #: Digits of 2**64 - 1.
 _LONGEST_VERSION = 20
 
@@ -41,6 +50,8 @@ class Departures:
         self._seen: dict[str, Departure] = {}
         #: (node, pod uid) -> version of the agent's Lease.
         self._marks: dict[tuple[str, str], int] = {}
+        #: (node without an agent, pod uid) -> since when the pod is known to be gone.
+        self._gone_since_s: dict[tuple[str, str], float] = {}
 
     def note(self, pod: Pod, ended: bool = False, last: bool = True) -> None:
         """A pod went; ``last``: this is its last version. An earlier one does not tell where a pod
@@ -54,11 +65,24 @@ class Departures:
     def seen(self, uid: str) -> Departure | None:
         return self._seen.get(uid)
 
-    def mark(self, node: str, uid: str, lease_version: str) -> None:
-        """The first mark stays: later ones are only later."""
+    def mark(self, node: str, uid: str, lease_version: str, at_s: float = 0.0) -> None:
+        """The first mark stays: later ones are only later. Without a version, ``at_s`` is when the
+        pod was gone."""
         number = _number(lease_version)
         if number is not None:
             self._marks.setdefault((node, uid), number)
+        elif not lease_version:
+            self._gone_since_s.setdefault((node, uid), at_s)
+
+    def restart(self, node: str) -> None:
+        """The kubelet was not reachable: what it has ended is counted from now on."""
+        for key in [key for key in self._gone_since_s if key[0] == node]:
+            del self._gone_since_s[key]
+
+    def ended_by_kubelet(self, node: str, uid: str, now_s: float) -> bool:
+        """Whether the kubelet of a node without an agent has had the time to end the pod."""
+        since_s = self._gone_since_s.get((node, uid))
+        return since_s is not None and now_s - since_s > KUBELET_ENDS_S
 
     def marked(self, node: str, uid: str) -> bool:
         return (node, uid) in self._marks
@@ -70,9 +94,16 @@ class Departures:
 
     def keep(self, node: str, uids: Collection[str]) -> None:
         """Forget the marks of this node but for these pods."""
-        if self._marks:
-            for key in [k for k in self._marks if k[0] == node and k[1] not in uids]:
-                del self._marks[key]
+        marks: dict[tuple[str, str], int] | dict[tuple[str, str], float]
+        for marks in (self._marks, self._gone_since_s):
+            for key in [k for k in marks if k[0] == node and k[1] not in uids]:
+                del marks[key]
+
+
+def is_unreachable(node: Node | None) -> bool:
+    """Whether the cluster has not heard of the node's kubelet lately."""
+    taints = (node.spec.taints if node and node.spec else None) or ()
+    return any(taint.key in UNREACHABLE for taint in taints)
 
 
 def _number(version: str) -> int | None:

@@ -93,11 +93,13 @@ class SliceGone:
 @dataclass(frozen=True, slots=True)
 class DepartureMarked:
     """A pod with a promise on the node was gone from the store when the Lease of the node's agent
-    had this version."""
+    had this version; empty if the node has no agent."""
 
     node: str
     uid: str
     lease_version: str
+    #: On the monotonic clock, in seconds.
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ does not outrank them, on all replicas: the nomination is on the pod, in
 
 kube-scheduler takes its nomination back when it tries the pod while memory is not free yet and
 finds nobody else to evict; the place is held a while longer. A hold lasts as long as somebody is
-leaving the node, and ``hold_s`` more: a nominee that does not come keeps nobody out for ever. It
-ends at once when the nominee is bound, gone, or nominated elsewhere.
+leaving the node, and ``hold_s`` more, but no longer than ``LONGEST_S``: a nominee that does not
+come keeps nobody out for ever. It ends at once when the nominee is bound, gone, or nominated
+elsewhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from contract.preempting import attempt_of
 CLEARED_S = 15.0
 #: From our answer to kube-scheduler until it writes the nomination on the pod.
 EXPECTED_S = 5.0
+#: A hold ends after so long even if pods leave the node all the time: it may be for other reasons.
+LONGEST_S = 1800.0
 
 
 @dataclass(slots=True)
@@ -33,6 +36,10 @@ class _Hold:
     since_s: float | None = None
     #: The attempt of ours; empty where kube-scheduler nominated the pod.
     by: str = ""
+    #: Whether no nomination was seen yet.
+    expected: bool = False
+    #: When it was counted first.
+    began_s: float | None = None
 
 
 class Nominations:
@@ -52,16 +59,20 @@ class Nominations:
             self._holds[uid] = _Hold(pod, node, self._hold_s, by=by)
         elif hold is not None:
             hold.pod = pod
+            hold.expected = hold.expected and not node
             if node and hold.for_s != self._hold_s:
                 hold.for_s, hold.since_s = self._hold_s, None
             elif not node and hold.for_s == self._hold_s:
                 hold.for_s, hold.since_s = min(CLEARED_S, self._hold_s), None
 
     def expect(self, pod: Pod, node: str, now_s: float) -> None:
-        """kube-scheduler is about to nominate the pod, as we told it to."""
+        """kube-scheduler is about to nominate the pod, as we told it to.
+
+        Somebody leaving the node later does not prolong this: if no nomination is seen, the pod
+        may be gone, and nothing else would ever tell."""
         hold = self._holds.get(pod.metadata.uid)
         if hold is None or hold.node != node:
-            self._holds[pod.metadata.uid] = _Hold(pod, node, EXPECTED_S, now_s)
+            self._holds[pod.metadata.uid] = _Hold(pod, node, EXPECTED_S, now_s, expected=True)
 
     def lose(self, uid: str) -> None:
         self._holds.pop(uid, None)
@@ -85,11 +96,15 @@ class Nominations:
     ) -> Mapping[str, tuple[Pod, ...]]:
         """Node -> for whom it is held; ``is_left`` says of a node whether somebody is leaving."""
         found: dict[str, tuple[Pod, ...]] = {}
-        for hold in list(self._holds.values()):
-            if hold.since_s is None or is_left(hold.node):
+        for uid, hold in list(self._holds.items()):
+            if hold.began_s is None:
+                hold.began_s = now_s
+            if hold.since_s is None or (is_left(hold.node) and not hold.expected):
                 hold.since_s = now_s
-            if now_s <= hold.since_s + hold.for_s:
+            if now_s <= min(hold.since_s + hold.for_s, hold.began_s + LONGEST_S):
                 found[hold.node] = (*found.get(hold.node, ()), hold.pod)
+            elif hold.expected:
+                del self._holds[uid]
         return found
 
     def held_for(

@@ -36,7 +36,7 @@ from extender.cluster.allocators import Allocators, of_pod
 from extender.cluster.backoffs import BackOffs, marked
 from extender.cluster.budgets import Budgets, key
 from extender.cluster.bystanders import adopt
-from extender.cluster.departures import Departures
+from extender.cluster.departures import Departures, is_unreachable
 from extender.cluster.edits import Edits, as_bound
 from extender.cluster.events import (
     ActivitySeen,
@@ -492,6 +492,8 @@ class ClusterState:
             case PodGone(uid, ended):
                 self._pod_went(uid, ended)
             case NodeSeen(node):
+                if is_unreachable(node) or is_unreachable(self._nodes.get(node.metadata.name)):
+                    self.departures.restart(node.metadata.name)
                 self._nodes[node.metadata.name] = node
                 if DEVICE_CHOICE in (node.metadata.annotations or {}):
                     self._with_choice[node.metadata.name] = None
@@ -530,8 +532,8 @@ class ClusterState:
                 self.budgets.see(budget)
             case BudgetGone(namespace_name, name):
                 self.budgets.lose(namespace_name, name)
-            case DepartureMarked(name, uid, version):
-                self.departures.mark(name, uid, version)
+            case DepartureMarked(name, uid, version, at_s):
+                self.departures.mark(name, uid, version, at_s)
             case BackOffEnded(name):
                 self.back_offs.end(name)
                 self._dirty[name] = None

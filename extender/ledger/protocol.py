@@ -459,21 +459,21 @@ class Ledger:
             gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises)
         )
 
-    async def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+    async def departed_by(self, node: str, uid: str, promise: Reservation) -> str | None:
         """A version of the heartbeat of the node's agent that is newer than the pod's removal.
 
         A sample that the agent took when it knew a later version than this one was taken when the
-        pod was gone. Empty where the pod is still there, where the agent has no Lease, or where the
-        store does not answer.
+        pod was gone. Empty where the agent has no Lease; None where the pod is still there, or
+        where the store does not answer.
         """
         try:
             gone = await self._store.read_pod(promise.namespace, promise.name)
             if gone is not None and gone.metadata.uid == uid:
-                return ""
+                return None
             # After that read, and not from a watch, which may be behind it.
             return await self._store.read_heartbeat_version(node)
         except StoreError:
-            return ""
+            return None
 
     async def initialise(self, nodes: Iterable[Node]) -> list[str]:
         """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.

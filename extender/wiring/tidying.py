@@ -191,8 +191,8 @@ class Tidying:
             log.info("promise_looked_into", node=node, pod_uid=uid, removed=removed)
             return
         version = await ledger.departed_by(node, uid, found.promise)
-        if version:
-            self._deliver([DepartureMarked(node, uid, version)])
+        if version is not None:
+            self._deliver([DepartureMarked(node, uid, version, time.monotonic())])
             log.info("promise_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
 
 

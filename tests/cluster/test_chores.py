@@ -11,11 +11,13 @@ from contract.kube import (
     ContainerStatus,
     Lease,
     Node,
+    NodeSpec,
     NodeStatus,
     ObjectMeta,
     Pod,
     PodStatus,
     Present,
+    Taint,
 )
 from extender.cluster.chores import (
     Bystander,
@@ -26,7 +28,7 @@ from extender.cluster.chores import (
     leftovers,
     uninitialised,
 )
-from extender.cluster.departures import REMEMBERED, Departures
+from extender.cluster.departures import KUBELET_ENDS_S, REMEMBERED, Departures
 from extender.cluster.events import (
     DepartureMarked,
     Event,
@@ -227,6 +229,34 @@ def test_a_pod_that_is_gone_is_let_go_by_a_sample_taken_after_that(
     assert leftovers(state, WALL_S, 60.0) == AWAITS
     state.apply([DepartureMarked("n", "uid-p", "100"), DepartureMarked("n", "uid-p", "200")])
     assert leftovers(state, WALL_S, 60.0) == (LEFT if left else [])
+
+
+def unreachable(by: bool) -> NodeSeen:
+    taints = [Taint(key="node.kubernetes.io/unreachable", effect="NoExecute")] if by else []
+    return NodeSeen(msgspec.structs.replace(kube_node(), spec=NodeSpec(taints=taints)))
+
+
+def test_without_an_agent_a_kubelet_that_is_reachable_has_ended_who_is_gone() -> None:
+    node = gpunode(promises={"uid-p": PROMISE})
+    state = state_with(node, pod(node="n"))
+    state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
+    assert leftovers(state, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
+    later_s = WALL_S + KUBELET_ENDS_S + 1.0
+    assert leftovers(state, later_s, 60.0) == LEFT
+    # One that is not has ended nobody, and begins anew when it is back.
+    state.apply([unreachable(True)])
+    assert leftovers(state, later_s, 60.0) == AWAITS
+    state.apply([DepartureMarked("n", "uid-p", "", NOW_S)])
+    assert leftovers(state, later_s, 60.0) == AWAITS
+    state.apply([unreachable(False), DepartureMarked("n", "uid-p", "", NOW_S + 100.0)])
+    assert leftovers(state, later_s, 60.0) == AWAITS
+    assert leftovers(state, later_s + 100.0, 60.0) == LEFT
+
+
+def test_an_agent_that_has_reported_is_waited_for() -> None:
+    state = state_with(gpunode(shared("a"), promises={"uid-p": PROMISE}), pod(node="n"))
+    state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
+    assert leftovers(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
 
 
 def test_marks_go_with_the_promise() -> None:

@@ -7,7 +7,7 @@ from contract.annotations import PREEMPTING
 from contract.kube import Pod
 from contract.preempting import Attempt, encode_attempt
 from extender.cluster.events import PodGone, PodSeen
-from extender.cluster.nominations import CLEARED_S, EXPECTED_S, Nominations, yields
+from extender.cluster.nominations import CLEARED_S, EXPECTED_S, LONGEST_S, Nominations, yields
 from extender.cluster.state import ClusterState
 from extender.placement.rules import Rules
 from tests.builders import NOW_S, pod
@@ -61,6 +61,33 @@ def test_what_kube_scheduler_was_told_counts_until_it_says_so() -> None:
     assert held(nominations, EXPECTED_S + 0.1) == []
     nominations.see(nominee())
     assert held(nominations, EXPECTED_S + HOLD_S) == ["n"]
+
+
+def test_what_was_expected_and_never_seen_ends_whoever_leaves_later() -> None:
+    """The pod was deleted while kube-scheduler looked for victims: nothing tells of it any more."""
+    nominations = Nominations(HOLD_S, ours=False)
+    nominations.expect(nominee(None), "n", 0.0)
+    assert held(nominations, 1.0, left=True) == ["n"]
+    assert held(nominations, EXPECTED_S + 0.1, left=True) == []
+    assert held(nominations, 3600.0, left=True) == []
+    assert not nominations.node_of("uid-nominee")
+
+
+def test_an_expected_nomination_that_is_seen_is_held_as_any_other() -> None:
+    nominations = Nominations(HOLD_S, ours=False)
+    nominations.expect(nominee(None), "n", 0.0)
+    nominations.see(nominee("n"))
+    assert held(nominations, 100.0, left=True) == ["n"]
+
+
+def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
+    nominations = Nominations(HOLD_S, ours=False)
+    nominations.see(nominee())
+    assert held(nominations, 0.0, left=True) == ["n"]
+    assert held(nominations, LONGEST_S, left=True) == ["n"]
+    assert held(nominations, LONGEST_S + 0.1, left=True) == []
+    nominations.see(nominee())
+    assert held(nominations, LONGEST_S + 1.0, left=True) == []
 
 
 def test_our_own_nomination_counts_only_where_we_make_them() -> None:

@@ -153,7 +153,7 @@ class Stage:
     def remove(self, node: str = "n", uid: str = "uid-p", left: bool = False) -> bool:
         return self._watched(lambda: self.ledger.remove(node, uid, left))
 
-    def departed_by(self, uid: str = "uid-p") -> str:
+    def departed_by(self, uid: str = "uid-p") -> str | None:
         promise = self.node().spec.reservations[uid]
         return self._watched(lambda: self.ledger.departed_by("n", uid, promise))
 
@@ -557,14 +557,14 @@ class TestDeparture:
         assert bound.departed_by() == "41"
 
     def test_a_pod_that_is_there_is_not_gone(self, bound: Stage) -> None:
-        assert bound.departed_by() == ""
+        assert bound.departed_by() is None
         assert bound.calls == ["read_pod"]
 
     @pytest.mark.parametrize("operation", ["read_pod", "read_heartbeat_version"])
     def test_silence_marks_nothing(self, bound: Stage, operation: str) -> None:
         bound.store.delete_pod("a", "p")
         bound.fault = once(operation, "before", raises(OutcomeUnknown))
-        assert bound.departed_by() == ""
+        assert bound.departed_by() is None
 
 
 class TestWake:
