@@ -211,6 +211,7 @@ class Telemetry:
             (self.history_queries, ("answered", "failed")),
             (self.ledger_conflicts, CONFLICTING),
             (self.wakes, ("woken", "overtaken", "failed")),
+            (self.loop_failures, ("intake", "reservations", "nodes", "notices", "wakes")),
         ):
             for outcome in outcomes:
                 counter.labels(outcome)
