@@ -5,7 +5,7 @@ Unknown fields are passed over without being built.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,6 +30,8 @@ class ObjectMeta(KubeStruct, frozen=True):
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] | None = None
+    #: Not of Kubernetes: bytes of annotations that were left out because nothing reads them.
+    foreign_annotation_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     labels: Mapping[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
     finalizers: list[str] | None = None

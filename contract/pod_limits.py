@@ -53,7 +53,7 @@ def exceeded(pod: Pod) -> str:
             "label the nodes instead",
         ),
         (
-            annotation_bytes(annotations),
+            annotation_bytes(annotations) + pod.metadata.foreign_annotation_bytes,
             free_bytes,
             "bytes in annotations",
             "remove some: Headroom writes its placement beside them",
@@ -78,7 +78,8 @@ def has_room_for(pod: Pod, written: Mapping[str, str]) -> bool:
     """Whether the API server accepts the pod's annotations with ``written`` on top of them, and a
     mark that requeues or touches the pod after that."""
     after = {**(pod.metadata.annotations or {}), **written}
-    return annotation_bytes(after) <= MAX_ANNOTATION_BYTES - _MARK_BYTES
+    after_bytes = annotation_bytes(after) + pod.metadata.foreign_annotation_bytes
+    return after_bytes <= MAX_ANNOTATION_BYTES - _MARK_BYTES
 
 
 def _node_constraints(pod: Pod) -> Iterator[object]:

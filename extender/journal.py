@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
+
 from contract.decision import decision_id
 from contract.kube import Pod
 from contract.reasons import Reason
@@ -18,6 +20,9 @@ from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Pree
 
 #: Pods for which others were to leave, of which it is remembered who.
 MOST_PREEMPTING = 256
+#: Memory for pods as kube-scheduler showed them last.
+MAX_SHOWN_BYTES = 64 << 20
+_encode = msgspec.msgpack.encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +50,27 @@ class Decision:
 
 
 class Journal:
-    """Bounded: the pod decided about longest ago is forgotten first."""
+    """Bounded in number and bytes: the pod decided about longest ago is forgotten first."""
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
         self.records = Records(bounds)
-        self._by_uid: OrderedDict[str, Decision] = OrderedDict()
+        #: Uid -> decision, and the memory that it takes.
+        self._by_uid: OrderedDict[str, tuple[Decision, int]] = OrderedDict()
+        self.shown_bytes = 0
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Uid -> decision, of pods for which others were to leave.
         self._preempted: OrderedDict[str, tuple[str, Preempted]] = OrderedDict()
 
     def record(self, decision: Decision) -> None:
         metadata = decision.pod.metadata
-        self._by_uid[metadata.uid] = decision
-        self._by_uid.move_to_end(metadata.uid)
+        self._forget(metadata.uid)
+        size_bytes = pod_bytes(decision.pod)
+        self._by_uid[metadata.uid] = decision, size_bytes
         self._uid_of[metadata.namespace, metadata.name] = metadata.uid
-        while len(self._by_uid) > self.records.bounds.decisions:
-            uid, oldest = self._by_uid.popitem(last=False)
-            key = (oldest.pod.metadata.namespace, oldest.pod.metadata.name)
-            if self._uid_of.get(key) == uid:
-                del self._uid_of[key]
+        self.shown_bytes += size_bytes
+        most = self.records.bounds.decisions
+        while len(self._by_uid) > most or self.shown_bytes > MAX_SHOWN_BYTES:
+            self._forget(next(iter(self._by_uid)))
         part = Filtered(
             decision.at_s,
             micros(decision.took_s),
@@ -75,6 +82,15 @@ class Journal:
             decision.observed,
         )
         self.note(decision.pod, part, decision.at_s, decision.only)
+
+    def _forget(self, uid: str) -> None:
+        decision, size_bytes = self._by_uid.pop(uid, (None, 0))
+        if decision is None:
+            return
+        self.shown_bytes -= size_bytes
+        key = (decision.pod.metadata.namespace, decision.pod.metadata.name)
+        if self._uid_of.get(key) == uid:
+            del self._uid_of[key]
 
     def note(self, pod: Pod, part: Part, at_s: float, node: str = "") -> None:
         """Put on record what a verb made of this very version of the pod."""
@@ -93,7 +109,8 @@ class Journal:
 
     def latest(self, most: int) -> list[Decision]:
         """The last about each pod, at most so many, the newest first."""
-        return list(islice(reversed(list(self._by_uid.values())), most))
+        newest = reversed(list(self._by_uid.values()))
+        return [decision for decision, _ in islice(newest, most)]
 
     @property
     def shown(self) -> int:
@@ -101,10 +118,17 @@ class Journal:
         return len(self._by_uid)
 
     def of_uid(self, uid: str) -> Decision | None:
-        return self._by_uid.get(uid)
+        decision, _ = self._by_uid.get(uid, (None, 0))
+        return decision
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
-        return self._by_uid.get(self._uid_of.get((namespace, name), ""))
+        return self.of_uid(self._uid_of.get((namespace, name), ""))
+
+
+def pod_bytes(pod: Pod) -> int:
+    """Memory that a pod takes at most, estimated from its length as MessagePack: the many small
+    objects of a spec take ten times their length."""
+    return 1024 + 2 * len(_encode(pod)) + 10 * len(_encode(pod.spec))
 
 
 def micros(seconds: float) -> int:

@@ -50,6 +50,8 @@ _MARKS = {
     "hami.io/vgpu-devices-to-allocate": Reason.HAMI_MANAGES,
     "ALIYUN_COM_GPU_MEM_IDX": Reason.GPUSHARE_MANAGES,
 }
+#: Annotations of a node that HAMi's agent writes.
+NODE_MARKS = (_HAMI_HANDSHAKE, _HAMI_REGISTER)
 _RESOURCES = {
     **dict.fromkeys(_HAMI_RESOURCES, Reason.HAMI_MANAGES),
     **dict.fromkeys(_GPUSHARE_RESOURCES, Reason.GPUSHARE_MANAGES),
@@ -85,12 +87,17 @@ def of_pod(pod: Pod) -> set[Reason]:
             continue  # copied from a pod that HAMi placed elsewhere
         if key in _MARKS:
             found.add(_MARKS[key])
-        elif key.startswith("nvidia.com/container.") and key.endswith(".gpus.devices"):
+        elif _is_kais_device(key):
             found.add(Reason.KAI_MANAGES)
     for resource, quantity in _asked(pod):
         if resource in _RESOURCES and _is_some(quantity):
             found.add(_RESOURCES[resource])
     return found
+
+
+def is_mark(key: str) -> bool:
+    """Whether ``of_pod`` reads the annotation of that key."""
+    return key in _MARKS or key == _HAMI_NODE or _is_kais_device(key)
 
 
 def node_of(piece: ResourceSlice) -> str:
@@ -99,6 +106,10 @@ def node_of(piece: ResourceSlice) -> str:
     if spec.driver != DRA_DRIVER or not spec.devices:
         return ""
     return spec.node_name or spec.pool.name
+
+
+def _is_kais_device(key: str) -> bool:
+    return key.startswith("nvidia.com/container.") and key.endswith(".gpus.devices")
 
 
 def _is_group(label: str) -> bool:

@@ -11,7 +11,7 @@ from math import isfinite
 import msgspec
 import numpy as np
 
-from contract.annotations import DEFAULT_VRAM, PREFIX
+from contract.annotations import DEFAULT_VRAM
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import (
     Container,
@@ -38,6 +38,7 @@ from extender.cluster.events import (
     PodSeen,
     SliceSeen,
 )
+from extender.cluster.kept import kept_annotations
 from extender.cluster.state import ClusterState
 from extender.journal import Decision
 from extender.placement.activity import HISTORY, Activity
@@ -49,8 +50,6 @@ from extender.placement.visible import NO_DEVICES, VISIBLE_DEVICES, followed
 FORMAT = "headroom.gpu/snapshot/v1"
 #: A moment that no stamp is near to, so that it is not taken for a sign of life.
 _LONG_AGO_S = -1e15
-#: Annotations that decide anything begin so.
-_NOTES = (PREFIX, "hami.io/")
 #: What each of them leaves on a pod that it bound.
 _MARKS = {
     Reason.HAMI_MANAGES: "hami.io/vgpu-devices-allocated",
@@ -190,26 +189,18 @@ def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
 def without_values(pod: Pod) -> Pod:
     """The same as far as anybody decides by it. Other annotations go too: kubectl keeps whole
     manifests in one of them, variables and all."""
-    annotations = _deciding_notes(pod.metadata)
     spec = msgspec.structs.replace(
         pod.spec,
         containers=_bare(pod.spec.containers),
         init_containers=_bare(pod.spec.init_containers),
     )
-    metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)
-    return msgspec.structs.replace(pod, metadata=metadata, spec=spec)
+    return msgspec.structs.replace(pod, metadata=kept_annotations(pod.metadata), spec=spec)
 
 
 def _without_notes(node: Node | None) -> Node | None:
     if node is None:
         return None
-    metadata = msgspec.structs.replace(node.metadata, annotations=_deciding_notes(node.metadata))
-    return msgspec.structs.replace(node, metadata=metadata)
-
-
-def _deciding_notes(of: ObjectMeta) -> dict[str, str] | None:
-    notes = (of.annotations or {}).items()
-    return {key: text for key, text in notes if key.startswith(_NOTES)} or None
+    return msgspec.structs.replace(node, metadata=kept_annotations(node.metadata))
 
 
 def _bare(containers: list[Container] | None) -> list[Container] | None:

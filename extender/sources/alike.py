@@ -16,8 +16,12 @@ from contract.kube import Node, Pod
 
 T = TypeVar("T")
 
-#: Beyond so many that differ all are forgotten, and kept anew as they come.
+#: Beyond this number of different values, or bytes of them as JSON, all are forgotten and kept
+#: again as they come.
 MOST_KEPT = 4096
+MAX_KEPT_BYTES = 1 << 20
+#: A longer value is never shared: objects of one Deployment are short, or they are few.
+MAX_VALUE_BYTES = 16 << 10
 
 
 class Alike:
@@ -25,19 +29,33 @@ class Alike:
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Any] = {}
+        self._kept_bytes = 0
 
     def one(self, value: T) -> T:
         """An equal one, the same each time."""
         if not value:
             return value
-        if len(self._kept) >= MOST_KEPT:
+        written = msgspec.json.encode(value)
+        if len(written) > MAX_VALUE_BYTES:
+            return value
+        kept: T | None = self._kept.get(written)
+        if kept is not None:
+            return kept
+        if len(self._kept) >= MOST_KEPT or self._kept_bytes + len(written) > MAX_KEPT_BYTES:
             self._kept.clear()
-        kept: T = self._kept.setdefault(msgspec.json.encode(value), value)
-        return kept
+            self._kept_bytes = 0
+        self._kept[written] = value
+        self._kept_bytes += len(written)
+        return value
 
     @property
     def kept(self) -> int:
         return len(self._kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Length of all values as JSON."""
+        return self._kept_bytes
 
 
 class Pods:

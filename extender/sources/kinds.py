@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from contract.errors import BadReport
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_promises
 from contract.kube import (
-    Container,
     Lease,
     Namespace,
     Node,
@@ -35,10 +34,11 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.placement.visible import VISIBLE_DEVICES
+from extender.cluster.kept import kept_namespace, kept_node, kept_pod, unannotated
 from extender.sources.alike import Nodes, Pods
 from extender.sources.gpunodes import GPUNodeReader
 
+T = TypeVar("T")
 KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
 
 #: Newest first: which of them is served depends on the cluster's version and feature gates.
@@ -111,43 +111,9 @@ def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
         return GPUNode(metadata=metadata)
 
 
-_node_decoder = msgspec.json.Decoder(Node)
-_pod_decoder = msgspec.json.Decoder(Pod)
-
-
-def _decode_pod(raw: msgspec.Raw) -> Pod:
-    """A pod without what nobody asks of one that is held: half of what it would take.
-
-    These are variables by other names than ours and, once it is bound, the conditions, which say
-    why it was not, and how its containers do until it has ended. How its init containers do tells
-    whether a gate still holds it.
-    """
-    pod = _pod_decoder.decode(raw)
-    spec = msgspec.structs.replace(
-        pod.spec,
-        containers=_without_variables(pod.spec.containers),
-        init_containers=_without_variables(pod.spec.init_containers),
-        volumes=None,  # of one that is shown to a verb they are looked at there
-    )
-    status = pod.status
-    if status is not None and pod.node:
-        status = msgspec.structs.replace(status, conditions=None)
-        if status.phase not in ("Succeeded", "Failed"):
-            status = msgspec.structs.replace(status, container_statuses=None)
-    return msgspec.structs.replace(pod, spec=spec, status=status)
-
-
-def _without_variables(containers: list[Container] | None) -> list[Container] | None:
-    return containers and [
-        msgspec.structs.replace(
-            each,
-            env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
-            ports=each.ports and [port for port in each.ports if port.host_port],
-        )
-        if each.env or each.ports
-        else each
-        for each in containers
-    ]
+def _reader(kind: type[T], keep: Callable[[T], T]) -> Callable[[msgspec.Raw], T]:
+    decode = msgspec.json.Decoder(kind).decode
+    return lambda raw: keep(decode(raw))
 
 
 def _slices(version: str) -> str:
@@ -159,13 +125,16 @@ def watched_kinds(
 ) -> tuple[Kind, ...]:
     """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases,
     ``concerns`` says which pods are told of when they are listed."""
-    nodes, pods = Nodes(), Pods()
+    nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
+    read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
+    read_namespace = _reader(Namespace, kept_namespace)
+    read_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
     return (
         Kind(
             "nodes",
             "/api/v1/nodes",
             Node,
-            lambda raw: nodes.share(_node_decoder.decode(raw)),
+            read_node,
             lambda node, at_s: NodeSeen(node),
             lambda metadata: NodeGone(metadata.name),
         ),
@@ -173,7 +142,7 @@ def watched_kinds(
             "namespaces",
             "/api/v1/namespaces",
             Namespace,
-            msgspec.json.Decoder(Namespace).decode,
+            read_namespace,
             lambda namespace, at_s: NamespaceSeen(namespace),
             lambda metadata: NamespaceGone(metadata.name),
         ),
@@ -181,7 +150,7 @@ def watched_kinds(
             "gpunodes",
             f"/apis/{GROUP}/{VERSION}/{PLURAL}",
             GPUNode,
-            GPUNodeReader().read,
+            lambda raw: unannotated(gpunodes.read(raw)),
             GPUNodeSeen,
             lambda metadata: GPUNodeGone(metadata.name),
             _salvage_gpunode,
@@ -198,7 +167,7 @@ def watched_kinds(
             "resourceslices",
             _slices(_SLICE_VERSIONS[0]),
             ResourceSlice,
-            msgspec.json.Decoder(ResourceSlice).decode,
+            _reader(ResourceSlice, unannotated),
             lambda piece, at_s: SliceSeen(piece),
             lambda metadata: SliceGone(metadata.name),
             other_paths=tuple(map(_slices, _SLICE_VERSIONS[1:])),
@@ -207,7 +176,7 @@ def watched_kinds(
             "poddisruptionbudgets",
             "/apis/policy/v1/poddisruptionbudgets",
             PodDisruptionBudget,
-            msgspec.json.Decoder(PodDisruptionBudget).decode,
+            _reader(PodDisruptionBudget, unannotated),
             lambda budget, at_s: BudgetSeen(budget),
             lambda metadata: BudgetGone(metadata.namespace, metadata.name),
         ),
@@ -215,7 +184,7 @@ def watched_kinds(
             "pods",
             "/api/v1/pods",
             Pod,
-            lambda raw: pods.share(_decode_pod(raw)),
+            read_pod,
             lambda pod, at_s: PodSeen(pod),
             lambda metadata: PodGone(metadata.uid),
             concerns=concerns,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.kube import Pod
+from extender.cluster.kept import kept_pod
 from extender.cluster.preemption import Offer
 from extender.web.names import Names
 
@@ -149,7 +150,7 @@ def decode_offer(body: bytes, expected: Names | None = None) -> Offered:
     The names that are ``expected`` are not read again when they came.
     """
     args = _decoded(_filter_args, body)
-    pod = _whole(args.pod)
+    pod = kept_pod(_whole(args.pod))
     if args.node_names != NULL:
         json = bytes(args.node_names)
         names = expected if expected and json == expected.json else Names.plain(json)

@@ -59,7 +59,10 @@ def test_a_pod_says_what_it_said(of: dict[str, Any]) -> None:
     "of",
     [
         {"metadata": {"name": "n"}},
-        {"metadata": {"name": "n", "labels": {}, "annotations": {"a": "b"}}, "status": {}},
+        {
+            "metadata": {"name": "n", "labels": {}, "annotations": {"headroom.gpu/reserve": "1Gi"}},
+            "status": {},
+        },
         {
             "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": "A100", "x": ""}},
             "spec": {"unschedulable": True},
@@ -135,3 +138,15 @@ def test_what_is_kept_is_bounded() -> None:
     assert alike.one(["x"]) == ["x"]
     assert alike.one([]) == []
     assert alike.one(None) is None
+
+
+def test_values_are_bounded_in_bytes() -> None:
+    alike = Alike()
+    for number in range(300):
+        value = {"label": f"{number:06}" + "x" * 10_000}
+        assert alike.one(value) is value
+        assert alike.one(dict(value)) is value
+        assert alike.kept_bytes <= 1 << 20
+    longest = {"label": "x" * 100_000}
+    assert alike.one(dict(longest)) == longest
+    assert alike.kept_bytes < 1 << 20

@@ -7,6 +7,15 @@ import pytest
 
 from contract.gate import GATE, waits
 from contract.kube import Pod
+from contract.pod_limits import (
+    MAX_ANNOTATION_BYTES,
+    MAX_OWN_ANNOTATION_BYTES,
+    RESERVED_ANNOTATION_BYTES,
+    annotation_bytes,
+    exceeded,
+    has_room_for,
+)
+from extender.cluster.allocators import of_pod
 from extender.cluster.waking import refused_by_us
 from extender.placement.request import understand
 from extender.placement.rules import Rules
@@ -84,3 +93,92 @@ def test_of_a_running_pod_half_is_kept() -> None:
     beside = {"conditions": [REFUSED] * 4, "containerStatuses": [RUNNING]}
     sent = raw([OTHER] * 10, node="n", phase="Running", **beside)
     assert len(msgspec.json.encode(DECODE(sent))) < len(msgspec.json.encode(ALL(sent))) / 2
+
+
+def manifest(annotations: dict[str, str], **metadata: Any) -> msgspec.Raw:
+    metadata = {"name": "p", "uid": "u", "annotations": annotations, **metadata}
+    return msgspec.Raw(msgspec.json.encode({"metadata": metadata}))
+
+
+def decoded(kind: str, raw: msgspec.Raw) -> Any:
+    return next(each for each in watched_kinds("any") if each.name == kind).decode(raw)
+
+
+NOISE = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 100_000, "a": "ö" * 1000}
+
+
+def test_of_annotations_that_nothing_reads_only_the_size_is_kept() -> None:
+    own = {"headroom.gpu/vram": "8Gi", "headroom.gpu/retry": "1"}
+    sent = manifest({**NOISE, **own})
+    kept = decoded("pods", sent)
+    assert kept.metadata.annotations == own
+    assert kept.metadata.foreign_annotation_bytes == annotation_bytes(NOISE)
+    assert len(msgspec.json.encode(kept)) < 500
+
+
+@pytest.mark.parametrize("free_bytes", [1, 0])
+def test_dropped_annotations_count_towards_the_limits(free_bytes: int) -> None:
+    most = MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES - len("a")
+    sent = manifest({"a": "x" * (most + 1 - free_bytes)})
+    kept, whole = decoded("pods", sent), ALL(sent)
+    assert exceeded(kept) == exceeded(whole)
+    assert bool(exceeded(kept)) == (not free_bytes)
+    for written_bytes in (7000, 8000):
+        written = {"headroom.gpu/placement": "x" * written_bytes}
+        assert has_room_for(kept, written) == has_room_for(whole, written)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {f"headroom.gpu/devices.{n}": "" for n in range(20_000)},
+        {"headroom.gpu/vram": "8Gi", "headroom.gpu/note": "x" * 200_000},
+    ],
+    ids=["many", "long"],
+)
+def test_of_our_annotations_no_more_is_kept_than_is_too_much(own: dict[str, str]) -> None:
+    kept = decoded("pods", manifest(own))
+    assert "at most" in exceeded(kept)
+    assert kept.metadata.annotations.get("headroom.gpu/vram") == own.get("headroom.gpu/vram")
+    assert annotation_bytes(kept.metadata.annotations) < 2 * MAX_OWN_ANNOTATION_BYTES
+    after = annotation_bytes(kept.metadata.annotations) + kept.metadata.foreign_annotation_bytes
+    assert after == annotation_bytes(own)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"run.ai/reserve_for_gpu_index": "0"},
+        {"hami.io/vgpu-devices-allocated": "x" * 100_000},
+        {"hami.io/vgpu-devices-allocated": "x", "hami.io/vgpu-node": "elsewhere"},
+        {"nvidia.com/container.main.gpus.devices": "GPU-1"},
+        {"ALIYUN_COM_GPU_MEM_IDX": "0"},
+    ],
+)
+def test_marks_of_other_allocators_are_kept(mark: dict[str, str]) -> None:
+    bound = {"metadata": {"name": "p", "annotations": {**NOISE, **mark}}, "spec": {"nodeName": "n"}}
+    sent = msgspec.Raw(msgspec.json.encode(bound))
+    kept = decoded("pods", sent)
+    assert of_pod(kept) == of_pod(ALL(sent))
+    assert set(kept.metadata.annotations) == set(mark)
+    assert len(msgspec.json.encode(kept)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("nodes", {"headroom.gpu/reserve": "1Gi", "hami.io/node-handshake": "Requesting"}),
+        ("namespaces", {"headroom.gpu/default-vram": "4Gi"}),
+        ("gpunodes", {}),
+        ("resourceslices", {}),
+        ("poddisruptionbudgets", {}),
+    ],
+)
+def test_no_kind_keeps_annotations_that_nothing_reads(kind: str, read: dict[str, str]) -> None:
+    kept = decoded(kind, manifest({**NOISE, **read}))
+    assert (kept.metadata.annotations or {}) == read
+
+
+def test_a_namespace_keeps_labels_of_ours_alone() -> None:
+    kept = decoded("namespaces", manifest({}, labels={"headroom.gpu/scheduler": "s", "a": "b"}))
+    assert kept.metadata.labels == {"headroom.gpu/scheduler": "s"}

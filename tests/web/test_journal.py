@@ -4,12 +4,18 @@ import asyncio
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 
 from contract.decision import decision_of
 from contract.kube import Pod
+from extender import journal as journal_module
+from extender.cluster.kept import kept_pod
+from extender.journal import Decision, Journal, pod_bytes
 from extender.records import (
     DEFAULT_BOUNDS,
     TERMS,
@@ -149,3 +155,78 @@ def test_a_placement_that_somebody_else_wrote_names_no_decision(text: str | None
     annotations = {} if text is None else {"headroom.gpu/placement": text}
     shown: Pod = pod(annotations=annotations)
     assert decision_of(shown) == ""
+
+
+def decision(uid: str, name: str = "p", annotation: str = "") -> Decision:
+    shown = pod(uid=uid, name=name, annotations={"headroom.gpu/note": annotation})
+    return Decision(shown, f"{uid}.1", WALL_S, 7, 5, 2, {})
+
+
+def test_shown_pods_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_SHOWN_BYTES", 100_000)
+    journal = Journal()
+    for number in range(50):
+        journal.record(decision(f"u{number}", f"p{number}", "x" * 10_000))
+        assert journal.shown_bytes <= 100_000
+    assert journal.of_pod("default", "p0") is journal.of_uid("u0") is None
+    assert journal.of_pod("default", "p49") is journal.of_uid("u49") is not None
+
+
+def test_a_pod_under_many_names_is_kept_once() -> None:
+    """The port takes any body: nothing ties the uid in it to one name."""
+    journal = Journal()
+    for number in range(100):
+        journal.record(decision("u", f"p{number}"))
+    assert journal.of_pod("default", "p98") is None
+    assert journal.of_pod("default", "p99") is not None
+    assert journal.shown_bytes == pod_bytes(decision("u", "p99").pod)
+
+
+def plain_pod(number: int) -> dict[str, Any]:
+    return sent(f"p{number}", "1Gi")
+
+
+def annotated_pod(number: int) -> dict[str, Any]:
+    shown = sent(f"p{number}", "1Gi")
+    shown["metadata"]["annotations"]["headroom.gpu/note"] = f"{number:06}" + "x" * 30_000
+    return shown
+
+
+def pod_of_many_containers(number: int) -> dict[str, Any]:
+    shown = sent(f"p{number}", "1Gi")
+    limits = {"nvidia.com/gpu": "1", "cpu": "2"}
+    many = [{"name": f"{number}-{n}", "resources": {"limits": limits}} for n in range(300)]
+    return {**shown, "spec": {**shown["spec"], "initContainers": many}}
+
+
+def pod_of_many_tolerations(number: int) -> dict[str, Any]:
+    shown = sent(f"p{number}", "1Gi")
+    many = [{"key": f"{number}-{n}"} for n in range(900)]
+    return {**shown, "spec": {**shown["spec"], "tolerations": many}}
+
+
+@pytest.mark.parametrize(
+    "manifest", [plain_pod, annotated_pod, pod_of_many_containers, pod_of_many_tolerations]
+)
+def test_no_pod_takes_more_memory_than_estimated(manifest: Callable[[int], dict[str, Any]]) -> None:
+    bodies = [json.dumps(manifest(number)).encode() for number in range(50)]
+    decode = msgspec.json.Decoder(Pod).decode
+    gc.collect()
+    tracemalloc.start()
+    pods = [kept_pod(decode(body)) for body in bodies]
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken <= sum(map(pod_bytes, pods))
+
+
+def test_filter_keeps_no_annotation_that_nothing_reads() -> None:
+    world = World()
+    shown = sent("noted", "1Gi")
+    shown["metadata"]["annotations"]["example.com/manifest"] = "x" * 200_000
+    world.call("filter", json.dumps(offer(shown, *NODES)).encode())
+    kept = world.journal.of_pod("default", "noted")
+    assert kept is not None
+    assert set(kept.pod.metadata.annotations or {}) == {"headroom.gpu/vram"}
+    assert kept.pod.metadata.foreign_annotation_bytes == 200_000 + len("example.com/manifest")
+    assert world.journal.shown_bytes < 20_000

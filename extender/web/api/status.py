@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from extender.cluster.agreement import Mismatch, mismatches, unreported
 from extender.cluster.freshness import age
+from extender.journal import MAX_SHOWN_BYTES
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import encoded
 from extender.web.api.context import Context
@@ -47,10 +48,12 @@ class JournalView(BaseModel):
     bytes: int
     #: Besides, pods as kube-scheduler showed them last, for their binds: 3 KiB each as a rule.
     pods_shown: int
+    pods_shown_bytes: int
     oldest_age_s: float | None
     #: The settings that bound it.
     most_decisions: int
     most_bytes: int
+    most_shown_bytes: int
     most_age_s: float
 
 
@@ -193,9 +196,11 @@ def router(context: Context) -> APIRouter:
             decisions=len(records),
             bytes=records.size_bytes,
             pods_shown=context.journal.shown,
+            pods_shown_bytes=context.journal.shown_bytes,
             oldest_age_s=age_s,
             most_decisions=bounds.decisions,
             most_bytes=bounds.size_bytes,
+            most_shown_bytes=MAX_SHOWN_BYTES,
             most_age_s=bounds.age_s,
         )
 
