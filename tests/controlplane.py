@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import urllib3
 import yaml
@@ -214,7 +215,10 @@ class ControlPlane(Processes):
             "contexts": [{"name": "tests", "context": context}],
             "current-context": "tests",
         }
-        path.write_text(json.dumps(content))
+        # Another process may be reading it: it finds the old file or the new one, never a part.
+        new = path.with_name(f"{path.name}.{uuid4().hex}")
+        new.write_text(json.dumps(content))
+        new.replace(path)
 
     def start_scheduler(
         self,

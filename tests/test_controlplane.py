@@ -1,5 +1,6 @@
 """The control plane of the tests leaves nothing behind, however its session ends."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -64,3 +65,16 @@ def test_one_that_runs_is_not_swept(plane: ControlPlane, monkeypatch: pytest.Mon
 def test_a_port_is_not_chosen_again_before_its_server_is_there() -> None:
     ports = [port for _ in range(150) for port in free_ports(5)]
     assert len({*ports}) == 750
+
+
+def test_who_reads_a_kubeconfig_while_it_is_written_again_reads_all_of_it(tmp_path: Path) -> None:
+    plane, path = ControlPlane(), tmp_path / "kubeconfig"
+    try:
+        plane.write_kubeconfig(path, {"token": "first"})
+        with path.open() as reader:
+            plane.write_kubeconfig(path, {"token": "second"})
+            assert json.load(reader)["users"][0]["user"] == {"token": "first"}
+        assert "second" in path.read_text()
+        assert list(tmp_path.iterdir()) == [path]
+    finally:
+        plane.stop()

@@ -18,14 +18,15 @@ from extender.certs.plan import Authority, Terms, Wanted, next_authority, next_l
 from extender.kubeevents import COMPONENT
 from extender.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane, free_ports
-from tests.e2e.cluster import EVENTS, RBAC, Cluster, PlayedCluster
-from tests.e2e.conftest import ONE_GPU, Tell
-from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE
+from tests.e2e.cluster import EVENTS, RBAC, Cluster
+from tests.e2e.conftest import NewCluster, Tell
+from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE, Shape
 from tests.e2e.wire import Wire, wire_to
 
 MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
 DEFAULT = "default-scheduler"
 AT_ONCE = Terms(settle=timedelta(0))
+MANY_REPLICAS = Shape(replicas=16)
 
 
 class Mounted:
@@ -93,26 +94,6 @@ def wire() -> Iterator[Wire]:
         yield between
 
 
-@pytest.fixture(scope="module")
-def settled(plane: ControlPlane, binaries: None) -> Iterator[Cluster]:
-    """Three nodes that are ready to take pods; each test has what the one before left of them."""
-    cluster = PlayedCluster(plane, 3, ONE_GPU)
-    try:
-        cluster.create()
-        cluster.start_extender()
-        cluster.settle()
-        cluster.kill_all()
-        yield cluster
-    finally:
-        cluster.close()
-
-
-@pytest.fixture
-def cluster(settled: Cluster) -> Iterator[Cluster]:
-    yield settled
-    settled.kill_all()
-
-
 def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) -> float:
     """Seconds until a new pod of the default scheduler was bound."""
     began_s = time.monotonic()
@@ -122,9 +103,11 @@ def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) ->
 
 
 def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
-    cluster: Cluster, mounted: Mounted, wire: Wire, tell: Tell
+    new_cluster: NewCluster, mounted: Mounted, wire: Wire, tell: Tell
 ) -> None:
+    cluster = new_cluster(1, MANY_REPLICAS)
     cluster.start_extender(port=wire.upstream_port, tls=mounted.tls)
+    cluster.settle()
     content = default_scheduler(cluster.plane, wire.port, mounted.host)
     for minor in MINORS:
         cluster.start_scheduler_as(minor, content, minor)
@@ -193,10 +176,9 @@ def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
     return content
 
 
-def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
-    cluster: Cluster,
-) -> None:
-    plane = cluster.plane
+@pytest.fixture
+def elects(plane: ControlPlane) -> Iterator[None]:
+    """The right to elect a leader, for the schedulers of the tests."""
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}
     role = {"metadata": {"name": "elects"}, "rules": [leases]}
     user = {
@@ -209,6 +191,17 @@ def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
     plane.call("POST", f"{where}/roles", role)
     binding = {"metadata": {"name": "elects"}, "roleRef": ref, "subjects": [user]}
     plane.call("POST", f"{where}/rolebindings", binding)
+    yield
+    for kind in ("rolebindings", "roles"):
+        plane.call("DELETE", f"{where}/{kind}/elects")
+
+
+@pytest.mark.usefixtures("elects")
+def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(2)
+    plane = cluster.plane
     ports = cluster.start_replicas("extender-a", "extender-b")
     for replica, port in zip("ab", ports, strict=True):
         cluster.start_scheduler_as(f"scheduler-{replica}", own_scheduler(plane, port))
@@ -221,6 +214,7 @@ def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
         "leaderElection": {"leaderElect": False},
     }
     cluster.start_scheduler_as("scheduler-of-the-cluster", stock)
+    cluster.settle()
     cluster.create_pod("first", "20Gi")
     cluster.until(lambda: bool(cluster.node_of("first")), "the first is bound")
 
@@ -245,23 +239,36 @@ def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
 
 
 def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without_a_restart(
-    cluster: Cluster,
+    new_cluster: NewCluster,
 ) -> None:
-    """Three of 20 GiB and one of 1 GiB are left waiting on three nodes of 24 GiB."""
+    cluster = new_cluster(1)
+    cluster.bring_up()
+    cluster.create_pod("first", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first is bound")
+    cluster.create_pod("second", "20Gi")
+
+    def told() -> list[tuple[str, str]]:
+        return [
+            (event["reason"], event["involvedObject"]["name"])
+            for event in cluster.plane.call("GET", EVENTS)["items"]
+            if (event.get("source") or {}).get("component") == COMPONENT
+        ]
+
+    cluster.until(lambda: told() == [("NoGPUFits", "second")], "the author of the second is told")
+    cluster.kill_all()
     cluster.start_scheduler(cluster.start_extender(settings={"mode": "observe"}))
-    for name in ("third", "fourth"):
-        cluster.until(lambda name=name: bool(cluster.node_of(name)), f"{name} is bound")
-    third = cluster.pod("third")
+    cluster.until(lambda: bool(cluster.node_of("second")), "the second is bound")
+    second = cluster.pod("second")
     # More than there is, and the ledger knows.
-    promises = cluster.gpunode(cluster.node_of("third")).spec.reservations
-    assert promises[third["metadata"]["uid"]].flags == [ADOPTED]
+    promises = cluster.gpunode(cluster.node_of("second")).spec.reservations
+    assert promises[second["metadata"]["uid"]].flags == [ADOPTED]
     committed = [next(iter(p.charges[0].candidates.values())) for p in promises.values()]
     assert sum(committed) > 24 * GIB
     would = 'headroom_would_refuse_total{reason="memory_on_any",verb="%s"}'
     assert cluster.metric(would % "filter") >= 1
     assert cluster.metric(would % "bind") >= 1
     assert cluster.metric("headroom_observe_only") == 1
-    decision = third["metadata"]["uid"]
+    decision = second["metadata"]["uid"]
     said = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
     assert said.headers["Headroom-Mode"] == "observe"
     # Two decisions where kube-scheduler changed the pod between the calls: the newest come first.
@@ -271,18 +278,12 @@ def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without
     }
     assert (parts["filter"]["fits"], parts["filter"]["observed_only"]) == (0, True)
     assert (parts["bind"]["outcome"], parts["bind"]["reason"]) == ("bound", "memory_on_any")
-    # Nobody is told anything; the third was while it was refused.
-    told = [
-        (event["reason"], event["involvedObject"]["name"])
-        for event in cluster.plane.call("GET", EVENTS)["items"]
-        if (event.get("source") or {}).get("component") == COMPONENT
-    ]
-    assert not [each for each in told if each != ("NoGPUFits", "third")]
+    assert told() == [("NoGPUFits", "second")]  # of before; who observes tells nobody
 
     cluster.change_settings("extender", {"mode": "enforce"})
     cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)
-    cluster.create_pod("fifth", "20Gi")
-    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fifth"), "there is no room")
+    cluster.create_pod("third", "20Gi")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("third"), "there is no room")
     # Who was refused is tried again at once when that does not count any more.
     cluster.change_settings("extender", {"mode": "observe"})
-    cluster.until(lambda: bool(cluster.node_of("fifth")), "the fifth is let go", 10.0)
+    cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go", 10.0)
