@@ -205,6 +205,8 @@ class Pod(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
+    #: Not of Kubernetes: its size as JSON, where that is beyond ``contract.pod_limits``.
+    json_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def ended(self) -> bool:

@@ -8,6 +8,8 @@ pod's size. Pods that request no GPU have no limits here.
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from contract.annotations import PREFIX
 from contract.kube import NodeSelectorRequirement, Pod
 
@@ -23,7 +25,9 @@ MAX_NODE_CONSTRAINTS = 1024
 MAX_ANNOTATION_BYTES = 256 << 10
 #: Bytes kept free for what Headroom writes: the placement, and the marks that requeue a pod.
 RESERVED_ANNOTATION_BYTES = 8 << 10
-#: Of these, for the annotations that requeue and touch a pod, with their values.
+#: Bytes of the pod as JSON. etcd takes 1.5 MiB by default, annotations and status included.
+MAX_POD_BYTES = 1 << 20
+#: Of the reserved bytes, for the annotations that requeue and touch a pod, with their values.
 _MARK_BYTES = 512
 
 
@@ -58,11 +62,24 @@ def exceeded(pod: Pod) -> str:
             "bytes in annotations",
             "remove some: Headroom writes its placement beside them",
         ),
+        (
+            pod.json_bytes,
+            MAX_POD_BYTES,
+            "bytes",
+            "move values of variables and arguments into ConfigMaps",
+        ),
     )
     for number, most, what, help_text in found:
         if number > most:
             return f"pod has {number} {what}, at most {most} are allowed with a GPU; {help_text}"
     return ""
+
+
+def sized(pod: Pod, json_bytes: int) -> Pod:
+    """Returns the pod with its size in bytes where it is beyond the limit, else as it is."""
+    if json_bytes <= MAX_POD_BYTES:
+        return pod
+    return msgspec.structs.replace(pod, json_bytes=json_bytes)
 
 
 def container_count(pod: Pod) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from contract.kube import KubeStruct, ObjectMeta, Pod, PodSpec
+from contract.pod_limits import sized
 from extender.admission.mutation import Mutated
 from extender.admission.validation import MAX_WARNINGS, Validated
 
@@ -88,7 +89,8 @@ def read(body: bytes) -> Request:
 
 
 def pod_of(request: Request) -> Pod:
-    return _in_namespace(_decoded(request.object, Pod, "request.object"), request)
+    pod = _decoded(request.object, Pod, "request.object")
+    return _in_namespace(sized(pod, len(request.object)), request)
 
 
 def pod_before(request: Request) -> Pod | None:

@@ -17,6 +17,7 @@ from contract.kube import (
     PodDisruptionBudget,
     ResourceSlice,
 )
+from contract.pod_limits import sized
 from extender.cluster.events import (
     BudgetGone,
     BudgetSeen,
@@ -128,7 +129,7 @@ def watched_kinds(
     nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
     read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
     read_namespace = _reader(Namespace, kept_namespace)
-    read_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
+    keep_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
     return (
         Kind(
             "nodes",
@@ -184,7 +185,7 @@ def watched_kinds(
             "pods",
             "/api/v1/pods",
             Pod,
-            read_pod,
+            lambda raw: sized(keep_pod(raw), len(raw)),
             lambda pod, at_s: PodSeen(pod),
             lambda metadata: PodGone(metadata.uid),
             concerns=concerns,

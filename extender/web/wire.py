@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.kube import Pod
+from contract.pod_limits import MAX_POD_BYTES, sized
 from extender.cluster.kept import kept_pod
 from extender.cluster.preemption import Offer
 from extender.web.names import Names
@@ -38,6 +39,12 @@ class FilterArgs(msgspec.Struct, rename="pascal"):
     pod: Pod | None = None
     nodes: NodeList | None = None
     node_names: msgspec.Raw = NULL
+
+
+class RawPod(msgspec.Struct, rename="pascal"):
+    """The pod of the same as it came."""
+
+    pod: msgspec.Raw = NULL
 
 
 class NamedNodes(msgspec.Struct, rename="pascal"):
@@ -128,6 +135,7 @@ class _NamedNode(msgspec.Struct):
 
 T = TypeVar("T")
 _filter_args = msgspec.json.Decoder(FilterArgs)
+_raw_pod = msgspec.json.Decoder(RawPod)
 _named_nodes = msgspec.json.Decoder(NamedNodes)
 _bind_args = msgspec.json.Decoder(BindArgs)
 _preempt_args = msgspec.json.Decoder(PreemptArgs)
@@ -151,6 +159,8 @@ def decode_offer(body: bytes, expected: Names | None = None) -> Offered:
     """
     args = _decoded(_filter_args, body)
     pod = kept_pod(_whole(args.pod))
+    if len(body) > MAX_POD_BYTES:  # most of it may be nodes
+        pod = sized(pod, len(_decoded(_raw_pod, body).pod))
     if args.node_names != NULL:
         json = bytes(args.node_names)
         names = expected if expected and json == expected.json else Names.plain(json)

@@ -7,7 +7,7 @@ import pytest
 
 from contract import pod_limits
 from contract.kube import Pod
-from contract.pod_limits import annotation_bytes, exceeded, has_room_for
+from contract.pod_limits import MAX_POD_BYTES, annotation_bytes, exceeded, has_room_for, sized
 from tests.builders import container, pod
 from tests.controlplane import ROOT
 
@@ -59,6 +59,12 @@ def affinity(terms: int, values: int) -> dict[str, Any]:
             id="tolerations",
         ),
         pytest.param(
+            sized(pod("1Gi"), 1 << 20),
+            sized(pod("1Gi"), (1 << 20) + 1),
+            "1048577 bytes, at most 1048576",
+            id="bytes of the pod",
+        ),
+        pytest.param(
             constrained(affinity=affinity(2, 510)),
             constrained(affinity=affinity(2, 511)),
             "1026 tolerations, node selector entries and node affinity values, at most 1024",
@@ -85,10 +91,15 @@ def test_a_placement_fits_beside_the_annotations_and_a_mark_after_it() -> None:
     assert has_room_for(pod(None, annotations=again), written)
 
 
+def test_the_size_of_a_pod_is_kept_only_where_it_matters() -> None:
+    assert sized(pod("1Gi"), MAX_POD_BYTES) == pod("1Gi")
+    assert sized(pod("1Gi"), MAX_POD_BYTES + 1).json_bytes == MAX_POD_BYTES + 1
+
+
 def test_every_limit_is_documented() -> None:
     text = (ROOT / "docs/admission.md").read_text()
     limits = {name: value for name, value in vars(pod_limits).items() if name.startswith("MAX_")}
-    assert len(limits) == 5
+    assert len(limits) == 6
     for value in limits.values():
         shown = f"{value >> 10} KiB" if value >= 1 << 14 else str(value)
         assert f"| {shown} |" in text

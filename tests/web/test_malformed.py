@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from contract.reasons import Reason
 from tests.serving import Reply, Server, binding, offer, pod, serving
 
 FLEET = """
@@ -146,10 +147,23 @@ def test_node_named_twice_is_answered_like_once(server: Server) -> None:
     assert list(answer["FailedAndUnresolvableNodes"]) == ["gpu-a"]
 
 
-def test_pod_of_one_megabyte_is_handled(server: Server) -> None:
+def test_a_pod_that_would_not_fit_into_etcd_is_rejected_in_filter(server: Server) -> None:
+    big = pod("too-big", "1Gi")
+    env = [{"name": f"E{number}", "value": "y" * 230} for number in range(5000)]
+    big["spec"]["containers"][0]["env"] = env
+    answer = server.post("/filter", offer(big, "gpu-a")).json()
+    assert answer["NodeNames"] == []
+    (told,) = answer["FailedAndUnresolvableNodes"].values()
+    assert told == Reason.POD_TOO_LARGE.sentence
+    plain = pod("too-big-without-a-gpu", None)
+    plain["spec"]["containers"] = [{"name": "main", "env": env}]
+    assert server.post("/filter", offer(plain, "gpu-a")).json()["NodeNames"] == ["gpu-a"]
+
+
+def test_pod_of_nearly_one_megabyte_is_handled(server: Server) -> None:
     big = pod("big", "1Gi")
     big["metadata"]["annotations"]["notes"] = "x" * 200_000
-    env = [{"name": f"E{number}", "value": "y" * 160} for number in range(5000)]
+    env = [{"name": f"E{number}", "value": "y" * 120} for number in range(5000)]
     big["spec"]["containers"][0]["env"] = env
     assert server.post("/filter", offer(big, "gpu-a")).json()["NodeNames"] == ["gpu-a"]
 
