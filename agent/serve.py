@@ -14,7 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import structlog
@@ -40,6 +40,8 @@ _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 MOST_CLIENTS = 64
 #: Seconds that one may take from its first byte to its answer.
 CLIENT_S = 30.0
+#: Request line and headers of one request; it has no body.
+MAX_REQUEST_BYTES = 16 << 10
 
 
 class Board:
@@ -82,6 +84,24 @@ class Board:
         return self._monotonic() - since_s <= self._stale_after_s
 
 
+class _Limited:
+    """Reads at most ``MAX_REQUEST_BYTES`` from a client."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left_bytes = MAX_REQUEST_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(min(limit, self._left_bytes + 1))
+        self._left_bytes -= len(line)
+        if self._left_bytes < 0:
+            raise ConnectionAbortedError(f"the request is longer than {MAX_REQUEST_BYTES} bytes")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class Server:
     """Serves ``board`` on ``host:port`` (0: any free port) from a thread of its own."""
 
@@ -100,6 +120,10 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds for one request; a silent client may not keep a thread
+
+            def setup(self) -> None:
+                super().setup()
+                self.rfile: Any = _Limited(self.rfile)
 
             def do_GET(self) -> None:
                 path, _, query = self.path.partition("?")

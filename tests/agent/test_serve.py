@@ -131,3 +131,11 @@ def test_a_log_line_tells_where_a_mistake_was_made(capsys: pytest.CaptureFixture
     told = json.loads(line)
     assert told["exception"].startswith("Traceback")
     assert told["exception"].endswith("KeyError: 'missing'")
+
+
+def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> None:
+    """64 clients that send 100 headers of 64 KiB each would take 400 MiB."""
+    assert http.get("/healthz", headers={"A": "x" * 4000}).status_code == 200
+    with pytest.raises(httpx.TransportError):
+        http.get("/healthz", headers={f"A{number}": "x" * 1000 for number in range(60)})
+    assert http.get("/healthz").status_code == 200

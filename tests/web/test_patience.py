@@ -1,6 +1,7 @@
-"""A client that stops in the middle of a request, or never begins one, is let go of."""
+"""A client that stops in the middle of a request, never begins one or sends too much is dropped."""
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -145,3 +146,85 @@ def test_an_answer_without_a_body_is_sent_all_the_same(port: int) -> None:
     head = everything(port, b"HEAD /p HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 405 ")
     assert everything(port, b"no request at all\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+LONG = b"x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(
+            b"GET /p HTTP/1.1\r\nConnection: close\r\nA: " + LONG + b"\r\n\r\n", id="one header"
+        ),
+        pytest.param(
+            b"GET /p HTTP/1.1\r\nConnection: close\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+            id="many headers",
+        ),
+        pytest.param(b"GET /" + LONG + b" HTTP/1.1\r\nConnection: close\r\n\r\n", id="the path"),
+        pytest.param(b"GET /p HTTP/1.1\r\nA: " + LONG, id="half a header"),
+        pytest.param(
+            b"POST /p HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: " + LONG,
+            id="a trailer",
+        ),
+    ],
+)
+def test_headers_that_are_too_long_are_rejected(calls: Calls, sent: bytes) -> None:
+    with served(calls) as port:
+        assert b"HTTP/1.1 431 " in everything(port, sent)
+
+
+@pytest.mark.parametrize("size", [0, 1000, 300_000])
+def test_a_long_body_does_not_count_as_headers(calls: Calls, size: int) -> None:
+    chunk = b"%x\r\n%s\r\n" % (1000, b"x" * 1000)
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (size // 1000) + b"0\r\n\r\n"
+    whole = b"Content-Length: %d\r\n\r\n%s" % (size, b"x" * size)
+    with served(calls) as port:
+        for sent in (chunked, whole):
+            head = b"POST /p HTTP/1.1\r\nConnection: close\r\n"
+            assert everything(port, head + sent).endswith(b'"%d"' % size)
+
+
+def test_requests_that_come_together_do_not_count_as_headers(calls: Calls) -> None:
+    whole = b"POST /p HTTP/1.1\r\nContent-Length: 50000\r\n\r\n" + b"x" * 50_000
+    last = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    with served(calls) as port:
+        assert everything(port, whole * 5 + last).count(b'"50000"') == 5
+
+
+def ended(*clients: socket.socket) -> bool:
+    """Whether the server has ended any of these connections, none of which it answers."""
+    return bool(select.select(clients, [], [], 0)[0])
+
+
+def test_of_too_many_connections_those_that_wait_longest_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    monkeypatch.setattr(patience, "MAX_CONNECTIONS", 4)
+    whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+    with contextlib.ExitStack() as after, served(calls) as port:
+        clients = []
+        for sent in (HALF, HALF, b"GET /p HT", b""):
+            client = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            client.sendall(sent)
+            clients.append(client)
+        until(lambda: calls.under_way == 3, "the requests have begun")
+        assert everything(port, whole).endswith(b'"2"')
+        until(lambda: ended(*clients), "a connection that waits has ended")
+
+
+def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    monkeypatch.setattr(patience, "MAX_BODIES_BYTES", 1_000_000)
+    head = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with contextlib.ExitStack() as after, served(calls) as port:
+        large = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        large.sendall(head % 2_000_000 + b"x" * 900_000)
+        small = head % 200_000 + b"x" * 200_000
+
+        def dropped() -> bool:
+            assert everything(port, small).endswith(b'"200000"')
+            return ended(large)
+
+        until(dropped, "the large request is dropped")
