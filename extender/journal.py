@@ -15,6 +15,7 @@ import msgspec
 from contract.decision import decision_id
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.bounded import Bounded
 from extender.placement.snapshot import CODE_OF
 from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Preempted, Records
 
@@ -55,11 +56,11 @@ class Journal:
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
         self.records = Records(bounds)
         #: Uid -> decision, and the memory that it takes.
-        self._by_uid: OrderedDict[str, tuple[Decision, int]] = OrderedDict()
+        self._by_uid: dict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Uid -> decision, of pods for which others were to leave.
-        self._preempted: OrderedDict[str, tuple[str, Preempted]] = OrderedDict()
+        self._preempted: Bounded[str, tuple[str, Preempted]] = Bounded(MOST_PREEMPTING)
 
     def record(self, decision: Decision) -> None:
         metadata = decision.pod.metadata
@@ -99,9 +100,6 @@ class Journal:
         self.records.note(which, metadata.namespace, metadata.name, part, at_s, node)
         if isinstance(part, Preempted) and part.node:
             self._preempted[metadata.uid] = which, part
-            self._preempted.move_to_end(metadata.uid)
-            while len(self._preempted) > MOST_PREEMPTING:
-                self._preempted.popitem(last=False)
 
     def preempted_for(self, uid: str) -> tuple[str, Preempted] | None:
         """The last decision that others leave for this pod, and what it says."""

@@ -20,6 +20,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from contract.kube import Node, Pod
+from extender.bounded import Bounded
 
 #: Of the pods that went last; forgetting one only means that its promise waits for a sample.
 REMEMBERED = 10_000
@@ -47,7 +48,7 @@ class Departure:
 
 class Departures:
     def __init__(self) -> None:
-        self._seen: dict[str, Departure] = {}
+        self._seen: Bounded[str, Departure] = Bounded(REMEMBERED)
         #: (node, pod uid) -> version of the agent's Lease.
         self._marks: dict[tuple[str, str], int] = {}
         #: (node without an agent, pod uid) -> since when the pod is known to be gone.
@@ -59,8 +60,6 @@ class Departures:
         if not last and not pod.node:
             return
         self._seen[pod.metadata.uid] = Departure(pod.node, ended or pod.ended)
-        if len(self._seen) > REMEMBERED:
-            del self._seen[next(iter(self._seen))]
 
     def seen(self, uid: str) -> Departure | None:
         return self._seen.get(uid)

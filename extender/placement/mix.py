@@ -14,12 +14,14 @@ a single node, so that a new price weighs no node again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import Amount, Bytes, ScoringPolicy, Share
 from contract.kube import Pod
+from extender.bounded import Bounded
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Rows, Snapshot
 
@@ -147,11 +149,11 @@ class Usual:
         #: Nothing is learned before a pod's policy asks for it.
         self._wanted = wanted
         self._mix = Mix()
-        self._seen: dict[str, None] = {}
+        self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._look_at = 1
         #: What a pod says of nodes -> sizes of classes that were offered for such pods.
-        self._offered: dict[str, set[int]] = {}
+        self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
         #: Class of each row, as of the last look.
         self._class_of: Rows = np.empty(0, np.int64)
 
@@ -161,8 +163,6 @@ class Usual:
         if not self._wanted or request.uid in self._seen:
             return
         self._seen[request.uid] = None
-        if len(self._seen) > REMEMBERED:
-            del self._seen[next(iter(self._seen))]
         rows = offered[offered >= 0]
         if self.market is None or rows.max(initial=-1) >= len(self._class_of):
             self._look(snap)
@@ -171,11 +171,10 @@ class Usual:
             return
         there = np.bincount(self._class_of[rows], minlength=len(here.sizes) + 1)[:-1] > 0
         nodes = pod.spec.affinity and pod.spec.affinity.node_affinity
-        key = f"{pod.spec.node_selector} {nodes} {pod.spec.tolerations}"
-        sizes = self._offered.setdefault(key, set())
+        said = f"{pod.spec.node_selector} {nodes} {pod.spec.tolerations}"
+        key = blake2b(said.encode(), digest_size=16).digest()  # the text may be long
+        sizes = self._offered[key] = self._offered.get(key, set())
         sizes.update((here.sizes[there] * here.unit_bytes).tolist())
-        if len(self._offered) > MOST_SELECTORS:
-            del self._offered[next(iter(self._offered))]
         for ask in request.asks:
             amounts = [part.amount for phase in ask.phases for part in phase]
             fixed = max(

@@ -4,7 +4,6 @@ Pods come in few kinds, and between two calls few nodes change: only those are w
 is kept equals what ``fit`` says about the whole snapshot, node by node.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.reasons import Reason
+from extender.bounded import Bounded
 from extender.placement.fit import Codes, Verdicts, fit
 from extender.placement.mix import Market
 from extender.placement.request import Kind, VramRequest
@@ -128,9 +128,8 @@ class Weighings:
 
     def __init__(self, weights: Weights, capacity: int = 64) -> None:
         self._nothing = _nothing(weights)
-        self._capacity = capacity
         #: The one asked for last comes last.
-        self._held: OrderedDict[Kind, _Held] = OrderedDict()
+        self._held: Bounded[Kind, _Held] = Bounded(capacity)
 
     def weigh(self, request: VramRequest, snap: Snapshot, now_s: float) -> Weighing:
         """Weigh a request that asks for something on every node of the snapshot."""
@@ -138,8 +137,6 @@ class Weighings:
         before = held.weighing if held else self._nothing
         weighing = before if before.generation == snap.generation else before.after(request, snap)
         self._held[request.kind] = _Held(request, weighing, now_s)
-        if len(self._held) > self._capacity:
-            self._held.popitem(last=False)
         return weighing
 
     def ahead(self, snap: Snapshot, now_s: float) -> bool:

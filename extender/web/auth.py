@@ -18,7 +18,6 @@ never wait for any of it.
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
+from extender.bounded import Bounded
 from extender.web.certificates import PEER, Peer, User
 from extender.web.visible import Sees, everything
 
@@ -231,7 +231,7 @@ class _Answers(Generic[V]):
         self._limits = limits
         self._monotonic_s = monotonic_s
         #: Question -> answer, and until when it holds.
-        self._kept: OrderedDict[Any, tuple[V, float]] = OrderedDict()
+        self._kept: Bounded[Any, tuple[V, float]] = Bounded(limits.most_kept)
         self._under_way: dict[Any, asyncio.Future[V]] = {}
 
     async def get(self, key: Any, ask: Callable[[], V]) -> V:
@@ -255,10 +255,7 @@ class _Answers(Generic[V]):
         self._under_way.pop(key, None)
         if future.cancelled() or future.exception() is not None:
             return
-        self._kept.pop(key, None)
         self._kept[key] = future.result(), self._monotonic_s() + self._limits.kept_s
-        while len(self._kept) > self._limits.most_kept:
-            self._kept.popitem(last=False)
 
 
 def _unanswered(err: ReviewFailed) -> HTTPException:

@@ -4,12 +4,12 @@ kube-scheduler asks about the next pod some milliseconds before it asks us to bi
 bind that we decline then costs its pod seconds of back-off.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.bounded import Bounded
 from extender.cluster.state import ClusterState
 from extender.cluster.vacating import refusal_beside
 from extender.placement.fit import Codes
@@ -36,18 +36,15 @@ class Coming:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         #: By uid, the last one last.
-        self._expected: dict[str, _Expected] = {}
+        self._expected: Bounded[str, _Expected] = Bounded(BINDS_EXPECTED)
         #: (kind of request, node, in which snapshot it changed last, kinds beside it) -> why not.
-        self._answers: OrderedDict[tuple[object, ...], Reason | None] = OrderedDict()
+        self._answers: Bounded[tuple[object, ...], Reason | None] = Bounded(MOST_ANSWERS)
 
     def expect(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
         """kube-scheduler has us bind the pod there next, unless it fails or a user prefers another
         node, which our weight does not outdo."""
         uid = pod.metadata.uid
-        self._expected.pop(uid, None)
         self._expected[uid] = _Expected(pod, request, node, now_s + BIND_FOLLOWS_WITHIN_S)
-        if len(self._expected) > BINDS_EXPECTED:
-            del self._expected[next(iter(self._expected))]
 
     def came(self, uid: str) -> None:
         """Its bind."""
@@ -108,8 +105,6 @@ class Coming:
         reason = refusal_beside(self._cluster, pod, node, beside, now_s)
         if alike:
             self._answers[question] = reason
-            if len(self._answers) > MOST_ANSWERS:
-                self._answers.popitem(last=False)
         return reason
 
     def _is_new_to(self, uid: str, node: str) -> bool:

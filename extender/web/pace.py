@@ -6,13 +6,17 @@ Error in place of a refusal has a pod tried again after a second, or two, or fou
 crowd are moved apart until each second has its share, and there they stay.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import NamedTuple
 from zlib import crc32
+
+from extender.bounded import Bounded
 
 #: The share of a second is what came in so long, on average: longer than kube-scheduler has any
 #: pod wait (podMaxBackoffSeconds).
 REMEMBERED_S = 40.0
+#: Pods and attempts that are remembered.
+MAX_REMEMBERED = 65_536
 #: kube-scheduler looks once a second for whom to try again, and tries them one after the other.
 TOGETHER_S = 0.6
 #: So many at once are no crowd; and so many times its share a second may have.
@@ -37,10 +41,10 @@ class Pace:
 
     def __init__(self) -> None:
         #: By uid; who was tried last comes last.
-        self._tried: OrderedDict[str, _Tried] = OrderedDict()
+        self._tried: Bounded[str, _Tried] = Bounded(MAX_REMEMBERED)
         #: When pods were refused.
-        self._lately: deque[float] = deque()
-        self._together: deque[float] = deque()
+        self._lately: deque[float] = deque(maxlen=MAX_REMEMBERED)
+        self._together: deque[float] = deque(maxlen=MAX_REMEMBERED)
 
     def refuse(self, uid: str, now_s: float) -> bool:
         """Whether the pod is to be refused now, which is then counted; else it is to come again."""

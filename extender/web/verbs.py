@@ -5,7 +5,7 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -17,6 +17,7 @@ from contract.decision import decision_id
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.bounded import Bounded
 from extender.cluster.newnodes import codes_of_new
 from extender.cluster.preemption import Offer, answered, preemption
 from extender.cluster.preferences import prefers, shuns
@@ -131,7 +132,7 @@ class Verbs:
         )
         #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
         #: about one next.
-        self._turned_away: OrderedDict[str, TurnedAway] = OrderedDict()
+        self._turned_away: Bounded[str, TurnedAway] = Bounded(MOST_TURNED_AWAY)
         self._coming = Coming(cluster)
         self._pace = Pace()
 
@@ -329,11 +330,9 @@ class Verbs:
         return last.names() if last else []
 
     def _turn_away(self, last: TurnedAway) -> None:
-        self._turned_away.pop(last.uid, None)
         self._turned_away[last.uid] = last
         most = MOST_TURNED_AWAY if self._cluster.rules.evict_for_memory else 1
-        while len(self._turned_away) > most:
-            self._turned_away.popitem(last=False)
+        self._turned_away.trim(most)
 
     async def bind(self, body: bytes) -> bytes:
         """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""

@@ -2,12 +2,12 @@
 without harm."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 import structlog
 
+from extender.bounded import Bounded
 from extender.cluster.notices import Notice
 from extender.telemetry import Telemetry
 
@@ -35,7 +35,7 @@ class Announcing:
     def __init__(self, post: Post, pool: Executor) -> None:
         self._post = post
         self._pool = pool
-        self._told: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._told: Bounded[tuple[str, str, str], None] = Bounded(REMEMBERED)
 
     async def tell(self, notices: Iterable[Notice]) -> None:
         untold: dict[tuple[str, str, str], Notice] = {}
@@ -54,8 +54,6 @@ class Announcing:
                 log.warning("noticed", **told(notice))
 
         await asyncio.gather(*(one(*each) for each in untold.items()))
-        while len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
 
 
 def told(notice: Notice) -> dict[str, str]:

@@ -8,13 +8,13 @@ has looked for victims before it wrote that the pod waits.
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import structlog
 
 from contract.kube import Pod
+from extender.bounded import Bounded
 from extender.cluster.nominations import priority
 from extender.cluster.notices import Notice, pod_subject
 from extender.cluster.preemption import Preemption, may_preempt, preemption
@@ -65,9 +65,9 @@ class Preempting:
         self._post = post
         self._pool = pool
         #: Uid of a pod -> when it is looked at again, on the monotonic clock.
-        self._not_before_s: OrderedDict[str, float] = OrderedDict()
+        self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
         #: Uid of a pod -> the decision that was told of.
-        self._told: OrderedDict[str, str] = OrderedDict()
+        self._told: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         async def look() -> None:
@@ -155,8 +155,6 @@ class Preempting:
         decided = self._journal.preempted_for(uid)
         which = decided[0] if decided else ""
         self._told[uid] = which
-        while len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
         notices = [Notice(pod_subject(pod), NEWCOMER, summary(part), which, decision_id=which)]
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
@@ -175,6 +173,3 @@ class Preempting:
 
     def _remember_not_before(self, uid: str, until_s: float) -> None:
         self._not_before_s[uid] = until_s
-        self._not_before_s.move_to_end(uid)
-        while len(self._not_before_s) > REMEMBERED:
-            self._not_before_s.popitem(last=False)

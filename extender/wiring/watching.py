@@ -13,6 +13,7 @@ import structlog
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.quantity import format_bytes
+from extender.bounded import Bounded
 from extender.cluster.state import NOTHING, ClusterState
 from extender.placement.snapshot import REASONS, NodeTerms
 from extender.records import BindTried, Filtered, Ranked, Record, Records
@@ -69,7 +70,7 @@ class Watching:
         self._seen: dict[str, _Seen] | None = None
         self._version = 0
         #: Decision -> what was told of it, of those on record.
-        self._told: dict[str, str] = {}
+        self._told: Bounded[str, str] = Bounded(records.bounds.decisions)
 
     def look(self, now_s: float) -> Iterator[None]:
         """Tell what is new; calls may come between two steps."""
@@ -157,7 +158,6 @@ class Watching:
         for number, record in enumerate(reversed(news), 1):
             cause, message = _decided(record)
             if cause and self._told.get(record.decision_id) != cause:
-                self._told.pop(record.decision_id, None)
                 self._told[record.decision_id] = cause
                 self._feed.tell(
                     "decision",
@@ -171,8 +171,6 @@ class Watching:
                 )
             if number % AT_ONCE == 0:
                 yield
-        while len(self._told) > self._records.bounds.decisions:
-            del self._told[next(iter(self._told))]
 
 
 def start_watching(loops: Loops, watching: Watching, begun: asyncio.Event) -> None:
