@@ -24,7 +24,6 @@ from extender.ledger.eviction import Evictions, Hands
 from extender.ledger.preempting import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
-from extender.loopapi import CONNECTIONS
 from extender.placement.misplaced import Misplaced
 from extender.placement.placed import Placement
 from extender.settings import Mode, Settings
@@ -61,8 +60,8 @@ NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
 
 
 #: Pods that are written to at once when nodes are initialised: a connection takes 3 ms for each,
-#: and 8 of them are left for binds.
-TOUCHED_AT_ONCE = CONNECTIONS - 8
+#: and 8 of the 32 that ``extender.loopapi`` opens are left for binds.
+TOUCHED_AT_ONCE = 24
 
 
 class Extender:

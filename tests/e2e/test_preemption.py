@@ -79,7 +79,7 @@ def test_it_is_told_who_left_for_whom_and_nobody_steals_the_place(stage: Stage) 
         for event in cluster.plane.call("GET", EVENTS)["items"]
         if event["involvedObject"].get("uid") in uids  # others had the same names
     }
-    assert told["a", "LeavesForGPUMemory"].endswith("which needs the memory of its GPU.")
+    assert told["a", "LeavesForGPUMemory"].endswith("needs the memory of its GPU.")
     assert told["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
     body = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0", timeout=10.0).json()
     preempt = body["last_decision"]["preempt"]

@@ -12,6 +12,7 @@ from agent.plugin import ConfigurationProbe
 from agent.probes import SourceReading
 from agent.statefile import StateFile
 from contract.kube import Node, NodeStatus, ObjectMeta
+from contract.reasons import Reason
 from extender.cluster.labels import believed
 from extender.configuration import load_settings
 from extender.convert.findings import BadManifest
@@ -133,15 +134,16 @@ def _many(vram: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shown", "why"),
     [
-        pytest.param(_many("1Gi"), "no free GPU replica", id="10,000 containers"),
+        pytest.param(_many("1Gi"), Reason.POD_TOO_LARGE.sentence, id="10,000 containers"),
         pytest.param(
             _many(",".join(f"c{i}=1Mi" for i in range(10_000))),
-            "no free GPU replica",
+            Reason.POD_TOO_LARGE.sentence,
             id="10,000 containers, each by its name",
         ),
         *(
-            pytest.param(sent_pod("long", text * ((256 << 10) // len(text))), "right is 8Gi", id=id)
-            for text, id in [("9", "256 KiB of digits"), (",", "of commas"), ("a=1Gi,", "of pairs")]
+            pytest.param(sent_pod("long", text * (kib * 1024 // len(text))), why, id=f"{kib} {id}")
+            for text, id in [("9", "KiB of digits"), (",", "of commas"), ("a=1Gi,", "of pairs")]
+            for kib, why in [(31, "right is 8Gi"), (256, Reason.POD_TOO_LARGE.sentence)]
         ),
     ],
 )

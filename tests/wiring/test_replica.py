@@ -18,8 +18,9 @@ from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGon
 from extender.errors import StoreRefused
 from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.protocol import Ledger
+from extender.loopapi import CONNECTIONS
 from extender.settings import Mode, Settings
-from extender.wiring import retrying, tidying
+from extender.wiring import replica, retrying, tidying
 from extender.wiring.replica import Extender
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.cluster.test_waking import refused
@@ -114,6 +115,17 @@ def test_chores_leave_connections_to_binds() -> None:
 
     most = tidying.WRITTEN_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
+
+
+def test_touches_leave_connections_to_binds() -> None:
+    async def play() -> tuple[int, int]:
+        ledger = Open()
+        await replica.gathered(ledger._wait() for _ in range(3 * replica.TOUCHED_AT_ONCE))
+        return ledger.done, ledger.most
+
+    most = replica.TOUCHED_AT_ONCE
+    assert asyncio.run(play()) == (3 * most, most)
+    assert most <= CONNECTIONS - 8
 
 
 def test_wakes_leave_connections_to_binds() -> None:
