@@ -152,6 +152,12 @@ class Volume(KubeStruct, frozen=True):
     ephemeral: Present | None = None
 
 
+class SchedulingGate(KubeStruct, frozen=True):
+    """While a pod has any, no scheduler tries it."""
+
+    name: str = ""
+
+
 class PodSpec(KubeStruct, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
@@ -160,6 +166,7 @@ class PodSpec(KubeStruct, frozen=True):
     #: "Never": it waits, and nobody leaves for it.
     preemption_policy: str | None = None
     scheduler_name: str | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
     node_selector: Mapping[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: list[Toleration] | None = None

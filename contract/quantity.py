@@ -77,7 +77,7 @@ def format_bytes(count: int) -> str:
     return str(count)
 
 
-def gib(count_bytes: int) -> str:
-    """For reading only, rounded down: ``7.5 GiB``, and whole ones from 100 GiB on."""
-    tenths = count_bytes * 10 >> 30
+def gib(count_bytes: int, up: bool = False) -> str:
+    """For reading only, rounded down unless ``up``: ``7.5 GiB``, and whole ones from 100 GiB on."""
+    tenths = -(-count_bytes * 10 >> 30) if up else count_bytes * 10 >> 30
     return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"

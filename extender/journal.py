@@ -5,25 +5,70 @@ kube-scheduler's bind call names the pod and nothing else; the pod itself, with 
 resourceVersion that makes the Binding conditional, was in the filter call before it.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
+import numpy as np
 
 from contract.decision import decision_id
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
-from extender.placement.snapshot import CODE_OF
+from extender.placement.snapshot import CODE_OF, Rows
 from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Preempted, Records
 
 #: Pods for which others were to leave, of which it is remembered who.
 MOST_PREEMPTING = 256
 #: Memory for pods as kube-scheduler showed them last.
 MAX_SHOWN_BYTES = 64 << 20
+#: Names of schedulers that asked about pods.
+MAX_SCHEDULERS = 64
+#: Changes of the set of nodes after which it is forgotten which nodes a filter call named.
+MAX_NODE_SETS = 4
 _encode = msgspec.msgpack.encode
+
+
+class NodeSet:
+    """The names of all nodes at some time, by row; None once there were too many other sets."""
+
+    def __init__(self, row_of: Mapping[str, int]) -> None:
+        self.row_of: Mapping[str, int] | None = row_of
+
+
+class NodeSets:
+    """The last sets of nodes: a decision keeps one bit for each node, and not the names."""
+
+    def __init__(self) -> None:
+        self._last: deque[NodeSet] = deque()
+
+    def offered(self, row_of: Mapping[str, int], rows: Rows) -> "OfferedNodes":
+        """``rows``: (n,) rows of the nodes that a filter call named, -1 for an unknown node."""
+        if not self._last or self._last[-1].row_of is not row_of:
+            self._last.append(NodeSet(row_of))
+            if len(self._last) > MAX_NODE_SETS:
+                self._last.popleft().row_of = None
+        named = np.zeros(len(row_of), np.bool_)
+        named[rows[rows >= 0]] = True
+        return OfferedNodes(self._last[-1], np.packbits(named).tobytes())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfferedNodes:
+    """The nodes that one filter call named: those that passed kube-scheduler's own filters."""
+
+    nodes: NodeSet
+    bits: bytes
+
+    def names(self) -> list[str] | None:
+        """None when they are not known any more."""
+        row_of = self.nodes.row_of
+        if row_of is None:
+            return None
+        named = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=len(row_of))
+        return [name for name, row in row_of.items() if named[row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +93,7 @@ class Decision:
     only: str = ""
     #: All nodes were let pass: the mode was observe.
     observed: bool = False
+    offered_nodes: OfferedNodes | None = None
 
 
 class Journal:
@@ -59,6 +105,8 @@ class Journal:
         self._by_uid: dict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
         self._uid_of: dict[tuple[str, str], str] = {}
+        #: The schedulers that asked about pods, by the name in spec.schedulerName.
+        self._schedulers: Bounded[str, None] = Bounded(MAX_SCHEDULERS)
         #: Uid -> decision, of pods for which others were to leave.
         self._preempted: Bounded[str, tuple[str, Preempted]] = Bounded(MOST_PREEMPTING)
 
@@ -66,7 +114,10 @@ class Journal:
         metadata = decision.pod.metadata
         self._forget(metadata.uid)
         size_bytes = pod_bytes(decision.pod)
+        if decision.offered_nodes is not None:
+            size_bytes += len(decision.offered_nodes.bits)
         self._by_uid[metadata.uid] = decision, size_bytes
+        self._schedulers[scheduler_of(decision.pod)] = None
         self._uid_of[metadata.namespace, metadata.name] = metadata.uid
         self.shown_bytes += size_bytes
         most = self.records.bounds.decisions
@@ -111,6 +162,11 @@ class Journal:
         return [decision for decision, _ in islice(newest, most)]
 
     @property
+    def schedulers(self) -> list[str]:
+        """The last schedulers that asked, by the names that pods gave them."""
+        return list(self._schedulers)
+
+    @property
     def shown(self) -> int:
         """Pods that are kept as kube-scheduler showed them last."""
         return len(self._by_uid)
@@ -121,6 +177,11 @@ class Journal:
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
         return self.of_uid(self._uid_of.get((namespace, name), ""))
+
+
+def scheduler_of(pod: Pod) -> str:
+    """Its name, as far as Kubernetes allows names to be long."""
+    return (pod.spec.scheduler_name or "default-scheduler")[:253]
 
 
 def pod_bytes(pod: Pod) -> int:

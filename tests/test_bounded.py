@@ -9,7 +9,7 @@ from tests.controlplane import ROOT
 #: Bounded in entries.
 ENTRIES = {
     "extender/cluster/departures.py": ["_seen"],
-    "extender/journal.py": ["_preempted"],
+    "extender/journal.py": ["_preempted", "_schedulers"],
     "extender/placement/mix.py": ["_offered", "_seen"],
     "extender/placement/weighing.py": ["_held"],
     "extender/web/auth.py": ["_kept"],

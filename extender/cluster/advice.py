@@ -1,26 +1,33 @@
-"""What would help a pod that no node takes: asking for less, waiting for a pod, looking after a
-node, more replicas. Each is tried before it is said, by what decides."""
+"""What would help a pod that no node takes: requesting less, waiting for a pod, changing where the
+pod may run, repairing a node, more replicas. Each is tried on a copy before it is suggested."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from contract.annotations import VRAM
+from contract.gpunode import MAX_REPLICAS
 from contract.kube import Pod
 from contract.quantity import format_bytes, gib
 from contract.reasons import Reason
+from extender.cluster.eligible import Obstacle
+from extender.cluster.feasible import Feasible
 from extender.cluster.holders import Held, holders
 from extender.cluster.state import ClusterState
+from extender.cluster.trial import Trial
 from extender.cluster.vacating import fits_after_eviction
 from extender.placement.comparison import failing
 from extender.placement.explain import Explanation, NodeExplanation
-from extender.placement.fit import Verdicts
+from extender.placement.fit import Verdicts, fit
+from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
 
-Kind = Literal["lower", "wait", "mend", "replicas"]
+Kind = Literal["lower", "wait", "eligible", "mend", "replicas"]
 #: What is the matter with a node or one of its devices, and can be mended.
 _MENDABLE = (
     Reason.STALE_REPORT,
@@ -31,8 +38,10 @@ _MENDABLE = (
 )
 #: Nodes to be mended that are named.
 _MOST_NAMED = 3
-#: Pods whose end is tried: each takes a millisecond.
+#: Pods whose end is tried, and nodes whose replicas are: each takes a millisecond.
 _MOST_TRIED = 8
+#: Kinds of obstacles that are named.
+_MOST_OBSTACLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +64,18 @@ def advice(
     verdicts: Verdicts,
     explanation: Explanation,
     holding: Sequence[Sequence[Held]],
+    where: Feasible,
 ) -> list[Advice]:
-    """Nothing where some node takes the pod; ``holding``: the blockers of each of the nearest."""
+    """``verdicts``: of the nodes of ``where``; ``holding``: the blockers of each of the nearest.
+    Empty when some node takes the pod."""
     if explanation.fits or not verdicts.asks:
         return []
     return [
-        *_lower(explanation.largest_fitting_bytes),
-        *_wait(cluster, pod, verdicts.now_s, explanation, holding),
+        *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
+        *_wait(cluster, pod, verdicts, explanation, holding, where),
+        *_eligible(verdicts, where),
         *_mend(verdicts),
-        *_more_replicas(verdicts),
+        *_more_replicas(cluster, verdicts, where.not_modeled),
     ]
 
 
@@ -82,19 +94,42 @@ def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -
     return sorted(found.values(), key=lambda held: -held.charged_bytes)
 
 
-def _lower(largest_bytes: int | None) -> Iterator[Advice]:
-    whole_mib = (largest_bytes or 0) >> 20
-    if whole_mib:
-        sentence = f"lower {VRAM} to {format_bytes(whole_mib << 20)} or less: that fits now"
-        yield Advice("lower", sentence, lower_to_bytes=whole_mib << 20)
+def but_not_checked(checks: Iterable[str]) -> str:
+    """The end of a sentence that says what nobody has checked; empty when everything was."""
+    names = ", ".join(checks)
+    return f" (not checked: {names})" if names else ""
+
+
+def _lower(
+    cluster: ClusterState,
+    pod: Pod,
+    verdicts: Verdicts,
+    largest_bytes: int | None,
+    not_checked: Sequence[str],
+) -> Iterator[Advice]:
+    lower_bytes = (largest_bytes or 0) >> 20 << 20
+    if not lower_bytes:
+        return
+    text = format_bytes(lower_bytes)
+    annotations = {**(pod.metadata.annotations or {}), VRAM: text}
+    metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)
+    request = cluster.understand(msgspec.structs.replace(pod, metadata=metadata))
+    if not isinstance(request, VramRequest):
+        return
+    nodes = int(fit(request, verdicts.snap, verdicts.rows, verdicts.now_s).fits.sum())
+    if nodes:
+        now = "that much is free now" if not_checked else "that fits now"
+        sentence = f"lower {VRAM} to {text} or less: {now}{but_not_checked(not_checked)}"
+        yield Advice("lower", sentence, lower_to_bytes=lower_bytes, nodes=nodes)
 
 
 def _wait(
     cluster: ClusterState,
     pod: Pod,
-    now_s: float,
+    verdicts: Verdicts,
     explanation: Explanation,
     holding: Sequence[Sequence[Held]],
+    where: Feasible,
 ) -> Iterator[Advice]:
     """For the smallest pod whose end makes room on one of the nearest nodes."""
     could = [
@@ -106,15 +141,44 @@ def _wait(
     ]
     could.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(could, _MOST_TRIED):
-        if fits_after_eviction(cluster, pod, node, {held.uid}, now_s):
+        if fits_after_eviction(cluster, pod, node, {held.uid}, verdicts.now_s):
             who, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
+            unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
             sentence = (
                 f"wait for pod {who}, which holds {size} on node {node}{since}: when it ends there "
-                "is room"
+                f"is room{unchecked}"
             )
             yield Advice("wait", sentence, node, held)
             return
+
+
+def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Advice]:
+    """Nodes with room from which one obstacle alone keeps the pod."""
+    single = {row: found[0] for row, found in where.eligible.obstacles.items() if len(found) == 1}
+    rows = np.array(list(single), np.int64)
+    fits = fit(verdicts.request, verdicts.snap, rows, verdicts.now_s).fits
+    roomy = [row for row, fit_there in zip(rows.tolist(), fits.tolist(), strict=True) if fit_there]
+    counts = Counter(single[row] for row in roomy)
+    for obstacle, nodes in counts.most_common(_MOST_OBSTACLES):
+        first = min(verdicts.snap.nodes[row].name for row in roomy if single[row] == obstacle)
+        # kube-scheduler has not looked at these nodes for anything else.
+        sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
+        yield Advice("eligible", sentence, first if nodes == 1 else "", nodes=nodes)
+
+
+def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
+    which = f"node {first} has" if nodes == 1 else f"{nodes} nodes, such as {first}, have"
+    room = f"{which} room for the pod"
+    match obstacle.code:
+        case "cordoned":
+            return f"uncordon: {room} and {'is' if nodes == 1 else 'are'} cordoned"
+        case "taint":
+            return f"add a toleration: {room} and taint {obstacle.what}"
+        case "selector":
+            return f"change nodeSelector {obstacle.what}: {room} and other labels"
+        case _:
+            return f"change the required node affinity: {room} and other labels"
 
 
 def _mend(verdicts: Verdicts) -> Iterator[Advice]:
@@ -137,16 +201,38 @@ def _mend(verdicts: Verdicts) -> Iterator[Advice]:
             return
 
 
-def _more_replicas(verdicts: Verdicts) -> Iterator[Advice]:
-    """Nodes that have the memory on some device, and no replica to give."""
-    lacks = verdicts.codes == CODE_OF[Reason.NO_REPLICA]
-    for verdict in verdicts.asks:
-        lacks &= ~verdict.all_refused[Reason.MEMORY_ON_ANY][verdicts.rows]
-    if count := int(lacks.sum()):
-        name = verdicts.snap.nodes[int(verdicts.rows[np.flatnonzero(lacks)[0]])].name
-        which = f"node {name} has" if count == 1 else f"{count} nodes, as {name}, have"
+def _more_replicas(
+    cluster: ClusterState, verdicts: Verdicts, not_checked: Sequence[str]
+) -> Iterator[Advice]:
+    """Nodes that have no free replica, and that take the pod with one more replica on each shared
+    device."""
+    lacks = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
+    # The nodes with the most headroom first: they are the likeliest to take it.
+    lacks = lacks[
+        np.argsort(-verdicts.snap.node_headroom_bytes[verdicts.rows[lacks]], kind="stable")
+    ]
+    names = [verdicts.snap.nodes[int(verdicts.rows[i])].name for i in lacks[:_MOST_TRIED]]
+    helped = sorted(name for name in names if _fits_with_another_replica(cluster, verdicts, name))
+    if helped:
+        nodes, first = len(helped), helped[0]
+        which = f"node {first} has" if nodes == 1 else f"{nodes} nodes, such as {first}, have"
         sentence = (
             f"{which} the memory and no free replica: raise the replicas that the device plugin "
-            "advertises there"
+            f"advertises there{but_not_checked(not_checked)}"
         )
-        yield Advice("replicas", sentence, name if count == 1 else "", nodes=count)
+        yield Advice("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
+
+
+def _fits_with_another_replica(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
+    terms = verdicts.snap.nodes[verdicts.snap.row_of[name]]
+    most = max((d.device.replicas.total for d in terms.devices if d.shared), default=0)
+    if not 0 < most < MAX_REPLICAS:
+        return False
+    trial = Trial(cluster, verdicts.snap, verdicts.now_s)
+    try:
+        trial.set_replicas(name, most + 1)
+    except (KeyError, ValueError):
+        return False
+    snap = trial.snapshot()
+    row = np.array([snap.row_of[name]], np.int64)
+    return bool(fit(verdicts.request, snap, row, verdicts.now_s).fits[0])

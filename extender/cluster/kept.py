@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from contract.annotations import OF_EXTENDERS, OF_USERS, PREFIX
-from contract.kube import Container, Namespace, Node, ObjectMeta, Pod
+from contract.kube import Container, Namespace, Node, ObjectMeta, Pod, Volume
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
 from extender.cluster.allocators import NODE_MARKS, is_mark
 from extender.cluster.preemption import MIRRORED
@@ -29,7 +29,8 @@ T = TypeVar("T", bound=Struct)
 def kept_pod(pod: Pod) -> Pod:
     """Returns the pod without what nothing reads of a pod that is held: less than half its size.
 
-    Dropped are other annotations, variables by other names and volumes; and once the pod is bound,
+    Dropped are other annotations, variables by other names and volumes, except for one volume that
+    kube-scheduler checks: it shows that there are some. Once the pod is bound, dropped are also
     the conditions, which say why it was not, and its containers' states until it has ended. The
     states of its init containers show whether a gate still holds it.
     """
@@ -37,7 +38,7 @@ def kept_pod(pod: Pod) -> Pod:
         pod.spec,
         containers=_without_variables(pod.spec.containers),
         init_containers=_without_variables(pod.spec.init_containers),
-        volumes=None,  # filter and preempt look at them in the pod that they are sent
+        volumes=None if pod.node else _one_claim(pod.spec.volumes),
     )
     status = pod.status
     if status is not None and pod.node:
@@ -97,6 +98,12 @@ def kept_annotations(of: ObjectMeta) -> ObjectMeta:
 
 def _is_read(key: str) -> bool:
     return key == MIRRORED or key in NODE_MARKS or is_mark(key)
+
+
+def _one_claim(volumes: list[Volume] | None) -> list[Volume] | None:
+    claims = (each for each in volumes or () if each.persistent_volume_claim or each.ephemeral)
+    first = next(claims, None)
+    return [first] if first else None
 
 
 def _without_variables(containers: list[Container] | None) -> list[Container] | None:

@@ -14,7 +14,7 @@ from contract.annotations import PLACEMENT
 from contract.decision import decision_of
 from contract.gpunode import UnownedProcess
 from contract.kube import Node, Pod
-from contract.quantity import format_bytes
+from contract.quantity import format_bytes, gib
 from extender.cluster.overcommits import Overcommit
 from extender.cluster.state import ClusterState
 
@@ -174,17 +174,13 @@ def _overusing(state: ClusterState) -> Iterator[Notice]:
         yield pod_notice(
             pod,
             "GPUMemoryOveruse",
-            f"This pod uses {mib(over.measured_bytes)} of device {over.device} of {over.node}, "
-            f"{mib(over.beyond_bytes)} more than the {mib(over.requested_bytes)} that it asked "
+            f"This pod uses {gib(over.measured_bytes, up=True)} of device {over.device} of "
+            f"{over.node}, {gib(over.beyond_bytes, up=True)} more than the "
+            f"{gib(over.requested_bytes, up=True)} that it asked "
             "for, and goes on to. It is charged what it uses, and other pods of the device "
             "may run out of memory; ask for more, or make it use less.",
             key=f"{over.device}\n{over.beyond_bytes.bit_length()}",
         )
-
-
-def mib(count_bytes: int) -> str:
-    """Rounded up, so that what is short is never told as nothing."""
-    return f"{-(-count_bytes >> 20)} MiB"
 
 
 def _node_subject(node: Node) -> Subject:

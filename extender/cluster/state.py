@@ -117,6 +117,8 @@ class ClusterState:
         #: Nodes that could not be weighed.
         self._not_weighed: dict[str, None] = {}
         self._nodes: dict[str, Node] = {}
+        #: Grows with every change of a node's taints or cordon, which no snapshot shows.
+        self.node_specs = 0
         #: Those on which it is annotated who chooses the device.
         self._with_choice: dict[str, None] = {}
         self._gpunodes: dict[str, GPUNode] = {}
@@ -494,6 +496,9 @@ class ClusterState:
             case NodeSeen(node):
                 if is_unreachable(node) or is_unreachable(self._nodes.get(node.metadata.name)):
                     self.departures.restart(node.metadata.name)
+                before = self._nodes.get(node.metadata.name)
+                if before is None or before.spec != node.spec:
+                    self.node_specs += 1
                 self._nodes[node.metadata.name] = node
                 if DEVICE_CHOICE in (node.metadata.annotations or {}):
                     self._with_choice[node.metadata.name] = None

@@ -8,7 +8,7 @@ is asked of the ``ClusterState`` may be asked from any thread, and changes nothi
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 
 from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Replicas, Reservation
-from contract.kube import Pod
+from contract.kube import Node, Pod
 from contract.reasons import Reason
-from extender.cluster.eligible import cordoned, eligible
+from extender.cluster.eligible import Eligible, Obstacle, eligible_nodes
 from extender.cluster.state import ClusterState
 from extender.placement.equation import without
 from extender.placement.fit import fit
 from extender.placement.placed import Placement, place
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import REASONS, NodeTerms, Rows, Snapshot
+from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.placement.table import Table
 from extender.placement.weighing import Weighings
 
@@ -45,8 +45,8 @@ class NotPlaced:
     """Of the nodes that the pod may run on; what keeps it from the others is not looked into."""
 
     reasons: Mapping[Reason, int]
-    #: Nodes that kube-scheduler would not offer: cordoned, or not meant by the pod's own wishes.
-    not_offered: int
+    #: Nodes that kube-scheduler would not offer, by why.
+    ineligible: Sequence[tuple[Obstacle, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +85,20 @@ class Trial:
         """The copy as it is now."""
         return self._table.snapshot()
 
-    def offered(self, pod: Pod | None) -> Rows:
-        """Rows of the nodes that the pod may run on, as far as that is known; without a pod, of
-        those that are not cordoned."""
-        nodes = self.snapshot().nodes
-        rows = [row for row, terms in enumerate(nodes) if self._may_run(pod, terms.name)]
-        return np.array(rows, np.int64)
+    def eligible(self, pod: Pod) -> Eligible:
+        """The nodes of the copy that the pod may run on."""
+        return eligible_nodes(pod, self.snapshot(), self._node)
 
-    def place(self, request: VramRequest, rows: Rows) -> Placed | NotPlaced:
+    def place(self, request: VramRequest, where: Eligible) -> Placed | NotPlaced:
         """Place the pod on the best of these nodes. It must ask for a GPU."""
-        snap = self.snapshot()
+        snap, rows = self.snapshot(), where.rows
         weighing = self._weighings.weigh(request, snap, self._now_s)
         ranking = weighing.rank(request, snap, rows, self._now_s, self._market)
         if ranking.winner is None:
             codes = weighing.codes(snap, rows, self._now_s)
             counts = np.bincount(codes, minlength=len(REASONS)).tolist()
             reasons = {r: n for r, n in zip(REASONS, counts, strict=True) if r and n}
-            return NotPlaced(reasons, len(snap.nodes) - len(rows))
+            return NotPlaced(reasons, where.counts())
         row = int(rows[ranking.winner])
         part = snap.part(np.array([row]))
         verdicts = fit(request, part, np.zeros(1, np.int64), self._now_s)
@@ -178,14 +175,10 @@ class Trial:
         terms = self._cluster.weighed(held.gpunode, held.besides)
         self._table.put(_as_added(terms, name) if held.added else terms)
 
-    def _may_run(self, pod: Pod | None, name: str) -> bool:
+    def _node(self, name: str) -> Node | None:
+        """A node that was added has the labels and taints of its model."""
         held = self._held.get(name)
-        node = self._cluster.node(held.gpunode.name if held else name)
-        if node is None:
-            return True  # the verdict says that it is not known
-        if pod is None:
-            return not cordoned(node)
-        return eligible(pod, node)
+        return self._cluster.node(held.gpunode.name if held else name)
 
 
 def _as_added(terms: NodeTerms, name: str) -> NodeTerms:

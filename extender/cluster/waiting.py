@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contract.kube import Pod
+from contract.quantity import gib
 from contract.reasons import Reason
-from extender.cluster.eligible import eligible
-from extender.cluster.notices import Notice, mib, pod_subject
+from extender.cluster.eligible import Eligible, eligible_nodes, sites
+from extender.cluster.feasible import feasible
+from extender.cluster.notices import Notice, pod_subject
 from extender.cluster.state import ClusterState
 from extender.journal import Decision
-from extender.placement.explain import NodeExplanation, explain
-from extender.placement.fit import fit
+from extender.placement.explain import Explanation, NodeExplanation, explain
+from extender.placement.fit import Verdicts, fit
 from extender.placement.request import Kind, VramRequest
 from extender.placement.snapshot import Snapshot
 
 #: The code of who waits and was never refused by us: kube-scheduler has not asked about it.
 NOT_ASKED = "not_asked"
-#: Nodes that are looked at for one that the pod may run on.
-_NEAREST = 20
 #: Reasons that one message tells.
 _MOST_REASONS = 3
 #: As kube-scheduler counts them; the longest first, since some begin like others.
@@ -74,35 +74,45 @@ class Explaining:
 
     def __init__(self, state: ClusterState, snap: Snapshot, now_s: float) -> None:
         self._state, self._snap, self._now_s = state, snap, now_s
-        self._nearest: dict[Kind, tuple[NodeExplanation, ...]] = {}
+        self._eligible: dict[bytes, Eligible] = {}
+        self._everywhere: dict[Kind, Verdicts] = {}
+        #: By kind of request, where the pods may run, and the nodes that were offered.
+        self._explanations: dict[tuple[Kind, bytes, bytes], Explanation] = {}
 
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
         """What the pod's author is told; None where it would fit now and so is about to be tried
         again. ``again``: it was looked at before; then kube-scheduler does not offer that node."""
-        nearest = self._nearest_to(pod)
+        found = self._explained(pod, decision)
+        nearest = found.nearest[0] if found and found.nearest else None
         if nearest is not None and nearest.reason is None and not again:
             return None
         metadata = pod.metadata
-        parts = [_counted(decision), _told(nearest) if nearest else ""]
+        parts = [_counted(decision), _told(found, nearest) if found and nearest else ""]
         parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
         message = " ".join(filter(None, parts))
         which = decision.decision_id
         return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
 
-    def _nearest_to(self, pod: Pod) -> NodeExplanation | None:
-        """Of the nodes that come nearest the first that it may run on."""
-        request = self._state.understand(pod)
+    def _explained(self, pod: Pod, decision: Decision) -> Explanation | None:
+        """Explain the pod on the nodes that it may run on."""
+        request, snap = self._state.understand(pod), self._snap
         if not isinstance(request, VramRequest):
             return None
-        if request.kind not in self._nearest:
-            verdicts = fit(request, self._snap, np.arange(len(self._snap.nodes)), self._now_s)
-            explanation = explain(verdicts, self._state.rules.weights, nearest=_NEAREST)
-            self._nearest[request.kind] = explanation.nearest
-        for each in self._nearest[request.kind]:
-            node = self._state.node(each.node)
-            if node is not None and eligible(pod, node):
-                return each
-        return None
+        named = decision.offered_nodes
+        key = request.kind, (where := sites(pod)), named.bits if named else b""
+        if key in self._explanations:
+            return self._explanations[key]
+        if where not in self._eligible:
+            self._eligible[where] = eligible_nodes(pod, snap, self._state.node)
+        if request.kind not in self._everywhere:
+            rows = np.arange(len(snap.nodes))
+            self._everywhere[request.kind] = fit(request, snap, rows, self._now_s)
+        everywhere, offered = self._everywhere[request.kind], named.names() if named else None
+        rows = feasible(pod, self._eligible[where], everywhere, offered).rows
+        verdicts = fit(request, snap, rows, self._now_s)
+        found = explain(verdicts, self._state.rules.weights, nearest=1)
+        self._explanations[key] = found
+        return found
 
 
 def _counted(decision: Decision) -> str:
@@ -113,13 +123,17 @@ def _counted(decision: Decision) -> str:
     return f"None of {decision.offered} nodes: {'; '.join(told)}."
 
 
-def _told(node: NodeExplanation) -> str:
+def _told(found: Explanation, node: NodeExplanation) -> str:
     """The device that decides on the node that comes nearest."""
     if node.reason is None:
         return f"It would fit on {node.node}, which kube-scheduler does not offer."
+    if found.too_large is not None:
+        needs, has = found.too_large
+        return f"It needs {gib(needs, up=True)}, larger than any GPU that it may use ({gib(has)})."
     if not node.short_bytes:
         return ""
     device = max(node.candidates, key=lambda each: each.short_bytes)
-    seen, needs = device.terms.device, mib(device.need_bytes)
+    seen, needs_there = device.terms.device, gib(device.need_bytes, up=True)
+    short = gib(device.short_bytes, up=True)
     which = seen.uuid if seen.index < 0 else f"{seen.index} ({seen.uuid})"
-    return f"Nearest: short by {mib(device.short_bytes)} of {needs} on GPU {which} of {node.node}."
+    return f"Nearest: short by {short} of {needs_there} on GPU {which} of {node.node}."

@@ -9,6 +9,7 @@ import numpy as np
 
 from contract.gate import GATE
 from contract.reasons import Reason
+from extender.placement.candidates import slots_of
 from extender.placement.environment import by_environment
 from extender.placement.equation import DeviceTerms
 from extender.placement.fit import Verdicts
@@ -91,6 +92,9 @@ class Explanation:
     #: The largest request per device that would fit on some node now, everything else equal;
     #: None where more than memory is in the way everywhere.
     largest_fitting_bytes: int | None
+    #: What the pod needs on a device at least and what the largest device has, when that is less;
+    #: else None.
+    too_large: tuple[int, int] | None = None
 
 
 def because(terms: DeviceTerms) -> str:
@@ -160,6 +164,7 @@ def explain(
         reasons=tuple((reason, n) for reason, n in counts.most_common() if reason is not None),
         nearest=tuple(explain_node(verdicts, ranking, i) for i in order[:nearest].tolist()),
         largest_fitting_bytes=largest if request.asks else None,
+        too_large=larger_than_any(verdicts),
     )
 
 
@@ -218,6 +223,18 @@ def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         lacking = np.maximum(lacking, short.max(axis=1, initial=0))
     by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
     return np.where(by_memory, lacking, INT64_MAX)
+
+
+def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
+    """The bytes that the pod needs at least and the bytes of the largest device of that resource,
+    when no device could ever hold the pod; else None."""
+    for verdict in verdicts.asks:
+        slots = slots_of(verdict.ask.resource, verdicts.snap)[verdicts.rows]
+        has = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
+        needs = verdict.need_bytes[slots]
+        if has.any() and (needs > has).all():
+            return int(needs.min()), int(has.max())
+    return None
 
 
 def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:

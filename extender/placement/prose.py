@@ -1,5 +1,7 @@
 """One node's explanation as a few lines to read: what was decided, and what was compared."""
 
+from collections.abc import Sequence
+
 from contract.annotations import PROCESSES
 from contract.quantity import gib
 from contract.reasons import Reason
@@ -15,16 +17,25 @@ def told(node: NodeExplanation) -> list[str]:
     lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
     lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
     if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
+        alike: dict[tuple[str, ...], list[str]] = {}
         for device in node.candidates:
-            lines += _device(device, measured=not node.unmeasured)
+            said = _device(device, measured=not node.unmeasured)
             if node.reason is None or node.max_sm_ppm is not None:  # it counts
-                lines += _busy(device.terms.activity, node.max_sm_ppm)
+                said += _busy(device.terms.activity, node.max_sm_ppm)
+            alike.setdefault(tuple(said), []).append(device.terms.device.uuid)
+        for (first, *others), uuids in alike.items():
+            lines += [f"  {_named(uuids)}: {first}", *others]
     if node.score is not None:
         terms = ", ".join(f"{name} {value:.2f}" for name, value in node.terms.items())
         lines.append(f"  score {node.score:.2f}: {terms}")
     if node.gated and node.reason is None:
         lines.append("  its gate lets it start only where the device that it gets has room for it")
     return lines
+
+
+def _named(uuids: Sequence[str]) -> str:
+    """One device by its name, equal ones by their number."""
+    return uuids[0] if len(uuids) == 1 else f"each of {len(uuids)} GPUs, such as {uuids[0]}"
 
 
 def _fits(node: NodeExplanation) -> str:
@@ -37,15 +48,15 @@ def _fits(node: NodeExplanation) -> str:
 
 
 def _device(device: DeviceExplanation, measured: bool) -> list[str]:
+    """The first line goes on after the device's name."""
     terms = device.terms
-    name = f"  {terms.device.uuid}"
     if not terms.believed:
-        return [f"{name}: {terms.fence_detail}"]
+        return [terms.fence_detail]
     if terms.fence is not None:
-        return [f"{name}: unhealthy, {terms.fence_detail}"]
+        return [f"unhealthy, {terms.fence_detail}"]
     left = f"{gib(device.room_bytes)} left" if device.room_bytes > 0 else "nothing left"
-    short = f", {gib(device.short_bytes)} short" if device.short_bytes else ""
-    lines = [f"{name}: needs {gib(device.need_bytes)}, {left}{short}; {device.because}"]
+    short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""
+    lines = [f"needs {gib(device.need_bytes)}, {left}{short}; {device.because}"]
     if terms.device.sharing == "mps":
         cap_bytes = terms.device.memory_bytes // max(1, terms.device.replicas.total)
         lines.append(

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, Field
 
 from contract.reasons import Reason
+from extender.cluster.eligible import Obstacle
 from extender.placement.fit import Verdicts
 from extender.placement.request import ContainerAsk
 
@@ -40,6 +41,8 @@ class AskView(BaseModel):
 
 
 class ReasonView(BaseModel):
+    #: A reason of Headroom's; or cordoned, taint, selector or affinity for nodes that
+    #: kube-scheduler does not offer.
     reason: str
     message: str
     nodes: int
@@ -61,6 +64,15 @@ def reason_view(reason: Reason, nodes: int) -> ReasonView:
     return ReasonView(
         reason=reason.code, message=reason.sentence, nodes=nodes, evictable=reason.evictable
     )
+
+
+def obstacle_view(obstacle: Obstacle, nodes: int) -> ReasonView:
+    return ReasonView(reason=obstacle.code, message=obstacle.sentence, nodes=nodes, evictable=False)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def reasons_of(verdicts: Verdicts) -> list[ReasonView]:

@@ -32,6 +32,9 @@ class FilterView(PhaseView):
     reasons: list[ReasonView]
     #: Whether all were let pass all the same (mode observe).
     observed_only: bool = False
+    #: The nodes that kube-scheduler asked about and that are known here; null unless the query says
+    #: ``offered_nodes=true``, and once they are forgotten.
+    offered_nodes: list[str] | None = None
 
 
 class ContenderView(BaseModel):
@@ -146,8 +149,10 @@ class DecisionBody(Body):
     unanswered: list[Unanswered]
 
 
-def decision_view(record: Record, replica: str, sees: Sees = everything) -> DecisionView:
-    """As far as this replica served its calls."""
+def decision_view(
+    record: Record, replica: str, sees: Sees = everything, offered_nodes: list[str] | None = None
+) -> DecisionView:
+    """As far as this replica served its calls; ``offered_nodes``: those of its filter call."""
     filtered = record.part(Filtered)
     return DecisionView(
         decision_id=record.decision_id,
@@ -167,14 +172,16 @@ def decision_view(record: Record, replica: str, sees: Sees = everything) -> Deci
             )
             for ask in (filtered.asked if filtered else ())
         ],
-        filter=_filter_view(record, replica, filtered) if filtered else None,
+        filter=_filter_view(record, replica, filtered, offered_nodes) if filtered else None,
         prioritize=_prioritize_view(record, replica),
         preempt=_preempt_view(record, replica, sees),
         bind=_bind_view(record, replica),
     )
 
 
-def _filter_view(record: Record, replica: str, part: Filtered) -> FilterView:
+def _filter_view(
+    record: Record, replica: str, part: Filtered, offered_nodes: list[str] | None
+) -> FilterView:
     return FilterView(
         replica=replica,
         at=stamp(part.at_s),
@@ -189,6 +196,7 @@ def _filter_view(record: Record, replica: str, part: Filtered) -> FilterView:
             if (reason := REASONS[code])
         ],
         observed_only=part.observed,
+        offered_nodes=offered_nodes,
     )
 
 

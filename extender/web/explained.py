@@ -9,12 +9,22 @@ from pydantic import BaseModel
 from contract.annotations import PREFIX
 from contract.kube import Pod
 from contract.quantity import gib
-from extender.cluster.advice import Advice
+from extender.cluster.advice import Advice, but_not_checked
+from extender.cluster.feasible import Feasible
 from extender.cluster.holders import Held
+from extender.journal import scheduler_of
 from extender.placement.explain import DeviceExplanation, Explanation, NodeExplanation
 from extender.placement.prose import told
 from extender.placement.request import Unreadable, VramRequest
-from extender.web.bodies import AskView, Body, ReasonView, ask_view, reason_view
+from extender.web.bodies import (
+    AskView,
+    Body,
+    ReasonView,
+    ask_view,
+    counted,
+    obstacle_view,
+    reason_view,
+)
 from extender.web.decisions import DecisionView, FilterView, Unanswered
 from extender.web.held import HeldView, held_view
 from extender.web.views import Aged, DeviceView, device_view
@@ -24,6 +34,8 @@ from extender.web.visible import Sees, everything
 FLUSHED_AFTER = timedelta(minutes=5)
 #: Of a node, those with the most.
 MOST_BLOCKERS = 10
+#: Characters of what a scheduler reports.
+MOST_QUOTED = 500
 
 
 class CandidateView(BaseModel):
@@ -62,8 +74,8 @@ class NearestView(BaseModel):
 class AdviceView(BaseModel):
     """What would help, tried before it is said."""
 
-    #: lower (what is asked for), wait (for a pod), mend (a node or a device), or replicas (more of
-    #: them).
+    #: lower (what is asked for), wait (for a pod), eligible (change where the pod may run), mend (a
+    #: node or a device), or replicas (more of them).
     kind: str
     sentence: str
     #: Null where no single node is meant; then of how many it is true.
@@ -98,13 +110,21 @@ class ExplainBody(Body):
     changed: str | None
     #: What Headroom wrote on the pod with its Binding.
     annotations: dict[str, str]
-    #: "bound", "fits", "refused", "not_ours" (asks for no GPU) or "unreadable".
+    #: "bound", "fits", "refused", "gated" (scheduling gates), "other_scheduler" (its scheduler does
+    #: not ask Headroom), "not_ours" (asks for no GPU) or "unreadable".
     verdict: str
     message: str
     request: list[AskView]
-    #: Over all nodes we know, on the newest snapshot; kube-scheduler may have offered fewer.
+    #: Eligible nodes that take the pod, on the newest snapshot; of those in its last filter call
+    #: when that is known.
     fits: int
     reasons: list[ReasonView]
+    #: Nodes that kube-scheduler does not offer, by selector, affinity, taints and cordon.
+    ineligible: list[ReasonView]
+    #: Eligible nodes that its last filter call did not name, for reasons of kube-scheduler's.
+    left_out_nodes: int
+    #: What kube-scheduler checks for this pod and nobody has checked for this answer.
+    not_checked: list[str]
     #: Of what is said of every node; `headroom replay` prints the same. Null where nothing is.
     verdict_digest: str | None
     nearest: list[NearestView]
@@ -168,14 +188,19 @@ class Explained:
     last: DecisionView | None
     unanswered: Sequence[Unanswered]
     sees: Sees
+    #: None where nothing was fitted.
+    where: Feasible | None
+    #: Schedulers that are known to ask Headroom.
+    schedulers: Sequence[str]
     #: Nodes that we know.
     nodes: int
     generation: int
 
 
 def explain_body(why: Explained, aged: Aged, generated_at: str) -> ExplainBody:
-    pod, request, explanation = why.pod, why.request, why.explanation
-    verdict, message = _verdict(pod.node, request, explanation)
+    pod, request, explanation, where = why.pod, why.request, why.explanation, why.where
+    asked = why.last is not None
+    verdict, message = verdict_of(pod, request, explanation, where, asked, why.schedulers)
     annotations = pod.metadata.annotations or {}
     nearest = explanation.nearest if explanation else ()
     return ExplainBody(
@@ -194,6 +219,9 @@ def explain_body(why: Explained, aged: Aged, generated_at: str) -> ExplainBody:
         else [],
         fits=explanation.fits if explanation else 0,
         reasons=[reason_view(*pair) for pair in explanation.reasons] if explanation else [],
+        ineligible=[obstacle_view(*pair) for pair in where.obstacles] if where else [],
+        left_out_nodes=where.left_out if where else 0,
+        not_checked=list(where.not_checked()) if where else [],
         verdict_digest=why.digest or None,
         nearest=[
             nearest_view(node, aged, held, why.sees)
@@ -207,18 +235,67 @@ def explain_body(why: Explained, aged: Aged, generated_at: str) -> ExplainBody:
     )
 
 
-def _verdict(
-    bound_to: str, request: VramRequest | Unreadable, explanation: Explanation | None
+def verdict_of(
+    pod: Pod,
+    request: VramRequest | Unreadable,
+    explanation: Explanation | None,
+    where: Feasible | None,
+    asked: bool,
+    schedulers: Sequence[str],
 ) -> tuple[str, str]:
+    """The verdict of ``ExplainBody`` and its message. ``asked``: whether any filter call for the
+    pod is on record; ``schedulers``: those that are known to ask Headroom."""
     if isinstance(request, Unreadable):
         return "unreadable", request.message
-    if bound_to:
-        return "bound", f"bound to node {bound_to}"
+    if pod.node:
+        return "bound", f"bound to node {pod.node}"
     if not request.asks:
-        return "not_ours", "the pod asks for no GPU that Headroom manages"
-    if explanation is None or not explanation.fits:
+        return "not_ours", "the pod requests no GPU that Headroom manages"
+    if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
+        they = "it is" if len(gates) == 1 else "they are"
+        return "gated", (
+            f"the pod has {counted(len(gates), 'scheduling gate')} ({', '.join(gates[:3])}): "
+            f"no scheduler tries it until {they} removed"
+        )
+    if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
+        return "other_scheduler", (
+            f"spec.schedulerName is {scheduler}, a scheduler that has never asked Headroom; create "
+            f"the pod again with spec.schedulerName: {schedulers[0]}"
+        )
+    if explanation is None or where is None:
         return "refused", "no node can take the pod"
-    return "fits", f"{explanation.fits} nodes can take the pod"
+    return _fits_or_not(explanation, where)
+
+
+def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:
+    if explanation.fits:
+        some, unchecked = counted(explanation.fits, "node"), where.not_checked()
+        if not unchecked:
+            return "fits", f"{some} can take the pod"
+        has = "has" if explanation.fits == 1 else "have"
+        return "fits", f"{some} {has} GPU memory for the pod{but_not_checked(unchecked)}"
+    if not len(where.eligible.rows) and not where.obstacles:
+        return "refused", "no node can take the pod: Headroom knows no node"
+    if not len(where.eligible.rows):
+        ((obstacle, nodes), *others) = where.obstacles
+        more = f", and {len(others)} more reasons" if len(others) > 1 else ""
+        if len(others) == 1:
+            more = f"; {counted(others[0][1], 'node')}: {others[0][0].sentence}"
+        return "refused", (
+            f"no node is eligible: {counted(nodes, 'node')}: {obstacle.sentence}{more}"
+        )
+    if not len(where.rows):
+        return "refused", (
+            "no node can take the pod: kube-scheduler left out all "
+            f"{counted(where.left_out, 'eligible node')} for other resources, volumes or affinity"
+        )
+    if explanation.too_large is not None:
+        needs, has_bytes = explanation.too_large
+        return "refused", (
+            f"no node can take the pod: it needs {gib(needs, up=True)}, larger than any GPU that "
+            f"it may use ({gib(has_bytes)})"
+        )
+    return "refused", "no node can take the pod"
 
 
 def _holds(held: Held) -> str:
@@ -257,10 +334,9 @@ def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
             offered_nodes=None,
             not_offered_nodes=None,
             again_by=None,
-            message="kube-scheduler has not asked Headroom about this pod lately: its own checks "
-            "left no node, or another scheduler has the pod"
-            if not pod.node
-            else "the calls that placed it are not on record any more",
+            message="the calls that placed it are not on record any more"
+            if pod.node
+            else _never_asked(pod),
         )
     left_out = max(0, nodes - asked.offered)
     again = None if pod.node or asked.fits else datetime.fromisoformat(asked.at) + FLUSHED_AFTER
@@ -276,12 +352,33 @@ def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
     )
 
 
+def _never_asked(pod: Pod) -> str:
+    """What its scheduler says, which knows its own checks."""
+    said = (
+        condition.message
+        for condition in (pod.status and pod.status.conditions) or ()
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.message
+    )
+    if message := next(said, ""):
+        return (
+            "its scheduler has not asked Headroom about this pod lately. The scheduler reports: "
+            f"{message[:MOST_QUOTED]}"
+        )
+    return (
+        "its scheduler has not asked Headroom about this pod lately, and has not reported why it "
+        f"waits: is scheduler {scheduler_of(pod)} running?"
+    )
+
+
 def _tried(asked: FilterView, left_out: int, again_by: str | None) -> str:
-    said = f"kube-scheduler offered {asked.offered} nodes, of which {asked.fits} could take the pod"
+    said = (
+        f"kube-scheduler offered {counted(asked.offered, 'node')}, of which {asked.fits:,} could "
+        "take the pod"
+    )
     if left_out:
         said += (
-            f"; nodes never offered: {left_out}, which kube-scheduler's own checks (selectors, "
-            "taints, CPU ...) left out, or it had found enough"
+            f"; {counted(left_out, 'node')} did not pass kube-scheduler's own checks (selectors, "
+            "taints, CPU, replicas ...), or it had found enough"
         )
     if again_by:
         said += (

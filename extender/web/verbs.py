@@ -25,7 +25,7 @@ from extender.cluster.state import ClusterState
 from extender.cluster.vacating import refusal_beside
 from extender.cluster.victimstold import recorded
 from extender.cluster.waiting import main_reason
-from extender.journal import Decision, Journal, micros
+from extender.journal import Decision, Journal, NodeSets, OfferedNodes, micros
 from extender.placement.aside import aside
 from extender.placement.best import Contender, best
 from extender.placement.fit import Codes
@@ -134,6 +134,7 @@ class Verbs:
         #: about one next.
         self._turned_away: Bounded[str, TurnedAway] = Bounded(MOST_TURNED_AWAY)
         self._coming = Coming(cluster)
+        self._node_sets = NodeSets()
         self._pace = Pace()
 
     def work_ahead(self) -> bool:
@@ -198,8 +199,9 @@ class Verbs:
         if wanted and not len(passed) and self._crowded(offered.pod, began_s):
             answer = wire.encode_filter_error(TRY_AGAIN)
         took_s = self._monotonic_s() - began_s
+        named = partial(self._node_sets.offered, snap.row_of, rows)
         at, nodes = snap.generation, len(offered.names)
-        what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes
+        what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes, named
         record = partial(self._record, *what)
         self._soon(record)
         if ranked:
@@ -475,6 +477,7 @@ class Verbs:
         only: str,
         took_s: float,
         observed: bool,
+        named: Callable[[], OfferedNodes],
     ) -> None:
         metadata = pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
@@ -493,6 +496,7 @@ class Verbs:
             asked=_asked(request),
             only=only,
             observed=observed,
+            offered_nodes=named(),
         )
         self._journal.record(decision)
         if not observed:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pydantic import BaseModel
 
 from contract.reasons import Reason
+from extender.cluster.eligible import cordoned, keeping_out, taint_text
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 from extender.placement.equation import DeviceTerms
@@ -89,6 +90,10 @@ class NodeView(BaseModel):
     #: Whether its agent was heard of lately enough.
     fresh: bool
     initialised: bool
+    #: Whether kubectl cordon closed it to new pods.
+    cordoned: bool
+    #: As kubectl describe prints them; only those that keep pods away that do not tolerate them.
+    taints: list[str]
     #: "not measured" and where its capacity was learned, if no agent reports it.
     unmeasured: str | None
     #: Of the device that the next pod gets: exact, slot-safe, predicted, any or pinned; null where
@@ -166,6 +171,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
 def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: float) -> NodeView:
     gpunode = cluster.gpunode(node.name)
     status = gpunode.status if gpunode else None
+    kube_node = cluster.node(node.name)
     fresh = node.fresh_until_s >= now_s
     reason = node.reason or (None if fresh else Reason.STALE_REPORT)
     return NodeView(
@@ -177,6 +183,8 @@ def node_view(node: NodeTerms, cluster: ClusterState, now_s: float, wall_s: floa
         report_age_s=_rounded(age(status.observed_at, wall_s)) if status else None,
         fresh=fresh,
         initialised=gpunode.spec.initialised if gpunode else False,
+        cordoned=kube_node is not None and cordoned(kube_node),
+        taints=list(map(taint_text, keeping_out(kube_node))) if kube_node else [],
         unmeasured=node.unmeasured or None,
         certainty=certainty(node) if node.devices else None,
         devices=[

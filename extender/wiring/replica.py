@@ -331,6 +331,7 @@ class Extender:
             guard,
             self._settings_now,
             self.stuck,
+            self.settings.scheduler_name,
         )
         return debug_app(context)
 

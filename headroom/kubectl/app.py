@@ -199,16 +199,21 @@ def capacity(
     vram: Annotated[str, typer.Option(help="Of one pod, as in headroom.gpu/vram: 20Gi.")],
     gpus: Annotated[int, typer.Option(help="That one pod asks for.")] = 1,
     resource: Annotated[str | None, typer.Option(help="Else the usual one.")] = None,
+    tolerate: Annotated[
+        str | None, typer.Option(help="Keys of taints that the pods tolerate: a,b.")
+    ] = None,
     output: Format = None,
 ) -> None:
     """How many such pods fit now, and whether the fleet is full or fragmented."""
     options: _Options = context.obj
-    body = options.api().get("capacity", vram=vram, count=gpus, resource=resource)
+    body = options.api().get(
+        "capacity", vram=vram, count=gpus, resource=resource, tolerate=tolerate
+    )
     if _dumped(body, output):
         return
     print(body["message"])  # noqa: T201
-    for each in body["reasons"]:
-        print(f"  {each['nodes']} nodes: {each['message']}")  # noqa: T201
+    for each in (*body["reasons"], *body["ineligible"]):
+        print(f"  {tables.nodes_of(each['nodes'])}: {each['message']}")  # noqa: T201
     _show(body, tables.classes(body), None)
 
 

@@ -26,15 +26,18 @@ def nodes(body: Body, wide: bool = False) -> Table:
         *("FREE REPLICAS", "REPORT", "STATE"),
     )
     if wide:
-        columns = (*columns, "MODELS", "SHARING", "NEXT DEVICE", "OBSERVED AT")
+        columns = (*columns, "MODELS", "SHARING", "NEXT DEVICE", "OBSERVED AT", "TAINTS")
     rows: list[Row] = []
     bad = set[int]()
     for node in body["nodes"]:
         devices = node["devices"]
-        state = node["message"] or "ok"
-        if any(device["headroom_bytes"] < 0 for device in devices):
-            state = f"overcommitted; {state}" if node["message"] else "overcommitted"
-        if state != "ok":
+        over = any(device["headroom_bytes"] < 0 for device in devices)
+        states = ["overcommitted"] if over else []
+        # Absent in what an older replica answers.
+        states += ["cordoned"] if node.get("cordoned") else []
+        states += [node["message"]] if node["message"] else []
+        state = "; ".join(states) or "ok"
+        if states:
             bad.add(len(rows))
         rows.append(
             (
@@ -188,7 +191,8 @@ def moves(body: Body) -> Table:
     ]
     placed = len(rows)
     for refusal in body["refusals"]:
-        why = "; ".join(f"{each['nodes']} nodes: {each['message']}" for each in refusal["reasons"])
+        reasons = [*refusal["reasons"], *refusal["ineligible"]]
+        why = "; ".join(f"{nodes_of(each['nodes'])}: {each['message']}" for each in reasons)
         rows += [(pod, refusal["leaves"] or "-", "-", "-", why) for pod in refusal["pods"]]
     return Table(columns, rows, frozenset(range(placed, len(rows))))
 
@@ -239,7 +243,14 @@ def _described(node: Body) -> Row:
     devices = node["devices"]
     models = sorted({device["model"] for device in devices})
     sharing = sorted({device["sharing"] for device in devices})
-    return _all(models), _all(sharing), node["certainty"] or "-", node["observed_at"] or "-"
+    return (
+        *(_all(models), _all(sharing), node["certainty"] or "-", node["observed_at"] or "-"),
+        _all(node.get("taints") or []),
+    )
+
+
+def nodes_of(count: int) -> str:
+    return f"{count:,} node" if count == 1 else f"{count:,} nodes"
 
 
 def _all(names: list[str]) -> str:

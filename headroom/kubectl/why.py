@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from headroom.kubectl.tables import nodes_of
+
 #: Nodes whose devices are shown without -o wide.
 NEAREST = 3
 
@@ -16,9 +18,15 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if body["bound_to"]:
         lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
         return lines + _asked(body)
-    if body["reasons"]:
-        lines += ["", "Refused"]
-        lines += [f"  {each['nodes']} nodes: {each['message']}" for each in body["reasons"]]
+    kept_out = [*body["reasons"], *body["ineligible"]]
+    if kept_out or body["left_out_nodes"]:
+        lines += ["", "Nodes that do not take it"]
+        lines += [f"  {nodes_of(each['nodes'])}: {each['message']}" for each in kept_out]
+    if left_out := body["left_out_nodes"]:
+        lines.append(
+            f"  {nodes_of(left_out)}: left out by kube-scheduler for other resources, volumes or "
+            "affinity"
+        )
     if body["suggestions"]:
         lines += ["", "What would help"]
         lines += [f"  {each}" for each in body["suggestions"]]
@@ -33,7 +41,7 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
     source = {
         "annotation": "its annotation",
         "namespace": "its namespace's default",
-        "replica": "nobody says how much: what a replica is worth",
+        "replica": "no annotation: the share of one replica",
     }
     return [
         f"  asks for {ask['amount']} on each of {ask['count']} {ask['resource']} "
@@ -46,7 +54,7 @@ def _asked(body: Mapping[str, Any]) -> list[str]:
     """What kube-scheduler did about it."""
     decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
-        return ["", "kube-scheduler has not asked about it since this extender began to remember."]
+        return ["", body["attempts"]["message"]]
     lines = ["", attempts["message"] if attempts else "", f"Decision {decision['decision_id']}"]
     return lines + [f"  {line}" for line in phases(decision)]
 
@@ -83,7 +91,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
         )
     if live["rank"] is not None:
         tied = f", with {live['tied'] - 1} alike" if live["tied"] > 1 else ""
-        lines.append(f"  rank {live['rank']} of {live['fits']} nodes that fit{tied}")
+        lines.append(f"  rank {live['rank']} of {nodes_of(live['fits'])} that fit{tied}")
     if live["winner"] and not live["wins"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
     return lines + _stored(body["stored"], live["node"]["node"])

@@ -129,7 +129,7 @@ def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
     assert said(state, "GPUMemoryOveruse") == []
     state.overuses.look(NOW_S + LASTING_S)
     (notice,) = said(state, "GPUMemoryOveruse")
-    how_much = "uses 10240 MiB of device a of n, 2048 MiB more than the 8192 MiB that it asked for"
+    how_much = "uses 10.0 GiB of device a of n, 2.0 GiB more than the 8.0 GiB that it asked for"
     assert how_much in notice.message
     assert notice.decision_id == "uid-q.7"
     state.apply(seen(using(11)))

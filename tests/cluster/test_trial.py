@@ -18,6 +18,7 @@ from contract.gpunode import GPUNode, Plugin
 from contract.kube import NodeSpec, OwnerReference, Pod
 from contract.reasons import Reason
 from extender.cluster.counting import count_on, counted
+from extender.cluster.eligible import Eligible, Obstacle
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
 from extender.cluster.trial import NotPlaced, Placed, Trial
@@ -119,7 +120,7 @@ def understood(state: ClusterState, of: Pod) -> VramRequest:
 
 
 def place_in(trial: Trial, state: ClusterState, of: Pod) -> Placed | NotPlaced:
-    return trial.place(understood(state, of), trial.offered(of))
+    return trial.place(understood(state, of), trial.eligible(of))
 
 
 @settings(max_examples=30, deadline=None)
@@ -253,7 +254,7 @@ def test_counting_pods_equals_placing_them_one_by_one(
         trial, placed = Trial(state, snap, NOW_S), 0
         while True:
             one = understood(state, asking(vram, f"c{placed}", resource, gpus=gpus))
-            if isinstance(trial.place(one, rows[[row]]), NotPlaced):
+            if isinstance(trial.place(one, Eligible(rows[[row]], {})), NotPlaced):
                 break
             placed += 1
         assert found.get(row, 0) == placed
@@ -336,15 +337,15 @@ def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
         trial.set_replicas("c", 1)
 
 
-def test_refusals_count_the_nodes_of_each_reason_and_those_not_offered() -> None:
+def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> None:
     state = two_nodes()
     (cordoned,) = (node for node in state.nodes() if node.metadata.name == "b")
     closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
     state.apply([NodeSeen(closed)])
     trial = Trial(state, state.snapshot(), NOW_S)
     told = place_in(trial, state, asking("16Gi", "new"))
-    assert told == NotPlaced({Reason.MEMORY_ON_SOME: 1}, not_offered=1)
-    assert trial.offered(None).tolist() == [state.snapshot().row_of["a"]]
+    assert told == NotPlaced({Reason.MEMORY_ON_SOME: 1}, [(Obstacle("cordoned"), 1)])
+    assert trial.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
 
 
 def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:

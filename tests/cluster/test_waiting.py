@@ -51,7 +51,7 @@ def test_the_numbers_of_the_nearest_device_are_told() -> None:
     state = world(("far", 20, {}), ("near", 8, {}))
     assert message(state, pod("20Gi", name="p")) == (
         "None of 3 nodes: 2 insufficient GPU memory on any device; 1 GPU report of the node is "
-        "stale. Nearest: short by 4096 MiB of 20480 MiB on GPU 3 (GPU-near) of near. "
+        "stale. Nearest: short by 4.0 GiB of 20.0 GiB on GPU 3 (GPU-near) of near. "
         "More: kubectl headroom why -n default p"
     )
 
@@ -62,7 +62,7 @@ def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
     spec = msgspec.structs.replace(picky.spec, node_selector={"pool": "mine"})
     told = message(state, msgspec.structs.replace(picky, spec=spec))
     assert told is not None
-    assert "short by 16384 MiB of 20480 MiB on GPU 3 (GPU-far) of far" in told
+    assert "short by 16.0 GiB of 20.0 GiB on GPU 3 (GPU-far) of far" in told
 
 
 def test_who_would_fit_by_now_is_told_nothing_unless_that_helps_nothing() -> None:
@@ -85,7 +85,7 @@ def test_pods_that_ask_for_the_same_are_each_told_of_nodes_that_they_may_run_on(
         assert f"of {node}. More" in notice.message
     larger = explaining.notice(pod("22Gi"), decision(pod("22Gi")))
     assert larger is not None
-    assert "short by 6144 MiB of 22528 MiB" in larger.message
+    assert "short by 6.0 GiB of 22.0 GiB" in larger.message
 
 
 def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alone() -> None:

@@ -94,13 +94,14 @@ def test_top_has_a_line_for_each_node_with_what_is_promised_and_left(server: Ser
     assert lines[0][1:7] == ["2", "48.0 GiB", "14.0 GiB", "0.0 GiB", "0.0 GiB", "34.0 GiB"]
     assert lines[2][1:4] == ["1", "80.0 GiB", "0.0 GiB"]
     wide, *described = rows(run(server.debug, "top", "-o", "wide").stdout)
-    assert [cell.strip() for cell in wide[-4:]] == [
+    assert [cell.strip() for cell in wide[-5:]] == [
         "MODELS",
         "SHARING",
         "NEXT DEVICE",
         "OBSERVED AT",
+        "TAINTS",
     ]
-    assert [cell.strip() for cell in described[0][-4:-1]] == [
+    assert [cell.strip() for cell in described[0][-5:-2]] == [
         "L4",
         "time-slicing",
         "predicted",
@@ -128,7 +129,10 @@ def test_top_of_gpus_and_pods_says_who_holds_what(server: Server) -> None:
 
 def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server: Server) -> None:
     shown = run(server.debug, "why", "team-a/large").stdout
-    assert shown.startswith("Pod team-a/large: no node can take the pod\n  asks for 90Gi on each")
+    assert shown.startswith(
+        "Pod team-a/large: no node can take the pod: it needs 90.0 GiB, larger than any GPU that "
+        "it may use (80.0 GiB)\n  asks for 90Gi on each"
+    )
     assert "3 nodes: insufficient GPU memory on any device" in shown
     assert "needs 90.0 GiB, 80.0 GiB left, 10.0 GiB short" in shown
     assert "headroom.gpu/vram" in shown.partition("What would help")[2]
@@ -277,7 +281,7 @@ def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) ->
 def test_a_pod_that_nobody_knows_is_said_and_exits_with_1(server: Server) -> None:
     refused = run(server.debug, "why", "team-a/nobody")
     assert refused.returncode == 1
-    assert refused.stderr.startswith("kubectl headroom: pod team-a/nobody was neither seen ")
+    assert refused.stderr.startswith("kubectl headroom: pod team-a/nobody is not known: ")
 
 
 def test_an_address_where_nobody_answers_exits_with_3() -> None:

@@ -57,6 +57,7 @@ class Asked:
             lambda path, credentials: self.peers(path, credentials),
             self.feed,
             guard=self.guard,
+            scheduler="default-scheduler",
         )
         self.app = debug_app(self.context)
 

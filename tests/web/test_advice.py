@@ -3,16 +3,18 @@
 import re
 from datetime import datetime, timedelta
 
+import msgspec
+import numpy as np
 import pytest
 
 from contract.decision import decision_id
 from contract.gpunode import Reservation
-from contract.kube import Pod
+from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.journal import Decision
+from extender.journal import Decision, NodeSets
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
-from tests.web.asking import Asked
+from tests.web.asking import WALL_S, Asked
 from tests.web.test_devices import SINCE, since
 
 WAITS = pod("16Gi", uid="uw", name="waits")
@@ -70,6 +72,7 @@ def test_the_smallest_pod_whose_end_makes_room_is_waited_for() -> None:
     assert wait["sentence"] == (
         "wait for pod default/large, which holds 13.0 GiB on node a since "
         f"{SINCE[:19]}Z: when it ends there is room"
+        " (not checked: CPU, memory and other resources)"
     )
     assert lower["lower_to_bytes"] == 9 * GIB
 
@@ -127,8 +130,8 @@ def test_memory_without_replicas_wants_more_replicas() -> None:
     assert kinds(body)[-1] == "replicas"
     assert body["advice"][-1] == {  # type: ignore[index]
         "kind": "replicas",
-        "sentence": "2 nodes, as a, have the memory and no free replica: raise the replicas that "
-        "the device plugin advertises there",
+        "sentence": "2 nodes, such as a, have the memory and no free replica: raise the replicas "
+        "that the device plugin advertises there (not checked: CPU, memory and other resources)",
         "node": None,
         "nodes": 2,
         "lower_to_bytes": None,
@@ -146,7 +149,7 @@ def test_what_kube_scheduler_did_is_told() -> None:
     never = explained(fleet)["attempts"]
     assert isinstance(never, dict)
     assert (never["times"], never["offered_nodes"], never["again_by"]) == (0, None, None)
-    assert never["message"].startswith("kube-scheduler has not asked Headroom about this pod")
+    assert never["message"].startswith("its scheduler has not asked Headroom about this pod")
     which = decision_id(WAITS.metadata.uid, WAITS.metadata.resource_version)
     refused = {Reason.MEMORY_ON_ANY: 2}
     at_s = datetime.fromisoformat(SINCE).timestamp()
@@ -156,10 +159,190 @@ def test_what_kube_scheduler_did_is_told() -> None:
     assert (tried["times"], tried["offered_nodes"], tried["not_offered_nodes"]) == (1, 2, 1)
     again = datetime.fromisoformat(tried["again_by"])
     assert again - datetime.fromisoformat(SINCE) == timedelta(minutes=5)
-    assert "nodes never offered: 1, which" in tried["message"]
+    assert "1 node did not pass kube-scheduler's own checks" in tried["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/score?pod=default/waits&node=a"])
 def test_a_score_names_them_too(path: str) -> None:
     body = asked(*node("a", tiny=2, small=9)).get(path).json()
     assert [held["name"] for held in body["live"]["node"]["blockers"]] == ["small", "tiny"]
+
+
+def closed(name: str, **spec: object) -> NodeSeen:
+    """The Node of that name with this spec: taints, or a cordon."""
+    wire = {"metadata": {"name": name, "labels": {"zone": name}}, "spec": spec}
+    return NodeSeen(msgspec.convert(wire, Node))
+
+
+TEAM = {"key": "team", "value": "x", "effect": "NoSchedule"}
+
+
+def waiting_with(**spec: object) -> Pod:
+    """The pod that waits, with more in its spec."""
+    wire = msgspec.to_builtins(WAITS)
+    wire["spec"] |= spec
+    return msgspec.convert(wire, Pod)
+
+
+def record(
+    fleet: Asked, *offered: str, waits: Pod = WAITS, at_s: float = WALL_S
+) -> dict[str, object]:
+    """kube-scheduler asks about these nodes, and none takes the pod."""
+    snap = fleet.cluster.snapshot()
+    rows = np.array([snap.row_of[name] for name in offered], np.int64)
+    nodes = NodeSets().offered(snap.row_of, rows)
+    which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
+    refused = {Reason.MEMORY_ON_ANY: len(offered)}
+    decision = Decision(waits, which, at_s, 7, len(offered), 0, refused, offered_nodes=nodes)
+    fleet.journal.record(decision)
+    return explained(fleet)
+
+
+@pytest.mark.parametrize(
+    ("spec", "what", "advice"),
+    [
+        pytest.param({"unschedulable": True}, "cordoned", "uncordon: node b has room", id="cordon"),
+        pytest.param(
+            {"taints": [TEAM]},
+            "taint team=x:NoSchedule, which the pod does not tolerate",
+            "add a toleration: node b has room for the pod and taint team=x:NoSchedule",
+            id="taint",
+        ),
+    ],
+)
+def test_a_node_that_kube_scheduler_does_not_offer_is_never_said_to_take_the_pod(
+    spec: dict[str, object], what: str, advice: str
+) -> None:
+    body = explained(asked(*node("a", whole=20), *node("b"), closed("b", **spec)))
+    assert (body["verdict"], body["fits"]) == ("refused", 0)
+    assert body["message"] == "no node can take the pod"
+    (kept_out,) = body["ineligible"]  # type: ignore[misc]
+    assert (kept_out["message"], kept_out["nodes"]) == (what, 1)
+    assert kinds(body) == ["lower", "wait", "eligible"]
+    assert str(body["suggestions"][-1]).startswith(advice)  # type: ignore[index]
+    assert [each["node"] for each in body["nearest"]] == ["a"]  # type: ignore[attr-defined]
+
+
+def test_advice_to_lower_is_of_the_nodes_that_the_pod_selects() -> None:
+    waits = waiting_with(nodeSelector={"zone": "b"})
+    fleet = asked(*node("a", some=12), *node("b", most=20), closed("a"), closed("b"), waits=waits)
+    body = explained(fleet)
+    lower = body["advice"][0]  # type: ignore[index]
+    assert lower["lower_to_bytes"] == 4 * GIB  # and not 12, as on a
+    obstacle = body["ineligible"][0]  # type: ignore[index]
+    assert obstacle["message"] == "labels do not match the pod's nodeSelector zone=b"
+
+
+def test_two_obstacles_are_not_advised_away_as_if_they_were_one() -> None:
+    waits = waiting_with(nodeSelector={"zone": "a"})
+    fleet = asked(
+        *node("a", whole=24), *node("b"), closed("a"), closed("b", taints=[TEAM]), waits=waits
+    )
+    assert "eligible" not in kinds(explained(fleet))
+
+
+def test_without_an_eligible_node_the_first_cause_is_in_the_headline() -> None:
+    body = explained(asked(*node("a"), closed("a", unschedulable=True)))
+    assert body["message"] == "no node is eligible: 1 node: cordoned"
+
+
+def test_the_nodes_of_the_last_filter_call_are_those_that_are_explained() -> None:
+    fleet = asked(*node("a", some=12), *node("b", most=20))
+    body = record(fleet, "b")
+    assert (body["left_out_nodes"], body["not_checked"]) == (1, [])
+    assert [each["node"] for each in body["nearest"]] == ["b"]  # type: ignore[attr-defined]
+    assert body["suggestions"][0] == (  # type: ignore[index]
+        "lower headroom.gpu/vram to 4Gi or less: that fits now"
+    )
+    assert body["last_decision"]["filter"]["offered_nodes"] is None  # type: ignore[index]
+    names = fleet.get("/v1/decisions?offered_nodes=true").json()["decisions"]
+    assert names[0]["filter"]["offered_nodes"] == ["b"]
+
+
+def test_without_a_filter_call_it_is_said_what_was_not_checked() -> None:
+    spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    waits = waiting_with(
+        topologySpreadConstraints=spread,
+        volumes=[{"persistentVolumeClaim": {"claimName": "data"}}],
+    )
+    fleet = asked(*node("a"), waits=waits)
+    body = explained(fleet)
+    unchecked = "CPU, memory and other resources, volumes, topology spread constraints"
+    assert body["message"] == f"1 node has GPU memory for the pod (not checked: {unchecked})"
+    full = asked(*node("a", whole=20), waits=waits)
+    after = record(full, "a", waits=waits)
+    assert after["suggestions"][0] == (  # type: ignore[index]
+        "lower headroom.gpu/vram to 4Gi or less: that much is free now (not checked: volumes, "
+        "topology spread constraints)"
+    )
+
+
+def test_a_scheduling_gate_and_another_scheduler_are_named() -> None:
+    gated = explained(asked(*node("a"), waits=waiting_with(schedulingGates=[{"name": "queue"}])))
+    assert (gated["verdict"], gated["message"]) == (
+        "gated",
+        "the pod has 1 scheduling gate (queue): no scheduler tries it until it is removed",
+    )
+    other = explained(asked(*node("a"), waits=waiting_with(schedulerName="volcano")))
+    assert (other["verdict"], other["message"]) == (
+        "other_scheduler",
+        "spec.schedulerName is volcano, a scheduler that has never asked Headroom; create the pod "
+        "again with spec.schedulerName: default-scheduler",
+    )
+
+
+def test_a_request_beyond_every_device_is_said_to_be_so() -> None:
+    body = explained(asked(*node("a", some=4), waits=pod("25Gi", uid="uw", name="waits")))
+    assert body["message"] == (
+        "no node can take the pod: it needs 25.0 GiB, larger than any GPU that it may use "
+        "(24.0 GiB)"
+    )
+
+
+def test_equal_devices_are_one_line() -> None:
+    uuids = [f"GPU-{number}" for number in range(8)]
+    free = [shared(uuid, 2) for uuid in uuids]
+    held = gpunode(*free, name="a", plugin=DISTRIBUTED)
+    body = explained(
+        asked(
+            NodeSeen(kube_node("a")),
+            GPUNodeSeen(held, 0.0),
+            waits=pod("25Gi", uid="uw", name="waits"),
+        )
+    )
+    lines = body["nearest"][0]["told"]  # type: ignore[index]
+    assert [line for line in lines if "needs 25.0 GiB" in line] == [lines[1]]
+    assert lines[1].startswith("  each of 8 GPUs, such as GPU-0: needs 25.0 GiB")
+
+
+def test_a_cordoned_node_shows_at_once_though_no_snapshot_changes() -> None:
+    fleet = asked(*node("a"))
+    before = fleet.get("/v1/nodes")
+    fleet.cluster.apply([closed("a", unschedulable=True, taints=[TEAM])])
+    after = fleet.get("/v1/nodes", {"If-None-Match": before.headers["ETag"]})
+    (shown,) = after.json()["nodes"]
+    assert (shown["cordoned"], shown["taints"]) == (True, ["team=x:NoSchedule"])
+
+
+def test_the_list_of_pods_that_wait_says_the_same() -> None:
+    fleet = asked(*node("a", whole=20), *node("b"), closed("b", unschedulable=True))
+    (listed,) = fleet.get("/v1/pending").json()["pods"]
+    body = explained(fleet)
+    assert (listed["fits"], listed["message"]) == (0, body["message"])
+    assert (listed["ineligible"], listed["nearest"]) == (body["ineligible"], "a")
+
+
+def test_a_score_on_a_node_that_is_not_eligible_has_no_rank() -> None:
+    fleet = asked(*node("a"), *node("b"), closed("b", taints=[TEAM]))
+    live = fleet.get("/v1/score?pod=default/waits&node=b").json()["live"]
+    assert (live["eligible"], live["fits"], live["rank"], live["wins"]) == (False, 1, None, False)
+    assert [each["reason"] for each in live["failing"]] == ["taint"]
+    there = fleet.get("/v1/score?pod=default/waits&node=a").json()["live"]
+    assert (there["eligible"], there["fits"], there["rank"], there["wins"]) == (True, 1, 1, True)
+
+
+def test_the_decisions_about_an_earlier_pod_of_the_name_are_not_about_this_one() -> None:
+    earlier = pod("16Gi", uid="u-earlier", name="waits")
+    fleet = asked(*node("a", whole=20), waits=waiting_with(schedulerName="volcano"))
+    body = record(fleet, "a", waits=earlier)
+    assert (body["verdict"], body["last_decision"]) == ("other_scheduler", None)

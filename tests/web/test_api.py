@@ -24,7 +24,7 @@ def fleet() -> Asked:
     ("method", "path", "status", "said"),
     [
         pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="no such node"),
-        pytest.param("GET", "/v1/explain/pods/a/b", 404, "does it ask for a GPU", id="no such pod"),
+        pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="no such pod"),
         pytest.param("GET", "/v1/nothing", 404, "/v1/nothing is no view; GET /open", id="no view"),
         pytest.param("POST", "/v1/nodes", 405, "takes no POST; right is GET", id="wrong method"),
         pytest.param("GET", "/v1/nodes?limit=0", 422, "query limit: ", id="too small"),

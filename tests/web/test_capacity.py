@@ -64,7 +64,10 @@ def test_a_cordoned_node_takes_nobody(fleet: Asked) -> None:
     node = msgspec.structs.replace(kube_node("empty"), spec=NodeSpec(unschedulable=True))
     fleet.cluster.apply([NodeSeen(node)])
     body = fleet.get("/v1/capacity?vram=25Gi").json()
-    assert (body["pods"], body["cordoned_nodes"], body["fullness"]) == (0, 1, "fragmented")
+    assert (body["pods"], body["fullness"]) == (0, "fragmented")
+    assert body["ineligible"] == [
+        {"reason": "cordoned", "message": "cordoned", "nodes": 1, "evictable": False}
+    ]
     assert body["reasons"] == [
         {
             "reason": "memory_on_any",

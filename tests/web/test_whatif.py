@@ -79,7 +79,9 @@ def test_a_manifest_goes_where_it_may_and_as_it_is_understood(asked: Asked) -> N
     asked.cluster.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
     sent = pod("train", "16Gi")
     told = ask(asked, pods=[{"manifest": sent}])
-    assert (told["placed"], told["refusals"][0]["not_offered_nodes"]) == (0, 1)
+    (kept_out,) = told["refusals"][0]["ineligible"]
+    assert (told["placed"], kept_out["nodes"]) == (0, 1)
+    assert kept_out["message"] == "taint team=x:NoSchedule, which the pod does not tolerate"
     sent["spec"]["tolerations"] = [{"operator": "Exists"}]
     assert nodes(ask(asked, pods=[{"manifest": sent}])) == [("default/train", "b")]
 

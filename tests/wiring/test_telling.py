@@ -85,8 +85,8 @@ def test_only_what_is_new_is_told_again_and_not_too_soon() -> None:
     assert world.told(2 * AGAIN_AFTER_S - 1) == []
     assert world.told(2 * AGAIN_AFTER_S) == ["a"]
     first, second = (notice.message for notice in world.posted)
-    assert "short by 16384 MiB" in first
-    assert "short by 17408 MiB" in second
+    assert "short by 16.0 GiB" in first
+    assert "short by 17.0 GiB" in second
     assert all(notice.follows and notice.key == "" for notice in world.posted)
 
 

@@ -1,13 +1,20 @@
 """What callers ask about: a pod of the cluster, or one that is made up and read as if it came."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import HTTPException
 
 from contract.annotations import POLICY, VRAM
-from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from contract.kube import (
+    Container,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    ResourceRequirements,
+    Toleration,
+)
 from extender.cluster.state import ClusterState
 from extender.placement.request import Unreadable, VramRequest
 from extender.web.api.context import Context
@@ -17,12 +24,21 @@ T = TypeVar("T")
 NAMESPACE = "default"
 
 
-def made_up(name: str, vram: str, gpus: int, resource: str, policy: str = "") -> Pod:
-    """One container that asks for so many GPUs; without ``vram`` it says nothing of its memory."""
+def made_up(
+    name: str, vram: str, gpus: int, resource: str, policy: str = "", tolerates: Sequence[str] = ()
+) -> Pod:
+    """One container that asks for so many GPUs; without ``vram`` it says nothing of its memory.
+
+    It tolerates taints with these keys, and those with the name of its resource as their key: GPU
+    nodes often have such a taint, and the admission plugin ExtendedResourceToleration adds the
+    toleration to every pod.
+    """
     annotations = {key: text for key, text in ((VRAM, vram), (POLICY, policy)) if text}
     main = Container(name="main", resources=ResourceRequirements(limits={resource: str(gpus)}))
     metadata = ObjectMeta(name=name, namespace=NAMESPACE, uid=name, annotations=annotations)
-    return Pod(metadata=metadata, spec=PodSpec(containers=[main]))
+    keys = filter(None, dict.fromkeys((resource, "nvidia.com/gpu", *tolerates)))
+    tolerations = [Toleration(key=key, operator="Exists") for key in keys]
+    return Pod(metadata=metadata, spec=PodSpec(containers=[main], tolerations=tolerations))
 
 
 def understood(cluster: ClusterState, pod: Pod, where: str) -> VramRequest:
@@ -60,8 +76,10 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
     if pod is None:
         raise HTTPException(
             404,
-            f"pod {namespace}/{name} was neither seen in the cluster nor offered by "
-            "kube-scheduler; does it ask for a GPU?",
+            f"pod {namespace}/{name} is not known: Headroom knows pods that request "
+            f"{', '.join(context.cluster.rules.resources)}. If it does not exist, the API "
+            "server may have rejected it, for example by a ResourceQuota: kubectl -n "
+            f"{namespace} get events",
         )
     return pod
 

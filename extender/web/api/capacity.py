@@ -9,15 +9,24 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from extender.cluster.counting import counted
+from extender.cluster.eligible import eligible_nodes
 from extender.placement.capacity import device_classes, space, told
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import TABLE_TOO, AskedForm, Form, listed
 from extender.web.api.asked import made_up, of_size, paced, understood, usual_resource
 from extender.web.api.context import Context
-from extender.web.api.spaces import SpaceView, space_view, uncordoned
+from extender.web.api.spaces import SpaceView, space_view
 from extender.web.api.tables import Field, Table, mib
-from extender.web.bodies import AskView, Body, ReasonView, ask_view, reasons_of, stamp
+from extender.web.bodies import (
+    AskView,
+    Body,
+    ReasonView,
+    ask_view,
+    obstacle_view,
+    reasons_of,
+    stamp,
+)
 
 
 class DeviceClassView(BaseModel):
@@ -57,7 +66,8 @@ class CapacityBody(Body):
     space: SpaceView
     classes: list[DeviceClassView]
     reasons: list[ReasonView]
-    cordoned_nodes: int
+    #: Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate.
+    ineligible: list[ReasonView]
     #: By name, where ``by_node`` asks for them.
     nodes: list[CapacityNodeView]
 
@@ -74,6 +84,15 @@ Gpus = Annotated[int, Query(ge=1, le=1024, description="GPUs of each pod.", exam
 Resource = Annotated[
     str,
     Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"]),
+]
+Tolerate = Annotated[
+    str,
+    Query(
+        max_length=1024,
+        description="Keys of taints that the pods tolerate, with commas between them; those of GPU "
+        "resources they always do.",
+        examples=["dedicated"],
+    ),
 ]
 ByNode = Annotated[bool, Query(description="Every node with its part.", examples=["true"])]
 MostNodes = Annotated[
@@ -99,6 +118,7 @@ def router(context: Context) -> APIRouter:
         vram: Vram = "",
         count: Gpus = 1,
         resource: Resource = "",
+        tolerate: Tolerate = "",
         by_node: ByNode = False,
         most_nodes: MostNodes = 500,
         form: AskedForm = Form.JSON,
@@ -106,12 +126,14 @@ def router(context: Context) -> APIRouter:
         """How many such pods fit now: each is placed beside those before it, as filter places
         them. Whether the cluster is full or fragmented, the largest request that fits, and what is
         stranded: memory without replicas, replicas without memory."""
-        pod = made_up("asked", vram, count, resource or usual_resource(cluster))
+        pod = made_up(
+            "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
+        )
         request = of_size(understood(cluster, pod, "query"))
         with context.computes:
             context.calls.give_way()
-            rows = uncordoned(cluster, snap)
-            verdicts = fit(request, snap, rows, context.monotonic_s())
+            may_run = eligible_nodes(pod, snap, cluster.node)
+            verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
             found = space(verdicts)
             classes = device_classes(verdicts)
         fitting = np.flatnonzero(verdicts.fits)
@@ -140,7 +162,7 @@ def router(context: Context) -> APIRouter:
                 for each in classes
             ],
             reasons=reasons_of(verdicts),
-            cordoned_nodes=len(snap.nodes) - len(rows),
+            ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
             nodes=[],
         )
         wanted = by_node or form is Form.TABLE

@@ -40,6 +40,8 @@ class Context:
     settings: Callable[[], SettingsView] = enforcing
     #: Which loops of the process make no progress, in a sentence; "" when all do.
     stuck: Callable[[], str] = str
+    #: Setting scheduler_name: the scheduler that asks Headroom.
+    scheduler: str = "headroom"
     #: Each thread that computes has its share of the interpreter; together they have one.
     computes: threading.Lock = field(default_factory=threading.Lock)
 
@@ -50,6 +52,10 @@ class Context:
     async def visible(self, request: Request) -> Sees:
         """A dependency: which pods the caller may see."""
         return everything if self.guard is None else visible_to(request)
+
+    def schedulers(self) -> list[str]:
+        """The schedulers that are known to ask Headroom: the one of the settings first."""
+        return list(dict.fromkeys((self.scheduler, *self.journal.schedulers)))
 
     def overcommitted_bytes(self) -> int:
         return sum(over.beyond_bytes for over in self.cluster.overcommits.now())
@@ -62,5 +68,6 @@ class Context:
         stale is news without a new snapshot, so which reports are fresh is part of the tag.
         """
         fresh = np.packbits(snap.fresh_until_s >= self.monotonic_s())
-        parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", *more)
+        specs = self.cluster.node_specs
+        parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", specs, *more)
         return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))

@@ -55,6 +55,13 @@ AskedUid = Annotated[
 AskedNode = Annotated[
     str | None, Query(description="Only where this node won or was bound to.", examples=["gpu-a"])
 ]
+AskedNodes = Annotated[
+    bool,
+    Query(
+        description="true: with the names of the nodes in the last filter call of each pod.",
+        examples=["true"],
+    ),
+]
 AskedSince = Annotated[
     str | None,
     Query(description="Only from then on: a time, or how long ago (s, m, h).", examples=["15m"]),
@@ -79,6 +86,8 @@ class Sought:
     since_s: float | None = None
     #: Only those before this stamp and id in the order of time.
     before: tuple[str, str] | None = None
+    #: Whether to list the nodes that the last filter call of each pod named.
+    offered_nodes: bool = False
 
     def wants(self, record: Record) -> bool:
         return (
@@ -98,6 +107,7 @@ class Sought:
             "since": None if self.since_s is None else stamp(self.since_s),
             "continue": self.before and "_".join(self.before),
             "limit": limit,
+            "offered_nodes": "true" if self.offered_nodes else None,
             "peers": "false",
         }
         return urlencode({name: value for name, value in asked.items() if value is not None})
@@ -113,7 +123,7 @@ def decisions(
 ) -> tuple[list[DecisionView], list[Unanswered]]:
     """At most so many, the newest first, and who did not say what it knows of them."""
     own = (
-        decision_view(record, context.replica, sees)
+        decision_view(record, context.replica, sees, _offered_nodes(context, record, sought))
         for record in _gently(context)
         if sought.wants(record)
     )
@@ -140,6 +150,7 @@ def router(context: Context) -> APIRouter:
         uid: AskedUid = None,
         node: AskedNode = None,
         since: AskedSince = None,
+        offered_nodes: AskedNodes = False,
         form: AskedForm = Form.JSON,
         ask_peers: AskedPeers = True,
         credentials: Credentials = None,
@@ -153,6 +164,7 @@ def router(context: Context) -> APIRouter:
             node=node,
             since_s=None if since is None else moment_s(since, context.wall_s()),
             before=_before(page.after) if page.after else None,
+            offered_nodes=offered_nodes,
         )
         limit = page.limit or USUAL_PAGE
         found, unanswered = decisions(context, sought, limit + 1, ask_peers, credentials, sees)
@@ -198,6 +210,14 @@ def router(context: Context) -> APIRouter:
         return encoded(body)
 
     return routes
+
+
+def _offered_nodes(context: Context, record: Record, sought: Sought) -> list[str] | None:
+    decision = context.journal.of_uid(record.uid) if sought.offered_nodes else None
+    if decision is None or decision.decision_id != record.decision_id:
+        return None
+    offered = decision.offered_nodes
+    return offered.names() if offered else None
 
 
 def _gently(context: Context) -> Iterator[Record]:

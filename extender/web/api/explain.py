@@ -8,6 +8,8 @@ from fastapi import APIRouter, Depends, Path
 from starlette.responses import Response
 
 from extender.cluster.advice import Advice, advice, blockers
+from extender.cluster.eligible import eligible_nodes
+from extender.cluster.feasible import feasible
 from extender.cluster.holders import Held
 from extender.placement.comparison import verdict_digest
 from extender.placement.equation import DeviceTerms
@@ -53,27 +55,37 @@ def router(context: Context) -> APIRouter:
         nearest nodes with their devices, what would help; and the last decision about it."""
         pod = pod_named(context, namespace, name)
         request = cluster.understand(pod)
-        explanation, helps, digest = None, list[Advice](), ""
+        found, unanswered = decisions(
+            context,
+            # Not of an earlier pod of this name, as those of StatefulSets have.
+            Sought(uid=pod.metadata.uid, offered_nodes=True),
+            LOOKED_BACK,
+            ask_peers,
+            credentials,
+            sees,
+        )
+        last, offered = _last(found), _offered(found)
+        explanation, helps, digest, where = None, list[Advice](), "", None
         holding: list[list[Held]] = []
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
             with context.computes:
                 context.calls.give_way()
-                verdicts = fit(request, snap, rows, context.monotonic_s())
+                everywhere = fit(request, snap, rows, context.monotonic_s())
+                digest = verdict_digest(everywhere)
+                may_run = eligible_nodes(pod, snap, cluster.node)
+                where = feasible(pod, may_run, everywhere, offered)
+                verdicts = fit(request, snap, where.rows, everywhere.now_s)
                 market = cluster.usual.market
                 explanation = explain(verdicts, cluster.rules.weights, market=market)
                 holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
-                digest = verdict_digest(verdicts)
                 if not pod.node:
-                    helps = advice(cluster, pod, verdicts, explanation, holding)
+                    helps = advice(cluster, pod, verdicts, explanation, holding, where)
         now_s, at_s = context.monotonic_s(), context.wall_s()
 
         def aged(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)
 
-        found, unanswered = decisions(
-            context, Sought(pod=(namespace, name)), LOOKED_BACK, ask_peers, credentials, sees
-        )
         why = Explained(
             pod=pod,
             request=request,
@@ -82,9 +94,11 @@ def router(context: Context) -> APIRouter:
             digest=digest,
             advice=[unnamed(one, sees) for one in helps],
             blockers=holding,
-            last=_last(found),
+            last=last,
             unanswered=unanswered,
             sees=sees,
+            where=where,
+            schedulers=context.schedulers(),
             nodes=len(snap.nodes),
             generation=snap.generation,
         )
@@ -93,11 +107,22 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
+def _offered(found: Sequence[DecisionView]) -> list[str] | None:
+    """The nodes of the last filter call, when they are known."""
+    last = next((each.filter for each in found if each.filter), None)
+    return last.offered_nodes if last else None
+
+
 def _last(found: Sequence[DecisionView]) -> DecisionView | None:
     """The last decision, with who left for the pod in one of those before: it is tried again when
-    they have gone."""
-    if not found or found[0].preempt is not None:
-        return found[0] if found else None
+    they have gone. The names of the offered nodes are left out: they can be thousands."""
+    if not found:
+        return None
     last = found[0]
+    if last.filter is not None:
+        filtered = last.filter.model_copy(update={"offered_nodes": None})
+        last = last.model_copy(update={"filter": filtered})
+    if last.preempt is not None:
+        return last
     before = (each.preempt for each in found if each.uid == last.uid and each.preempt is not None)
     return last.model_copy(update={"preempt": next(before, None)})

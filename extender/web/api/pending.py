@@ -9,6 +9,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.kube import Pod
+from extender.cluster.eligible import Eligible, eligible_nodes, sites
+from extender.cluster.feasible import feasible
 from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
@@ -16,7 +18,16 @@ from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import TABLE_TOO, AskedForm, AskedPage, Form, listed
 from extender.web.api.context import Context
 from extender.web.api.tables import Table, mib
-from extender.web.bodies import AskView, Paged, ReasonView, ask_view, reason_view, stamp
+from extender.web.bodies import (
+    AskView,
+    Paged,
+    ReasonView,
+    ask_view,
+    obstacle_view,
+    reason_view,
+    stamp,
+)
+from extender.web.explained import verdict_of
 
 #: Each costs a look at every node.
 PODS = 50
@@ -30,9 +41,11 @@ class PendingView(BaseModel):
     since: str | None
     #: Empty where what it asks for cannot be read: ``message`` says why.
     request: list[AskView]
-    #: Nodes that could take it now.
+    #: Eligible nodes that could take it now.
     fits: int
     reasons: list[ReasonView]
+    #: Nodes that it may not run on, by its selectors, affinity, taints and cordon.
+    ineligible: list[ReasonView]
     #: In one sentence.
     message: str
     #: The node that lacks least, and how much; null where memory is not what is lacking.
@@ -66,7 +79,9 @@ def router(context: Context) -> APIRouter:
             continue_=more,
             pods=[],
         )
-        views = (_view(waiting[key], context, snap) for key in shown)
+        # Pods of one Deployment may run on the same nodes.
+        known: dict[bytes, Eligible] = {}
+        views = (_view(waiting[key], context, snap, known) for key in shown)
         return listed(context, form, body, "pods", views, _TABLE, more=more)
 
     return routes
@@ -76,9 +91,9 @@ def _key(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
-def _view(pod: Pod, context: Context, snap: Snapshot) -> PendingView:
+def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligible]) -> PendingView:
     cluster, metadata = context.cluster, pod.metadata
-    request = cluster.understand(pod)
+    request, decision = cluster.understand(pod), context.journal.of_uid(metadata.uid)
     view = PendingView(
         namespace=metadata.namespace,
         name=metadata.name,
@@ -87,25 +102,32 @@ def _view(pod: Pod, context: Context, snap: Snapshot) -> PendingView:
         request=[],
         fits=0,
         reasons=[],
+        ineligible=[],
         message="",
         nearest=None,
         short_bytes=None,
-        asked=context.journal.of_uid(metadata.uid) is not None,
+        asked=decision is not None,
     )
     if not isinstance(request, VramRequest):
         return view.model_copy(update={"message": request.message})
     rows = np.arange(len(snap.nodes), dtype=np.int64)
-    verdicts = fit(request, snap, rows, context.monotonic_s())
+    everywhere = fit(request, snap, rows, context.monotonic_s())
+    if (sites_of_pod := sites(pod)) not in known:
+        known[sites_of_pod] = eligible_nodes(pod, snap, cluster.node)
+    offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
+    where = feasible(pod, known[sites_of_pod], everywhere, offered)
+    verdicts = fit(request, snap, where.rows, everywhere.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
     nearest = next(iter(found.nearest), None)
-    why = found.reasons[0][0].sentence if found.reasons else "there is no node"
-    fits = f"{found.fits} {'node' if found.fits == 1 else 'nodes'} could take it now"
+    schedulers = context.schedulers()
+    _, message = verdict_of(pod, request, found, where, view.asked, schedulers)
     return view.model_copy(
         update={
             "request": [ask_view(ask) for ask in request.containers],
             "fits": found.fits,
             "reasons": [reason_view(*each) for each in found.reasons],
-            "message": fits if found.fits else why,
+            "ineligible": [obstacle_view(*each) for each in where.obstacles],
+            "message": message,
             "nearest": nearest.node if nearest else None,
             "short_bytes": nearest.short_bytes if nearest and not found.fits else None,
         }

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from extender.cluster.advice import blockers
+from extender.cluster.eligible import Obstacle, eligible_nodes
 from extender.cluster.holders import Held
 from extender.cluster.trial import Trial
 from extender.placement.comparison import Comparison, compare
@@ -45,14 +46,16 @@ class TermView(BaseModel):
 
 
 class LiveScoreView(BaseModel):
-    """As filter and prioritize would answer now, if all nodes were offered."""
+    """As filter and prioritize would answer now, if all eligible nodes were offered."""
 
     node: NearestView
+    #: Whether kube-scheduler may offer the node, by selector, affinity, taints and cordon.
+    eligible: bool
     #: All that stands in the way, first what filter tells; empty where the pod fits.
     failing: list[CheckView]
     score_ratio: float | None
     terms: list[TermView]
-    #: Nodes on which the pod fits.
+    #: Eligible nodes on which the pod fits.
     fits: int
     #: 1 and the number of nodes with a higher score; null where it does not fit.
     rank: int | None
@@ -121,10 +124,15 @@ def router(context: Context) -> APIRouter:
                 raise HTTPException(
                     404, f"node {node} is not known; GET /v1/nodes lists those that are"
                 )
-            verdicts = fit(request, snap, np.arange(len(snap.nodes), dtype=np.int64), now_s)
+            may_run = eligible_nodes(of, snap, cluster.node)
+            row = snap.row_of[node]
+            # The node itself is compared with the eligible ones, whether it is one or not.
+            rows = np.union1d(may_run.rows, [row])
+            verdicts = fit(request, snap, rows, now_s)
             weights, market = cluster.rules.weights, cluster.usual.market
-            found = compare(verdicts, snap.row_of[node], weights, market)
+            found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
             held = blockers(cluster, verdicts, found.node)
+            obstacles = may_run.obstacles.get(row, ())
 
         def aged(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)
@@ -140,7 +148,7 @@ def router(context: Context) -> APIRouter:
                 uid=of.metadata.uid,
                 bound_to=of.node or None,
                 taken_back=bool(of.node),
-                live=_live_view(found, held, aged, sees),
+                live=_live_view(found, obstacles, held, aged, sees),
                 stored=stored[0] if stored else None,
                 unanswered=unanswered,
             )
@@ -150,13 +158,25 @@ def router(context: Context) -> APIRouter:
 
 
 def _live_view(
-    found: Comparison, blocking: Sequence[Held], aged: Aged, sees: Sees
+    found: Comparison,
+    obstacles: Sequence[Obstacle],
+    blocking: Sequence[Held],
+    aged: Aged,
+    sees: Sees,
 ) -> LiveScoreView:
+    ranked = not obstacles
     return LiveScoreView(
         node=nearest_view(found.node, aged, blocking, sees),
+        eligible=ranked,
         failing=[
-            CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
-            for r in found.failing
+            *(
+                CheckView(reason=each.code, message=each.sentence, evictable=False)
+                for each in obstacles
+            ),
+            *(
+                CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
+                for r in found.failing
+            ),
         ],
         score_ratio=found.node.score,
         terms=[
@@ -169,10 +189,10 @@ def _live_view(
             )
             for term in found.terms
         ],
-        fits=found.fits,
-        rank=found.rank,
-        tied=found.tied,
-        wins=bool(found.winner) and found.winner == found.node.node,
-        winner=found.winner or None,
-        winner_score_ratio=found.winner_score,
+        fits=found.fits - int(not ranked and found.node.reason is None),
+        rank=found.rank if ranked else None,
+        tied=found.tied if ranked else 0,
+        wins=ranked and bool(found.winner) and found.winner == found.node.node,
+        winner=found.winner if ranked and found.winner else None,
+        winner_score_ratio=found.winner_score if ranked else None,
     )

@@ -1,16 +1,12 @@
 """What is left for pods of one size, as several views show it."""
 
-import numpy as np
 from pydantic import BaseModel
 
-from extender.cluster.eligible import cordoned
-from extender.cluster.state import ClusterState
 from extender.placement.capacity import Space
-from extender.placement.snapshot import Rows, Snapshot
 
 
 class SpaceView(BaseModel):
-    """Of the nodes that are not cordoned, for one size of pods."""
+    """Of the nodes that a pod of one size may run on."""
 
     #: That have a device of the resource and take pods; and that have one and take none.
     open_nodes: int
@@ -29,11 +25,6 @@ class SpaceView(BaseModel):
     replicas_stranded: int
     #: The largest request per device that fits; null where more than memory is in the way.
     largest_fitting_bytes: int | None
-
-
-def uncordoned(cluster: ClusterState, snap: Snapshot) -> Rows:
-    nodes = ((row, cluster.node(terms.name)) for row, terms in enumerate(snap.nodes))
-    return np.array([row for row, node in nodes if node is None or not cordoned(node)], np.int64)
 
 
 def space_view(found: Space) -> SpaceView:

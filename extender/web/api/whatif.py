@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
 from contract.kube import Pod
-from extender.cluster.eligible import sites
+from extender.cluster.eligible import Eligible, eligible_nodes, sites
 from extender.cluster.state import ClusterState
 from extender.cluster.trial import NotPlaced, Placed, Trial
 from extender.placement.capacity import space
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
-from extender.placement.snapshot import Rows, Snapshot
+from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import encoded
 from extender.web.api.asked import (
     NAMESPACE,
@@ -27,7 +27,7 @@ from extender.web.api.asked import (
     usual_resource,
 )
 from extender.web.api.context import Context
-from extender.web.api.spaces import space_view, uncordoned
+from extender.web.api.spaces import space_view
 from extender.web.api.whatif_bodies import (
     MOST_NODES,
     MOST_PODS,
@@ -38,7 +38,7 @@ from extender.web.api.whatif_bodies import (
     WhatifRefusalView,
     WhatifSpaceView,
 )
-from extender.web.bodies import ask_view, reason_view, stamp
+from extender.web.bodies import ask_view, counted, obstacle_view, reason_view, stamp
 
 _LIMITS: dict[int | str, dict[str, Any]] = {
     400: {"description": "More is asked than one answer may cost"},
@@ -51,8 +51,8 @@ class _Coming:
     """A pod to be placed."""
 
     request: VramRequest
-    #: Whose selectors and tolerations count; None: of a size alone.
-    pod: Pod | None
+    #: Whose selectors and tolerations count.
+    pod: Pod
     leaves: str | None = None
 
     @property
@@ -80,7 +80,7 @@ def router(context: Context) -> APIRouter:
             pass
         coming = [*moving, *(each for kind in kinds for each in kind)]
         told = [*paced(context, _placed(trial, coming))]
-        sizes = [kind[0].request for kind in kinds] or [_usual(cluster)]
+        sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
         after = trial.snapshot()
         placements = [_placement_view(c, p) for c, p in told if isinstance(p, Placed)]
         refusals = _refusals(told)
@@ -93,7 +93,7 @@ def router(context: Context) -> APIRouter:
             placements=placements,
             refusals=refusals,
             added=added,
-            spaces=[*paced(context, _spaces(cluster, sizes, snap, after, now_s))],
+            spaces=[*paced(context, _spaces(cluster, trial, sizes, snap, after, now_s))],
         )
         return encoded(body)
 
@@ -132,7 +132,7 @@ def _pods(cluster: ClusterState, asked: PodsAsked, number: int) -> Iterator[_Com
         # Another uid each: it settles equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
-        yield _Coming(one, None if asked.manifest is None else pod)
+        yield _Coming(one, pod)
 
 
 def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
@@ -207,11 +207,11 @@ def _no_node(where: str, node: str) -> HTTPException:
 
 
 def _placed(trial: Trial, coming: list[_Coming]) -> Iterator[tuple[_Coming, Placed | NotPlaced]]:
-    rows: dict[bytes, Rows] = {}
+    rows: dict[bytes, Eligible] = {}
     for each in coming:
-        may_run = b"" if each.pod is None else sites(each.pod)
+        may_run = sites(each.pod)
         if may_run not in rows:
-            rows[may_run] = trial.offered(each.pod)
+            rows[may_run] = trial.eligible(each.pod)
         yield each, trial.place(each.request, rows[may_run])
 
 
@@ -238,7 +238,7 @@ def _refusals(told: list[tuple[_Coming, Placed | NotPlaced]]) -> list[WhatifRefu
     alike: dict[object, tuple[NotPlaced, list[_Coming]]] = {}
     for coming, outcome in told:
         if isinstance(outcome, NotPlaced):
-            key = coming.leaves, tuple(outcome.reasons.items()), outcome.not_offered
+            key = coming.leaves, tuple(outcome.reasons.items()), tuple(outcome.ineligible)
             alike.setdefault((key, coming.request.kind), (outcome, []))[1].append(coming)
     return [
         WhatifRefusalView(
@@ -248,7 +248,7 @@ def _refusals(told: list[tuple[_Coming, Placed | NotPlaced]]) -> list[WhatifRefu
                 reason_view(reason, n)
                 for reason, n in sorted(outcome.reasons.items(), key=lambda pair: -pair[1])
             ],
-            not_offered_nodes=outcome.not_offered,
+            ineligible=[obstacle_view(*pair) for pair in outcome.ineligible],
         )
         for outcome, pods in alike.values()
     ]
@@ -260,26 +260,33 @@ def _message(placed: int, refusals: list[WhatifRefusalView]) -> str:
         return "no pod is asked about, and none has to move"
     if not refused:
         return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
-    whys = dict.fromkeys(r.message for each in refusals for r in each.reasons[:1])
-    why = "; ".join(whys) or "no node may take them"
-    return f"{placed} of {placed + refused} pods are placed; mostly the others meet: {why}"
+    first = [(each.reasons or each.ineligible)[:1] for each in refusals]
+    whys = dict.fromkeys(reason.message for found in first for reason in found)
+    why = "; ".join(whys) or "there is no node"
+    return f"{placed} of {counted(placed + refused, 'pod')} are placed; most others meet: {why}"
 
 
-def _usual(cluster: ClusterState) -> VramRequest:
+def _usual(cluster: ClusterState) -> _Coming:
     pod = made_up("asked", "", 1, usual_resource(cluster))
-    return of_size(understood(cluster, pod, "setting resources"))
+    return _Coming(of_size(understood(cluster, pod, "setting resources")), pod)
 
 
 def _spaces(
     cluster: ClusterState,
-    sizes: list[VramRequest],
+    trial: Trial,
+    sizes: list[_Coming],
     before: Snapshot,
     after: Snapshot,
     now_s: float,
 ) -> Iterator[WhatifSpaceView]:
-    for request in sizes:
+    for each in sizes:
+        request = each.request
         was, will = (
-            space(fit(request, snap, uncordoned(cluster, snap), now_s)) for snap in (before, after)
+            space(fit(request, snap, rows, now_s))
+            for snap, rows in (
+                (before, eligible_nodes(each.pod, before, cluster.node).rows),
+                (after, trial.eligible(each.pod).rows),
+            )
         )
         yield WhatifSpaceView(
             request=ask_view(request.containers[0]),

@@ -75,8 +75,8 @@ class WhatifRefusalView(BaseModel):
     pods: list[str]
     leaves: str | None
     reasons: list[ReasonView]
-    #: Cordoned, or not meant by the pod's own selectors, affinity and tolerations.
-    not_offered_nodes: int
+    #: Nodes that the pods may not run on, by their selectors, affinity, taints and cordon.
+    ineligible: list[ReasonView]
 
 
 class WhatifSpaceView(BaseModel):

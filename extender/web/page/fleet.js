@@ -66,7 +66,7 @@ function row(node, opened) {
   const late = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
   const summary = el("summary", {},
     el("span", {class: "name"}, el("b", {}, node.name),
-      node.message ? el("span", {class: "bad"}, node.message) : el("span", {class: "quiet"}, late)),
+      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, late)),
     el("span", {class: "devices"}, ...node.devices.map(bar)));
   // Before "toggle" comes the row may have been replaced by a newer one, which is to be as the reader wants it.
   summary.addEventListener("click", () => {
@@ -102,7 +102,8 @@ function bar(device) {
 
 function inside(node, late) {
   const about = [
-    node.detail, node.unmeasured, node.message ? late : null,
+    node.detail, node.unmeasured, node.message || node.cordoned ? late : null,
+    node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
   const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} reserved - ${gib(d.promised_bytes)} promised - ${gib(d.awaited_bytes)} awaited - ${gib(d.strays_bytes)} strays - ${gib(d.unowned_bytes)} unowned = ${gib(d.headroom_bytes)}`;

@@ -24,7 +24,7 @@ export function pending(view) {
       pod.request.map(asks).join(", ") || "-",
       pod.since ? since(pod.since) : "-",
       pod.fits ? [el("span", {class: "good"}, pod.message), el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will try it again" : "kube-scheduler has not asked about it")]
-        : pod.reasons.length ? [el("ul", {}, ...pod.reasons.map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))] : pod.message,
+        : [pod.message, el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],
       pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes)} short`), ` on ${pod.nearest}`],
     ]))] : []));
   }

@@ -3,7 +3,7 @@
 import {ask, el, gib, many, podLink, since, table} from "./dom.js";
 import {asks} from "./lists.js";
 
-const VERDICTS = {bound: "good", fits: "good", refused: "bad", unreadable: "bad"};
+const VERDICTS = {bound: "good", fits: "good", refused: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
 
 export function pod(view, [namespace = "", name = ""]) {
   const box = el("input", {id: "pod", placeholder: "namespace/name", required: true, pattern: "[^\\/]+\\/[^\\/]+", autocomplete: "off",
@@ -38,8 +38,9 @@ function parts(body) {
     body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} asks for ${asks(a)}`))) : null,
     !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "What would help"),
       el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
-    !body.bound_to && body.reasons.length ? el("section", {}, el("h3", {}, "Refused"),
-      el("ul", {}, ...body.reasons.map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))) : null,
+    !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that do not take it"),
+      el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
+        body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: left out by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
     body.attempts ? el("p", {class: "quiet"}, body.attempts.message) : null,
     ...decision(body.last_decision),
     body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "The nearest nodes"), ...body.nearest.map(nearest)),
@@ -48,7 +49,7 @@ function parts(body) {
 
 /** The last attempt to place it, verb by verb, whichever replica served each. */
 function decision(last) {
-  if (!last) return [el("p", {class: "quiet"}, "kube-scheduler has not asked about it since this extender began to remember.")];
+  if (!last) return [];
   const {filter, prioritize, preempt, bind} = last, said = [];
   if (filter) said.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
   if (prioritize) said.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
@@ -67,6 +68,17 @@ function placement(body) {
     table("Annotations", ["Annotation", "Value"], Object.entries(body.annotations).sort().map(([key, value]) => [key, [el("code", {}, value)]])));
 }
 
+/** Devices of which all figures are equal, as one, with the indices of all. */
+function alike(candidates) {
+  const kinds = new Map();
+  for (const each of candidates) {
+    const {uuid, index, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
+    const key = JSON.stringify([same, each.need_bytes, each.room_bytes, each.short_bytes]);
+    if (kinds.has(key)) kinds.get(key).which.push(index); else kinds.set(key, {...each, which: [index]});
+  }
+  return [...kinds.values()].map(each => ({...each, which: each.which.join(", ")}));
+}
+
 function nearest(node, i) {
   const terms = Object.entries(node.score_terms);
   return el("details", {open: i === 0},
@@ -80,7 +92,7 @@ function nearest(node, i) {
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
       node.candidates.length ? table(`Devices of ${node.node} that it could be given`,
         ["GPU", "Memory", "- reserved", "- promised", "- awaited", "- strays", "- unowned", "= headroom", "Room for this pod", "It needs", "Short by", "Because"],
-        node.candidates.map(({device: d, ...c}) => [`${d.index} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.promised_bytes),
+        alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.promised_bytes),
           gib(d.awaited_bytes), gib(d.strays_bytes), gib(d.unowned_bytes), gib(d.headroom_bytes), gib(c.room_bytes), gib(c.need_bytes),
           [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes) : "nothing")], d.candidate_because]), "sums") : null,
       terms.length ? el("p", {class: "quiet"}, `Score ${node.score_ratio.toFixed(2)}: ${terms.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`) : null));

@@ -1,0 +1,238 @@
+"""Every suggestion that is printed for a pod that waits makes a real kube-scheduler bind the pod.
+
+On random clusters within what Headroom models: labels, taints, cordons, selectors, affinity,
+tolerations, scheduling gates, schedulers, and GPUs that other pods fill.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from contract.annotations import VRAM
+from tests.controlplane import SCHEDULER_NAME
+from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
+from tests.e2e.conftest import NewCluster, Tell
+from tests.e2e.nodes import Shape, node_status
+
+#: Clusters that are tried.
+EXAMPLES = int(os.environ.get("TEST_FOLLOWING_EXAMPLES", "40"))
+SHAPE = Shape(replicas=3)
+MERGE = "application/merge-patch+json"
+ZONES, TEAMS = ("a", "b"), ("x", "y")
+WAITS = "waits"
+#: Steps of one example: a gate, a scheduler and a suggestion follow each other at most.
+MOST_STEPS = 4
+EVERYWHERE = [{"operator": "Exists"}]
+
+
+@pytest.fixture
+def cluster(new_cluster: NewCluster) -> PlayedCluster:
+    cluster = new_cluster(4, SHAPE)
+    cluster.bring_up()
+    return cluster
+
+
+def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Tell) -> None:
+    followed: Counter[str] = Counter()
+    for seed in range(EXAMPLES):
+        random = Random(seed)
+        change_nodes(cluster, random)
+        fill(cluster, random)
+        cluster.create_pod(WAITS, f"{random.choice((2, 14, 20, 20, 24, 26))}Gi", **wishes(random))
+        for _ in range(MOST_STEPS):
+            body = once_tried(cluster)
+            if not body:
+                break
+            step = follow(cluster, body, random)
+            followed[step] += 1
+            if step == "nothing to suggest":
+                break
+            if step in ("gate", "scheduler"):
+                continue
+            cluster.until(
+                lambda: bool(cluster.node_of(WAITS)),
+                f"seed {seed}: bound after {step}: {body['suggestions']}",
+            )
+        clean(cluster)
+    tell(f"suggestions followed on {EXAMPLES} random clusters: {dict(followed)}")
+    assert {"lower", "wait", "eligible"} <= followed.keys()
+
+
+def change_nodes(cluster: PlayedCluster, random: Random) -> None:
+    """Other labels, taints and cordons; returns when the extender has them."""
+    wanted = {}
+    for name in cluster.names:
+        team = random.choice((None, None, *TEAMS))
+        taints = [{"key": "team", "value": team, "effect": "NoSchedule"}] if team else []
+        cordon = random.random() < 0.2
+        labels = {"zone": random.choice(ZONES), "gpus": str(random.choice((1, 8)))}
+        changed = {
+            "metadata": {"labels": labels},
+            "spec": {"taints": taints, "unschedulable": cordon},
+        }
+        cluster.plane.call("PATCH", f"/api/v1/nodes/{name}", changed, MERGE)
+        wanted[name] = cordon, [f"team={team}:NoSchedule"] if team else []
+
+    def seen() -> bool:
+        nodes = ask(cluster, "/v1/nodes")["nodes"]
+        return {each["name"]: (each["cordoned"], each["taints"]) for each in nodes} == wanted
+
+    cluster.until(seen, "the extender has seen the nodes as they are now")
+
+
+def fill(cluster: PlayedCluster, random: Random) -> None:
+    """Pods on some nodes, bound by the same scheduler whatever the taints."""
+    names = []
+    for node in cluster.names:
+        for number in range(random.choice((0, 1, 2, 3, 3))):
+            names.append(f"{node}-{number}")
+            cluster.create_pod(
+                names[-1],
+                f"{random.choice((1, 4, 7))}Gi",
+                nodeSelector={"kubernetes.io/hostname": node},
+                tolerations=EVERYWHERE,
+            )
+    cluster.until(
+        lambda: {pod["metadata"]["name"] for pod in cluster.bound()} >= set(names),
+        "the pods that fill the nodes are bound",
+    )
+    cluster.nodes.observe(cluster.pods())
+
+
+def wishes(random: Random) -> dict[str, Any]:
+    """Where the pod may run, and whether any scheduler may try it."""
+    spec: dict[str, Any] = {}
+    if random.random() < 0.4:
+        spec["nodeSelector"] = {"zone": random.choice(ZONES)}
+    if random.random() < 0.3:
+        more_than = {"key": "gpus", "operator": random.choice(("Gt", "Lt")), "values": ["4"]}
+        required = {"nodeSelectorTerms": [{"matchExpressions": [more_than]}]}
+        kind = "requiredDuringSchedulingIgnoredDuringExecution"
+        spec["affinity"] = {"nodeAffinity": {kind: required}}
+    if random.random() < 0.3:
+        value = random.choice(TEAMS)
+        spec["tolerations"] = [{"key": "team", "operator": "Equal", "value": value}]
+    if random.random() < 0.15:
+        spec["schedulingGates"] = [{"name": "test.headroom.gpu/later"}]
+    if random.random() < 0.15:
+        spec["schedulerName"] = "nobody"
+    return spec
+
+
+def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
+    """What is said of the pod when its scheduler has tried it; empty once it is bound."""
+    pod = cluster.pod(WAITS)
+    gated = bool(pod["spec"].get("schedulingGates"))
+    if not gated and pod["spec"]["schedulerName"] == SCHEDULER_NAME:
+        cluster.until(
+            lambda: bool(cluster.node_of(WAITS) or "nodes are available" in cluster.refusal(WAITS)),
+            "the pod is tried",
+        )
+    body: dict[str, Any] = {}
+
+    def decided() -> bool:
+        """A headline that promises room is kept: the pod is bound soon."""
+        nonlocal body
+        if cluster.node_of(WAITS):
+            body = {}
+            return True
+        body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
+        # What the extender holds may be the pod as it was before it was created again.
+        current = body["uid"] == pod["metadata"]["uid"] and gated == (body["verdict"] == "gated")
+        return current and body["verdict"] not in ("fits", "bound")
+
+    cluster.until(decided, "the pod is bound, or a reason is given why not")
+    return body
+
+
+def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> str:
+    """Do what the body says; returns what that was."""
+    if body["verdict"] == "gated":
+        path = f"{PODS}/{WAITS}"
+        cluster.plane.call("PATCH", path, {"spec": {"schedulingGates": None}}, MERGE)
+        return "gate"
+    if body["verdict"] == "other_scheduler":
+        named = body["message"].rpartition("spec.schedulerName: ")[2]
+        assert named == SCHEDULER_NAME
+        again(cluster, schedulerName=named)
+        return "scheduler"
+    assert body["verdict"] == "refused", body["message"]
+    if not body["advice"]:
+        return "nothing to suggest"
+    one = random.choice(body["advice"])
+    match one["kind"]:
+        case "lower":
+            again(cluster, vram=str(one["lower_to_bytes"]))
+        case "wait":
+            cluster.delete_pod(one["wait_for"]["name"])
+            cluster.nodes.observe(cluster.pods())
+        case "replicas":
+            give_replicas(cluster, SHAPE.replicas + 1)
+        case "eligible":
+            become_eligible(cluster, body, one)
+        case kind:
+            raise AssertionError(f"{kind}: {one['sentence']}")
+    return str(one["kind"])
+
+
+def become_eligible(
+    cluster: PlayedCluster, body: Mapping[str, Any], one: Mapping[str, Any]
+) -> None:
+    what = one["sentence"].partition(":")[0]
+    match what:
+        case "uncordon":
+            for name in [one["node"]] if one["node"] else cluster.names:
+                path = f"/api/v1/nodes/{name}"
+                cluster.plane.call("PATCH", path, {"spec": {"unschedulable": False}}, MERGE)
+        case "add a toleration":
+            value = "x" if "taint team=x:NoSchedule" in one["sentence"] else "y"
+            had = cluster.pod(WAITS)["spec"].get("tolerations", [])
+            again(cluster, tolerations=[*had, {"key": "team", "value": value}])
+        case "change the required node affinity":
+            again(cluster, affinity=None)
+        case _:
+            assert what.startswith("change nodeSelector zone="), what
+            other = "b" if what.endswith("a") else "a"
+            again(cluster, nodeSelector={"zone": other})
+
+
+def again(cluster: PlayedCluster, vram: str | None = None, **spec: Any) -> None:
+    """Create the pod again, with this changed."""
+    was = cluster.pod(WAITS)
+    cluster.delete_by_force(WAITS)
+    manifest = pod_manifest(vram or was["metadata"]["annotations"][VRAM])
+    manifest["metadata"]["name"] = WAITS
+    kept = ("nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates")
+    manifest["spec"] |= {key: was["spec"][key] for key in kept if key in was["spec"]} | spec
+    cluster.plane.call("POST", PODS, manifest)
+
+
+def give_replicas(cluster: PlayedCluster, replicas: int) -> None:
+    """As its device plugins do with another configuration, and its agents report it."""
+    cluster.nodes.shape = replace(SHAPE, replicas=replicas)
+    for name in cluster.names:
+        path = f"/api/v1/nodes/{name}/status"
+        cluster.plane.call("PATCH", path, node_status(cluster.nodes.shape), MERGE)
+    cluster.nodes.report(cluster.names)
+
+
+def clean(cluster: PlayedCluster) -> None:
+    for pod in cluster.pods():
+        cluster.delete_pod(pod["metadata"]["name"])
+    cluster.nodes.observe([])
+    cluster.until(
+        lambda: not any(each.spec.reservations for each in cluster.gpunodes()),
+        "the pods have left the ledgers",
+    )
+    if cluster.nodes.shape != SHAPE:
+        give_replicas(cluster, SHAPE.replicas)
+
+
+def ask(cluster: PlayedCluster, path: str) -> Any:
+    return httpx.get(f"{cluster.debug_url()}{path}", timeout=30.0).raise_for_status().json()
