@@ -3,7 +3,7 @@ pod may run, repairing a node, more replicas. Each is tried on a copy before it 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -27,7 +27,7 @@ from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
 
-Kind = Literal["lower", "wait", "eligible", "mend", "replicas"]
+Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
 #: What is the matter with a node or one of its devices, and can be mended.
 _MENDABLE = (
     Reason.STALE_REPORT,
@@ -56,6 +56,8 @@ class Advice:
     lower_to_bytes: int | None = None
     #: How many nodes it is true of.
     nodes: int = 1
+    #: Whether the pod must be deleted and created again.
+    recreates: bool = False
 
 
 def advice(
@@ -67,7 +69,7 @@ def advice(
     where: Feasible,
 ) -> list[Advice]:
     """``verdicts``: of the nodes of ``where``; ``holding``: the blockers of each of the nearest.
-    Empty when some node takes the pod."""
+    Empty when some node takes the pod. Quotas, which no snapshot knows, are for ``allowed``."""
     if explanation.fits or not verdicts.asks:
         return []
     return [
@@ -77,6 +79,27 @@ def advice(
         *_mend(verdicts),
         *_more_replicas(cluster, verdicts, where.not_modeled),
     ]
+
+
+def allowed(found: Sequence[Advice], beyond: str | None) -> list[Advice]:
+    """``beyond``: as ``quotas.exceeded`` says; None when quotas cannot be read. The pod would be
+    lost if it were deleted and then rejected, so nothing is suggested that needs this."""
+    if beyond == "":
+        return list(found)
+    if beyond is None:
+        unchecked = " (not checked: ResourceQuotas, which could reject the new pod)"
+        return [
+            replace(each, sentence=each.sentence + unchecked) if each.recreates else each
+            for each in found
+        ]
+    kept = [each for each in found if not each.recreates]
+    if len(kept) == len(found):
+        return kept
+    sentence = (
+        f"raise the quota before you change the pod: {beyond}; a pod that is deleted and created "
+        "again would be rejected"
+    )
+    return [*kept, Advice("quota", sentence)]
 
 
 def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
@@ -120,7 +143,7 @@ def _lower(
     if nodes:
         now = "that much is free now" if not_checked else "that fits now"
         sentence = f"lower {VRAM} to {text} or less: {now}{but_not_checked(not_checked)}"
-        yield Advice("lower", sentence, lower_to_bytes=lower_bytes, nodes=nodes)
+        yield Advice("lower", sentence, "", None, lower_bytes, nodes, recreates=True)
 
 
 def _wait(
@@ -164,7 +187,9 @@ def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Advice]:
         first = min(verdicts.snap.nodes[row].name for row in roomy if single[row] == obstacle)
         # kube-scheduler has not looked at these nodes for anything else.
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
-        yield Advice("eligible", sentence, first if nodes == 1 else "", nodes=nodes)
+        recreates = obstacle.code != "cordoned"
+        node = first if nodes == 1 else ""
+        yield Advice("eligible", sentence, node, nodes=nodes, recreates=recreates)
 
 
 def _without(obstacle: Obstacle, nodes: int, first: str) -> str:

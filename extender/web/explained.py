@@ -75,7 +75,8 @@ class AdviceView(BaseModel):
     """What would help, tried before it is said."""
 
     #: lower (what is asked for), wait (for a pod), eligible (change where the pod may run), mend (a
-    #: node or a device), or replicas (more of them).
+    #: node or a device), replicas (more of them), or quota (which rejects the pod if it is created
+    #: again).
     kind: str
     sentence: str
     #: Null where no single node is meant; then of how many it is true.

@@ -1,14 +1,18 @@
 """Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
+import structlog
 from kubernetes.config import ConfigException
 
+from extender.cluster.quotas import ResourceQuota
 from extender.errors import BadSettings
-from extender.kubeapi import KubeApi, load_configuration
+from extender.kubeapi import ApiError, KubeApi, load_configuration
 from extender.kubeevents import KubeEvents
 from extender.kubenodes import KubeNodes
+from extender.kubequotas import KubeQuotas
 from extender.kubereviews import KubeReviews
 from extender.ledger.hands import KubernetesHands
 from extender.ledger.kubernetes import KubernetesStore
@@ -28,6 +32,8 @@ from extender.wiring.readiness import DISPENSABLE, unready
 from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender
 from extender.wiring.serving import serve
+
+log = structlog.get_logger()
 
 NOTHING_LISTED = "Headroom has not yet listed: everything"
 
@@ -51,6 +57,15 @@ async def serve_cluster(
     # Of its own, since whoever reads may ask for more than connections that binds need.
     reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
     guard = None if settings.debug_open else Guard(KubeReviews(reviews), time.monotonic)
+    readable = KubeQuotas(reviews)
+
+    def quotas(namespace: str) -> Sequence[ResourceQuota] | None:
+        try:
+            return readable.of(namespace)
+        except (ApiError, msgspec.MsgspecError) as err:
+            log.warning("quotas_not_read", namespace=namespace, error=str(err))
+            return None
+
     debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
     sources: KubernetesSources | None = None
 
@@ -90,7 +105,8 @@ async def serve_cluster(
         extender.loops.keep("client-ca", lambda: keep_client_ca(reviews, know))
     try:
         async with history_brought(settings, extender):
-            await serve(extender, ledger, verbs, extender.debug_app(guard), announce, debug_tls)
+            debug = extender.debug_app(guard, quotas)
+            await serve(extender, ledger, verbs, debug, announce, debug_tls)
     finally:
         extender.loops.stop()
         await extender.loop.run_in_executor(None, sources.stop)

@@ -16,6 +16,7 @@ from extender.admission.around import Around
 from extender.certs.expiry import CertificateCollector
 from extender.cluster.chores import knows_devices
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen
+from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
 from extender.cluster.vacating import refusal_beside
 from extender.fleetmetrics import FleetCollector
@@ -29,7 +30,7 @@ from extender.placement.placed import Placement
 from extender.settings import Mode, Settings
 from extender.telemetry import Telemetry
 from extender.web.admission import webhook_app
-from extender.web.api.context import Context
+from extender.web.api.context import Context, no_quotas
 from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
@@ -315,7 +316,11 @@ class Extender:
         self.telemetry.loop_lag_seconds.observe(late_s)
         self.observed.lag(late_s)
 
-    def debug_app(self, guard: Guard | None = None) -> FastAPI:
+    def debug_app(
+        self,
+        guard: Guard | None = None,
+        quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
+    ) -> FastAPI:
         context = Context(
             self.cluster,
             self.journal,
@@ -331,6 +336,7 @@ class Extender:
             guard,
             self._settings_now,
             self.stuck,
+            quotas,
             self.settings.scheduler_name,
         )
         return debug_app(context)

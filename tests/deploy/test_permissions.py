@@ -53,6 +53,7 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kubeapi:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
     "extender.kubeevents:KubeEvents._write": rights("", "events", "create", "patch"),
+    "extender.kubequotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "extender.kubereviews:": set(),
     "extender.kubereviews:KubeReviews._review": (
         rights("authentication.k8s.io", "tokenreviews", "create")

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from contract.annotations import VRAM
-from tests.controlplane import SCHEDULER_NAME
+from tests.controlplane import SCHEDULER_NAME, ApiRefused
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
-from tests.e2e.nodes import Shape, node_status
+from tests.e2e.nodes import RESOURCE, Shape, node_status
 
 #: Clusters that are tried.
 EXAMPLES = int(os.environ.get("TEST_FOLLOWING_EXAMPLES", "40"))
@@ -236,3 +236,40 @@ def clean(cluster: PlayedCluster) -> None:
 
 def ask(cluster: PlayedCluster, path: str) -> Any:
     return httpx.get(f"{cluster.debug_url()}{path}", timeout=30.0).raise_for_status().json()
+
+
+def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
+    new_cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = new_cluster(1)
+    cluster.bring_up()
+    counting = (*cluster.plane.controllers, "resourcequota-controller")
+    monkeypatch.setattr(cluster.plane, "controllers", counting)
+    cluster.start_controller_manager()
+    for name in ("one", "two"):
+        cluster.create_pod(name, "10Gi")
+    cluster.until(lambda: len(cluster.bound()) == 2, "two pods fill the GPU")
+    cluster.create_pod(WAITS, "10Gi")
+    cluster.until(lambda: bool(cluster.refusal(WAITS)), "the third waits")
+    before = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
+    assert before["advice"][0]["kind"] == "lower"
+
+    path = "/api/v1/namespaces/e2e/resourcequotas"
+    spec = {"hard": {f"requests.{RESOURCE}": "2"}}
+    cluster.plane.call("POST", path, {"metadata": {"name": "team"}, "spec": spec})
+    try:
+        cluster.until(
+            lambda: bool(cluster.plane.call("GET", f"{path}/team").get("status", {}).get("used")),
+            "the quota is counted",
+        )
+        # What the suggestion of before would have led to.
+        lowered = pod_manifest("4Gi")
+        lowered["metadata"]["name"] = "lowered"
+        with pytest.raises(ApiRefused, match="exceeded quota: team"):
+            cluster.plane.call("POST", f"{PODS}?dryRun=All", lowered)
+        body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
+        assert {one["kind"] for one in body["advice"]} == {"wait", "quota"}
+        told = next(one["sentence"] for one in body["advice"] if one["kind"] == "quota")
+        assert f"ResourceQuota team is exceeded for requests.{RESOURCE}" in told
+    finally:
+        cluster.plane.call("DELETE", f"{path}/team")

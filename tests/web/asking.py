@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -10,11 +10,12 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
-from extender.web.api.context import Context
+from extender.web.api.context import Context, no_quotas
 from extender.web.auth import Guard
 from extender.web.calls import Calls
 from extender.web.debug import debug_app
@@ -41,6 +42,7 @@ class Asked:
     peers: AskPeers = nobody
     feed: Feed = field(default_factory=Feed.over)
     guard: Guard | None = None
+    quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     context: Context = field(init=False)
     app: FastAPI = field(init=False)
 
@@ -57,6 +59,7 @@ class Asked:
             lambda path, credentials: self.peers(path, credentials),
             self.feed,
             guard=self.guard,
+            quotas=self.quotas,
             scheduler="default-scheduler",
         )
         self.app = debug_app(self.context)

@@ -9,9 +9,10 @@ import pytest
 
 from contract.decision import decision_id
 from contract.gpunode import Reservation
-from contract.kube import Node, Pod
+from contract.kube import Node, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.cluster.quotas import QuotaStatus, ResourceQuota
 from extender.journal import Decision, NodeSets
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
 from tests.web.asking import WALL_S, Asked
@@ -346,3 +347,43 @@ def test_the_decisions_about_an_earlier_pod_of_the_name_are_not_about_this_one()
     fleet = asked(*node("a", whole=20), waits=waiting_with(schedulerName="volcano"))
     body = record(fleet, "a", waits=earlier)
     assert (body["verdict"], body["last_decision"]) == ("other_scheduler", None)
+
+
+def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> ResourceQuota:
+    status = QuotaStatus(hard={resource: hard}, used={resource: used})
+    return ResourceQuota(metadata=ObjectMeta(name="team"), status=status)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "first"),
+    [
+        pytest.param([], "lower headroom.gpu/vram to 4Gi or less", id="none"),
+        pytest.param(
+            [quota("2", "2")], "lower headroom.gpu/vram to 4Gi or less", id="just used up"
+        ),
+        pytest.param(
+            [quota("1", "2")],
+            "raise the quota before you change the pod: ResourceQuota team is exceeded for "
+            "requests.nvidia.com/gpu; a pod that is deleted and created again would be rejected",
+            id="lowered",
+        ),
+        pytest.param([quota("300m", "400m", "requests.cpu")], "raise the quota", id="thousandths"),
+        pytest.param([quota("1", "2", "services")], "lower headroom.gpu/vram", id="of no pod"),
+    ],
+)
+def test_nothing_that_a_quota_would_reject_is_suggested(
+    quotas: list[ResourceQuota], first: str
+) -> None:
+    fleet = Asked(quotas=lambda namespace: quotas)
+    fleet.cluster.apply([*node("a", some=20), PodSeen(WAITS)])
+    suggestions = explained(fleet)["suggestions"]
+    assert isinstance(suggestions, list)
+    lowering = [each for each in suggestions if not each.startswith("wait ")]
+    assert [each[: len(first)] for each in lowering] == [first]
+
+
+def test_quotas_that_cannot_be_read_are_not_checked() -> None:
+    fleet = Asked(quotas=lambda namespace: None)
+    fleet.cluster.apply([*node("a", some=20), PodSeen(WAITS)])
+    body = explained(fleet)
+    assert "not checked: ResourceQuotas" in body["suggestions"][0]  # type: ignore[index]

@@ -1,13 +1,14 @@
 """What every view of the debug API is made from, given to each group of routes once."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
 from starlette.requests import Request
 
+from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
@@ -18,6 +19,11 @@ from extender.web.feed import Feed
 from extender.web.machinery import Machinery, SettingsView, enforcing, unknown
 from extender.web.peers import AskPeers, nobody
 from extender.web.visible import Sees, everything
+
+
+def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
+    """Of an application without a cluster."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,9 @@ class Context:
     settings: Callable[[], SettingsView] = enforcing
     #: Which loops of the process make no progress, in a sentence; "" when all do.
     stuck: Callable[[], str] = str
+    #: The ResourceQuotas of a namespace, read at the API server; None when they cannot be read.
+    #: Blocks.
+    quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: Setting scheduler_name: the scheduler that asks Headroom.
     scheduler: str = "headroom"
     #: Each thread that computes has its share of the interpreter; together they have one.

@@ -7,10 +7,11 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path
 from starlette.responses import Response
 
-from extender.cluster.advice import Advice, advice, blockers
+from extender.cluster.advice import Advice, advice, allowed, blockers
 from extender.cluster.eligible import eligible_nodes
 from extender.cluster.feasible import feasible
 from extender.cluster.holders import Held
+from extender.cluster.quotas import exceeded
 from extender.placement.comparison import verdict_digest
 from extender.placement.equation import DeviceTerms
 from extender.placement.explain import explain
@@ -81,6 +82,9 @@ def router(context: Context) -> APIRouter:
                 holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
                 if not pod.node:
                     helps = advice(cluster, pod, verdicts, explanation, holding, where)
+        if any(each.recreates for each in helps):
+            quotas = context.quotas(namespace)
+            helps = allowed(helps, None if quotas is None else exceeded(quotas))
         now_s, at_s = context.monotonic_s(), context.wall_s()
 
         def aged(terms: DeviceTerms) -> float | None:
