@@ -139,8 +139,8 @@ def test_a_table_says_what_the_body_says(fleet: Asked) -> None:
     head, *rows = cells(answer.text)
     nodes = fleet.get("/v1/nodes").json()["nodes"]
     told = [dict(zip(head, row, strict=True)) for row in rows]
-    assert [(line["NODE"], line["UUID"], int(line["HEADROOM(MiB)"])) for line in told] == [
-        (node["name"], device["uuid"], device["headroom_bytes"] >> 20)
+    assert [(line["NODE"], line["UUID"], line["HEADROOM(GiB)"]) for line in told] == [
+        (node["name"], device["uuid"], f"{device['headroom_bytes'] / GIB:.1f}")
         for node in nodes
         for device in node["devices"]
     ]

@@ -17,7 +17,7 @@ from extender.web.api.answers import TABLE_TOO, AskedForm, Form, listed
 from extender.web.api.asked import made_up, of_size, paced, understood, usual_resource
 from extender.web.api.context import Context
 from extender.web.api.spaces import SpaceView, space_view
-from extender.web.api.tables import Field, Table, mib
+from extender.web.api.tables import Field, Table, gib
 from extender.web.bodies import (
     AskView,
     Body,
@@ -196,8 +196,8 @@ def _row(node: CapacityNodeView) -> Iterator[tuple[Field, ...]]:
     yield (
         node.name,
         node.pods,
-        mib(node.headroom_bytes),
-        mib(node.stranded_bytes),
+        gib(node.headroom_bytes),
+        gib(node.stranded_bytes),
         node.replicas_free,
         node.replicas_stranded,
         node.message,
@@ -208,8 +208,8 @@ _TABLE: Table[CapacityNodeView] = Table(
     (
         "NODE",
         "PODS-FIT",
-        "HEADROOM(MiB)",
-        "STRANDED(MiB)",
+        "HEADROOM(GiB)",
+        "STRANDED(GiB)",
         "REPLICAS-FREE",
         "REPLICAS-STRANDED",
         "NO-MORE-BECAUSE",

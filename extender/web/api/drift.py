@@ -18,7 +18,7 @@ from extender.web.api.answers import (
     unchanged,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Field, Table, mib
+from extender.web.api.tables import Field, Table, gib
 from extender.web.drift import DriftBody, DriftView, drift_body, drift_views
 
 Pods = Annotated[
@@ -52,8 +52,8 @@ def _rows(pod: DriftView) -> Iterator[tuple[Field, ...]]:
     which = pod.namespace, pod.name, pod.node, pod.result
     predicted = ",".join(pod.choice or pod.predicted)
     for device in pod.observed:
-        measured = mib(device.promised_bytes), mib(device.measured_bytes)
-        yield (*which, device.uuid, *measured, mib(pod.overuse_bytes), predicted, pod.message)
+        measured = gib(device.promised_bytes), gib(device.measured_bytes)
+        yield (*which, device.uuid, *measured, gib(pod.overuse_bytes), predicted, pod.message)
     if not pod.observed:
         yield (*which, None, None, None, None, predicted, pod.message)
 
@@ -65,9 +65,9 @@ _TABLE: Table[DriftView] = Table(
         "NODE",
         "PREDICTION",
         "IS-ON",
-        "PROMISED(MiB)",
-        "MEASURED(MiB)",
-        "OVERUSE(MiB)",
+        "PROMISED(GiB)",
+        "MEASURED(GiB)",
+        "OVERUSE(GiB)",
         "PREDICTED",
         "MISSED-BECAUSE",
     ),

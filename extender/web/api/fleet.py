@@ -25,7 +25,7 @@ from extender.web.api.answers import (
     unchanged,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Table, mib
+from extender.web.api.tables import Table, gib
 from extender.web.bodies import Body, ReasonView, reason_view, stamp
 
 
@@ -150,11 +150,11 @@ _TABLE: Table[ModelView] = Table(
     (
         "MODEL",
         "DEVICES",
-        "ALLOCATABLE(MiB)",
-        "PROMISED(MiB)",
-        "UNOWNED(MiB)",
-        "USED(MiB)",
-        "HEADROOM(MiB)",
+        "ALLOCATABLE(GiB)",
+        "PROMISED(GiB)",
+        "UNOWNED(GiB)",
+        "USED(GiB)",
+        "HEADROOM(GiB)",
         "REPLICAS-FREE",
         "FENCED",
         "OVERCOMMITTED",
@@ -163,11 +163,11 @@ _TABLE: Table[ModelView] = Table(
         (
             each.model,
             each.devices,
-            mib(each.allocatable_bytes),
-            mib(each.promised_bytes),
-            mib(each.unowned_bytes),
-            mib(each.used_bytes),
-            mib(each.headroom_bytes),
+            gib(each.allocatable_bytes),
+            gib(each.promised_bytes),
+            gib(each.unowned_bytes),
+            gib(each.used_bytes),
+            gib(each.headroom_bytes),
             each.replicas_free,
             each.fenced,
             each.overcommitted,

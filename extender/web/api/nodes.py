@@ -27,7 +27,7 @@ from extender.web.api.answers import (
     unchanged,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Field, Table, mib, percent
+from extender.web.api.tables import Field, Table, gib, percent
 from extender.web.bodies import stamp
 from extender.web.views import NodeBody, NodesBody, NodeView, node_view
 
@@ -211,11 +211,11 @@ def _rows(node: NodeView) -> Iterator[tuple[Field, ...]]:
             device.uuid,
             device.model,
             device.resource,
-            mib(device.allocatable_bytes),
-            mib(device.promised_bytes + device.awaited_bytes),
-            mib(device.strays_bytes + device.unowned_bytes),
-            mib(device.headroom_bytes),
-            mib(device.used_bytes),
+            gib(device.allocatable_bytes),
+            gib(device.promised_bytes + device.awaited_bytes),
+            gib(device.strays_bytes + device.unowned_bytes),
+            gib(device.headroom_bytes),
+            gib(device.used_bytes),
             percent(device.sm_activity_ratio),
             device.replicas_free,
             len(device.holders),
@@ -230,11 +230,11 @@ _TABLE: Table[NodeView] = Table(
         "UUID",
         "MODEL",
         "RESOURCE",
-        "ALLOCATABLE(MiB)",
-        "PROMISED(MiB)",
-        "OTHERS(MiB)",
-        "HEADROOM(MiB)",
-        "USED(MiB)",
+        "ALLOCATABLE(GiB)",
+        "PROMISED(GiB)",
+        "OTHERS(GiB)",
+        "HEADROOM(GiB)",
+        "USED(GiB)",
         "SM(%)",
         "REPLICAS-FREE",
         "PODS",

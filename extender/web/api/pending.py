@@ -17,7 +17,7 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import TABLE_TOO, AskedForm, AskedPage, Form, listed
 from extender.web.api.context import Context
-from extender.web.api.tables import Table, mib
+from extender.web.api.tables import Table, gib
 from extender.web.bodies import (
     AskView,
     Paged,
@@ -138,10 +138,10 @@ def _rows(pod: PendingView) -> Iterator[tuple[str | int | None, ...]]:
     asks = ", ".join(f"{ask.count} x {ask.amount} {ask.resource}" for ask in pod.request)
     yield (
         *(pod.namespace, pod.name, pod.since, asks, pod.fits),
-        *(pod.nearest, mib(pod.short_bytes), pod.message),
+        *(pod.nearest, gib(pod.short_bytes), pod.message),
     )
 
 
 _TABLE: Table[PendingView] = Table(
-    ("NAMESPACE", "POD", "SINCE", "ASKS-FOR", "FITS", "NEAREST", "SHORT(MiB)", "BECAUSE"), _rows
+    ("NAMESPACE", "POD", "SINCE", "ASKS-FOR", "FITS", "NEAREST", "SHORT(GiB)", "BECAUSE"), _rows
 )

@@ -20,9 +20,12 @@ class Table(Generic[V]):
     rows: Callable[[V], Iterable[Sequence[Field]]]
 
 
-def mib(count_bytes: int | None) -> int | None:
-    """For columns whose header says (MiB); rounded down."""
-    return None if count_bytes is None else count_bytes >> 20
+def gib(count_bytes: int | None) -> str | None:
+    """For columns whose header says (GiB): one decimal, rounded down."""
+    if count_bytes is None:
+        return None
+    tenths = count_bytes * 10 >> 30
+    return f"{'-' if tenths < 0 else ''}{abs(tenths) // 10}.{abs(tenths) % 10}"
 
 
 def percent(ratio: float | None) -> int | None:
