@@ -1,48 +1,97 @@
-"""What grows with pods, requests or clients is one class, in one list."""
+"""What grows with pods, requests or clients is in one list, with its bound in bytes."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from extender.bounded import Bounded
 from tests.controlplane import ROOT
+from tests.growth import GROWS, MIB, PASSING, Fixed
 
-#: Bounded in entries.
-ENTRIES = {
-    "extender/cluster/departures.py": ["_seen"],
-    "extender/journal.py": ["_preempted", "_schedulers"],
-    "extender/placement/mix.py": ["_offered", "_seen"],
-    "extender/placement/weighing.py": ["_held"],
-    "extender/web/auth.py": ["_kept"],
-    "extender/web/coming.py": ["_answers", "_expected"],
-    "extender/web/pace.py": ["_tried"],
-    "extender/web/verbs.py": ["_turned_away"],
-    "extender/wiring/announcing.py": ["_told"],
-    "extender/wiring/preempting.py": ["_not_before_s", "_told"],
-    "extender/wiring/watching.py": ["_told"],
+#: Commands that end by themselves, and the metrics, whose labels are few.
+OTHERS = ("extender/convert/", "extender/demo/", "extender/certs/", "extender/telemetry.py")
+MAKERS = {
+    *("dict", "set", "frozenset", "list", "deque", "defaultdict", "Counter", "OrderedDict"),
+    *("Bounded", "bytearray", "Queue", "WeakKeyDictionary", "WeakValueDictionary"),
 }
-#: Bounded in bytes, each in a way of its own.
-BYTES = {"extender/journal.py": ["_by_uid"], "extender/records.py": ["_records"]}
-
-BY_ENTRIES = re.compile(r"self\.(\w+)\b[^\n]*= Bounded\(")
-BY_HAND = re.compile(r"self\.(\w+)\b[^\n]*= OrderedDict\(")
 #: The oldest entry goes: of a dictionary that forgets by hand.
 FORGETS = re.compile(r"popitem\(last=False\)|del self\.\w+\[next\(iter\(")
 
 
-def found(pattern: re.Pattern[str]) -> dict[str, list[str]]:
-    files = Path(ROOT, "extender").rglob("*.py")
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in files}
-    every = {path: sorted(pattern.findall(text)) for path, text in texts.items()}
-    return {path: names for path, names in every.items() if names}
+def texts() -> dict[str, str]:
+    files = sorted(Path(ROOT, "extender").rglob("*.py"))
+    return {str(path.relative_to(ROOT)): path.read_text() for path in files}
 
 
-def test_every_bounded_dictionary_is_in_the_list() -> None:
-    assert found(BY_ENTRIES) == ENTRIES
-    assert found(BY_HAND) == BYTES
+def grows(value: ast.expr | None) -> bool:
+    """Whether the value is a collection that can be written to later."""
+    if isinstance(value, ast.Dict | ast.List):
+        return not ast.unparse(value).strip("{}[]")
+    if isinstance(value, ast.DictComp | ast.ListComp | ast.SetComp):
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    maker = ast.unparse(value.func).partition("[")[0].rpartition(".")[2]
+    if maker == "field":
+        made = (each.value for each in value.keywords if each.arg == "default_factory")
+        return any(ast.unparse(each).partition("[")[0] in MAKERS for each in made)
+    return maker in MAKERS
+
+
+def assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Assign):
+            yield from ((ast.unparse(target), statement.value) for target in statement.targets)
+        elif isinstance(statement, ast.AnnAssign):
+            yield ast.unparse(statement.target), statement.value
+
+
+def found(text: str) -> Iterator[str]:
+    """``Class.attribute`` of each collection that lives as long as its object or its module."""
+    tree = ast.parse(text)
+    for each in ast.walk(tree):
+        if not isinstance(each, ast.ClassDef):
+            continue
+        for part in each.body:
+            own = isinstance(part, ast.FunctionDef) and part.name == "__init__"
+            for name, value in assigned(part) if own or isinstance(part, ast.AnnAssign) else ():
+                if grows(value) and (not own or name.startswith("self.")):
+                    yield f"{each.name}.{name.removeprefix('self.')}"
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            for name, value in assigned(statement):
+                if isinstance(value, ast.Dict | ast.List) and grows(value):
+                    yield f"<module>.{name}"
+
+
+def test_everything_that_grows_is_in_the_list() -> None:
+    in_code = {path: sorted(found(text)) for path, text in texts().items()}
+    in_code = {p: names for p, names in in_code.items() if names and not p.startswith(OTHERS)}
+    listed = {
+        path: sorted([*PASSING.get(path, ()), *GROWS.get(path, ())])
+        for path in PASSING.keys() | GROWS.keys()
+    }
+    assert in_code == listed
+
+
+def test_every_bounded_dictionary_has_a_bound_in_bytes_whatever_the_cluster_does() -> None:
+    bounded = re.compile(r"self\.(\w+)\b[^\n]*= (?:Bounded|OrderedDict)\(")
+    for path, text in texts().items():
+        kinds = {name.rpartition(".")[2]: kind for name, kind in GROWS.get(path, {}).items()}
+        for name in bounded.findall(text):
+            assert name in kinds, f"{path}: {name}"
+
+
+def test_what_does_not_grow_with_the_cluster_fits_in_the_memory_limit() -> None:
+    every = [kind for names in GROWS.values() for kind in names.values()]
+    fixed = sum(kind.most_bytes for kind in every if isinstance(kind, Fixed))
+    assert fixed < 512 * MIB  # of the 768 MiB of deploy/base/scheduler.yaml
 
 
 def test_no_dictionary_forgets_by_hand() -> None:
-    assert set(found(FORGETS)) <= {"extender/bounded.py", "extender/web/pace.py"}
+    forget = {path for path, text in texts().items() if FORGETS.search(text)}
+    assert forget <= {"extender/bounded.py", "extender/web/pace.py"}
 
 
 def test_the_entries_written_longest_ago_are_forgotten() -> None:

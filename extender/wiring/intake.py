@@ -26,6 +26,8 @@ TOGETHER_S = 0.05
 _LOOK_AGAIN_S = 0.001
 #: After an exception.
 RETRY_S = 1.0
+#: Deliveries of the watches that wait to be applied: each is what a watch had read at once.
+MAX_TOLD = 1_000
 
 
 class Intake:
@@ -84,10 +86,18 @@ class Intake:
         reads a watch waits here while a call is under way: it would only take its time."""
         if threading.get_ident() != self._owner:
             self._calls.give_way()
+            self._wait_for_room()
         self._told.append(events)
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._begin)
+
+    def _wait_for_room(self) -> None:
+        """Events that are not read yet wait at the API server. Not for ever, since a loop that has
+        ended takes nothing any more: ``/healthz`` reports one that is stuck."""
+        until_s = time.monotonic() + STUCK_AFTER_S
+        while len(self._told) >= MAX_TOLD and time.monotonic() < until_s:
+            time.sleep(_LOOK_AGAIN_S)
 
     async def idle(self) -> None:
         """Until all that was told has been applied."""

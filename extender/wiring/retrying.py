@@ -100,7 +100,9 @@ class Retrying:
 
     async def _release(self, ledger: Ledger) -> None:
         """Have kube-scheduler try all who were refused before we only observed, once each."""
-        refused = (pod for pod in self._cluster.unbound() if refused_by_us(pod))
+        unbound = self._cluster.unbound()
+        self._released &= {pod.metadata.uid for pod in unbound}
+        refused = (pod for pod in unbound if refused_by_us(pod))
         held = [pod for pod in refused if pod.metadata.uid not in self._released]
         self._released.update(pod.metadata.uid for pod in held)
         await asyncio.gather(*(self._wake(ledger, pod) for pod in held))

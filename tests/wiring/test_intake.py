@@ -264,3 +264,18 @@ def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
         assert seen[0] > 0.15
 
     play(script)
+
+
+def test_a_watch_that_outruns_the_loop_waits() -> None:
+    async def script(extender: Extender) -> None:
+        many = [[event] for event in reports()]
+        teller = threading.Thread(target=lambda: [extender.tell(each) for each in many])
+        teller.start()
+        teller.join(0.2)  # the loop takes nothing meanwhile
+        assert (teller.is_alive(), len(extender.intake._told)) == (True, 3)
+        await until(lambda: not teller.is_alive())
+        await extender.intake.idle()
+        assert known(extender) == len(NAMES)
+
+    with patch("extender.wiring.intake.MAX_TOLD", 3):
+        play(script)

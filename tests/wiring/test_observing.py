@@ -7,7 +7,7 @@ import pytest
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.cluster.notices import Notice
 from extender.ledger.protocol import Ledger
 from extender.settings import Mode, Settings
@@ -63,6 +63,10 @@ def test_nobody_is_sent_away_or_told_while_it_observes(
     assert asyncio.run(play()) == (looked, told)
 
 
+def once_woken(said: list[list[str]]) -> set[str]:
+    return {uid for uids in said for uid in uids}
+
+
 def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None:
     async def play() -> list[list[str]]:
         extender = Extender(ENFORCE, unready=lambda: "")
@@ -81,6 +85,10 @@ def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None
             woken.clear()
             await extender.retrying.once(cast(Ledger, Wakes()))
             said.append(list(woken))
+        # Pods that are gone are not remembered, however long it observes.
+        extender.deliver([PodGone(uid) for uid in sorted(once_woken(said))])
+        await extender.retrying.once(cast(Ledger, Wakes()))
+        assert not extender.retrying._released
         return said
 
     first, once, again, enforcing, anew = asyncio.run(play())

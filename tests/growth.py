@@ -1,0 +1,263 @@
+"""Every structure of the extender that can grow, with its bound in bytes.
+
+``tests/test_bounded.py`` compares the list with the code. Sizes are upper bounds of what CPython
+takes, keys included: strings that another structure holds already count as references. What objects
+of Kubernetes take is limited by ``contract.pod_limits`` and ``extender.cluster.kept``.
+"""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Per:
+    """Grows with the cluster: at most so many bytes for each object of this kind that it has, or
+    for each of them that a GPUNode names."""
+
+    kind: str
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """At most so many bytes, whatever the cluster does."""
+
+    most_bytes: int
+
+
+#: Belongs to one call, one look or one request, and goes with it: bounded by what that may be
+#: about (``extender.web.api.bounded``, ``extender.wiring.patience``) or by one snapshot.
+PASSING = {
+    "extender/admission/patch.py": ["Draft.operations"],
+    "extender/cluster/needs.py": ["Needs._terms"],
+    "extender/cluster/preemption.py": [
+        *("Offer.pods", "_Search.needed_bytes", "_Stage._evictable", "_Stage._kept"),
+        *("_Stage._named", "_Stage._proposed"),
+    ],
+    "extender/cluster/redaction.py": ["Redaction._names"],
+    "extender/cluster/surroundings.py": ["Surroundings.schedulers"],
+    "extender/cluster/trial.py": ["Trial._held", "_Held.besides"],
+    "extender/cluster/waiting.py": [
+        *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),
+        *("Pending.oldest", "Pending.pods"),
+    ],
+    "extender/cluster/waking.py": [
+        *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.beside"),
+    ],
+    "extender/configuration.py": ["_Environment._env"],
+    "extender/ledger/protocol.py": ["Apart._troubles"],
+    "extender/ledger/store.py": ["Binding.annotations"],
+    "extender/placement/explain.py": ["NodeExplanation.terms"],
+    "extender/placement/fit.py": ["Verdicts.closed"],
+    "extender/placement/misplaced.py": ["Misplaced.leave", "Misplaced.stuck"],
+    "extender/placement/observed.py": ["_Look._arrived"],
+    "extender/placement/occupancy.py": [
+        *("_Elsewhere._on", "_Elsewhere.uids", "_Queue._holders", "_Queue._renamed"),
+        *("_Queue._waiting", "_Queue.picks", "_Queue.promised"),
+        *("_Uses._replicas", "_Uses._resources", "_Uses._rows"),
+    ],
+    "extender/placement/score.py": ["Ranking.terms"],
+    "extender/placement/victims.py": ["_Search._known"],
+    "extender/sources/history.py": [
+        *("Answer.ratios", "Answer.sampled_at_s", "Answer.warnings", "_Envelope.warnings"),
+    ],
+    "extender/web/api/tables.py": ["Columns._widths"],
+    "extender/web/wire.py": [
+        *("FilterResult.failed_nodes", "PreemptResult.node_name_to_meta_victims"),
+    ],
+    "extender/wiring/reloading.py": ["Origin.env", "Origin.flags"],
+}
+
+#: Stay, and grow.
+GROWS: dict[str, dict[str, Per | Fixed]] = {
+    "extender/cluster/activity.py": {
+        "Activities._history": Per("device", 600),
+        "Activities._gpus_of": Per("node", 500),
+        "Activities._node_of": Per("device", 200),
+    },
+    "extender/cluster/allocators.py": {
+        "Allocators._managers": Per("node", 300),
+        "Allocators._signs": Per("pod, node or slice", 800),
+        "Allocators._speakers": Per("pod, node or slice", 400),
+    },
+    "extender/cluster/backoffs.py": {
+        "BackOffs._last": Per("node", 300),
+        "BackOffs._marked": Per("reservation", 300),
+        "BackOffs._until_s": Per("node", 200),
+    },
+    "extender/cluster/budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
+    "extender/cluster/departures.py": {
+        "Departures._gone_since_s": Per("reservation", 300),
+        "Departures._marks": Per("reservation", 300),
+        "Departures._seen": Fixed(10_000 * 500),
+    },
+    "extender/cluster/edits.py": {"Edits._told": Per("pod", 2_000)},
+    "extender/cluster/freshness.py": {
+        "Signs._leases": Per("node", 500),
+        "Signs._reports": Per("node", 300),
+        "Signs._vouches": Per("node", 800),
+        "Signs.woke_up": Per("node", 200),
+    },
+    "extender/cluster/namespaces.py": {
+        "Namespaces._default_vram": Per("namespace", 500),
+        "Namespaces._held": Per("namespace", 4_000),
+    },
+    "extender/cluster/nominations.py": {"Nominations._holds": Per("pod", 500)},
+    # All of one node together have MAX_NODE_ENTRIES entries, and all of them MAX_ENTRIES.
+    "extender/cluster/observations.py": {
+        "Observations._done": Fixed(262_144 * 200),
+        "Observations._fresh": Per("node", 300),
+        "Observations._nodes": Fixed(262_144 * 600),
+        "Observations.misses": Fixed(200 * 10_000),
+        "Observations.totals": Fixed(10_000),
+        "_Followed.grounds": Fixed(0),
+        "_Followed.pending": Fixed(0),
+        "_Followed.promises": Fixed(0),
+        "_Followed.settled": Fixed(0),
+        "_Ground.bystanders": Fixed(0),
+        "_Ground.changes": Fixed(0),
+        "_Ground.promises": Fixed(0),
+    },
+    "extender/cluster/overcommits.py": {"Overcommits._of_node": Per("device", 1_000)},
+    "extender/cluster/overuses.py": {
+        "Overuses._of_node": Per("pod on a device", 800),
+        "Overuses._since_s": Per("pod on a device", 300),
+    },
+    # Of the pods that have terms at all; a pod has at most as many as its limits allow.
+    "extender/cluster/preferences.py": {
+        "Neighbours._said": Per("pod", 64 << 10),
+        "Neighbours._sayers": Per("pod", 64 << 10),
+        "Neighbours._selectors": Per("pod", 64 << 10),
+    },
+    "extender/cluster/rooms.py": {"Rooms._in": Per("node", 200)},
+    "extender/cluster/state.py": {
+        "ClusterState._assumed": Per("bind under way", 2_000),
+        "ClusterState._awaited": Fixed(1_000),
+        "ClusterState._crowded": Per("node", 200),
+        "ClusterState._dirty": Per("node", 200),
+        "ClusterState._found": Per("replica of a device", 1_500),
+        "ClusterState._gpunodes": Per("reservation or device", 8_000),
+        "ClusterState._nodes": Per("node", 64 << 10),
+        "ClusterState._not_weighed": Per("node", 200),
+        # etcd takes 1.5 MiB of JSON, of which small objects take ten times as much in memory.
+        "ClusterState._pods": Per("pod", 15 * MIB),
+        "ClusterState._sitting_on": Per("pod", 200),
+        "ClusterState._uid_of": Per("pod", 500),
+        "ClusterState._uids_on": Per("reservation", 200),
+        "ClusterState._unbound": Per("pod", 200),
+        "ClusterState._unsettled": Per("node", 200),
+        "ClusterState._want_calm": Per("pod", 200),
+        "ClusterState._with_choice": Per("node", 200),
+    },
+    "extender/cluster/sums.py": {
+        "RunningSums._nodes": Per("node", 100),
+        "RunningSums._parts": Per("node", 2_000),
+        "RunningSums._sums": Per("resource or model", 2_000),
+    },
+    "extender/cluster/waking.py": {
+        "Waking._beside": Fixed(256 * 2_000),
+        "Waking._waits": Per("pod", 4_000),
+        "_Kinds._number_of": Fixed(4_096 * 2_000),
+    },
+    "extender/journal.py": {
+        "Journal._by_uid": Fixed(64 * MIB),
+        "Journal._preempted": Fixed(256 * 64_000),
+        "Journal._schedulers": Fixed(64 * 500),
+        "Journal._uid_of": Fixed(10_000 * 700),
+        "NodeSets._last": Per("node", 4 * 200),
+    },
+    # Of the demo and of headroom serve --embedded: nobody else writes there.
+    "extender/ledger/embedded.py": {
+        "EmbeddedStore._gpunodes": Per("node", 64 << 10),
+        "EmbeddedStore._pods": Per("pod", 15 * MIB),
+        "EmbeddedStore._shown": Per("pod", 500),
+    },
+    "extender/ledger/protocol.py": {"Ledger._cleared": Per("pod", 200)},
+    "extender/ledger/turns.py": {
+        "Turn.waiting": Per("bind under way", 2_000),
+        "Turns._turns": Per("bind under way", 1_000),
+    },
+    "extender/placement/copies.py": {
+        "Copies._kept": Per("device", 3 * 200),
+        "_Copy.behind": Per("node", 100),
+    },
+    "extender/placement/mix.py": {
+        "Mix.demand": Fixed(64 * 500),
+        "Usual._offered": Fixed(256 * 100_000),
+        "Usual._seen": Fixed(4_096 * 1_000),
+    },
+    "extender/placement/occupancy.py": {"<module>._kept": Fixed(4_096 * 500)},
+    "extender/placement/table.py": {
+        "Table._columns_shown": Per("device", 2_000),
+        "Table._nodes": Per("node", 100),
+        "Table._per_node_shown": Per("node", 500),
+        "Table._resources": Per("resource", 500),
+        "Table._row_of": Per("node", 2 * 200),
+    },
+    # One entry is some bytes for each device, and the least recently used goes first.
+    "extender/placement/weighing.py": {"Weighings._held": Per("device", 16 * 64)},
+    "extender/records.py": {"Records._records": Fixed(16 * MIB)},
+    "extender/sources/alike.py": {"Alike._kept": Fixed(10 * MIB)},
+    "extender/sources/gpunodes.py": {"GPUNodeReader._specs": Per("node", 300)},
+    "extender/sources/kubernetes.py": {
+        "KubernetesSources._reflectors": Fixed(10_000),
+        "KubernetesSources._threads": Fixed(10_000),
+    },
+    "extender/sources/prometheus.py": {
+        "PrometheusHistory._held": Per("device", 600),
+        "PrometheusHistory._left": Fixed(3 * 1_000),
+        "PrometheusHistory._outdated": Per("device", 600),
+    },
+    "extender/sources/reflector.py": {"Reflector._unreadable": Per("object", 700)},
+    "extender/web/auth.py": {
+        "_Answers._kept": Fixed(4_096 * 4_000),
+        "_Answers._under_way": Fixed(64 * 4_000),
+        "_Visible._namespaces": Fixed(32 * 500),
+    },
+    "extender/web/coming.py": {
+        "Coming._answers": Per("node", 16 * 64),
+        "Coming._expected": Fixed(2 * 64_000),
+    },
+    "extender/web/feed.py": {
+        "Feed._followers": Fixed(32 * 1_024 * 300),
+        "Feed._past": Fixed(4_096 * 4_000),
+    },
+    "extender/web/names.py": {"_Table._factors": Fixed(32 * 40)},
+    "extender/web/pace.py": {
+        "Pace._lately": Fixed(65_536 * 100),
+        "Pace._together": Fixed(65_536 * 100),
+        "Pace._tried": Fixed(65_536 * 300),
+    },
+    "extender/web/verbs.py": {
+        "Verbs._turned_away": Per("node", 64 * 10),
+        "Verbs._unexplained": Per("device", 4 * 200),
+    },
+    "extender/wiring/announcing.py": {"Announcing._told": Fixed(10_000 * 1_000)},
+    "extender/wiring/evicting.py": {"Evicting._told": Per("pod", 300)},
+    "extender/wiring/intake.py": {
+        "Intake._again": Per("object", 200),
+        "Intake._ours": Per("bind under way", 2_000),
+        "Intake._told": Per("object", 200),
+    },
+    "extender/wiring/loops.py": {
+        "Loops._moved_s": Fixed(64 * 200),
+        "Loops._tasks": Fixed(64 * 2_000),
+    },
+    "extender/wiring/machinery.py": {"Observed._lags": Fixed(6_000 * 100)},
+    "extender/wiring/peers.py": {
+        "Peers._own": Fixed(16 * 300),
+        "Peers._places": Fixed(16 * 300),
+    },
+    "extender/wiring/preempting.py": {
+        "Preempting._not_before_s": Fixed(1_024 * 300),
+        "Preempting._told": Fixed(1_024 * 2_000),
+    },
+    "extender/wiring/retrying.py": {"Retrying._released": Per("pod", 200)},
+    "extender/wiring/telling.py": {
+        "Telling._conditions": Per("pod", 2_000),
+        "Telling._told": Per("pod", 500),
+    },
+    "extender/wiring/tidying.py": {"Tidying._looking": Per("node", 4_000)},
+    "extender/wiring/watching.py": {"Watching._told": Fixed(10_000 * 500)},
+}
