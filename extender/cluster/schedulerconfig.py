@@ -17,6 +17,8 @@ from extender.errors import BadSettings
 KIND = "KubeSchedulerConfiguration"
 #: A call that takes longer is given up, and until then no other pod is scheduled.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
+#: Of kube-scheduler, where its configuration says nothing.
+DEFAULT_TIMEOUT = "5s"
 _EXAMPLE = "see deploy/base/kube-scheduler.yaml"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -27,18 +29,24 @@ def examine_scheduler(
     manages: Callable[[str], bool],
     best_only: bool = False,
     offered: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    bind_deadline_s: float = 0.0,
 ) -> list[Finding]:
     """Examines a decoded KubeSchedulerConfiguration.
 
     ``manages`` returns whether an extended resource is Headroom's, ``best_only`` is the setting
     ``filter_best_only``, ``offered`` maps the GPU resources of the cluster to the nodes that offer
-    them (``offered_resources``). Raises ``BadSettings`` for anything else than a
-    KubeSchedulerConfiguration.
+    them (``offered_resources``), ``bind_deadline_s`` is the setting of that name. Raises
+    ``BadSettings`` for anything else than a KubeSchedulerConfiguration.
     """
     whole, ours = _ours(config, manages)
     found = [Finding(weight, (), what, do) for weight, what, do in _whole(whole, ours)]
     for where, entry in ours:
-        said = (*_safety(entry, manages), *_unnamed(entry, offered), *_speed(entry))
+        said = (
+            *_safety(entry, manages),
+            *_unnamed(entry, offered),
+            *_speed(entry),
+            *_late_binds(entry, bind_deadline_s),
+        )
         found += [Finding(weight, (where,), what, do) for weight, what, do in said]
     if best_only:
         found += _filter_after(whole, [where for where, _ in ours])
@@ -208,6 +216,18 @@ def _speed(entry: Mapping[str, Any]) -> Iterator[Said]:
             Weight.ADVICE,
             "it has no weight: Headroom's choice of a node counts for nothing",
             f"set weight: 2, and those of kube-scheduler's plugins beside it; {_EXAMPLE}",
+        )
+
+
+def _late_binds(entry: Mapping[str, Any], bind_deadline_s: float) -> Iterator[Said]:
+    seconds = _seconds(entry.get("httpTimeout", DEFAULT_TIMEOUT))
+    if entry.get("bindVerb") and seconds is not None and seconds <= bind_deadline_s:
+        yield (
+            Weight.ADVICE,
+            f"its httpTimeout is {seconds:g} s, and Headroom may complete a bind on newer facts "
+            f"for {bind_deadline_s:g} s (bind_deadline_s): kube-scheduler has given it up by then, and "
+            "with it the pod's CPU, ports and volumes",
+            "set bind_deadline_s below httpTimeout",
         )
 
 

@@ -136,10 +136,14 @@ SELECTORS = (
 
 
 def examine_surroundings(
-    around: Surroundings, manages: Callable[[str], bool], version: str, best_only: bool = False
+    around: Surroundings,
+    manages: Callable[[str], bool],
+    version: str,
+    best_only: bool = False,
+    bind_deadline_s: float = 0.0,
 ) -> list[Finding]:
-    """All that is to be said, warnings first; ``version`` is this package's, ``best_only`` as of
-    ``examine_scheduler``."""
+    """All that is to be said, warnings first; ``version`` is this package's, ``best_only`` and
+    ``bind_deadline_s`` as of ``examine_scheduler``."""
     said: dict[Said, list[str]] = {}
     for rule in (_operator, _plugins):
         for name, one in rule(around):
@@ -147,7 +151,7 @@ def examine_surroundings(
     found = together({one: sorted(set(names)) for one, names in said.items()})
     found += _autoscaler(around)
     found += _extenders(around, version)
-    found += _schedulers(around, manages, best_only)
+    found += _schedulers(around, manages, best_only, bind_deadline_s)
     found += unmanaged_gpus(around.nodes, manages)
     found += [
         Finding(Weight.ADVICE, (), f"not looked at: {what}", "look with an account that may")
@@ -250,14 +254,17 @@ def _extenders(around: Surroundings, version: str) -> Iterator[Finding]:
 
 
 def _schedulers(
-    around: Surroundings, manages: Callable[[str], bool], best_only: bool
+    around: Surroundings,
+    manages: Callable[[str], bool],
+    best_only: bool,
+    bind_deadline_s: float,
 ) -> Iterable[Finding]:
     """A scheduler that does not ask Headroom may be meant for others: then only that is said, and
     only where no other asks."""
     held, offered = around.schedulers, offered_resources(around.nodes, manages)
     asking = {where: config for where, config in held.items() if asks_headroom(config, manages)}
     for where, config in asking.items():
-        for found in examine_scheduler(config, manages, best_only, offered):
+        for found in examine_scheduler(config, manages, best_only, offered, bind_deadline_s):
             part = f" {found.nodes[0]}" if found.nodes else ""
             yield Finding(found.weight, (where + part,), found.found, found.do)
     if held and not asking:

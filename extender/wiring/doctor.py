@@ -38,7 +38,8 @@ def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
 
 def diagnose_around(settings: Settings, around: Surroundings) -> list[Finding]:
     rules, best_only = settings.rules, settings.filter_best_only
-    return examine_surroundings(around, rules.manages, own_version(), best_only)
+    deadline_s = settings.bind_deadline_s
+    return examine_surroundings(around, rules.manages, own_version(), best_only, deadline_s)
 
 
 def diagnose_scheduler(settings: Settings, path: Path, nodes: Sequence[Node] = ()) -> list[Finding]:
@@ -48,7 +49,8 @@ def diagnose_scheduler(settings: Settings, path: Path, nodes: Sequence[Node] = (
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         offered = offered_resources(nodes, manages)
-        return examine_scheduler(config, manages, settings.filter_best_only, offered)
+        best_only, deadline_s = settings.filter_best_only, settings.bind_deadline_s
+        return examine_scheduler(config, manages, best_only, offered, deadline_s)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as err:
         raise BadSettings(f"{path}: it cannot be read: {err}") from err
     except BadSettings as err:

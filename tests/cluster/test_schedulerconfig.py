@@ -16,6 +16,7 @@ from extender.cluster.schedulerconfig import (
 )
 from extender.errors import BadSettings
 from extender.placement.rules import Rules
+from extender.settings import Settings
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 
@@ -35,6 +36,33 @@ def found(config: object, best_only: bool = True) -> list[Finding]:
 
 def test_nothing_is_said_of_what_we_ship() -> None:
     assert found(SHIPPED) == []
+
+
+@pytest.mark.parametrize(
+    ("timeout", "deadline_s", "late"),
+    [("5s", 4.0, False), ("4s", 4.0, True), ("500ms", 4.0, True), (None, 5.0, True)],
+)
+def test_a_bind_ends_before_kube_scheduler_gives_it_up(
+    timeout: str | None, deadline_s: float, late: bool
+) -> None:
+    config = copy.deepcopy(SHIPPED)
+    if timeout is None:
+        del ours(config)["httpTimeout"]  # 5 s by default
+    else:
+        ours(config)["httpTimeout"] = timeout
+    given = examine_scheduler(config, Rules().manages, bind_deadline_s=deadline_s)
+    assert any(each.do == "set bind_deadline_s below httpTimeout" for each in given) is late
+
+
+@pytest.mark.parametrize("folder", ["base", "default-scheduler"])
+def test_the_shipped_deadlines_suit_the_shipped_schedulers(folder: str) -> None:
+    config, settings = (
+        yaml.safe_load((ROOT / "deploy" / folder / name).read_text(encoding="utf-8"))
+        for name in ("kube-scheduler.yaml", "headroom.yaml")
+    )
+    deadline_s = settings.get("bind_deadline_s", Settings().bind_deadline_s)
+    given = examine_scheduler(config, Rules().manages, bind_deadline_s=deadline_s)
+    assert "set bind_deadline_s below httpTimeout" not in [each.do for each in given]
 
 
 @pytest.mark.parametrize(
