@@ -225,8 +225,8 @@ def _late_binds(entry: Mapping[str, Any], bind_deadline_s: float) -> Iterator[Sa
         yield (
             Weight.ADVICE,
             f"its httpTimeout is {seconds:g} s, and Headroom may complete a bind on newer facts "
-            f"for {bind_deadline_s:g} s (bind_deadline_s): kube-scheduler has given it up by then, and "
-            "with it the pod's CPU, ports and volumes",
+            f"for {bind_deadline_s:g} s (bind_deadline_s): kube-scheduler has given it up by then, "
+            "and with it the pod's CPU, ports and volumes",
             "set bind_deadline_s below httpTimeout",
         )
 
