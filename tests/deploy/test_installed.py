@@ -49,6 +49,8 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "pods/eviction", "create", ""),
         ("", "pods", "get", ""),
         ("", "events", "create", ""),
+        # When a pod that waits could be changed; tests/e2e/test_following.py asks with this role.
+        ("", "resourcequotas", "list", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
     },
     AGENT: set(),
