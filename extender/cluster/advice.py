@@ -1,5 +1,5 @@
-"""What would help a pod that no node takes: requesting less, waiting for a pod, changing where the
-pod may run, repairing a node, more replicas. Each is tried on a copy before it is suggested."""
+"""Suggestions for a pod that no node takes: request less, wait for a pod, change where the pod may
+run, repair a node, raise the replicas. Each is tried on a copy before it is given."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,7 +118,7 @@ def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -
 
 
 def but_not_checked(checks: Iterable[str]) -> str:
-    """The end of a sentence that says what nobody has checked; empty when everything was."""
+    """Ends a sentence with the checks that are missing; empty when none is."""
     names = ", ".join(checks)
     return f" (not checked: {names})" if names else ""
 

@@ -41,7 +41,7 @@ class Obstacle:
 
     @property
     def sentence(self) -> str:
-        """What is the matter, with the node as its subject left out."""
+        """The obstacle in words that follow the name or the number of nodes."""
         match self.code:
             case "cordoned":
                 return "cordoned"
@@ -118,7 +118,8 @@ def cordoned(node: Node) -> bool:
 
 
 def not_modeled(pod: Pod) -> list[str]:
-    """What kube-scheduler checks for this pod, beside CPU and memory, and Headroom does not."""
+    """Returns the checks of kube-scheduler that Headroom does not make for this pod, without CPU
+    and memory."""
     spec = pod.spec
     affinity = spec.affinity
     between = affinity and any(

@@ -11,7 +11,7 @@ from extender.cluster.eligible import Eligible, Obstacle, not_modeled
 from extender.placement.fit import Verdicts
 from extender.placement.snapshot import CODE_OF, Rows
 
-#: What a node in a filter call has passed already.
+#: The check that every node in a filter call has passed.
 AMOUNTS = "CPU, memory and other resources"
 
 
@@ -34,8 +34,8 @@ class Feasible:
         return self.eligible.counts()
 
     def not_checked(self, row: int | None = None) -> tuple[str, ...]:
-        """Of what is not modeled, the checks that nobody has made on this node, or on the nodes of
-        the last filter call."""
+        """Returns the checks that are missing on this node; without ``row``, on the nodes of the
+        last filter call."""
         known = self.offered is not None if row is None else row in (self.offered or ())
         return tuple(check for check in self.not_modeled if check != AMOUNTS or not known)
 

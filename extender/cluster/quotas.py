@@ -24,8 +24,8 @@ class ResourceQuota(KubeStruct, frozen=True):
 
 
 def exceeded(quotas: Iterable[ResourceQuota]) -> str:
-    """What is used beyond its limit, in a phrase; empty when nothing is. Amounts are left out: who
-    reads the explanation of a pod may not be allowed to read quotas.
+    """Names the exceeded resources in a phrase; empty when there is none. Amounts are left out: a
+    reader of the pod may not be allowed to read quotas.
 
     The pod that is created again uses at most as much as the pod that was deleted, so only such a
     quota can reject it: one that was lowered after the pods came.

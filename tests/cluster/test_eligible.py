@@ -57,7 +57,20 @@ def asked(key: str, operator: str, *values: str) -> dict[str, Any]:
             affinity({"matchExpressions": [asked("zone", "DoesNotExist")]}), False, id="has it"
         ),
         pytest.param(
-            affinity({"matchExpressions": [asked("gpus", "Gt", "4")]}), True, id="may be greater"
+            affinity({"matchExpressions": [asked("gpus", "Gt", "4")]}), True, id="greater"
+        ),
+        pytest.param(
+            affinity({"matchExpressions": [asked("gpus", "Gt", "8")]}), False, id="not greater"
+        ),
+        pytest.param(affinity({"matchExpressions": [asked("gpus", "Lt", "9")]}), True, id="less"),
+        pytest.param(
+            affinity({"matchExpressions": [asked("gpus", "Lt", "8")]}), False, id="not less"
+        ),
+        pytest.param(
+            affinity({"matchExpressions": [asked("zone", "Lt", "9")]}), False, id="no number"
+        ),
+        pytest.param(
+            affinity({"matchExpressions": [asked("disk", "Gt", "0")]}), False, id="no such label"
         ),
         pytest.param(
             affinity({"matchFields": [asked("metadata.name", "In", "n")]}), True, id="name"

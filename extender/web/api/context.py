@@ -22,7 +22,7 @@ from extender.web.visible import Sees, everything
 
 
 def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
-    """Of an application without a cluster."""
+    """The quotas of an application without a cluster: none."""
     return ()
 
 
