@@ -124,7 +124,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Overuses._of_node": Per("pod on a device", 800),
         "Overuses._since_s": Per("pod on a device", 300),
     },
-    # Of the pods that have terms at all; a pod has at most as many as its limits allow.
+    # Only pods with affinity between pods have entries; the limits per pod bound their number.
     "extender/cluster/preferences.py": {
         "Neighbours._said": Per("pod", 64 << 10),
         "Neighbours._sayers": Per("pod", 64 << 10),

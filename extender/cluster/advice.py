@@ -1,5 +1,5 @@
 """Suggestions for a pod that no node takes: request less, wait for a pod, change where the pod may
-run, repair a node, raise the replicas. Each is tried on a copy before it is given."""
+run, repair a node, raise the replicas. Each but the repair is tried before it is given."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,8 +82,8 @@ def advice(
 
 
 def allowed(found: Sequence[Advice], beyond: str | None) -> list[Advice]:
-    """``beyond``: as ``quotas.exceeded`` says; None when quotas cannot be read. The pod would be
-    lost if it were deleted and then rejected, so nothing is suggested that needs this."""
+    """``beyond``: as ``quotas.exceeded`` says; None when quotas cannot be read. The user would
+    lose a pod that is deleted and then rejected, so nothing is suggested that needs this."""
     if beyond == "":
         return list(found)
     if beyond is None:
@@ -97,7 +97,7 @@ def allowed(found: Sequence[Advice], beyond: str | None) -> list[Advice]:
         return kept
     sentence = (
         f"raise the quota before you change the pod: {beyond}; a pod that is deleted and created "
-        "again would be rejected"
+        "again could be rejected"
     )
     return [*kept, Advice("quota", sentence)]
 

@@ -26,7 +26,7 @@ class Feasible:
     offered: frozenset[int] | None
     #: Eligible nodes that kube-scheduler left out for reasons that Headroom does not know.
     left_out: int
-    #: What kube-scheduler checks for this pod and Headroom does not.
+    #: Checks that kube-scheduler makes for this pod and Headroom does not.
     not_modeled: tuple[str, ...]
 
     @property

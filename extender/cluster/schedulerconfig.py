@@ -17,7 +17,7 @@ from extender.errors import BadSettings
 KIND = "KubeSchedulerConfiguration"
 #: A call that takes longer is given up, and until then no other pod is scheduled.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
-#: Of kube-scheduler, where its configuration says nothing.
+#: kube-scheduler's default for ``httpTimeout``.
 DEFAULT_TIMEOUT = "5s"
 _EXAMPLE = "see deploy/base/kube-scheduler.yaml"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")

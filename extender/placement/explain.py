@@ -92,8 +92,8 @@ class Explanation:
     #: The largest request per device that would fit on some node now, everything else equal;
     #: None where more than memory is in the way everywhere.
     largest_fitting_bytes: int | None
-    #: What the pod needs on a device at least and what the largest device has, when that is less;
-    #: else None.
+    #: The bytes that the pod needs on a device at least, and those of the largest device, if no
+    #: device could ever hold the pod; else None.
     too_large: tuple[int, int] | None = None
 
 

@@ -124,7 +124,7 @@ class ExplainBody(Body):
     ineligible: list[ReasonView]
     #: Eligible nodes that its last filter call did not name, for reasons of kube-scheduler's.
     left_out_nodes: int
-    #: What kube-scheduler checks for this pod and nobody has checked for this answer.
+    #: Checks of kube-scheduler that this answer does not include, such as volumes.
     not_checked: list[str]
     #: Of what is said of every node; `headroom replay` prints the same. Null where nothing is.
     verdict_digest: str | None
@@ -260,7 +260,7 @@ def verdict_of(
         )
     if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
         return "other_scheduler", (
-            f"spec.schedulerName is {scheduler}, a scheduler that has never asked Headroom; create "
+            f"spec.schedulerName is {scheduler}, which is not known to ask Headroom; create "
             f"the pod again with spec.schedulerName: {schedulers[0]}"
         )
     if explanation is None or where is None:
@@ -354,7 +354,7 @@ def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
 
 
 def _never_asked(pod: Pod) -> str:
-    """What its scheduler says, which knows its own checks."""
+    """Quotes the scheduler from the condition of a pod that Headroom was not asked about."""
     said = (
         condition.message
         for condition in (pod.status and pod.status.conditions) or ()

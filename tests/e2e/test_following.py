@@ -126,7 +126,7 @@ def wishes(random: Random) -> dict[str, Any]:
 
 
 def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
-    """What is said of the pod when its scheduler has tried it; empty once it is bound."""
+    """Returns the explanation once the scheduler has tried the pod; empty once it is bound."""
     pod = cluster.pod(WAITS)
     gated = bool(pod["spec"].get("schedulingGates"))
     if not gated and pod["spec"]["schedulerName"] == SCHEDULER_NAME:
@@ -143,7 +143,7 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
             body = {}
             return True
         body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
-        # What the extender holds may be the pod as it was before it was created again.
+        # The extender may still hold the earlier pod of this name.
         current = body["uid"] == pod["metadata"]["uid"] and gated == (body["verdict"] == "gated")
         return current and body["verdict"] not in ("fits", "bound")
 
@@ -262,7 +262,7 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
             lambda: bool(cluster.plane.call("GET", f"{path}/team").get("status", {}).get("used")),
             "the quota is counted",
         )
-        # What the suggestion of before would have led to.
+        # Following the earlier suggestion would now lose the pod.
         lowered = pod_manifest("4Gi")
         lowered["metadata"]["name"] = "lowered"
         with pytest.raises(ApiRefused, match="exceeded quota: team"):

@@ -287,7 +287,7 @@ def test_a_scheduling_gate_and_another_scheduler_are_named() -> None:
     other = explained(asked(*node("a"), waits=waiting_with(schedulerName="volcano")))
     assert (other["verdict"], other["message"]) == (
         "other_scheduler",
-        "spec.schedulerName is volcano, a scheduler that has never asked Headroom; create the pod "
+        "spec.schedulerName is volcano, which is not known to ask Headroom; create the pod "
         "again with spec.schedulerName: default-scheduler",
     )
 
@@ -364,7 +364,7 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
         pytest.param(
             [quota("1", "2")],
             "raise the quota before you change the pod: ResourceQuota team is exceeded for "
-            "requests.nvidia.com/gpu; a pod that is deleted and created again would be rejected",
+            "requests.nvidia.com/gpu; a pod that is deleted and created again could be rejected",
             id="lowered",
         ),
         pytest.param([quota("300m", "400m", "requests.cpu")], "raise the quota", id="thousandths"),

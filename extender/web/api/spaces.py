@@ -6,7 +6,7 @@ from extender.placement.capacity import Space
 
 
 class SpaceView(BaseModel):
-    """Of the nodes that a pod of one size may run on."""
+    """The memory and replicas on the nodes that a pod of one size may run on."""
 
     #: That have a device of the resource and take pods; and that have one and take none.
     open_nodes: int

@@ -51,7 +51,7 @@ class _Coming:
     """A pod to be placed."""
 
     request: VramRequest
-    #: Whose selectors and tolerations count.
+    #: The pod itself: its selectors, affinity and tolerations decide where it may run.
     pod: Pod
     leaves: str | None = None
 
