@@ -1,5 +1,5 @@
 """Suggestions for a pod that no node takes: request less, wait for a pod, change where the pod may
-run, repair a node, raise the replicas. Each but the repair is tried before it is given."""
+run, repair a node, raise the replicas. Each is tried before it is given."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,14 +28,8 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
 
 Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
-#: What is the matter with a node or one of its devices, and can be mended.
-_MENDABLE = (
-    Reason.STALE_REPORT,
-    Reason.UNHEALTHY_DEVICE,
-    Reason.CONTRADICTORY_REPORT,
-    Reason.MEMORY_UNKNOWN,
-    Reason.NO_REPORT,
-)
+#: Faults of a node whose memory is known all the same, so that the repair can be tried.
+_FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
 #: Nodes to be mended that are named.
 _MOST_NAMED = 3
 #: Pods whose end is tried, and nodes whose replicas are: each takes a millisecond.
@@ -76,7 +70,7 @@ def advice(
         *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
         *_wait(cluster, pod, verdicts, explanation, holding, where),
         *_eligible(verdicts, where),
-        *_mend(verdicts),
+        *_mend(cluster, verdicts, where),
         *_more_replicas(cluster, verdicts, where.not_modeled),
     ]
 
@@ -206,24 +200,43 @@ def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
             return f"change the required node affinity: {room} and other labels"
 
 
-def _mend(verdicts: Verdicts) -> Iterator[Advice]:
-    """Nodes that one thing alone keeps from taking the pod, which is none of memory or replicas."""
-    named = 0
-    codes = [CODE_OF[reason] for reason in _MENDABLE]
-    for i in np.flatnonzero(np.isin(verdicts.codes, codes)).tolist():
-        (first, *others) = failing(verdicts, i)
-        if others or first not in _MENDABLE:
-            continue
-        node = verdicts.snap.nodes[int(verdicts.rows[i])]
-        details = (t.fence_detail and f"{t.device.uuid}: {t.fence_detail}" for t in node.devices)
-        detail = (
-            next((each for each in details if each), "") if first.code != "stale_report" else ""
+def _mend(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Advice]:
+    """Nodes that a fault alone keeps from taking the pod."""
+    faulty = np.flatnonzero(np.isin(verdicts.codes, [CODE_OF[reason] for reason in _FAULTS]))
+    found = (i for i in faulty.tolist() if len(list(failing(verdicts, i))) == 1)
+    mended = (
+        i
+        for i in islice(found, _MOST_TRIED)
+        if _fits_when_mended(cluster, verdicts, verdicts.snap.nodes[int(verdicts.rows[i])].name)
+    )
+    for i in islice(mended, _MOST_NAMED):
+        row = int(verdicts.rows[i])
+        node, (fault,) = verdicts.snap.nodes[row], failing(verdicts, i)
+        what = fault.sentence
+        if fault is Reason.UNHEALTHY_DEVICE:
+            details = (f"{t.device.uuid}: {t.fence_detail}" for t in node.devices if t.fence_detail)
+            what += f" ({next(details)})"
+        sentence = (
+            f"repair node {node.name}: it has room for the pod, but: {what}"
+            f"{but_not_checked(where.not_checked(row))}"
         )
-        what = f"{first.sentence} ({detail})" if detail else first.sentence
-        yield Advice("mend", f"node {node.name} might take it, but: {what}", node.name)
-        named += 1
-        if named == _MOST_NAMED:
-            return
+        yield Advice("mend", sentence, node.name)
+
+
+def _fits_when_mended(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
+    trial = Trial(cluster, verdicts.snap, verdicts.now_s)
+    try:
+        trial.mend(name)
+    except KeyError:
+        return False
+    return _fits(verdicts, trial, name)
+
+
+def _fits(verdicts: Verdicts, trial: Trial, name: str) -> bool:
+    """Whether the node of this name takes the pod in the trial."""
+    snap = trial.snapshot()
+    row = np.array([snap.row_of[name]], np.int64)
+    return bool(fit(verdicts.request, snap, row, verdicts.now_s).fits[0])
 
 
 def _more_replicas(
@@ -258,6 +271,4 @@ def _fits_with_another_replica(cluster: ClusterState, verdicts: Verdicts, name: 
         trial.set_replicas(name, most + 1)
     except (KeyError, ValueError):
         return False
-    snap = trial.snapshot()
-    row = np.array([snap.row_of[name]], np.int64)
-    return bool(fit(verdicts.request, snap, row, verdicts.now_s).fits[0])
+    return _fits(verdicts, trial, name)

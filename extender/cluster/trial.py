@@ -57,6 +57,7 @@ class _Held:
     gpunode: GPUNode
     besides: frozenset[str] = frozenset()
     added: bool = False
+    mended: bool = False
 
     def promised(self, uid: str, promise: Reservation | None) -> "_Held":
         promises = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
@@ -164,6 +165,22 @@ class Trial:
         status = msgspec.structs.replace(held.gpunode.status, devices=devices)
         self._put(name, held.reporting(status))
 
+    def mend(self, name: str) -> None:
+        """The agent of the node has just reported, and every device whose memory is known is
+        healthy. Raises ``KeyError`` where there is no such node, or nothing is known of its
+        devices."""
+        held = self._of(name)
+        if held is None or held.gpunode.status is None:
+            raise KeyError(name)
+        devices = [
+            msgspec.structs.replace(device, healthy=True, health_reason="")
+            if device.memory_bytes > 0
+            else device
+            for device in held.gpunode.status.devices
+        ]
+        status = msgspec.structs.replace(held.gpunode.status, devices=devices)
+        self._put(name, replace(held.reporting(status), mended=True))
+
     def _of(self, name: str) -> _Held | None:
         if name in self._held:
             return self._held[name]
@@ -173,6 +190,8 @@ class Trial:
     def _put(self, name: str, held: _Held) -> None:
         self._held[name] = held
         terms = self._cluster.weighed(held.gpunode, held.besides)
+        if held.mended:
+            terms = msgspec.structs.replace(terms, fresh_until_s=inf, ageing_from_s=inf)
         self._table.put(_as_added(terms, name) if held.added else terms)
 
     def _node(self, name: str) -> Node | None:

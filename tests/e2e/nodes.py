@@ -63,6 +63,8 @@ class Nodes:
         self._reported: dict[str, tuple[Held, GPUNodeStatus]] = {}
         self._leases: dict[str, str] = {}
         self._known: set[str] = set()
+        #: Nodes whose devices are reported as unhealthy.
+        self.sick: set[str] = set()
 
     def create(self) -> None:
         for name in self.names:
@@ -168,6 +170,7 @@ class Nodes:
                 reserved_bytes=0,
                 used_bytes=min(used[uuid], self.shape.memory_bytes),
                 unowned_bytes=0,
+                healthy=name not in self.sick,
                 sharing="time-slicing",
                 resource=self.shape.resource,
                 replicas=Replicas(free=self.shape.replicas - taken[uuid], allocated=taken[uuid]),

@@ -1,7 +1,7 @@
 """Every suggestion that is printed for a pod that waits makes a real kube-scheduler bind the pod.
 
 On random clusters within what Headroom models: labels, taints, cordons, selectors, affinity,
-tolerations, scheduling gates, schedulers, and GPUs that other pods fill.
+tolerations, scheduling gates, schedulers, unhealthy GPUs and GPUs that other pods fill.
 """
 
 import os
@@ -26,6 +26,7 @@ SHAPE = Shape(replicas=3)
 MERGE = "application/merge-patch+json"
 ZONES, TEAMS = ("a", "b"), ("x", "y")
 WAITS = "waits"
+STALE_AFTER_S = 15.0
 #: Steps of one example: a gate, a scheduler and a suggestion follow each other at most.
 MOST_STEPS = 4
 EVERYWHERE = [{"operator": "Exists"}]
@@ -44,6 +45,7 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
         random = Random(seed)
         change_nodes(cluster, random)
         fill(cluster, random)
+        break_some(cluster, random)
         cluster.create_pod(WAITS, f"{random.choice((2, 14, 20, 20, 24, 26))}Gi", **wishes(random))
         for _ in range(MOST_STEPS):
             body = once_tried(cluster)
@@ -61,7 +63,7 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
             )
         clean(cluster)
     tell(f"suggestions followed on {EXAMPLES} random clusters: {dict(followed)}")
-    assert {"lower", "wait", "eligible"} <= followed.keys()
+    assert {"lower", "wait", "eligible", "mend"} <= followed.keys()
 
 
 def change_nodes(cluster: PlayedCluster, random: Random) -> None:
@@ -105,6 +107,23 @@ def fill(cluster: PlayedCluster, random: Random) -> None:
     cluster.nodes.observe(cluster.pods())
 
 
+def break_some(cluster: PlayedCluster, random: Random) -> None:
+    """The GPUs of some nodes become unhealthy; returns when the extender knows."""
+    cluster.nodes.sick = {name for name in cluster.names if random.random() < 0.2}
+    report_health(cluster)
+
+
+def report_health(cluster: PlayedCluster) -> None:
+    cluster.nodes.report(cluster.names)
+
+    def seen() -> bool:
+        nodes = ask(cluster, "/v1/nodes")["nodes"]
+        sick = {n["name"] for n in nodes if any(d["fenced"] for d in n["devices"])}
+        return sick == cluster.nodes.sick
+
+    cluster.until(seen, "the extender knows which GPUs are healthy")
+
+
 def wishes(random: Random) -> dict[str, Any]:
     """Where the pod may run, and whether any scheduler may try it."""
     spec: dict[str, Any] = {}
@@ -142,7 +161,10 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
         if cluster.node_of(WAITS):
             body = {}
             return True
-        body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
+        answer = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}", timeout=30.0)
+        if answer.status_code == 404:
+            return False  # its watch has not told of the pod yet
+        body = answer.raise_for_status().json()
         # The extender may still hold the earlier pod of this name.
         current = body["uid"] == pod["metadata"]["uid"] and gated == (body["verdict"] == "gated")
         return current and body["verdict"] not in ("fits", "bound")
@@ -176,6 +198,9 @@ def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> s
             give_replicas(cluster, SHAPE.replicas + 1)
         case "eligible":
             become_eligible(cluster, body, one)
+        case "mend":
+            cluster.nodes.sick.remove(one["node"])
+            cluster.nodes.report([one["node"]])
         case kind:
             raise AssertionError(f"{kind}: {one['sentence']}")
     return str(one["kind"])
@@ -232,10 +257,34 @@ def clean(cluster: PlayedCluster) -> None:
     )
     if cluster.nodes.shape != SHAPE:
         give_replicas(cluster, SHAPE.replicas)
+    cluster.nodes.sick = set()
+    report_health(cluster)
 
 
 def ask(cluster: PlayedCluster, path: str) -> Any:
     return httpx.get(f"{cluster.debug_url()}{path}", timeout=30.0).raise_for_status().json()
+
+
+def test_a_pod_is_bound_once_the_agent_of_a_suggested_node_reports_again(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(1)
+    url = cluster.start_extender(settings={"stale_after_s": STALE_AFTER_S})
+    cluster.start_scheduler(url)
+    cluster.settle()
+    (name,) = cluster.names
+
+    def stale() -> bool:
+        (node,) = ask(cluster, "/v1/nodes")["nodes"]
+        return not node["fresh"]
+
+    cluster.until(stale, "the report is stale")
+    cluster.create_pod(WAITS, "10Gi")
+    body = once_tried(cluster)
+    (one,) = body["advice"]
+    assert (one["kind"], one["node"]) == ("mend", name)
+    cluster.nodes.report([name])
+    cluster.until(lambda: bool(cluster.node_of(WAITS)), one["sentence"])
 
 
 def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(

@@ -107,22 +107,31 @@ def test_who_holds_the_nearest_nodes_is_named_those_with_most_first() -> None:
 def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
     now = {"plugin": DISTRIBUTED, "observed_at": "2026-11-21T00:01:40+00:00"}
     sick = gpunode(shared("S", healthy=False, health_reason="XID 79"), name="sick", **now)
+    # Its memory would not do if it were healthy.
+    small = gpunode(shared("M", memory_bytes=8 * GIB, healthy=False), name="small", **now)
+    unknown = gpunode(
+        shared("U", healthy=False, health_reason="no memory of its own", memory_bytes=0),
+        name="unknown",
+        **now,
+    )
     late = gpunode(shared("L"), name="late", plugin=DISTRIBUTED)
     full = gpunode(
         shared("F", healthy=False, used_bytes=20 * GIB, unowned_bytes=20 * GIB), name="full", **now
     )
+    names = ("sick", "late", "full", "small", "unknown")
     fleet = asked(
-        *(NodeSeen(kube_node(each)) for each in ("sick", "late", "full")),
+        *(NodeSeen(kube_node(each)) for each in names),
         GPUNodeSeen(late, 0.0),
     )
     fleet.now_s = 100.0
-    fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full)])
+    fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown)])
     body = explained(fleet)
     mends = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "mend"}  # type: ignore[attr-defined]
     assert mends == {
-        "late": "node late might take it, but: GPU report of the node is stale",
-        "sick": "node sick might take it, but: a GPU that the pod could get is unhealthy "
-        "(S: XID 79)",
+        "late": "repair node late: it has room for the pod, but: GPU report of the node is stale "
+        "(not checked: CPU, memory and other resources)",
+        "sick": "repair node sick: it has room for the pod, but: a GPU that the pod could get is "
+        "unhealthy (S: XID 79) (not checked: CPU, memory and other resources)",
     }
 
 
