@@ -1,10 +1,13 @@
-"""Whether a ResourceQuota would reject a pod that is deleted and created again."""
+"""Whether a ResourceQuota would reject a new pod, or one that is deleted and created again."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from contract.errors import BadQuantity
 from contract.kube import KubeStruct, ObjectMeta
 from contract.quantity import parse_bytes
+from extender.placement.request import VramRequest
 
 #: Beginnings of the names of what pods use; a quota counts other objects as well.
 _OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", "requests.", "limits.")
@@ -18,8 +21,14 @@ class QuotaStatus(KubeStruct, frozen=True):
     used: Mapping[str, str] | None = None
 
 
+class QuotaSpec(KubeStruct, frozen=True):
+    scopes: list[str] | None = None
+    scope_selector: Mapping[str, Any] | None = None
+
+
 class ResourceQuota(KubeStruct, frozen=True):
     metadata: ObjectMeta
+    spec: QuotaSpec = QuotaSpec()
     status: QuotaStatus = QuotaStatus()
 
 
@@ -54,3 +63,39 @@ def _beyond(status: QuotaStatus) -> Iterator[str]:
 def _thousandths(text: str) -> int:
     """CPU is counted in thousandths."""
     return parse_bytes(text[:-1]) if text.endswith("m") else 1000 * parse_bytes(text)
+
+
+class QuotaRoom:
+    """What the quotas of one namespace leave for GPUs and for the number of pods.
+
+    Quotas with scopes count only some pods, and are left out.
+    """
+
+    def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
+        self._quotas = [q for q in quotas if not (q.spec.scopes or q.spec.scope_selector)]
+        #: What pods have taken and given back since the quotas were read.
+        self._taken: Counter[str] = Counter()
+
+    def take(self, request: VramRequest) -> str:
+        """Counts a new pod, or returns why a quota rejects it."""
+        needs = _usage(request)
+        for quota in self._quotas:
+            used = quota.status.used or {}
+            for resource, hard in (quota.status.hard or {}).items():
+                if not (count := needs.get(resource, 0)):
+                    continue
+                taken = 1000 * (self._taken[resource] + count)
+                if _thousandths(used.get(resource, "0")) + taken > _thousandths(hard):
+                    return f"ResourceQuota {quota.metadata.name} would reject it for {resource}"
+        self._taken.update(needs)
+        return ""
+
+    def give_back(self, request: VramRequest) -> None:
+        """The pod is deleted."""
+        self._taken.subtract(_usage(request))
+
+
+def _usage(request: VramRequest) -> dict[str, int]:
+    """As the API server counts a pod, without CPU, memory and storage."""
+    gpus = {f"requests.{ask.resource}": ask.count for ask in request.asks}
+    return {"pods": 1, "count/pods": 1, **gpus}

@@ -252,6 +252,15 @@ def verdict_of(
         return "bound", f"bound to node {pod.node}"
     if not request.asks:
         return "not_ours", "the pod requests no GPU that Headroom manages"
+    if found := not_tried(pod, asked, schedulers):
+        return found
+    if explanation is None or where is None:
+        return "refused", "no node can take the pod"
+    return _fits_or_not(explanation, where)
+
+
+def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
+    """The verdict and the message when no scheduler that asks Headroom tries the pod; else None."""
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
         they = "it is" if len(gates) == 1 else "they are"
         return "gated", (
@@ -263,9 +272,7 @@ def verdict_of(
             f"spec.schedulerName is {scheduler}, which is not known to ask Headroom; create "
             f"the pod again with spec.schedulerName: {schedulers[0]}"
         )
-    if explanation is None or where is None:
-        return "refused", "no node can take the pod"
-    return _fits_or_not(explanation, where)
+    return None
 
 
 def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:

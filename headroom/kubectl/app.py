@@ -7,7 +7,7 @@ They read, and change nothing. Exit status: 0, answered; 1, what was asked about
 import json
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError
@@ -214,7 +214,12 @@ def capacity(
     print(body["message"])  # noqa: T201
     for each in (*body["reasons"], *body["ineligible"]):
         print(f"  {tables.nodes_of(each['nodes'])}: {each['message']}")  # noqa: T201
+    _print_unchecked(body)
     _show(body, tables.classes(body), None)
+
+
+def _print_unchecked(body: Mapping[str, Any]) -> None:
+    print(f"  not checked: {', '.join(body['not_checked'])}")  # noqa: T201
 
 
 @app.command()
@@ -244,6 +249,7 @@ def whatif(
     body = options.api().post("whatif", body=asked)
     if not _dumped(body, output):
         print(body["message"])  # noqa: T201
+        _print_unchecked(body)
         _show(body, tables.moves(body), None)
     if body["refused"]:
         raise typer.Exit(NOT_THERE)

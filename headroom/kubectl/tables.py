@@ -193,6 +193,7 @@ def moves(body: Body) -> Table:
     for refusal in body["refusals"]:
         reasons = [*refusal["reasons"], *refusal["ineligible"]]
         why = "; ".join(f"{nodes_of(each['nodes'])}: {each['message']}" for each in reasons)
+        why = refusal["not_tried"] or why
         rows += [(pod, refusal["leaves"] or "-", "-", "-", why) for pod in refusal["pods"]]
     return Table(columns, rows, frozenset(range(placed, len(rows))))
 

@@ -84,6 +84,8 @@ def score(body: Mapping[str, Any]) -> list[str]:
     live = body["live"]
     lines = list(live["node"]["told"])
     lines += [f"  fails: {each['message']}" for each in live["failing"]]
+    if live["not_tried"]:
+        lines.append(f"  {live['not_tried']}")
     for term in live["terms"]:
         lines.append(
             f"  {term['name']:<16} {term['value_ratio']:5.2f} x {term['part_ratio']:.2f}"
@@ -92,8 +94,9 @@ def score(body: Mapping[str, Any]) -> list[str]:
     if live["rank"] is not None:
         tied = f", with {live['tied'] - 1} alike" if live["tied"] > 1 else ""
         lines.append(f"  rank {live['rank']} of {nodes_of(live['fits'])} that fit{tied}")
-    if live["winner"] and not live["wins"]:
+    if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
+    lines.append(f"  not checked: {', '.join(live['not_checked'])}")
     return lines + _stored(body["stored"], live["node"]["node"])
 
 

@@ -261,6 +261,11 @@ def clean(cluster: PlayedCluster) -> None:
     report_health(cluster)
 
 
+def what_if(cluster: PlayedCluster, asked: Mapping[str, Any]) -> Any:
+    url = f"{cluster.debug_url()}/v1/whatif"
+    return httpx.post(url, json=asked, timeout=30.0).raise_for_status().json()
+
+
 def ask(cluster: PlayedCluster, path: str) -> Any:
     return httpx.get(f"{cluster.debug_url()}{path}", timeout=30.0).raise_for_status().json()
 
@@ -320,5 +325,30 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
         assert {one["kind"] for one in body["advice"]} == {"wait", "quota"}
         told = next(one["sentence"] for one in body["advice"] if one["kind"] == "quota")
         assert f"ResourceQuota team is exceeded for requests.{RESOURCE}" in told
+
+        # A what-if of new pods agrees with the API server.
+        lowered["metadata"]["namespace"] = "e2e"
+        asked = {"pods": [{"manifest": lowered}], "release": ["e2e/one"]}
+        (refused,) = what_if(cluster, asked)["refusals"]
+        why = f"ResourceQuota team would reject it for requests.{RESOURCE}"
+        assert refused["not_tried"] == why
+        more = {"spec": {"hard": {f"requests.{RESOURCE}": "3"}}}
+        cluster.plane.call("PATCH", f"{path}/team", more, MERGE)
+
+        def counted() -> bool:
+            status = cluster.plane.call("GET", f"{path}/team")["status"]
+            return bool(status["hard"] == more["spec"]["hard"])
+
+        cluster.until(counted, "the new quota is counted")
+        assert what_if(cluster, asked)["placed"] == 1
+        cluster.delete_pod("one")
+        cluster.until(
+            lambda: (
+                cluster.plane.call("GET", f"{path}/team")["status"]["used"]
+                == {f"requests.{RESOURCE}": "2"}
+            ),
+            "the pod has left the quota",
+        )
+        cluster.plane.call("POST", f"{PODS}?dryRun=All", lowered)
     finally:
         cluster.plane.call("DELETE", f"{path}/team")

@@ -178,7 +178,7 @@ def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> 
     assert re.search(r"^default/asked-0 +- +whole ", drained.stdout, re.MULTILINE)
     refused = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi")
     assert refused.returncode == 1
-    assert "1 of 2 pods are placed" in refused.stdout
+    assert "1 of 2 pods is placed" in refused.stdout
     more = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi", "--add", "whole=1")
     assert more.returncode == 0
     after = server.get("/v1/nodes").json()["nodes"]

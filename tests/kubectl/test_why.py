@@ -15,6 +15,8 @@ LIVE: dict[str, Any] = {
     "tied": 1,
     "winner": "b",
     "wins": True,
+    "not_tried": None,
+    "not_checked": ["CPU", "volumes"],
 }
 CANDIDATES = [{"node": "a", "score_ratio": 0.75}, {"node": "b", "score_ratio": 0.5}]
 DECIDED: dict[str, Any] = {
@@ -30,9 +32,20 @@ DECIDED: dict[str, Any] = {
 def test_a_score_says_how_the_node_did_when_it_was_decided() -> None:
     lines = score({"live": LIVE, "stored": DECIDED})
     at = lines.index("Decided at 2026-11-22T03:00:00Z (decision uid-p.7)")
-    assert lines[at - 2 : at] == ["  rank 1 of 2 nodes that fit", ""]
+    assert lines[at - 3 : at] == [
+        "  rank 1 of 2 nodes that fit",
+        "  not checked: CPU, volumes",
+        "",
+    ]
     assert "prioritize: a of 2 nodes" in lines[at + 2]
     assert lines[-1] == "  b came second then, with 0.500"
+
+
+def test_a_pod_that_no_scheduler_tries_is_named_beside_the_score() -> None:
+    gated = {"not_tried": "the pod has 1 scheduling gate (queue)", "wins": False}
+    lines = score({"live": LIVE | gated, "stored": None})
+    assert lines[:2] == ["b: fits", "  the pod has 1 scheduling gate (queue)"]
+    assert not [line for line in lines if "wins" in line]
 
 
 def test_of_a_node_that_was_not_among_the_best_nothing_is_claimed() -> None:

@@ -50,6 +50,7 @@ def test_it_is_not_what_is_left_divided_by_the_size(fleet: Asked) -> None:
 def test_nodes_that_are_not_counted_make_it_a_lower_bound(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity?vram=8Gi&most_nodes=0&by_node=true").json()
     assert (body["pods"], body["pods_at_least"]) == (2, True)
+    assert body["not_checked"] == ["CPU, memory and other resources", "ResourceQuotas"]
     assert body["message"].startswith("at least 2 such pods")
     assert [node["counted"] for node in body["nodes"]] == [False, False]
 

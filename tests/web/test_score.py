@@ -1,8 +1,12 @@
 """One pod on one node beside all others, live and as it was answered."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from contract.decision import decision_id
+from contract.kube import SchedulingGate
 from contract.reasons import Reason
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.journal import Decision
@@ -96,3 +100,24 @@ def test_a_bound_pod_does_not_stand_in_its_own_way(fleet: Asked) -> None:
 def test_what_is_not_there_is_said(fleet: Asked, query: str, status: int, said: str) -> None:
     answer = fleet.get(f"/v1/score?{query}")
     assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"scheduling_gates": [SchedulingGate("queue")]}, "the pod has 1 scheduling gate (queue)"),
+        ({"scheduler_name": "other"}, "spec.schedulerName is other"),
+    ],
+)
+def test_a_pod_that_no_scheduler_of_ours_tries_wins_nowhere(
+    fleet: Asked, changed: dict[str, Any], said: str
+) -> None:
+    plain = pod("1Gi", uid="uh", name="held")
+    held = msgspec.structs.replace(plain, spec=msgspec.structs.replace(plain.spec, **changed))
+    fleet.cluster.apply([PodSeen(plain)])
+    assert fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]["not_tried"] is None
+    fleet.cluster.apply([PodSeen(held)])
+    live = fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]
+    assert live["not_tried"].startswith(said)
+    assert (live["rank"], live["winner"], live["wins"]) == (1, "busy", False)
+    assert live["not_checked"] == ["CPU, memory and other resources"]

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.kube import NodeSpec, Taint
+from contract.kube import NodeSpec, ObjectMeta, Taint
 from extender.cluster.events import NodeSeen
+from extender.cluster.quotas import QuotaSpec, QuotaStatus, ResourceQuota
+from extender.web.api.whatif import SOME_QUOTAS
 from tests.builders import GIB, GPU, NOW_S
 from tests.cluster.digest import digest
 from tests.cluster.test_trial import two_nodes
@@ -84,6 +86,72 @@ def test_a_manifest_goes_where_it_may_and_as_it_is_understood(asked: Asked) -> N
     assert kept_out["message"] == "taint team=x:NoSchedule, which the pod does not tolerate"
     sent["spec"]["tolerations"] = [{"operator": "Exists"}]
     assert nodes(ask(asked, pods=[{"manifest": sent}])) == [("default/train", "b")]
+
+
+def quota(hard: str, used: str, *scopes: str) -> ResourceQuota:
+    resource = "requests.nvidia.com/gpu"
+    return ResourceQuota(
+        metadata=ObjectMeta(name="team"),
+        spec=QuotaSpec(scopes=list(scopes)),
+        status=QuotaStatus(hard={resource: hard}, used={resource: used}),
+    )
+
+
+def ask_with(quotas: list[ResourceQuota] | None, **body: object) -> dict[str, Any]:
+    return ask(Asked(NOW_S, two_nodes(), quotas=lambda namespace: quotas), **body)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "placed", "not_checked"),
+    [
+        pytest.param([], 3, SOME_QUOTAS, id="none"),
+        pytest.param([quota("4", "2")], 2, SOME_QUOTAS, id="room for two"),
+        pytest.param([quota("4", "2", "BestEffort")], 3, SOME_QUOTAS, id="with a scope"),
+        pytest.param(None, 3, "ResourceQuotas", id="not readable"),
+    ],
+)
+def test_pods_that_a_quota_would_reject_are_not_placed(
+    quotas: list[ResourceQuota] | None, placed: int, not_checked: str
+) -> None:
+    told = ask_with(quotas, pods=[{"manifest": pod("train", "1Gi"), "count": 3}])
+    assert (told["placed"], told["refused"]) == (placed, 3 - placed)
+    assert told["not_checked"] == ["CPU, memory and other resources", not_checked]
+    whys = [(each["pods"], each["not_tried"]) for each in told["refusals"]]
+    why = "ResourceQuota team would reject it for requests.nvidia.com/gpu"
+    assert whys == ([(["default/train-2"], why)] if placed == 2 else [])
+
+
+def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> None:
+    # Pods a and b of node a are deleted, and created again.
+    assert ask_with([quota("2", "2")], drain=["a"])["placed"] == 2
+    lowered = ask_with([quota("1", "2")], drain=["a"])
+    assert (lowered["placed"], lowered["refused"]) == (1, 1)
+    sent = [{"manifest": pod("train", "1Gi")}]
+    assert ask_with([quota("2", "2")], pods=sent)["placed"] == 0
+    assert ask_with([quota("2", "2")], pods=sent, release=["default/a"])["placed"] == 1
+
+
+def test_a_size_belongs_to_no_namespace_and_no_quota_applies() -> None:
+    told = ask_with([quota("0", "0")], pods=[{"vram": "1Gi"}])
+    assert (told["placed"], told["not_checked"][1]) == (1, "ResourceQuotas")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"schedulingGates": [{"name": "queue"}]}, "the pod has 1 scheduling gate (queue)"),
+        ({"schedulerName": "other"}, "spec.schedulerName is other, which is not known to ask"),
+    ],
+)
+def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
+    asked: Asked, spec: dict[str, Any], said: str
+) -> None:
+    sent = pod("train", "1Gi")
+    sent["spec"] |= spec
+    told = ask(asked, pods=[{"manifest": sent}])
+    ((refused),) = told["refusals"]
+    assert refused["not_tried"].startswith(said)
+    assert told["message"].startswith(f"the pod is not placed: {said}")
 
 
 @pytest.mark.parametrize(

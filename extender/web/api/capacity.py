@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from extender.cluster.counting import counted
 from extender.cluster.eligible import eligible_nodes
+from extender.cluster.feasible import AMOUNTS
 from extender.placement.capacity import device_classes, space, told
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
@@ -68,6 +69,8 @@ class CapacityBody(Body):
     reasons: list[ReasonView]
     #: Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate.
     ineligible: list[ReasonView]
+    #: Checks of kube-scheduler and the API server that this answer does not include.
+    not_checked: list[str]
     #: By name, where ``by_node`` asks for them.
     nodes: list[CapacityNodeView]
 
@@ -163,6 +166,7 @@ def router(context: Context) -> APIRouter:
             ],
             reasons=reasons_of(verdicts),
             ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
+            not_checked=[AMOUNTS, "ResourceQuotas"],
             nodes=[],
         )
         wanted = by_node or form is Form.TABLE

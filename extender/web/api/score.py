@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from extender.cluster.advice import blockers
-from extender.cluster.eligible import Obstacle, eligible_nodes
-from extender.cluster.holders import Held
+from extender.cluster.eligible import Obstacle, eligible_nodes, not_modeled
+from extender.cluster.feasible import AMOUNTS
 from extender.cluster.trial import Trial
 from extender.placement.comparison import Comparison, compare
 from extender.placement.equation import DeviceTerms
@@ -22,9 +22,8 @@ from extender.web.api.context import Context
 from extender.web.api.decisions import Sought, decisions
 from extender.web.bodies import Body, stamp
 from extender.web.decisions import DecisionView, Unanswered
-from extender.web.explained import NearestView, nearest_view
+from extender.web.explained import NearestView, nearest_view, not_tried
 from extender.web.peers import AskedPeers, Credentials
-from extender.web.views import Aged
 from extender.web.visible import Sees
 
 
@@ -51,6 +50,11 @@ class LiveScoreView(BaseModel):
     node: NearestView
     #: Whether kube-scheduler may offer the node, by selector, affinity, taints and cordon.
     eligible: bool
+    #: Why no scheduler that asks Headroom tries the pod: scheduling gates or another scheduler;
+    #: null if one does.
+    not_tried: str | None
+    #: Checks of kube-scheduler that this answer does not include.
+    not_checked: list[str]
     #: All that stands in the way, first what filter tells; empty where the pod fits.
     failing: list[CheckView]
     score_ratio: float | None
@@ -139,6 +143,9 @@ def router(context: Context) -> APIRouter:
 
         sought = Sought(uid=of.metadata.uid)
         stored, unanswered = decisions(context, sought, 1, ask_peers, credentials, sees)
+        untried = None
+        if not of.node:
+            untried = not_tried(of, bool(stored), context.schedulers())
         return encoded(
             ScoreBody(
                 generatedAt=stamp(at_s),
@@ -148,7 +155,13 @@ def router(context: Context) -> APIRouter:
                 uid=of.metadata.uid,
                 bound_to=of.node or None,
                 taken_back=bool(of.node),
-                live=_live_view(found, obstacles, held, aged, sees),
+                live=_live_view(
+                    found,
+                    obstacles,
+                    untried[1] if untried else None,
+                    [AMOUNTS, *not_modeled(of)],
+                    nearest_view(found.node, aged, held, sees),
+                ),
                 stored=stored[0] if stored else None,
                 unanswered=unanswered,
             )
@@ -160,14 +173,16 @@ def router(context: Context) -> APIRouter:
 def _live_view(
     found: Comparison,
     obstacles: Sequence[Obstacle],
-    blocking: Sequence[Held],
-    aged: Aged,
-    sees: Sees,
+    untried: str | None,
+    not_checked: list[str],
+    node: NearestView,
 ) -> LiveScoreView:
     ranked = not obstacles
     return LiveScoreView(
-        node=nearest_view(found.node, aged, blocking, sees),
+        node=node,
         eligible=ranked,
+        not_tried=untried,
+        not_checked=not_checked,
         failing=[
             *(
                 CheckView(reason=each.code, message=each.sentence, evictable=False)
@@ -192,7 +207,7 @@ def _live_view(
         fits=found.fits - int(not ranked and found.node.reason is None),
         rank=found.rank if ranked else None,
         tied=found.tied if ranked else 0,
-        wins=ranked and bool(found.winner) and found.winner == found.node.node,
+        wins=ranked and not untried and bool(found.winner) and found.winner == found.node.node,
         winner=found.winner if ranked and found.winner else None,
         winner_score_ratio=found.winner_score if ranked else None,
     )

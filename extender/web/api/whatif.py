@@ -1,7 +1,8 @@
 """What would happen if: pods come and go, nodes come and go, on a copy of the cluster."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -10,7 +11,9 @@ from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
 from contract.kube import Pod
-from extender.cluster.eligible import Eligible, eligible_nodes, sites
+from extender.cluster.eligible import Eligible, eligible_nodes, not_modeled, sites
+from extender.cluster.feasible import AMOUNTS
+from extender.cluster.quotas import QuotaRoom
 from extender.cluster.state import ClusterState
 from extender.cluster.trial import NotPlaced, Placed, Trial
 from extender.placement.capacity import space
@@ -38,12 +41,23 @@ from extender.web.api.whatif_bodies import (
     WhatifRefusalView,
     WhatifSpaceView,
 )
-from extender.web.bodies import ask_view, counted, obstacle_view, reason_view, stamp
+from extender.web.bodies import ask_view, obstacle_view, reason_view, stamp
+from extender.web.explained import not_tried
 
 _LIMITS: dict[int | str, dict[str, Any]] = {
     400: {"description": "More is asked than one answer may cost"},
     413: {"description": "The body is too large"},
 }
+
+
+#: Namespaces whose ResourceQuotas are read for one question.
+MOST_NAMESPACES = 32
+SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class _NotTried:
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,10 @@ class _Coming:
     #: The pod itself: its selectors, affinity and tolerations decide where it may run.
     pod: Pod
     leaves: str | None = None
+    #: Why no scheduler tries it; empty if one does.
+    not_tried: str = ""
+    #: Whether it belongs to a namespace, whose quotas count it.
+    counted: bool = True
 
     @property
     def name(self) -> str:
@@ -72,14 +90,15 @@ def router(context: Context) -> APIRouter:
         for real. kube-scheduler may prefer other nodes for reasons of its own."""
         _bounded(asked)
         now_s = context.monotonic_s()
-        kinds = [list(_pods(cluster, some, n)) for n, some in enumerate(asked.pods)]
+        schedulers = context.schedulers()
+        kinds = [list(_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
         trial = Trial(cluster, snap, now_s)
-        added: list[str] = []
-        moving: list[_Coming] = []
-        for _ in paced(context, _changes(cluster, trial, asked, added, moving)):
+        changes = _Changes()
+        for _ in paced(context, _changes(cluster, trial, asked, changes)):
             pass
-        coming = [*moving, *(each for kind in kinds for each in kind)]
-        told = [*paced(context, _placed(trial, coming))]
+        coming = [*changes.moving, *(each for kind in kinds for each in kind)]
+        rooms = _rooms(context, coming, changes)
+        told = [*paced(context, _placed(trial, coming, rooms))]
         sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
         after = trial.snapshot()
         placements = [_placement_view(c, p) for c, p in told if isinstance(p, Placed)]
@@ -92,7 +111,8 @@ def router(context: Context) -> APIRouter:
             refused=len(told) - len(placements),
             placements=placements,
             refusals=refusals,
-            added=added,
+            added=changes.added,
+            not_checked=_not_checked(coming, rooms),
             spaces=[*paced(context, _spaces(cluster, trial, sizes, snap, after, now_s))],
         )
         return encoded(body)
@@ -118,13 +138,16 @@ def _too_many(where: str, why: str) -> HTTPException:
     return HTTPException(400, f"body {where}: {why}; right is to ask in parts")
 
 
-def _pods(cluster: ClusterState, asked: PodsAsked, number: int) -> Iterator[_Coming]:
-    where = f"body pods.{number}"
+def _pods(
+    cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
+) -> Iterator[_Coming]:
+    where, why = f"body pods.{number}", None
     if asked.manifest is None:
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
         pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
     else:
         pod = _of_manifest(asked, number, where)
+        why = not_tried(pod, False, schedulers)
     request = understood(cluster, pod, where)
     if asked.manifest is None:
         request = of_size(request)
@@ -132,7 +155,7 @@ def _pods(cluster: ClusterState, asked: PodsAsked, number: int) -> Iterator[_Com
         # Another uid each: it settles equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
-        yield _Coming(one, pod)
+        yield _Coming(one, pod, None, why[1] if why else "", asked.manifest is not None)
 
 
 def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
@@ -156,10 +179,19 @@ def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
     return msgspec.structs.replace(pod, metadata=metadata)
 
 
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    #: Names of new nodes.
+    added: list[str] = field(default_factory=list)
+    #: Pods that have to go elsewhere.
+    moving: list[_Coming] = field(default_factory=list)
+    released: list[VramRequest] = field(default_factory=list)
+
+
 def _changes(
-    cluster: ClusterState, trial: Trial, asked: WhatifAsked, added: list[str], moving: list[_Coming]
+    cluster: ClusterState, trial: Trial, asked: WhatifAsked, changes: _Changes
 ) -> Iterator[None]:
-    """Change the copy step by step; fill in who is added and who has to move."""
+    """Change the copy step by step, and fill in ``changes``."""
     for key in dict.fromkeys(asked.release):
         namespace, _, name = key.partition("/")
         pod = cluster.pod_named(namespace, name)
@@ -167,6 +199,9 @@ def _changes(
             raise HTTPException(
                 422, f"body release: pod {key} holds no GPU; right is, for example, default/trainer"
             )
+        request = cluster.understand(pod)
+        if isinstance(request, VramRequest):
+            changes.released.append(request)
         yield
     for node in dict.fromkeys(asked.drain):
         if node not in trial.snapshot().row_of:
@@ -174,8 +209,8 @@ def _changes(
         for pod in trial.drain(node):
             request = cluster.understand(pod)
             if not isinstance(request, Unreadable) and request.asks:
-                moving.append(_Coming(request, pod, node))
-        if len(moving) > MOST_PODS:
+                changes.moving.append(_Coming(request, pod, node))
+        if len(changes.moving) > MOST_PODS:
             raise _too_many("drain", f"more than {MOST_PODS} pods would have to move")
         yield
     for node, count in asked.replicas.items():
@@ -193,7 +228,7 @@ def _changes(
     for new in asked.add:
         for _ in range(new.count):
             try:
-                added += trial.add(new.like, 1)
+                changes.added.extend(trial.add(new.like, 1))
             except KeyError as err:
                 raise _no_node("add.like", new.like) from err
             yield
@@ -206,9 +241,35 @@ def _no_node(where: str, node: str) -> HTTPException:
     )
 
 
-def _placed(trial: Trial, coming: list[_Coming]) -> Iterator[tuple[_Coming, Placed | NotPlaced]]:
+def _rooms(context: Context, coming: Sequence[_Coming], changes: _Changes) -> dict[str, QuotaRoom]:
+    """What quotas leave, by namespace, before anything of ``coming`` is created. Namespaces whose
+    quotas cannot be read are missing."""
+    wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
+    rooms: dict[str, QuotaRoom] = {}
+    for namespace in islice(wanted, MOST_NAMESPACES):
+        if (quotas := context.quotas(namespace)) is not None:
+            rooms[namespace] = QuotaRoom(quotas)
+    for request in (*changes.released, *(each.request for each in changes.moving)):
+        if request.namespace in rooms:
+            rooms[request.namespace].give_back(request)
+    return rooms
+
+
+def _not_checked(coming: Sequence[_Coming], rooms: Mapping[str, QuotaRoom]) -> list[str]:
+    known = all(each.counted and each.request.namespace in rooms for each in coming)
+    checks = [AMOUNTS, SOME_QUOTAS if known else "ResourceQuotas"]
+    return list(dict.fromkeys([*checks, *(c for each in coming for c in not_modeled(each.pod))]))
+
+
+def _placed(
+    trial: Trial, coming: list[_Coming], rooms: Mapping[str, QuotaRoom]
+) -> Iterator[tuple[_Coming, Placed | NotPlaced | _NotTried]]:
     rows: dict[bytes, Eligible] = {}
     for each in coming:
+        room = rooms.get(each.request.namespace) if each.counted else None
+        if why := each.not_tried or (room.take(each.request) if room else ""):
+            yield each, _NotTried(why)
+            continue
         may_run = sites(each.pod)
         if may_run not in rows:
             rows[may_run] = trial.eligible(each.pod)
@@ -234,24 +295,37 @@ def _placement_view(coming: _Coming, placed: Placed) -> WhatifPlacementView:
     )
 
 
-def _refusals(told: list[tuple[_Coming, Placed | NotPlaced]]) -> list[WhatifRefusalView]:
-    alike: dict[object, tuple[NotPlaced, list[_Coming]]] = {}
+def _refusals(
+    told: list[tuple[_Coming, Placed | NotPlaced | _NotTried]],
+) -> list[WhatifRefusalView]:
+    alike: dict[object, tuple[NotPlaced | _NotTried, list[_Coming]]] = {}
     for coming, outcome in told:
-        if isinstance(outcome, NotPlaced):
-            key = coming.leaves, tuple(outcome.reasons.items()), tuple(outcome.ineligible)
-            alike.setdefault((key, coming.request.kind), (outcome, []))[1].append(coming)
-    return [
-        WhatifRefusalView(
-            pods=[each.name for each in pods],
-            leaves=pods[0].leaves,
-            reasons=[
-                reason_view(reason, n)
-                for reason, n in sorted(outcome.reasons.items(), key=lambda pair: -pair[1])
-            ],
-            ineligible=[obstacle_view(*pair) for pair in outcome.ineligible],
-        )
-        for outcome, pods in alike.values()
-    ]
+        if isinstance(outcome, Placed):
+            continue
+        if isinstance(outcome, _NotTried):
+            why: object = outcome.why
+        else:
+            why = tuple(outcome.reasons.items()), tuple(outcome.ineligible)
+        key = coming.leaves, why, coming.request.kind
+        alike.setdefault(key, (outcome, []))[1].append(coming)
+    return [_refusal_view(outcome, pods) for outcome, pods in alike.values()]
+
+
+def _refusal_view(outcome: NotPlaced | _NotTried, pods: list[_Coming]) -> WhatifRefusalView:
+    view = WhatifRefusalView(
+        pods=[each.name for each in pods],
+        leaves=pods[0].leaves,
+        not_tried=None,
+        reasons=[],
+        ineligible=[],
+    )
+    if isinstance(outcome, _NotTried):
+        view.not_tried = outcome.why
+        return view
+    reasons = sorted(outcome.reasons.items(), key=lambda pair: -pair[1])
+    view.reasons = [reason_view(*pair) for pair in reasons]
+    view.ineligible = [obstacle_view(*pair) for pair in outcome.ineligible]
+    return view
 
 
 def _message(placed: int, refusals: list[WhatifRefusalView]) -> str:
@@ -260,10 +334,19 @@ def _message(placed: int, refusals: list[WhatifRefusalView]) -> str:
         return "no pod is asked about, and none has to move"
     if not refused:
         return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
-    first = [(each.reasons or each.ineligible)[:1] for each in refusals]
-    whys = dict.fromkeys(reason.message for found in first for reason in found)
-    why = "; ".join(whys) or "there is no node"
-    return f"{placed} of {counted(placed + refused, 'pod')} are placed; most others meet: {why}"
+    whys = dict.fromkeys(_first_reason(each) for each in refusals)
+    why = "; ".join(filter(None, whys)) or "there is no node"
+    if not placed:
+        which = "the pod is not" if refused == 1 else f"none of the {refused} pods is"
+        return f"{which} placed: {why}"
+    are = "are" if placed > 1 else "is"
+    return f"{placed} of {placed + refused} pods {are} placed; most others meet: {why}"
+
+
+def _first_reason(refusal: WhatifRefusalView) -> str:
+    if refusal.not_tried:
+        return refusal.not_tried
+    return next((each.message for each in (*refusal.reasons, *refusal.ineligible)), "")
 
 
 def _usual(cluster: ClusterState) -> _Coming:

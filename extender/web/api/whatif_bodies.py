@@ -74,6 +74,9 @@ class WhatifRefusalView(BaseModel):
 
     pods: list[str]
     leaves: str | None
+    #: Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler, or
+    #: a ResourceQuota that rejects them; null if one does.
+    not_tried: str | None
     reasons: list[ReasonView]
     #: Nodes that the pods may not run on, by their selectors, affinity, taints and cordon.
     ineligible: list[ReasonView]
@@ -100,3 +103,5 @@ class WhatifBody(Body):
     added: list[str]
     #: Of each size of pods that is asked about; where none is, of a replica's worth.
     spaces: list[WhatifSpaceView]
+    #: Checks of kube-scheduler and the API server that this answer does not include.
+    not_checked: list[str]

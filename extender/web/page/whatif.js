@@ -48,7 +48,8 @@ function parts(body) {
   return [
     el("p", {class: `verdict ${body.refused ? "bad" : "good"}`}, body.message),
     ...body.refusals.map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} (${r.pods.slice(0, 3).join(", ")}${r.pods.length > 3 ? ", ..." : ""}) would find no place: `,
-      [...r.reasons, ...r.ineligible].map(each => `${many(each.nodes, "node")}: ${each.message}`).join("; "))),
+      r.not_tried ?? [...r.reasons, ...r.ineligible].map(each => `${many(each.nodes, "node")}: ${each.message}`).join("; "))),
+    el("p", {class: "quiet"}, `Not checked: ${body.not_checked.join(", ")}`),
     body.spaces.length ? table("What is left, before and after", ["For pods of", "Before", "After", ""], body.spaces.map(s => [
       `${s.request.count} x ${s.request.amount}`, space(s.before), space(s.after),
       s.fullness_before === s.fullness_after ? s.fullness_after : `${s.fullness_before}, then ${s.fullness_after}`])) : null,
