@@ -345,12 +345,12 @@ class TestOtherSchedulers:
         path = f"{ADMISSION}/validatingadmissionpolicybindings/{self.POLICY}"
         (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
         (patch,) = (yaml.safe_load(each["patch"]) for each in component["patches"])
+
+        def is_denied() -> bool:
+            return site.send("POST", f"{PODS}?dryRun=All", manifest()).status == 403
+
         assert site.send("PATCH", path, patch).status == 200
         try:
-
-            def is_denied() -> bool:
-                return site.send("POST", f"{PODS}?dryRun=All", manifest()).status == 403
-
             until(is_denied, "they are denied")
             reply = site.send("POST", PODS, manifest())
             refused(reply, self.POLICY, self.SAID)
@@ -358,6 +358,7 @@ class TestOtherSchedulers:
         finally:
             back = {"spec": {"validationActions": ["Warn", "Audit"]}}
             site.send("PATCH", path, back)
+            until(lambda: not is_denied(), "they are warned of again")
 
 
 def test_the_page_quotes_what_is_told(site: Site, token: str) -> None:

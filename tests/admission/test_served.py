@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,13 @@ def certificate(authority: Authority) -> Certificate:
 
 @pytest.fixture(scope="module")
 def server(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = tmp_path_factory.mktemp("settings") / "headroom.yaml"
+    with served_with(certificate, tmp_path_factory.mktemp("settings")) as running:
+        yield running
+
+
+@contextmanager
+def served_with(certificate: Certificate, folder: Path) -> Iterator[Server]:
+    settings = folder / "headroom.yaml"
     given = {
         "webhook_port": 0,
         "webhook_tls_cert": str(certificate.cert),
@@ -112,13 +119,18 @@ def test_nothing_is_served_without_tls(server: Server) -> None:
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(
-    server: Server, certificate: Certificate, tmp_path: Path
+    authority: Authority, tmp_path: Path
 ) -> None:
-    new = Authority(tmp_path, "new-ca")
-    certificate.put(new.sign("renewed"))
+    certificate, new = authority.sign("to-be-renewed"), Authority(tmp_path, "new-ca")
     context = ssl.create_default_context(cafile=str(new.cert))
-    with httpx.Client(verify=context, timeout=30, trust_env=False) as client:
-        assert client.post(f"{url(server)}/mutate", json=review(manifest())).status_code == 200
+    with (
+        served_with(certificate, tmp_path) as server,
+        httpx.Client(base_url=url(server), verify=context, timeout=30, trust_env=False) as client,
+    ):
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            client.post("/mutate", json=review(manifest()))
+        certificate.put(new.sign("renewed"))
+        assert client.post("/mutate", json=review(manifest())).status_code == 200
 
 
 def asked(app: FastAPI, path: str) -> httpx.Response:

@@ -1,6 +1,6 @@
 """What is rendered is applied to a real API server, and its processes run with what it gives them.
 
-One installation for the module, whose tests stand in the order of its life.
+One installation, from its first object to its removal: each step needs those before it.
 """
 
 import json
@@ -66,7 +66,7 @@ REFUSED: dict[str, set[Right]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
@@ -81,7 +81,7 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
         plane.stop()
 
 
-def test_the_api_server_takes_every_object_and_warns_of_none(installation: Installation) -> None:
+def the_api_server_takes_every_object_and_warns_of_none(installation: Installation) -> None:
     namespace = {"metadata": {"name": NAMESPACE}}  # what is in it can be tried in no other way
     installation.plane.call("POST", "/api/v1/namespaces", namespace)
     told = installation.apply("--dry-run=server").splitlines()
@@ -91,7 +91,7 @@ def test_the_api_server_takes_every_object_and_warns_of_none(installation: Insta
     installation.apply()
 
 
-def test_pods_are_placed_with_what_the_manifests_give(installation: Installation) -> None:
+def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> None:
     plane = installation.plane
     told = installation.make_certificates()
     assert "headroom-tls" in told
@@ -133,12 +133,12 @@ def why(installation: Installation, name: str) -> str:
     return ""
 
 
-def test_kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
+def kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
     assert installation.plane.call("GET", path)["spec"]["holderIdentity"]
 
 
-def test_probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
+def probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
     """As a kubelet asks: whatever certificate is shown is as good."""
     deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
     ports = {"debug-tls": installation.debug_port, 10259: installation.scheduler_port}
@@ -156,7 +156,7 @@ def test_probes_are_answered_without_showing_who_one_is(installation: Installati
     assert httpx.get(url, verify=False, timeout=10.0).status_code in (401, 403)
 
 
-def test_the_debug_api_lets_in_who_may_and_tells_others_why_not(
+def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     installation: Installation,
 ) -> None:
     assert installation.answers("/readyz") == (200, "ok\n")
@@ -191,19 +191,17 @@ def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
     return found
 
 
-@pytest.mark.parametrize("account", [EXTENDER, AGENT, CERTS])
-def test_what_was_really_asked_for_is_what_the_roles_give(
-    installation: Installation, account: str
-) -> None:
-    found = asked(installation, account)
-    refused = {right for right, codes in found.items() if 403 in codes}
-    assert refused == REFUSED[account]
-    assert found.keys() - REFUSED[account] <= given(account)
-    unused = given(account) - found.keys()
-    assert unused <= NOT_ON_A_QUIET_DAY[account], "given, and not used by anything that ran here"
+def what_was_really_asked_for_is_what_the_roles_give(installation: Installation) -> None:
+    for account in (EXTENDER, AGENT, CERTS):
+        found = asked(installation, account)
+        refused = {right for right, codes in found.items() if 403 in codes}
+        assert refused == REFUSED[account], account
+        assert found.keys() - REFUSED[account] <= given(account), account
+        unused = given(account) - found.keys()
+        assert unused <= NOT_ON_A_QUIET_DAY[account], f"given to {account}, and not used here"
 
 
-def test_the_agents_account_may_do_nothing_else(installation: Installation) -> None:
+def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
     """As the API server itself reckons it, of all bindings that there are."""
     plane = installation.plane
     (file,) = (plane.folder / "agent.kubeconfig",)
@@ -231,25 +229,24 @@ def test_the_agents_account_may_do_nothing_else(installation: Installation) -> N
     assert may == {right[:3] for right in given(AGENT)}
 
 
-@pytest.mark.parametrize(
-    ("account", "method", "path"),
-    [
-        (EXTENDER, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
-        (EXTENDER, "GET", "/api/v1/secrets"),
-        (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-tls"),
-        (AGENT, "GET", "/api/v1/pods"),
-        (CERTS, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
-        (CERTS, "GET", "/api/v1/namespaces/default/secrets/any"),
-    ],
+#: Account, method and path.
+FORBIDDEN = (
+    (EXTENDER, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+    (EXTENDER, "GET", "/api/v1/secrets"),
+    (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-tls"),
+    (AGENT, "GET", "/api/v1/pods"),
+    (CERTS, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+    (CERTS, "GET", "/api/v1/namespaces/default/secrets/any"),
 )
-def test_nobody_reads_secrets_or_what_is_none_of_its_business(
-    installation: Installation, account: str, method: str, path: str
-) -> None:
+
+
+def nobody_reads_secrets_or_what_is_none_of_its_business(installation: Installation) -> None:
     plane = installation.plane
-    head = {"Authorization": f"Bearer {token(plane, account)}"}
-    answer = httpx.request(method, plane.url + path, headers=head, verify=False)
-    assert answer.status_code == 403
-    assert "cannot" in answer.json()["message"]
+    for account, method, path in FORBIDDEN:
+        head = {"Authorization": f"Bearer {token(plane, account)}"}
+        answer = httpx.request(method, plane.url + path, headers=head, verify=False)
+        assert answer.status_code == 403, (account, path)
+        assert "cannot" in answer.json()["message"]
 
 
 def created(installation: Installation, name: str, vram: str) -> bool:
@@ -263,7 +260,7 @@ def created(installation: Installation, name: str, vram: str) -> bool:
     return True
 
 
-def test_an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installation) -> None:
+def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installation) -> None:
     """As the Deployment does it: the new pod is ready before the old one is told to end; pods come
     all the while."""
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
@@ -310,7 +307,7 @@ def test_an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Inst
     assert sum(sits.values()) == 2 * (16 << 30) + len(names) * (256 << 20)
 
 
-def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
+def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     installation: Installation,
 ) -> None:
     """The commands of docs/operations.md, as they stand there."""
@@ -344,7 +341,7 @@ def test_after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     assert after == nodes
 
 
-def test_helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
+def helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
     installation: Installation,
 ) -> None:
     plane, home = installation.plane, installation.plane.folder
@@ -373,7 +370,7 @@ def test_helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
     plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
 
 
-def test_a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
+def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
     """The commands of docs/install.md, for the overlay of that name."""
     plane = installation.plane
     for pod in installation.listed(USERS_PODS):
@@ -407,3 +404,22 @@ def shell(plane: AuditedPlane, script: str) -> None:
         ["sh", "-euc", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_life_of_an_installation(installation: Installation, subtests: pytest.Subtests) -> None:
+    for step in (
+        the_api_server_takes_every_object_and_warns_of_none,
+        pods_are_placed_with_what_the_manifests_give,
+        kube_scheduler_was_elected_with_our_lease,
+        probes_are_answered_without_showing_who_one_is,
+        the_debug_api_lets_in_who_may_and_tells_others_why_not,
+        what_was_really_asked_for_is_what_the_roles_give,
+        the_agents_account_may_do_nothing_else,
+        nobody_reads_secrets_or_what_is_none_of_its_business,
+        an_upgrade_under_load_loses_no_pod_and_fails_no_bind,
+        after_uninstalling_nothing_of_ours_is_left_but_pods_that_run,
+        helm_installs_upgrades_rolls_back_and_leaves_what_is_promised,
+        a_cluster_without_gpus_pretends_to_have_one,
+    ):
+        with subtests.test(step.__name__):
+            step(installation)

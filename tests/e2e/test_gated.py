@@ -6,9 +6,6 @@ ReplicaSet controller and placed by the real scheduler. One of the two nodes giv
 as variables, the other one as CDI devices.
 """
 
-import contextlib
-import os
-import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,40 +15,32 @@ import pytest
 
 from contract.gate import GATE
 from contract.reasons import Reason
-from extender.admission.mutation import gate_container
-from tests.controlplane import SCHEDULER_NAME, ApiRefused, ControlPlane
+from tests.controlplane import SCHEDULER_NAME, ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import JOBS, NAMESPACE, PODS, REPLICA_SETS
 from tests.e2e.conftest import Tell
-from tests.e2e.nodes import RESOURCE
+from tests.e2e.gated import (
+    CDI,
+    GATE_CONTAINER,
+    LEGACY,
+    assert_nobody_took_what_was_not_there,
+    bind,
+    cordon,
+    ever_ran,
+    evictions,
+    gated_cluster,
+    pod_of,
+    running,
+)
 from tests.e2e.real import RealCluster
 from tests.kubelet.node import Node
-from tests.kubelet.runtime import Container
-
-REPLICAS = 8
-LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
-#: What pods take that another scheduler binds.
-LARGE_GIB = 20
-MISSES = 'headroom_prediction_misses_total{{overcommitted="{1}",surprise="{0}"}}'
-MERGE = "application/merge-patch+json"
-#: As the webhook puts it into pods.
-GATE_CONTAINER = gate_container("headroom-agent")
 
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """Two nodes of two GPUs, each of 24 GiB and shared by eight; started once for this file."""
-    real = RealCluster(plane, 2, gpus=2, replicas=REPLICAS, device_lists=(LEGACY, CDI))
-    try:
-        real.create()
-        for name in real.names:
-            gated = {"metadata": {"annotations": {"headroom.gpu/device-choice": "gated"}}}
-            plane.call("PATCH", f"/api/v1/nodes/{name}", gated, MERGE)
-        real.bring_up()
-        real.start_controller_manager()
+    """Started once for this file."""
+    with gated_cluster(plane) as real:
         yield real
-    finally:
-        real.close()
 
 
 @pytest.fixture(autouse=True)
@@ -184,124 +173,6 @@ def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: 
     assert_nobody_took_what_was_not_there(cluster)
 
 
-def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_without_room(
-    cluster: RealCluster, tell: Tell
-) -> None:
-    """The last one of this file: it breaks two GPUs.
-
-    Twice as much as fits, of jobs that run for a few seconds: nearly always another one ends
-    between a binding and its admission. To either node another scheduler binds a pod, gated like
-    the others, while it has no room for it, and nobody makes room until its gate was told no; two
-    pods are deleted as soon as they are bound.
-    On either node the plugin is restarted with another number of replicas, and at last a GPU fails.
-    """
-    count, chance = int(os.environ.get("TEST_CHURN_JOBS", "18")), random.Random(7)
-    jobs = [f"job-{i}" for i in range(count)]
-    before = evictions(cluster)
-    ends_at_s: dict[str, float] = {}
-    ran_on: dict[str, set[str]] = {}
-    gates: dict[str, Container] = {}
-    bound: dict[str, str] = {}
-    broken: set[str] = set()
-    #: Pods that another scheduler bound to where there was no room.
-    doomed: set[str] = set()
-    to_delete = {jobs[3], jobs[9]}
-    sizes = {name: chance.choice((3, 4, 6, 8, 12, 16, 20)) for name in jobs}
-    #: Where the first pods of these jobs go, that another scheduler binds.
-    bypass = dict(zip((jobs[5], jobs[11]), cluster.names, strict=True))
-    sizes |= dict.fromkeys(bypass, LARGE_GIB)
-
-    def most_gib(node: str) -> int:
-        """What those that were given devices leave on the emptiest one of the node that works."""
-        machine = cluster.machines[node]
-        left = {gpu.uuid: gpu.memory_bytes // GIB for gpu in machine.driver.gpus}
-        for each in machine.held():
-            left[each.device] -= sizes[job_of(each.pod)]
-        return max(gib for uuid, gib in left.items() if uuid not in broken)
-
-    def waits_on(node: str, pod: dict[str, Any]) -> bool:
-        """Whether it is to be told no there, and was not yet."""
-        if pod["spec"].get("nodeName") != node or pod["status"]["phase"] != "Pending":
-            return False
-        heard = "".join(g.output for g in gates.values() if g.pod == pod["metadata"]["name"])
-        going = "deletionTimestamp" in pod["metadata"]
-        return not going and "gate: no: " not in heard
-
-    def churn() -> int:
-        """Let pods end that have run for long enough; how many jobs are done."""
-        listed = cluster.pods()
-        # Until then the nodes are crowded at some time: twice as much as fits has to go through.
-        others_to_come = done() < count - len(bypass)
-        leaving = {
-            pod["spec"].get("nodeName") for pod in listed if "deletionTimestamp" in pod["metadata"]
-        }
-        if to_delete:  # one of these may leave this very moment
-            leaving.update(cluster.names)
-        for pod in listed:
-            name, job = pod["metadata"]["name"], pod["metadata"]["labels"]["job"]
-            with contextlib.suppress(ApiRefused):  # it went meanwhile
-                if "nodeName" in pod["spec"]:
-                    bound[name] = pod["spec"]["nodeName"]
-                    if job in to_delete:
-                        to_delete.remove(job)
-                        cluster.plane.call("DELETE", f"{PODS}/{name}")
-                elif pod["spec"]["schedulerName"] == "another":
-                    node = bypass.get(job)
-                    if node is None or not others_to_come:  # they go where there is room
-                        bind(cluster, name, max(cluster.names, key=most_gib))
-                    elif most_gib(node) < LARGE_GIB and node not in leaving:
-                        doomed.add(name)
-                        bind(cluster, name, node)
-                        del bypass[job]
-        held = [pod for pod in cluster.pods() if pod["metadata"]["name"] in doomed]
-        for node, machine in cluster.machines.items():
-            gates.update({each.id: each for each in containers(machine, GATE)})
-            for own in containers(machine, "main"):
-                ran_on.setdefault(job_of(own.pod), set()).add(node)
-                now_s = time.monotonic()
-                due = ends_at_s.setdefault(own.id, now_s + chance.uniform(1.0, 4.0)) <= now_s
-                if due and not any(waits_on(node, pod) for pod in held):
-                    machine.runtime.exit(own, 0)
-        return done()
-
-    def done() -> int:
-        listed = cluster.plane.call("GET", JOBS)["items"]
-        return sum(each["status"].get("succeeded", 0) for each in listed)
-
-    for name, gib in sizes.items():
-        job(cluster, name, gib, bypasses=name in bypass)
-    cluster.until(lambda: churn() >= count // 3, "a third is done", patience_s=300.0)
-    for machine in cluster.machines.values():
-        machine.replace_plugin(REPLICAS - 2)
-    cluster.until(lambda: churn() >= 2 * count // 3, "the next third", patience_s=300.0)
-    for machine in cluster.machines.values():
-        broken.add(machine.driver.gpus[1].uuid)
-        machine.driver.fail(machine.driver.gpus[1].uuid, 79)
-    cluster.until(lambda: churn() == count, "every job is done", patience_s=300.0)
-    assert_nobody_took_what_was_not_there(cluster)
-    assert ran_on.keys() == {*jobs}
-    listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
-    told = {each["involvedObject"]["name"] for each in listed if each["reason"] == "NoRoomOnGPU"}
-    sent_from = {name: node for name, node in bound.items() if name in told}
-    told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
-    # Whoever sees it first tells: the gate, or who evicts. One may find room meanwhile.
-    assert doomed & (told_no | told)
-    # Room can come between the look that sends a pod away and the answer that lets it start.
-    begun = len(sent_from.keys() & set().union(*map(ever_ran, cluster.machines.values())))
-    elsewhere = sum(node not in ran_on[job_of(pod)] for pod, node in sent_from.items())
-    missed = {
-        surprise: cluster.metric(MISSES.format(surprise, "no"))
-        + cluster.metric(MISSES.format(surprise, "yes"))
-        for surprise in ("released", "health", "bypass", "configuration", "several", "unknown")
-    }
-    tell(
-        f"{count} jobs, {len(gates)} gates: {len(told_no)} said no, "
-        f"{evictions(cluster) - before:.0f} pods evicted, "
-        f"{begun} of these had just begun, {elsewhere} then ran on the other node; predictions "
-        f"missed: {', '.join(f'{s} {n:.0f}' for s, n in missed.items() if n) or 'none'}"
-    )
-
-
 def small(cluster: RealCluster, names: list[str], node: str) -> None:
     """Returns when they run."""
     for name in names:
@@ -311,57 +182,21 @@ def small(cluster: RealCluster, names: list[str], node: str) -> None:
     cluster.until(lambda: set(names) <= running(machine), "small pods run")
 
 
-def pod(name: str, gib: int) -> dict[str, Any]:
-    """One that nobody gates, and that another scheduler is to place."""
-    container = {
-        "name": "main",
-        "image": "none",
-        "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
-        "resources": {"limits": {RESOURCE: "1"}},
-    }
-    metadata = {"name": name, "annotations": {"headroom.gpu/vram": f"{gib}Gi"}}
-    spec = {
-        "schedulerName": "another",
-        "containers": [container],
-        "terminationGracePeriodSeconds": 1,
-    }
-    return {"metadata": metadata, "spec": spec}
-
-
 def create(cluster: RealCluster, name: str, gib: int) -> None:
-    cluster.plane.call("POST", PODS, pod(name, gib))
+    cluster.plane.call("POST", PODS, pod_of(name, gib))
     cluster.asked_bytes[name] = gib * GIB
     time.sleep(1.1)  # a kubelet that starts admits the oldest first, by the second
 
 
-def bind(cluster: RealCluster, name: str, node: str) -> None:
-    """As another scheduler does."""
-    target = {"apiVersion": "v1", "kind": "Node", "name": node}
-    body = {"metadata": {"name": name}, "target": target}
-    cluster.plane.call("POST", f"{PODS}/{name}/binding", body)
-
-
 def replica_set(cluster: RealCluster, name: str, gib: int) -> None:
     """Of one gated pod."""
-    template = pod(name, gib)
+    template = pod_of(name, gib)
     del template["metadata"]["name"]
     labels = {"set": name}
     template["metadata"]["labels"] = labels
     template["spec"] |= {"schedulerName": SCHEDULER_NAME, "initContainers": [GATE_CONTAINER]}
     spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
     cluster.plane.call("POST", REPLICA_SETS, {"metadata": {"name": name}, "spec": spec})
-
-
-def job(cluster: RealCluster, name: str, gib: int, bypasses: bool) -> None:
-    """Of one gated pod, which ends when it is ended; if it bypasses us, somebody else binds it."""
-    template = pod("", gib)
-    del template["metadata"]["name"]
-    template["metadata"]["labels"] = {"job": name}
-    template["spec"] |= {"initContainers": [GATE_CONTAINER], "restartPolicy": "Never"}
-    if not bypasses:
-        template["spec"]["schedulerName"] = SCHEDULER_NAME
-    spec = {"template": template, "backoffLimit": 100}
-    cluster.plane.call("POST", JOBS, {"metadata": {"name": name}, "spec": spec})
 
 
 def of_set(cluster: RealCluster, name: str) -> list[dict[str, Any]]:
@@ -373,43 +208,7 @@ def node_of(cluster: RealCluster, name: str) -> list[str]:
     return [node for node in nodes if node]
 
 
-def cordon(cluster: RealCluster, node: str, closed: bool) -> None:
-    body = {"spec": {"unschedulable": closed}}
-    cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE)
-
-
-def running(machine: Node) -> set[str]:
-    """Pods whose own container runs."""
-    with machine.runtime.lock:
-        found = list(machine.runtime.containers.values())
-    return {each.pod for each in found if each.name == "main" and each.pid}
-
-
-def containers(machine: Node, name: str) -> list[Container]:
-    """Those of that name that run."""
-    with machine.runtime.lock:
-        found = list(machine.runtime.containers.values())
-    return [each for each in found if each.name == name and each.pid]
-
-
-def job_of(pod: str) -> str:
-    return pod.rpartition("-")[0]
-
-
-def ever_ran(machine: Node) -> set[str]:
-    return machine.runtime.ever_ran
-
-
 def gates(machine: Node, pod: str) -> list[Any]:
     with machine.runtime.lock:
         found = list(machine.runtime.containers.values())
     return [each for each in found if each.name == GATE and each.pod == pod]
-
-
-def evictions(cluster: RealCluster) -> float:
-    return cluster.metric('headroom_evictions_total{outcome="evicted"}')
-
-
-def assert_nobody_took_what_was_not_there(cluster: RealCluster) -> None:
-    for machine in cluster.machines.values():
-        assert all(least >= 0 for least in machine.driver.least_free_bytes.values())

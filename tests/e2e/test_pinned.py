@@ -5,6 +5,7 @@ and where the driver counts the memory, is read here and compared with what the 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +13,10 @@ import pytest
 
 from tests.controlplane import ControlPlane
 from tests.driver import GIB
-from tests.e2e.cluster import PODS, placement
+from tests.e2e.cluster import placement
 from tests.e2e.nodes import RESOURCE
 from tests.e2e.real import RealCluster
+from tests.kubelet.node import Node
 
 MERGE = "application/merge-patch+json"
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
@@ -33,6 +35,32 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
         yield real
     finally:
         real.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(cluster: RealCluster) -> Iterator[None]:
+    """However a test ends, the next one finds an idle node whose toolkit is not known to obey."""
+    yield
+    (machine,) = cluster.machines.values()
+    toolkit(machine).unlink(missing_ok=True)
+    cluster.empty()
+    cluster.until(lambda: pinning(cluster) == "unknown", "the report no longer knows the toolkit")
+
+
+def pinning(cluster: RealCluster) -> str:
+    (node,) = cluster.gpunodes()
+    return node.status.plugin.pinning if node.status else ""
+
+
+def toolkit(machine: Node) -> Path:
+    """The configuration of the container toolkit, where the agent looks for it."""
+    return machine.runtime.proc / "1/root/etc/nvidia-container-runtime/config.toml"
+
+
+def obey(machine: Node) -> None:
+    """The toolkit gives a container the devices that its variable names."""
+    toolkit(machine).parent.mkdir(parents=True, exist_ok=True)
+    toolkit(machine).write_text("")
 
 
 def follow(cluster: RealCluster, name: str, *sizes_gib: int) -> None:
@@ -72,9 +100,7 @@ def test_every_container_gets_the_device_of_its_placement(cluster: RealCluster) 
     follow(cluster, "early", 14)
     why = "1 node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods."
     cluster.until(lambda: why in cluster.refusal("early"), "nobody knows what the toolkit does")
-    toolkit = machine.runtime.proc / "1/root/etc/nvidia-container-runtime/config.toml"
-    toolkit.parent.mkdir(parents=True)
-    toolkit.write_text("")
+    obey(machine)
     cluster.until(lambda: bool(cluster.node_of("early")), "it is known, and the pod is bound")
 
     # Two devices of 24 GiB: these fit in one way only, and the plugin's choice would not do.
@@ -104,9 +130,11 @@ def test_a_pod_that_uses_another_device_than_its_placement_is_charged_there(
     cluster: RealCluster,
 ) -> None:
     (machine,) = cluster.machines.values()
-    for name in ("more", "c", "d"):
-        cluster.plane.call("DELETE", f"{PODS}/{name}")
-    cluster.until(lambda: len(cluster.pods()) == 2, "ten GiB are free on each device")
+    obey(machine)
+    for name in ("one", "two"):
+        follow(cluster, name, 14)
+        cluster.until(lambda name=name: bool(cluster.node_of(name)), f"{name} is bound")
+    cluster.until(cluster.decided, "ten GiB are free on each device")
     follow(cluster, "stray", 4)
     cluster.until(lambda: "c0" in machine.runtime.running("stray"), "it runs")
     (own,) = placement(cluster.pod("stray"))["containers"]["c0"]["devices"]

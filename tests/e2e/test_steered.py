@@ -33,6 +33,13 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
         real.close()
 
 
+@pytest.fixture(autouse=True)
+def _empty(cluster: RealCluster) -> Iterator[None]:
+    """However a test ends, the next one finds idle nodes."""
+    yield
+    cluster.empty()
+
+
 def test_pods_of_two_sizes_fill_every_device_to_the_last_byte(
     cluster: RealCluster, tell: Tell
 ) -> None:
@@ -50,7 +57,6 @@ def test_pods_of_two_sizes_fill_every_device_to_the_last_byte(
 def test_a_burst_of_mixed_sizes_lands_where_the_ledger_chose(
     cluster: RealCluster, tell: Tell
 ) -> None:
-    cluster.empty()
     chance = random.Random(3)
     for i in range(24):
         cluster.ask(f"q{i}", chance.choice((2, 3, 4, 6, 8, 12)))

@@ -1,0 +1,93 @@
+"""Gated pods on real nodes, for the tests of the gate and of the jobs that churn."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from extender.admission.mutation import gate_container
+from tests.controlplane import ControlPlane
+from tests.driver import GIB
+from tests.e2e.cluster import PODS
+from tests.e2e.nodes import RESOURCE
+from tests.e2e.real import RealCluster
+from tests.kubelet.node import Node
+from tests.kubelet.runtime import Container
+
+REPLICAS = 8
+LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
+MERGE = "application/merge-patch+json"
+#: As the webhook puts it into pods.
+GATE_CONTAINER = gate_container("headroom-agent")
+
+
+@contextmanager
+def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
+    """Two nodes of two GPUs, each of 24 GiB and shared by eight. One of them gives its devices out
+    as variables, the other one as CDI devices."""
+    real = RealCluster(plane, 2, gpus=2, replicas=REPLICAS, device_lists=(LEGACY, CDI))
+    try:
+        real.create()
+        for name in real.names:
+            gated = {"metadata": {"annotations": {"headroom.gpu/device-choice": "gated"}}}
+            plane.call("PATCH", f"/api/v1/nodes/{name}", gated, MERGE)
+        real.bring_up()
+        real.start_controller_manager()
+        yield real
+    finally:
+        real.close()
+
+
+def pod_of(name: str, gib: int) -> dict[str, Any]:
+    """One that nobody gates, and that another scheduler is to place."""
+    container = {
+        "name": "main",
+        "image": "none",
+        "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
+        "resources": {"limits": {RESOURCE: "1"}},
+    }
+    metadata = {"name": name, "annotations": {"headroom.gpu/vram": f"{gib}Gi"}}
+    spec = {
+        "schedulerName": "another",
+        "containers": [container],
+        "terminationGracePeriodSeconds": 1,
+    }
+    return {"metadata": metadata, "spec": spec}
+
+
+def bind(cluster: RealCluster, name: str, node: str) -> None:
+    """As another scheduler does."""
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    body = {"metadata": {"name": name}, "target": target}
+    cluster.plane.call("POST", f"{PODS}/{name}/binding", body)
+
+
+def cordon(cluster: RealCluster, node: str, closed: bool) -> None:
+    body = {"spec": {"unschedulable": closed}}
+    cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE)
+
+
+def running(machine: Node) -> set[str]:
+    """Pods whose own container runs."""
+    with machine.runtime.lock:
+        found = list(machine.runtime.containers.values())
+    return {each.pod for each in found if each.name == "main" and each.pid}
+
+
+def containers(machine: Node, name: str) -> list[Container]:
+    """Those of that name that run."""
+    with machine.runtime.lock:
+        found = list(machine.runtime.containers.values())
+    return [each for each in found if each.name == name and each.pid]
+
+
+def ever_ran(machine: Node) -> set[str]:
+    return machine.runtime.ever_ran
+
+
+def evictions(cluster: RealCluster) -> float:
+    return cluster.metric('headroom_evictions_total{outcome="evicted"}')
+
+
+def assert_nobody_took_what_was_not_there(cluster: RealCluster) -> None:
+    for machine in cluster.machines.values():
+        assert all(least >= 0 for least in machine.driver.least_free_bytes.values())
