@@ -90,6 +90,7 @@ LONGEST_FIRST = (
     "tests/install/",
     "tests/kubelet/test_node.py",
     "tests/e2e/test_gated.py",
+    "tests/e2e/test_churn.py",
     "tests/e2e/test_placing.py",
     "tests/kubelet/test_steering.py",
     "tests/standin/test_conformance.py",
@@ -111,7 +112,18 @@ def how_late(item: pytest.Item) -> int:
     return next(found, len(LONGEST_FIRST))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reversed",
+        action="store_true",
+        help="run the tests of each module in reverse: none may depend on those before it",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # pytest sorts by fixtures
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("reversed"):
+        items.reverse()
     items.sort(key=how_late)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
