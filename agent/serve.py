@@ -38,6 +38,7 @@ _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 
 #: Served at once; each costs a thread.
 MOST_CLIENTS = 64
+_ANSWERED = object()
 #: Seconds that one may take from its first byte to its answer.
 CLIENT_S = 30.0
 #: Request line and headers of one request; it has no body.
@@ -126,6 +127,7 @@ class Server:
                 self.rfile: Any = _Limited(self.rfile)
 
             def do_GET(self) -> None:
+                quiet.reading.pop(self.request, None)
                 path, _, query = self.path.partition("?")
                 shown = board.shown
                 match path:
@@ -169,20 +171,39 @@ class Server:
                 """Say nothing: a line for each scrape would bury the others."""
 
         class Quiet(ThreadingHTTPServer):
+            # Of more at once the kernel would drop some, which try again after a second.
+            request_queue_size = MOST_CLIENTS
+
             def __init__(self) -> None:
                 #: Connections that are being served, and since when.
                 self.open: dict[socket.socket, float] = {}
+                #: Those whose request has not come whole, the earliest first.
+                self.reading: dict[socket.socket, None] = {}
                 super().__init__((host, port), Handler)
 
             def process_request(self, request: Any, client_address: Any) -> None:
-                if len(self.open) >= MOST_CLIENTS:
+                """If there are too many, the one that has sent no request for longest is dropped:
+                a client that asks at once is answered."""
+                if len(self.open) >= MOST_CLIENTS and not self._make_room():
                     self.shutdown_request(request)  # who is refused asks again
                     return
                 self.open[request] = time.monotonic()
+                self.reading[request] = None
                 super().process_request(request, client_address)
+
+            def _make_room(self) -> bool:
+                """False if all are being answered."""
+                for earliest in list(self.reading):
+                    if self.reading.pop(earliest, _ANSWERED) is None:
+                        self.open.pop(earliest, None)
+                        with contextlib.suppress(OSError):
+                            earliest.shutdown(socket.SHUT_RDWR)
+                        return True
+                return False
 
             def shutdown_request(self, request: Any) -> None:
                 self.open.pop(request, None)
+                self.reading.pop(request, None)
                 super().shutdown_request(request)
 
             def service_actions(self) -> None:
@@ -201,7 +222,7 @@ class Server:
                 if not isinstance(sys.exception(), ConnectionError | TimeoutError):
                     _log.exception("answer_failed")
 
-        self._server = Quiet()
+        self._server = quiet = Quiet()
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property

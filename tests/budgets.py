@@ -39,7 +39,7 @@ BUDGETS_S = {
     "standin": 150,
     "truth": 40,
     "web": 150,
-    "wiring": 35,
+    "wiring": 110,
     "modules beside": 110,
 }
 

@@ -77,6 +77,7 @@ SLOW_MODULES = (
     "tests/placement/test_agreement",
     "tests/test_cli",
     "tests/test_controlplane",
+    "tests/wiring/test_injected",
     "tests/test_dockerfile",
     "tests/test_tls",
 )

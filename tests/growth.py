@@ -35,6 +35,7 @@ PASSING = {
         *("Offer.pods", "_Search.needed_bytes", "_Stage._evictable", "_Stage._kept"),
         *("_Stage._named", "_Stage._proposed"),
     ],
+    "extender/cluster/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
     "extender/cluster/redaction.py": ["Redaction._names"],
     "extender/cluster/surroundings.py": ["Surroundings.schedulers"],
     "extender/cluster/trial.py": ["Trial._held", "_Held.besides"],
@@ -63,6 +64,7 @@ PASSING = {
         *("Answer.ratios", "Answer.sampled_at_s", "Answer.warnings", "_Envelope.warnings"),
     ],
     "extender/web/api/tables.py": ["Columns._widths"],
+    "extender/web/api/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/web/wire.py": [
         *("FilterResult.failed_nodes", "PreemptResult.node_name_to_meta_victims"),
     ],
@@ -235,6 +237,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/wiring/announcing.py": {"Announcing._told": Fixed(10_000 * 1_000)},
     "extender/wiring/evicting.py": {"Evicting._told": Per("pod", 300)},
+    # Three ports.
+    "extender/wiring/handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
     "extender/wiring/intake.py": {
         "Intake._again": Per("object", 200),
         "Intake._ours": Per("bind under way", 2_000),

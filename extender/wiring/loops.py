@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
@@ -55,18 +55,27 @@ class Loops:
 
         async def kept() -> None:
             while True:
-                try:
+                with self._survived(name):
                     await work()
-                except Exception:  # noqa: BLE001 - as above
-                    self.failing(name)
-                await asyncio.sleep(AGAIN_AFTER_S)
+                with self._survived(name):
+                    await asyncio.sleep(AGAIN_AFTER_S)
 
         self._tasks.add(asyncio.create_task(kept(), name=name))
 
     def failing(self, name: str) -> None:
-        """Logs and counts the exception that is being handled."""
-        log.error("loop_failed", loop=name, exc_info=sys.exc_info())
-        self._failed(name)
+        """Logs and counts the exception that is being handled; raises nothing."""
+        with contextlib.suppress(Exception):  # nobody may read the log any more
+            log.error("loop_failed", loop=name, exc_info=sys.exc_info())
+        with contextlib.suppress(Exception):
+            self._failed(name)
+
+    @contextlib.contextmanager
+    def _survived(self, name: str) -> Iterator[None]:
+        """Whatever is raised: a loop that ended would not be missed for days."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - as above
+            self.failing(name)
 
     def stuck(self) -> dict[str, float]:
         """Maps each loop without progress for ``STUCK_AFTER_S`` to the seconds since; from any
@@ -96,17 +105,16 @@ class Loops:
 
         marked_by(moved)
         while True:
-            self._moved_s[name] = self._monotonic_s()
             if wanted is not None:
                 wanted.clear()
-            try:
+            with self._survived(name):
+                self._moved_s[name] = self._monotonic_s()
                 await once()
-            except Exception:  # noqa: BLE001 - whatever it is: a loop that ended would not be missed for days
-                self.failing(name)
             self._moved_s[name] = None
-            await asyncio.sleep(min(least_s, every_s))
-            if wanted is None:
-                await asyncio.sleep(every_s - least_s)
-            else:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(wanted.wait(), every_s - least_s)
+            with self._survived(name):
+                await asyncio.sleep(min(least_s, every_s))
+                if wanted is None:
+                    await asyncio.sleep(every_s - least_s)
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(wanted.wait(), every_s - least_s)

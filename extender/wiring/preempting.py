@@ -154,7 +154,6 @@ class Preempting:
         uid = pod.metadata.uid
         decided = self._journal.preempted_for(uid)
         which = decided[0] if decided else ""
-        self._told[uid] = which
         notices = [Notice(pod_subject(pod), NEWCOMER, summary(part), which, decision_id=which)]
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
@@ -170,6 +169,7 @@ class Preempting:
         loop = asyncio.get_running_loop()
         for notice in notices:
             await loop.run_in_executor(self._pool, self._post, notice)
+        self._told[uid] = which
 
     def _remember_not_before(self, uid: str, until_s: float) -> None:
         self._not_before_s[uid] = until_s

@@ -70,9 +70,9 @@ class Reloading:
         """Look whether the file has changed, and take over what it says."""
         if self._origin.path is None or (stamp := self._stamp()) == self._seen:
             return
-        self._seen = stamp
         written, problems = look(self._origin.path, self._origin.env, self._origin.flags)
         if written is None:
+            self._seen = stamp
             self.refused = tuple(map(str, problems))
             self._telemetry.settings_reloads.labels("refused").inc()
             log.error("settings_refused", problems=self.refused)
@@ -91,8 +91,10 @@ class Reloading:
         self._telemetry.settings_reloads.labels("taken").inc()
         log.info("settings_read", taken=list(taken), after_restart=list(self.after_restart))
         if taken:
-            self._settings = self._settings.model_copy(update=taken)
-            self._take(self._settings)
+            settings = self._settings.model_copy(update=taken)
+            self._take(settings)
+            self._settings = settings
+        self._seen = stamp  # whatever fails before is tried again
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """None while it is not there: of a mounted ConfigMap for a moment, at most."""

@@ -86,7 +86,7 @@ class Retrying:
             await self._release(ledger)
             return
         self._released.clear()
-        wakes: list[asyncio.Task[None]] = []
+        wakes: list[asyncio.Task[bool]] = []
         resumed_s = now_s = time.monotonic()
         for named in self._waking.look(self._cluster, self._journal, now_s, time.time()):
             if named is not None:
@@ -104,24 +104,31 @@ class Retrying:
         self._released &= {pod.metadata.uid for pod in unbound}
         refused = (pod for pod in unbound if refused_by_us(pod))
         held = [pod for pod in refused if pod.metadata.uid not in self._released]
-        self._released.update(pod.metadata.uid for pod in held)
-        await asyncio.gather(*(self._wake(ledger, pod) for pod in held))
+        await asyncio.gather(*(self._release_one(ledger, pod) for pod in held))
         if held:
             log.info("pods_released", pods=len(held))
 
-    async def _wake(self, ledger: Ledger, pod: Pod) -> None:
+    async def _release_one(self, ledger: Ledger, pod: Pod) -> None:
+        if await self._wake(ledger, pod):
+            self._released.add(pod.metadata.uid)
+
+    async def _wake(self, ledger: Ledger, pod: Pod) -> bool:
+        """Whether it is done; whatever fails, the next look finds the pod again."""
         try:
             async with self._turns:
                 retry = await ledger.wake(pod)
-        except StoreError as err:
-            log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+        except Exception as err:
             self._waking.missed(pod.metadata.uid)
             self._telemetry.wakes.labels("failed").inc()
-            return
+            if not isinstance(err, StoreError):
+                raise
+            log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+            return False
         ours = retry is not None and retry.startswith(self._name)
         self._telemetry.wakes.labels("woken" if ours else "overtaken").inc()
         if retry is not None:
             self._waking.woken(pod.metadata.uid, retry)
+        return True
 
 
 def _was_refused(event: Event) -> bool:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -13,6 +15,7 @@ from fastapi import FastAPI
 
 from extender.ledger.protocol import Ledger
 from extender.tls import ServerTls
+from extender.wiring.handshakes import Handshakes
 from extender.wiring.lag import sample_lag
 from extender.wiring.memory import collect_in_lulls
 from extender.wiring.patience import Certified, Patient, counting
@@ -91,11 +94,43 @@ async def _collect(extender: Extender) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: two servers share one process, and one handler stops both."""
+    """Leaves signals alone, since several servers share one process; accepts connections of TLS
+    itself, since uvicorn limits no handshakes."""
+
+    def __init__(self, config: uvicorn.Config, tls: ServerTls | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._accepting: asyncio.Task[None] | None = None
 
     @property
     def scheme(self) -> str:
-        return "https" if self.config.is_ssl else "http"
+        return "https" if self._tls else "http"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        assert sockets, "a port listens already"
+        handshakes = Handshakes(self._connection, self._context)
+        self._accepting = asyncio.create_task(handshakes.accept(sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])  # else a closed socket is still waited for
+        await super().shutdown(sockets)
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    def _context(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls.context
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,9 +146,8 @@ def _server(app: FastAPI, protocol: type[Patient], tls: ServerTls | None = None)
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
         http=protocol,
-        ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
-    return _Server(config)
+    return _Server(config, tls)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,8 +1,11 @@
 """When the agent says that a restart would help it, and how old a sample may be to go by."""
 
+import contextlib
 import json
+import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -13,7 +16,7 @@ from structlog.testing import capture_logs
 
 from agent.__main__ import log_to_stderr
 from agent.gate import Verdict
-from agent.serve import Board, Server
+from agent.serve import MOST_CLIENTS, Board, Server
 from contract.gpunode import GPUNodeStatus
 from tests.waiting import until
 
@@ -139,3 +142,49 @@ def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> 
     with pytest.raises(httpx.TransportError):
         http.get("/healthz", headers={f"A{number}": "x" * 1000 for number in range(60)})
     assert http.get("/healthz").status_code == 200
+
+
+@pytest.fixture
+def silent(http: httpx.Client) -> Iterator[list[socket.socket]]:
+    """As many clients that send nothing as are served at once."""
+    address = http.base_url.host, http.base_url.port
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(address)) for _ in range(MOST_CLIENTS)]
+
+
+def test_of_too_many_silent_clients_the_earliest_gives_way(
+    http: httpx.Client, silent: list[socket.socket]
+) -> None:
+    assert http.get("/healthz").status_code == 200
+    assert silent[0].recv(1) == b""
+    ready, _, _ = select.select(silent[1:], [], [], 0)
+    assert ready == []
+
+
+def test_nobody_who_is_being_answered_gives_way(world: World) -> None:
+    answers, asked = threading.Event(), list[str]()
+
+    def ask(uid: str) -> Verdict:
+        asked.append(uid)
+        answers.wait(60)
+        return Verdict("yes", "")
+
+    server = Server(world.board, "127.0.0.1", 0, ask, {})
+    server.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            clients = []
+            for _ in range(MOST_CLIENTS):
+                address = "127.0.0.1", server.port
+                clients.append(stack.enter_context(socket.create_connection(address)))
+                clients[-1].sendall(b"GET /v1/gate?pod_uid=u HTTP/1.0\r\n\r\n")
+            until(lambda: len(asked) == MOST_CLIENTS, "every request has been read")
+            late = stack.enter_context(socket.create_connection(address))
+            with contextlib.suppress(ConnectionError):
+                assert late.recv(1) == b""
+            answers.set()
+            for client in clients:
+                assert client.recv(100).startswith(b"HTTP/1.0 200")
+    finally:
+        answers.set()
+        server.stop()

@@ -1,0 +1,447 @@
+"""The life of a small cluster on one replica: nodes and pods come and go, and the replica's loops
+do their work. What has not come about in the end is told."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from contract.annotations import OBSERVED_AT, RETRY
+from contract.gate import GATE
+from contract.gpunode import GPUNode, Source
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import Container, Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
+from contract.reasons import Reason
+from extender.cluster import backoffs, nominations
+from extender.cluster.events import HeartbeatSeen, NodeSeen, PodGone
+from extender.cluster.notices import Notice
+from extender.errors import StoreConflict, StoreRefused
+from extender.ledger.embedded import Awaited, EmbeddedStore
+from extender.ledger.preempting import RoomMaker
+from extender.settings import Settings
+from extender.wiring import (
+    intake,
+    loops,
+    mirroring,
+    preempting,
+    reloading,
+    retrying,
+    telling,
+    tidying,
+    watching,
+)
+from extender.wiring.lag import sample_lag
+from extender.wiring.mirroring import Mirroring
+from extender.wiring.reloading import Origin
+from extender.wiring.replica import Extender
+from extender.wiring.watching import start_watching
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, shared, use
+
+NODES = ("a", "b")
+SOURCES = [Source(name="checkpoint"), Source(name="proc")]
+#: For each step; nothing here takes a second.
+PATIENCE_S = 10.0
+SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
+
+
+def quicken() -> None:
+    """Loops look often, so that a life takes part of a second."""
+    intake.RETRY_S = loops.AGAIN_AFTER_S = 0.01
+    intake.TOGETHER_S = 0.002
+    tidying.EVERY_S, tidying.READY_EVERY_S = 0.05, 0.01
+    backoffs.FIRST_S = 0.1
+    tidying.AT_ONCE = watching.AT_ONCE = 1
+    retrying.EVERY_S, retrying.IDLE_S = 0.01, 0.05
+    telling.EVERY_S, telling.AGAIN_AFTER_S = 0.02, 0.05
+    retrying.LOOK_S, telling.LOOKED_AT_TOGETHER = -1.0, 1
+    preempting.EVERY_S, preempting.SETTLED_S, preempting.AGAIN_AFTER_S = 0.02, 0.0, 0.05
+    watching.LOOK_EVERY_S = reloading.EVERY_S = mirroring.EVERY_S = 0.02
+    nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
+    structlog.configure(processors=[lambda logger, name, event: _drop()])
+
+
+def _drop() -> None:
+    raise structlog.DropEvent
+
+
+@dataclass
+class Told:
+    #: The step that did not come about; empty when all did.
+    missing: str = ""
+    #: Exceptions that the replica logged and counted, or that a caller was answered with.
+    failures: float = 0.0
+
+
+class Store(EmbeddedStore):
+    """With what kube-scheduler and an admin write."""
+
+    def set_status(self, pod: Pod, status: PodStatus) -> None:
+        def write() -> Pod:
+            held = self._held_pod(pod.metadata.namespace, pod.metadata.name)
+            changed = msgspec.structs.replace(held, status=status)
+            return self._put_pod(changed, held.metadata.annotations, held.spec)
+
+        self._do("set_status", write)
+
+    #: Version of the Leases of all agents.
+    lease_version = 100
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return str(self.lease_version)
+
+    def lose_pod(self, name: str) -> None:
+        """Deleted by force: nobody knows whether its containers run on."""
+
+        def delete() -> None:
+            pod = self._held_pod("default", name)
+            del self._pods["default", name]
+            self._deliver([PodGone(pod.metadata.uid)])
+
+        self._do("lose_pod", delete)
+
+    def start_deleting(self, name: str) -> None:
+        def write() -> GPUNode:
+            held = self._held(name)
+            metadata = msgspec.structs.replace(
+                held.metadata,
+                deletion_timestamp=datetime.now(UTC).isoformat(),
+                finalizers=["headroom.gpu/ledger"],
+            )
+            return self._put_gpunode(msgspec.structs.replace(held, metadata=metadata))
+
+        self._do("start_deleting", write)
+
+
+@dataclass
+class World:
+    """Hands, agents and kube-scheduler of the replica, which do their part without a mistake."""
+
+    extender: Extender
+    store: Store
+    #: Of settings.
+    file: Path
+    #: Those of the replica, once they are made.
+    verbs: Any = None
+    #: Exceptions that kube-scheduler was answered with.
+    errors: int = 0
+    mirrored: set[str] = field(default_factory=set)
+    #: Name of a pod -> what it uses, if not 1 GiB; pods that were told that they are stuck.
+    used_bytes: dict[str, int] = field(default_factory=dict)
+    stuck: list[str] = field(default_factory=list)
+    #: Operations that another replica is faster at.
+    contested: list[str] = field(
+        default_factory=lambda: ["write_spec", "bind", "evict", "touch_pod", "touch_pod"]
+    )
+    #: Operations that the API server refuses, once each; all but the first in mode observe only.
+    refused: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
+    #: That were posted.
+    events: list[Notice] = field(default_factory=list)
+
+    async def may_evict(self, pod: Pod) -> None:
+        return None
+
+    def fault(self, operation: str, when: str) -> None:
+        if when != "before":
+            return
+        if operation in self.contested:
+            self.contested.remove(operation)
+            raise StoreConflict("another replica was faster")
+        observed = operation == "bind" or self.extender.observes
+        if operation in self.refused and observed:
+            self.refused.remove(operation)
+            raise StoreRefused("a webhook says no")
+
+    async def evict(self, pod: Pod) -> None:
+        self.fault("evict", "before")
+        self.store.delete_pod(pod.metadata.namespace, pod.metadata.name)
+        self.report()
+
+    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+        self.stuck.append(pod.metadata.name)
+
+    def post(self, notice: Notice) -> bool:
+        self.events.append(notice)
+        return True
+
+    def show(self, node: str, mib: int | None) -> None:
+        self.mirrored.add(node)
+
+    def report(self) -> None:
+        """As the agents do, of the pods that are bound."""
+        for node in NODES:
+            held = self.store.read_gpunode(node)
+            if held is None:
+                continue
+            uuid = f"GPU-{node}"
+            there = [each for each in self.store.list_pods(node)]
+            used = [self.used_bytes.get(each.metadata.name, GIB) for each in there]
+            rows = [use(each.metadata.uid, uuid, n) for each, n in zip(there, used, strict=True)]
+            free = shared(uuid, free=4 - len(rows), allocated=len(rows), used_bytes=sum(used))
+            stamp = datetime.now(UTC).isoformat()
+            made = gpunode(free, name=node, pods=rows, observed_at=stamp, plugin=DISTRIBUTED)
+            status = msgspec.structs.replace(made.status, sources=SOURCES)
+            self.store.report([(node, status)])
+            self.beat(node, held.metadata.uid, stamp)
+        self.store.lease_version += 1
+
+    def beat(self, node: str, uid: str, stamp: str) -> None:
+        vouch = Vouch(stamp, uid, stamp, after=str(self.store.lease_version))
+        annotations = {OBSERVED_AT: encode_vouch(vouch)}
+        lease = Lease(metadata=ObjectMeta(name=node, annotations=annotations))
+        self.extender.tell([HeartbeatSeen(lease, time.monotonic())])
+
+    def pod(self, name: str) -> Pod:
+        found = self.store.read_pod("default", name)
+        assert found is not None, f"{name} is lost"
+        return found
+
+    def create(self, name: str, gib: int, priority: int = 0) -> None:
+        made = pod(f"{gib}Gi", uid=f"uid-{name}", name=name, priority=priority, version="")
+        self.store.admit(made)
+
+    def create_gated(self, name: str, gib: int, controlled: bool) -> None:
+        made = pod(
+            f"{gib}Gi", init=[Container(name=GATE)], uid=f"uid-{name}", name=name, version=""
+        )
+        owners = [OwnerReference(kind="ReplicaSet", controller=True)] if controlled else None
+        metadata = msgspec.structs.replace(made.metadata, owner_references=owners)
+        self.used_bytes[name] = 0
+        self.store.admit(msgspec.structs.replace(made, metadata=metadata))
+
+    async def schedule(self, name: str) -> None:
+        """As kube-scheduler does: after an error it tries again; a pod that no node takes it tries
+        again when the pod is changed."""
+        verbs = self.verbs
+        while not (held := self.pod(name)).node:
+            wire = msgspec.to_builtins(held)
+            body = msgspec.json.encode({"Pod": wire, "Nodes": None, "NodeNames": list(NODES)})
+            try:
+                answer = msgspec.json.decode(verbs.filter(body))
+                if answer.get("Error"):
+                    raise RuntimeError(answer["Error"])
+                if names := answer["NodeNames"]:
+                    wanted = {
+                        "PodName": name,
+                        "PodNamespace": "default",
+                        "PodUID": held.metadata.uid,
+                        "Node": names[0],
+                    }
+                    bound = msgspec.json.decode(await verbs.bind(msgspec.json.encode(wanted)))
+                    if bound["Error"]:
+                        raise RuntimeError(bound["Error"])
+                    self.report()
+                    return
+            except Exception:  # noqa: BLE001 - answered with 500, or with an Error
+                self.errors += 1
+                await asyncio.sleep(0.01)
+                continue
+            await self.changed(name, self.refuse(name))
+        self.report()
+
+    async def changed(self, name: str, before: str | None) -> None:
+        await until(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
+
+    def refuse(self, name: str) -> str | None:
+        """Writes why the pod waits; returns its annotation of wakes."""
+        held = self.pod(name)
+        condition = PodCondition(
+            type="PodScheduled", status="False", reason="Unschedulable", message=SAID
+        )
+        status = PodStatus(phase="Pending", conditions=[condition])
+        self.store.set_status(held, status)
+        return held.annotation(RETRY)
+
+    def set_mode(self, mode: str) -> None:
+        self.file.write_text(f"mode: {mode}\n")
+
+    def delete(self, name: str) -> None:
+        self.store.delete_pod("default", name)
+        self.report()
+
+    def reserved(self) -> set[str]:
+        nodes = filter(None, map(self.store.read_gpunode, NODES))
+        return {uid for node in nodes for uid in node.spec.reservations}
+
+
+def refused(pod: Pod) -> bool:
+    return bool(pod.status and pod.status.conditions)
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > until_s:
+            raise TimeoutError(what)
+        await asyncio.sleep(0.002)
+
+
+def live() -> Told:
+    """Plays it once."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "headroom.yaml")
+        file.write_text("mode: enforce\n")
+        return asyncio.run(_live(file))
+
+
+async def _live(file: Path) -> Told:
+    world: World | None = None
+    # Shorter than what a file may say.
+    settings = Settings(evict_for_memory=True).model_copy(update={"nomination_hold_s": 0.3})
+    extender = Extender(
+        settings, lambda: "", lambda notice: _of(world).post(notice), (), Origin(file)
+    )
+    store = Store(
+        extender.deliver,
+        time.monotonic,
+        lambda operation, when: world.fault(operation, when) if world else None,
+        extender.tell,
+    )
+    world = World(extender, store, file)
+    ledger = extender.open_ledger(Awaited(store))
+    extender.send_away(Awaited(store), ledger, world)
+    extender.make_room(RoomMaker(Awaited(store), world, time.time, extender.new_id))
+    world.verbs = extender.verbs(ledger, shown=lambda pod: None)
+    start(world, ledger)
+    try:
+        await steps(world)
+    except (TimeoutError, AssertionError) as err:
+        return Told(str(err), failures(world))
+    finally:
+        extender.loops.stop()
+        await asyncio.sleep(0)
+    return Told("", failures(world))
+
+
+def _of(world: World | None) -> World:
+    assert world is not None
+    return world
+
+
+def start(world: World, ledger: Any) -> None:
+    """All loops that a replica of a cluster runs, but for those of its servers."""
+    extender, each = world.extender, world.extender.loops
+    extender.retrying.start(each, ledger)
+    extender.tidying.start(each, ledger)
+    extender.telling.start(each, extender.unready)
+    assert extender.preempting is not None
+    extender.preempting.start(each, extender.idle)
+    extender.reloading.start(each)
+    Mirroring(extender.cluster, True, extender.unready, world.show).start(each)
+    start_watching(each, extender.watching, extender.begun)
+    each.keep("lag", lambda: sample_lag(extender.note_lag))
+
+
+def failures(world: World) -> float:
+    counted = world.extender.telemetry.registry.get_sample_value
+    names = ("intake", "wakes", "reservations", "nodes", "notices", "waiting", "preemption")
+    names += ("mirror", "feed", "lag", "settings")
+    of_loops = (counted("headroom_loop_failures_total", {"loop": name}) for name in names)
+    return world.errors + sum(filter(None, of_loops))
+
+
+async def steps(world: World) -> None:
+    extender, store = world.extender, world.store
+    world.create("s0", 10)  # it waits for the first node
+    for node in NODES:
+        extender.tell([NodeSeen(kube_node(node))])
+
+    def initialised() -> bool:
+        world.report()
+        held = map(store.read_gpunode, NODES)
+        return all(node is not None and node.spec.initialised for node in held)
+
+    await until(initialised, "the nodes are initialised")
+    for name in ("s0", "s1", "s2", "s3"):
+        if name != "s0":
+            world.create(name, 10)
+        await world.schedule(name)
+
+    # Woken when others have ended.
+    world.create("big", 20)
+    waits = asyncio.create_task(world.schedule("big"))
+    await until(lambda: refused(world.pod("big")), "the big pod is refused")
+    await until(lambda: world.events, "an Event tells of the refused pod")
+    for name in ("s0", "s1", "s2", "s3"):
+        world.delete(name)
+    await waits
+
+    # Others leave for it.
+    world.create("other", 20)
+    await world.schedule("other")
+    world.create("vip", 20, priority=1000)
+    await world.schedule("vip")
+
+    # Bound by somebody else, and charged all the same.
+    # One of the two as a rule; both where an exception ended the first attempt.
+    for name in {"big", "other"} & {each.metadata.name for each in store.list_pods()}:
+        world.delete(name)
+    free = next(node for node in NODES if node != world.pod("vip").node)
+    store.admit(pod("4Gi", uid="uid-stray", name="stray", node=free, phase="Running"))
+    world.report()
+    await until(lambda: "uid-stray" in world.reserved(), "a pod of another scheduler is charged")
+
+    # A GPUNode that is deleted is made anew.
+    store.start_deleting(free)
+
+    def made_anew() -> bool:
+        world.report()
+        now = store.read_gpunode(free)
+        return now is not None and now.spec.initialised and not now.metadata.deletion_timestamp
+
+    await until(made_anew, "a deleted GPUNode is let go, and made anew")
+
+    # What somebody else takes leaves no room for pods at their gates.
+    world.delete("stray")
+    world.create_gated("stays", 10, controlled=False)
+    world.create_gated("leaves", 5, controlled=True)
+    for name in ("stays", "leaves"):
+        await world.schedule(name)
+    (where,) = {world.pod(name).node for name in ("stays", "leaves")}
+    world.used_bytes["taker"] = 20 * GIB
+    taker = pod("1Gi", uid="uid-taker", name="taker", node=where, phase="Running")
+    store.admit(taker)
+    world.report()
+    await until(lambda: store.read_pod("default", "leaves") is None, "the gated pod is evicted")
+    await until(lambda: "stays" in world.stuck, "the pod that stays is told why")
+    about = lambda name: any(each.about.name == name for each in world.events)  # noqa: E731
+    await until(lambda: about("taker"), "an Event tells of the pod of another scheduler")
+
+    # In mode observe refused pods are tried again, and nothing is promised.
+    world.create("waits", 24)
+    observed = asyncio.create_task(world.schedule("waits"))
+    await until(lambda: refused(world.pod("waits")), "the last pod is refused")
+    world.set_mode("observe")
+    await until(lambda: extender.observes, "the file of settings is read")
+    await observed
+    world.set_mode("enforce")
+    await until(lambda: not extender.observes, "the file of settings is read again")
+
+    for name in ("vip", "stays", "taker", "waits"):
+        world.delete(name)
+    await until(lambda: not world.reserved(), "no reservation is left")
+
+    # Of a pod that was deleted by force, the report of the agent shows that it has left.
+    world.create("lost", 1)
+    await world.schedule("lost")
+    store.lose_pod("lost")
+
+    def has_left() -> bool:
+        world.report()
+        return "uid-lost" not in world.reserved()
+
+    await until(has_left, "the reservation of a lost pod is given back")
+
+    world.create("last", 20)
+    await world.schedule("last")
+    await until(lambda: world.mirrored == {*NODES}, "the memory of both nodes is shown on them")
+    await until(lambda: not extender.intake.is_behind, "all that was told is applied")
+    assert extender.stuck() == "", extender.stuck()
+    ended = [task.get_name() for task in extender.loops._tasks if task.done()]
+    assert not ended, f"these loops have ended: {ended}"

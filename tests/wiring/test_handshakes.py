@@ -1,0 +1,139 @@
+"""Handshakes of TLS are limited in time and in number, and cost no other client its answer."""
+
+import asyncio
+import contextlib
+import http.client
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from extender.tls import ServerTls, TlsFiles
+from extender.web.calls import Calls
+from extender.wiring import handshakes, patience, serving
+from extender.wiring.handshakes import Handshakes
+from tests.certificates import Authority
+from tests.waiting import PATIENCE_S, until
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("handshakes"), "ca")
+
+
+@pytest.fixture(scope="module")
+def tls(authority: Authority) -> ServerTls:
+    signed = authority.sign("server")
+    return ServerTls(TlsFiles(signed.cert, signed.key))
+
+
+@contextlib.contextmanager
+def served(tls: ServerTls) -> Iterator[int]:
+    """On this port, as a replica serves it; asked to end with the context, and awaited."""
+    app = FastAPI()
+
+    @app.get("/p")
+    async def get() -> str:
+        return "here"
+
+    server = serving._server(app, patience.counting(Calls()), tls)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def ask(port: int, authority: Authority) -> int:
+    context = ssl.create_default_context(cafile=str(authority.cert))
+    with contextlib.closing(
+        http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
+    ) as client:
+        client.request("GET", "/p")
+        return client.getresponse().status
+
+
+@contextlib.contextmanager
+def silent(port: int, count: int) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(count)
+        ]
+
+
+def dropped(clients: list[socket.socket]) -> list[int]:
+    """Which of them the server has disconnected, by number."""
+    ready, _, _ = select.select(clients, [], [], 0)
+    return [number for number, client in enumerate(clients) if client in ready]
+
+
+def test_of_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
+    monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
+) -> None:
+    monkeypatch.setattr(handshakes, "MAX_HANDSHAKES", 3)
+    with served(tls) as port, silent(port, 10) as clients:
+        until(lambda: dropped(clients) == list(range(7)), "the first seven are dropped")
+        assert ask(port, authority) == 200
+        assert dropped(clients) == list(range(8))
+
+
+def test_a_handshake_that_takes_too_long_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
+) -> None:
+    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.2)
+    with served(tls) as port, silent(port, 2) as clients:
+        until(lambda: dropped(clients) == [0, 1], "both are dropped")
+        assert ask(port, authority) == 200
+
+
+def test_a_port_ends_while_handshakes_are_under_way(tls: ServerTls) -> None:
+    with contextlib.ExitStack() as held:
+        with served(tls) as port:
+            clients = held.enter_context(silent(port, 5))
+        until(lambda: dropped(clients) == [0, 1, 2, 3, 4], "all are dropped")
+
+
+def test_connections_are_accepted_again_when_one_could_not_be(
+    monkeypatch: pytest.MonkeyPatch, tls: ServerTls
+) -> None:
+    """As when there are no file descriptors left for a moment."""
+    monkeypatch.setattr(handshakes, "_AGAIN_AFTER_S", 0.0)
+
+    class Taken(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transport.write(b"here")
+            transport.close()
+
+    async def play() -> bytes:
+        loop, failures = asyncio.get_running_loop(), [OSError("too many open files")]
+        works = loop.sock_accept
+
+        async def accept(listening: socket.socket) -> Any:
+            if failures:
+                raise failures.pop()
+            return await works(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", accept)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            accepting = loop.create_task(Handshakes(Taken, lambda: tls.context).accept(listening))
+            address = listening.getsockname()
+            trusting = ssl.create_default_context()
+            trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+            reader, writer = await asyncio.open_connection(*address, ssl=trusting)
+            read = await reader.read()
+            writer.close()
+            accepting.cancel()
+            await asyncio.wait([accepting])
+        assert not failures
+        return read
+
+    assert asyncio.run(play()) == b"here"

@@ -1,0 +1,68 @@
+"""An exception at any await or callback of the state, the controllers and the ledger stops nothing
+for ever: the life of a cluster goes on to its end, and the exception is counted or returned."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.controlplane import ROOT
+
+#: Which calls of each point raise.
+CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
+#: Points that the life of ``tests.wiring.life`` may not come to, with the reason.
+NOT_REACHED = {
+    "is compared, not called": {
+        "extender.wiring.telling:Telling.at_most: called self._post",
+        "extender.wiring.telling:Telling._tell: called self._post",
+    },
+    "goes on after another exception only": {
+        "extender.wiring.loops:Loops.keep.kept: waited await asyncio.sleep(AGAI",
+        "extender.wiring.loops:Loops.failing: called self._failed",
+        "extender.wiring.tidying:Tidying._failed: called self._count_failure",
+    },
+    "belongs to other processes or to tests": {
+        "extender.ledger.protocol:one_by_one: waited await work",
+        "extender.wiring.intake:Intake.idle: waited await self._idle.wait()",
+        "extender.wiring.tidying:Tidying.once: waited await self.settle(ledger",
+        "extender.wiring.tidying:Tidying.once: waited await self.ready(ledger)",
+        "extender.wiring.tidying:Tidying.once: waited await self.tell()",
+    },
+    "is handed to a port of HTTP, which answers with 500": {
+        "extender.wiring.replica:Extender.verbs_app: called shown",
+        "extender.wiring.replica:Extender.debug_app: called quotas",
+    },
+    "takes a race or a list that is not played here": {
+        "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
+        "extender.ledger.protocol:Ledger._promise: waited await self._promise(node",
+        "extender.ledger.protocol:Ledger._promise_together: waited await self._fit_without_",
+        "extender.ledger.protocol:Ledger.wake: waited await self._store.read_p",
+        "extender.wiring.evicting:Evicting.once: called self._deliver",
+        "extender.wiring.loops:Loops._run.moved: called self._monotonic_s",
+        "extender.wiring.preempting:Preempting._tell: waited await self._announce(pod",
+    },
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_life_of_a_cluster_goes_on_after_any_exception(call: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.wiring.injection", call],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    plays: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [play for play in plays if play["missing"]] == []
+    reached = {play["point"] for play in plays if play["reached"]}
+    assert [play for play in plays if play["reached"] and not play["failures"]] == []
+    if call == "1":
+        named = set().union(*NOT_REACHED.values())
+        assert {play["point"] for play in plays} - reached <= named
+        assert len(reached) > 150
