@@ -49,13 +49,17 @@ def exceeded(quotas: Iterable[ResourceQuota]) -> str:
 
 
 def _beyond(status: QuotaStatus) -> Iterator[str]:
+    for resource, left in _left(status):
+        if resource.startswith(_OF_PODS) and resource != _NOT_OF_PODS and left < 0:
+            yield resource
+
+
+def _left(status: QuotaStatus) -> Iterator[tuple[str, int]]:
+    """Each resource with the thousandths of it that are left."""
     used = status.used or {}
     for resource, hard in (status.hard or {}).items():
-        if not resource.startswith(_OF_PODS) or resource == _NOT_OF_PODS:
-            continue
         try:
-            if _thousandths(used.get(resource, "0")) > _thousandths(hard):
-                yield resource
+            yield resource, _thousandths(hard) - _thousandths(used.get(resource, "0"))
         except BadQuantity:
             continue  # the API server writes none
 
@@ -80,12 +84,9 @@ class QuotaRoom:
         """Counts a new pod, or returns why a quota rejects it."""
         needs = _usage(request)
         for quota in self._quotas:
-            used = quota.status.used or {}
-            for resource, hard in (quota.status.hard or {}).items():
-                if not (count := needs.get(resource, 0)):
-                    continue
-                taken = 1000 * (self._taken[resource] + count)
-                if _thousandths(used.get(resource, "0")) + taken > _thousandths(hard):
+            for resource, left in _left(quota.status):
+                count = needs.get(resource, 0)
+                if count and 1000 * (self._taken[resource] + count) > left:
                     return f"ResourceQuota {quota.metadata.name} would reject it for {resource}"
         self._taken.update(needs)
         return ""

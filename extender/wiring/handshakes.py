@@ -42,7 +42,7 @@ class Handshakes:
             while True:
                 try:
                     connection, _ = await loop.sock_accept(listening)
-                except OSError as err:
+                except Exception as err:  # noqa: BLE001 - the port must go on
                     log.warning("connection_not_accepted", message=str(err))
                     await asyncio.sleep(_AGAIN_AFTER_S)
                     continue
