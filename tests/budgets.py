@@ -21,7 +21,7 @@ BUDGETS_S = {
     "contract": 15,
     "demo": 60,
     "deploy": 170,
-    "e2e": 1080,
+    "e2e": 1040,
     "fuzz": 55,
     "gobin": 15,
     "helm": 5,
@@ -39,7 +39,7 @@ BUDGETS_S = {
     "standin": 150,
     "truth": 40,
     "web": 150,
-    "wiring": 110,
+    "wiring": 85,
     "modules beside": 110,
 }
 
