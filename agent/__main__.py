@@ -164,7 +164,9 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
             ask = None if courier is None else porter.ask
             writes = {} if courier is None else courier.writes
             answers = None if helm is None else helm.answers
-            server = Server(board, settings.host, settings.port, ask, writes, answers)
+            stuck = (lambda: False) if helm is None else (lambda: helm.is_stuck)
+            at = settings.host, settings.port
+            server = Server(board, *at, ask, writes, answers, stuck)
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))
         return BAD_SETTINGS_STATUS

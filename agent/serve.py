@@ -114,8 +114,10 @@ class Server:
         ask: Callable[[str], Verdict] | None,
         writes: Mapping[tuple[str, str], int],
         answers: Mapping[tuple[str, str], int] | None = None,
+        stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``ask`` answers for the pod of a uid; None where there is no cluster."""
+        """``ask`` answers for the pod of a uid; None where there is no cluster. ``stuck``: whether
+        the kubelet's calls for devices are not answered any more."""
         registry = CollectorRegistry()
         registry.register(AgentCollector(lambda: board.shown, writes, answers))
 
@@ -139,6 +141,8 @@ class Server:
                         self._answer(503, _TEXT, b"no sample was taken yet\n")
                     case "/v1/gate":
                         self._gate(query)
+                    case "/healthz" if stuck():
+                        self._answer(503, _TEXT, b"the kubelet's calls are not answered\n")
                     case "/healthz" if board.alive:
                         self._answer(200, _TEXT, b"ok\n")
                     case "/healthz":

@@ -20,7 +20,7 @@ from agent.publish import NotDelivered
 from agent.steering.choice import NoRoom, choose
 from agent.steering.keeper import Keeper, Seat, clean_up
 from agent.steering.messages import Wish
-from agent.steering.relay import Refused
+from agent.steering.relay import ANSWER_S, Refused
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import ObjectMeta
@@ -29,9 +29,10 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: How long the kubelet is made to wait for the ledger, or for a first sample.
-PATIENCE_S = 6.0
-_RETRY_S = 0.5
+#: How long the kubelet is made to wait for the ledger, or for a first sample: within the time that
+#: the relay gives.
+PATIENCE_S = 0.8 * ANSWER_S
+_RETRY_S = 0.2
 
 
 class Ledger(Protocol):
@@ -105,6 +106,11 @@ class Helm:
                 self._held[keeper.resource] = held
                 if not self._leaving:
                     yield SteeredReading(keeper.resource)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the kubelet's calls are not answered any more."""
+        return any(keeper.is_stuck for keeper in self._keepers)
 
     def leave(self) -> None:
         """Say from now on that nothing is steered, while every pod is still answered for."""

@@ -135,6 +135,11 @@ class Keeper:
             and not self._end.is_set()
         )
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the kubelet's calls are not answered any more."""
+        return self._relay is not None and self._relay.is_stuck
+
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
         """Whether a container got these through us; each time counts once."""
         return self._relay is not None and self._relay.take_passed(replicas)

@@ -139,6 +139,30 @@ def test_every_pod_gets_the_device_that_it_was_promised(start_steered: StartStee
     assert node.allocatable() == 6
 
 
+def test_an_init_container_that_asks_for_the_gpu_too_is_no_bypass(
+    start_steered: StartSteered,
+) -> None:
+    """It gets a replica, and the container after it gets the same one."""
+    steered = start_steered(gpus=2, replicas=8)
+    node = steered.node
+    registered = node.log("agent").count("steering_registered")
+    for number in range(3):
+        name = f"p{number}"
+        pod = gpu_pod(name)
+        init = gpu_container("init", takes_bytes=0)
+        init.pop("restartPolicy", None)
+        pod["spec"]["initContainers"] = [init]
+        steered.promise(pod, "GPU-1", 4)
+        steered.bind(name)
+        node.wait(lambda name=name: bool(node.held(name)), f"a pod {name} that was admitted")
+        assert {held.device for held in node.held(name)} == {"GPU-1"}
+        node.wait(lambda name=name: steered.observed(name), f"a report of {name}")
+        assert steered.steered() == [RESOURCE]
+    log = node.log("agent")
+    assert "steering_bypassed" not in log
+    assert log.count("steering_registered") == registered
+
+
 def test_a_plugin_that_takes_its_place_back_is_noticed_by_the_first_pod(
     start_steered: StartSteered,
 ) -> None:
