@@ -6,8 +6,10 @@
 The first is the kubelet's systemd driver (dashes of the uid become underscores), the second its
 cgroupfs driver. A guaranteed pod has no level for its quality of service; version 1 repeats the
 path for each controller; Docker, kind and pods in pods put something before it; a reader in a
-cgroup namespace of its own sees ``/../..`` in its place; CRI-O may add a level below. The uid of a
-static pod is a hash, 32 hex digits without dashes.
+cgroup namespace of its own sees ``/../..`` in its place; CRI-O may add a level below. Where runtime
+and kubelet have different drivers, one level names pod and container, with colons between them:
+``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``. The uid of a static pod is a hash, 32 hex digits
+without dashes.
 """
 
 import re
@@ -56,7 +58,7 @@ def is_static(uid: str) -> bool:
 def _of_path(path: str) -> Owner:
     pods: list[str] = []
     container_id = ""
-    for part in path.split("/"):
+    for part in re.split("[/:]", path):
         if uid := pod_of(part):
             pods.append(uid)
             container_id = ""

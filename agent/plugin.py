@@ -6,6 +6,8 @@ Processes are looked for seldom and their files read when they changed: the plug
 replaces the file and signals the plugin, whose process stays.
 """
 
+import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -152,13 +154,17 @@ class ConfigurationProbe:
     def _file(self, process: Path, path: str) -> Any:
         """A YAML or TOML file as a process sees it. Raises ``OSError`` and ``ValueError``."""
         there = _inside(process, path)
-        found = there.stat()
-        signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-        last = self._parsed.get(there)
-        if last is None or last[0] != signature:
-            with there.open("rb") as file:
+        # Any pod can have a process of that name, and a pipe or a device would never end.
+        with open(os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(f"{path} is no regular file")
+            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+            last = self._parsed.get(there)
+            if last is None or last[0] != signature:
                 text = file.read(_MOST_BYTES).decode()
-            last = self._parsed[there] = (signature, _decoded(text, toml=path.endswith(".toml")))
+                read = _decoded(text, toml=path.endswith(".toml"))
+                last = self._parsed[there] = (signature, read)
         return last[1]
 
 
@@ -190,6 +196,8 @@ def _decoded(text: str, toml: bool) -> Any:
     depth = 0
     try:
         for event in yaml.parse(text, loader):
+            if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can stand for gigabytes
+                raise ValueError("aliases are not read")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MOST_DEPTH:  # each level is one of the stack, which ends the process

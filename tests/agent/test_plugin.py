@@ -1,5 +1,6 @@
 """The configuration of plugin, toolkit and kubelet as a recorded /proc shows it."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,17 @@ TIME_SLICING = {
     "version": "v1",
     "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 4}]}},
 }
+
+
+#: 10 to the 12th keys in a few hundred bytes.
+MERGES = "a0: &a0 {k: v}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13)
+)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 class Tree:
@@ -227,6 +239,10 @@ def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
             "UnicodeDecodeError",
             id="no text",
         ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text(MERGES), "ValueError", id="aliases"
+        ),
+        pytest.param(lambda f: pipe(f / "root/config/config.yaml"), "OSError", id="a pipe"),
         *(
             pytest.param(
                 lambda f, text=text: (f / "root/config/config.yaml").write_text(text),

@@ -54,6 +54,13 @@ def test_every_form_of_a_cgroup_names_pod_and_container(pid: int) -> None:
     assert source == SourceReading("proc")
 
 
+@pytest.mark.parametrize("before", ["kubepods.slice", "system.slice/containerd.service"])
+def test_drivers_that_disagree_write_pod_and_container_into_one_level(before: str) -> None:
+    slice_of = f"kubepods-burstable-pod{uid(7).replace('-', '_')}.slice"
+    found = owner(f"0::/{before}/{slice_of}:cri-containerd:{7:064x}\n")
+    assert (found.pods, found.container_id) == ((uid(7),), f"{7:064x}")
+
+
 def test_a_static_pod_is_known_by_the_hash_of_its_manifest() -> None:
     found, _ = looked(probe(), 111)
     assert found[111].pods == (HASH,)
