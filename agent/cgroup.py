@@ -8,8 +8,8 @@ cgroupfs driver. A guaranteed pod has no level for its quality of service; versi
 path for each controller; Docker, kind and pods in pods put something before it; a reader in a
 cgroup namespace of its own sees ``/../..`` in its place; CRI-O may add a level below. Where runtime
 and kubelet have different drivers, one level names pod and container, with colons between them:
-``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``. The uid of a static pod is a hash, 32 hex digits
-without dashes.
+``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``. The uid of a static pod is a hash, 32 hex
+digits without dashes.
 """
 
 import re
