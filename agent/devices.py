@@ -33,6 +33,9 @@ from contract.gpunode import MAX_DEVICES
 _log = structlog.get_logger()
 
 T = TypeVar("T")
+#: Asks the driver by the name of a function, with what comes after the handle; None where it does
+#: not tell.
+Ask = Callable[..., Any]
 
 SOURCE = "nvml"
 
@@ -283,37 +286,35 @@ class NvmlProbe:
                 gpu.degraded.append(reading)
             else:
                 gpu.activity.append(reading)
-        try:
-            gpu.checkups[uuid] = self._checkup(handle)
-            facts = self._facts(handle, uuid)
-            gpu.facts.extend(replace(facts, uuid=device.uuid) for device in gpu.devices)
-            limits = self._gate.limits(handle, self._cgroup) if self._cgroup else None
-            if limits is not None and limits.hard_bytes is not None:
-                why = "the agent's own cgroup has a GPU memory limit, which hides the device's"
-                gpu.devices = [replace(d, fault=d.fault or why) for d in gpu.devices]
-        except DeviceLost:
-            raise
-        except (DeviceFault, StaleHandle) as err:
-            gpu.degraded.append(Degraded(SOURCE, f"{uuid}: {err}"))
 
-    def _checkup(self, handle: Any) -> Checkup:
-        ask = self._gate.ask
-        remapped = ask("nvmlDeviceGetRemappedRows", handle)
-        pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
-        recovery = ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
-        told = recovery is not None and recovery[0].nvmlReturn == 0
-        return Checkup(
-            uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
-            remap_pending=None if remapped is None else bool(remapped[2]),
-            remap_failed=None if remapped is None else bool(remapped[3]),
-            pages_pending=None if pages is None else bool(pages),
-            recovery=int(recovery[0].value.uiVal) if told else None,
-        )
+        def alone(question: Callable[[], T]) -> T | None:
+            """One that fails spoils no answer to the others."""
+            try:
+                return question()
+            except DeviceLost:
+                raise
+            except (DeviceFault, StaleHandle) as err:
+                if (said := Degraded(SOURCE, f"{uuid}: {err}")) not in gpu.degraded:
+                    gpu.degraded.append(said)
+                return None
 
-    def _facts(self, handle: Any, uuid: str) -> FactsReading:
-        pci = self._gate.ask("nvmlDeviceGetPciInfo_v3", handle)
-        architecture = self._gate.ask("nvmlDeviceGetArchitecture", handle)
-        mode = self._gate.ask("nvmlDeviceGetComputeMode", handle)
+        def ask(name: str, *args: Any) -> Any:
+            return alone(lambda: self._gate.ask(name, handle, *args))
+
+        gpu.checkups[uuid] = _checkup(ask)
+        facts = self._facts(ask, uuid)
+        gpu.facts.extend(replace(facts, uuid=device.uuid) for device in gpu.devices)
+        if not (cgroup := self._cgroup):
+            return
+        limits = alone(lambda: self._gate.limits(handle, cgroup))
+        if limits is not None and limits.hard_bytes is not None:
+            why = "the agent's own cgroup has a GPU memory limit, which hides the device's"
+            gpu.devices = [replace(d, fault=d.fault or why) for d in gpu.devices]
+
+    def _facts(self, ask: Ask, uuid: str) -> FactsReading:
+        pci = ask("nvmlDeviceGetPciInfo_v3")
+        architecture = ask("nvmlDeviceGetArchitecture")
+        mode = ask("nvmlDeviceGetComputeMode")
         bus_id = "" if pci is None else _text(pci.busId)
         return FactsReading(
             SOURCE,
@@ -416,3 +417,17 @@ def _told(err: Exception) -> str:
 
 def _text(value: Any) -> str:
     return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _checkup(ask: Ask) -> Checkup:
+    remapped = ask("nvmlDeviceGetRemappedRows")
+    pages = ask("nvmlDeviceGetRetiredPagesPendingStatus")
+    recovery = ask("nvmlDeviceGetFieldValues", [_RECOVERY_ACTION])
+    told = recovery is not None and recovery[0].nvmlReturn == 0
+    return Checkup(
+        uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        pages_pending=None if pages is None else bool(pages),
+        recovery=int(recovery[0].value.uiVal) if told else None,
+    )

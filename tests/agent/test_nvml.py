@@ -598,3 +598,29 @@ def test_a_device_whose_mig_mode_is_about_to_change_takes_nobody() -> None:
         "its MIG mode is about to change, which takes a reset"
     ]
     assert [device.fault for device in probing(gate()).look().devices] == [""]
+
+
+@pytest.mark.parametrize("code", [2, 999])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetRetiredPagesPendingStatus",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetArchitecture",
+        "nvmlDeviceGetComputeMode",
+    ],
+)
+def test_a_question_that_fails_spoils_no_answer_to_the_others(failing: str, code: int) -> None:
+    calls = {
+        "nvmlDeviceGetRemappedRows": lambda handle: (0, 9, 0, 1),
+        "nvmlDeviceGetArchitecture": lambda handle: 9,
+        failing: refusing(code),
+    }
+    found = probing(gate(**calls)).look()
+    (checkup,) = found.checkups.values()
+    assert checkup.causes == ["a row remap failed"]
+    (facts,) = found.facts
+    assert facts.architecture == ("" if failing == "nvmlDeviceGetArchitecture" else "hopper")
+    assert any(f"(NVML {code})" in each.what for each in found.degraded)
