@@ -174,6 +174,16 @@ class Gate:
             return function(*args)
         return None
 
+    def does(self, name: str, *args: Any) -> bool:
+        """As ``ask``, of a call that returns nothing: whether it was made."""
+        function: Callable[..., Any] | None = getattr(self._library, name, None)
+        if function is None:
+            return False
+        with self._settled(name):
+            function(*args)
+            return True
+        return False
+
     def has(self, name: str) -> bool:
         """Whether the driver has a call, as far as it can be told without making it."""
         with self._settled(name):

@@ -109,9 +109,10 @@ class XidWatch:
                 kinds = handle and self._gate.ask("nvmlDeviceGetSupportedEventTypes", handle)
                 if events is None or not kinds or not kinds & _XID_EVENTS:
                     deaf[uuid] = "the driver has none"
-                else:
-                    self._gate.ask("nvmlDeviceRegisterEvents", handle, _XID_EVENTS, events)
+                elif self._gate.does("nvmlDeviceRegisterEvents", handle, _XID_EVENTS, events):
                     handles[uuid] = handle
+                else:
+                    deaf[uuid] = "the driver does not register them"
             except DriverGone:
                 raise
             except NvmlError as err:

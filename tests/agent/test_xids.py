@@ -119,13 +119,21 @@ def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) ->
     assert not fenced(agent.step())
 
 
-def test_devices_without_events_are_said(survey: Start) -> None:
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        ("nvmlDeviceGetSupportedEventTypes 3", "the driver has none"),
+        ("nvmlDeviceRegisterEvents 3", "the driver does not register them"),
+        ("nvmlDeviceRegisterEvents 4", "the driver does not register them"),
+    ],
+)
+def test_devices_without_events_are_said(survey: Start, fails: str, why: str) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
-    agent.driver.say("GPU-a", "fail nvmlDeviceGetSupportedEventTypes 3")
+    agent.driver.say("GPU-a", f"fail {fails}")
 
     def said(status: Status) -> bool:
         (xid,) = [s for s in status["sources"] if s["name"] == "xid"]
-        return xid.get("message") == "no XID events of GPU-a: the driver has none"
+        return xid.get("message") == f"no XID events of GPU-a: {why}"
 
     agent.until(said)
     agent.driver.fail("GPU-b", 79)
