@@ -93,6 +93,9 @@ _FUNCTION_NOT_FOUND = 13
 LIMITS_CALL = "nvmlDeviceGetMemoryLimits_v1"
 
 _FIRST_PROCESSES = 64
+#: How much longer than pynvml thinks an entry of a list may be; what is in the buffer before.
+_WIDER_BYTES = 8
+_POISON = 0xA5
 _MOST_PROCESSES = 1 << 14
 
 
@@ -306,11 +309,13 @@ class Gate:
             count = ctypes.c_uint(size)
             try:
                 with self._settled(name):
-                    array = (kind * size)()
+                    buffer = (ctypes.c_ubyte * (size * (ctypes.sizeof(kind) + _WIDER_BYTES)))()
+                    ctypes.memset(buffer, _POISON, len(buffer))
+                    array = (kind * size).from_buffer(buffer)
                     code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
                     if code != 0:
                         raise self._library.NVMLError(code)
-                    return [array[i] for i in range(min(count.value, size))]
+                    return _entries(buffer, kind, min(count.value, size), size)
                 return None
             except _TooSmall:
                 size = max(size * 2, count.value * 2)
@@ -348,6 +353,27 @@ class Gate:
                     raise (DeviceLost if err.value in _LOST else DeviceFault)(text) from err
         finally:
             self._calls.pop(thread_id, None)
+
+
+def _entries(buffer: Any, kind: Any, count: int, size: int) -> list[Any]:
+    """The entries that a driver wrote into a poisoned buffer with room for ``size``.
+
+    Drivers 535.43 to 535.86 write ``_WIDER_BYTES`` more for each than the header of v3 says (nvitop
+    pull 79, go-nvml issue 75). Entries are short if nothing was written behind the last short one,
+    or nothing but zeros, within the array: some drivers clear it first.
+    """
+    short_bytes = ctypes.sizeof(kind)
+    wide_bytes = short_bytes + _WIDER_BYTES
+    written, end = bytes(buffer), size * short_bytes
+    untouched = _poisoned(written[count * short_bytes : count * wide_bytes])
+    cleared = not any(written[count * short_bytes : end]) and _poisoned(written[end:])
+    step = short_bytes if untouched or cleared else wide_bytes
+    return [kind.from_buffer_copy(buffer, i * step) for i in range(count)]
+
+
+def _poisoned(part: bytes) -> bool:
+    """Whether it is as it was before the call."""
+    return part.count(_POISON) == len(part)
 
 
 def _process(info: Any) -> tuple[int, int | None]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -200,6 +201,29 @@ def test_list_that_does_not_fit_is_asked_for_again_with_more_room() -> None:
     found = gate(nvmlDeviceGetComputeRunningProcesses_v3=listing(*many, sizes=sizes)).processes(0)
     assert found == dict(many)
     assert sizes == [64, 400]
+
+
+@pytest.mark.parametrize("clears", [False, True], ids=["", "clears the whole array first"])
+@pytest.mark.parametrize("count", [1, 2, 47, 48, 49, 63, 64])
+@pytest.mark.parametrize("entry_bytes", [24, 32])
+def test_entries_are_as_long_as_the_driver_writes_them(
+    entry_bytes: int, count: int, clears: bool
+) -> None:
+    """Drivers 535.43 to 535.86 write 32 bytes, where the header of v3 says 24."""
+
+    def call(handle: Any, room: Any, array: Any) -> int:
+        size, room._obj.value = room._obj.value, count
+        at = ctypes.addressof(array)
+        if clears:
+            ctypes.memset(at, 0, size * entry_bytes)
+        for number in range(count):
+            entry = struct.pack("<IxxxxQII", 1000 + number, 1 << 30, 0xFFFFFFFF, 0xFFFFFFFF)
+            entry = entry.ljust(entry_bytes, b"\0")
+            ctypes.memmove(at + number * entry_bytes, entry, entry_bytes)
+        return 0
+
+    found = gate(nvmlDeviceGetComputeRunningProcesses_v3=call).processes(0)
+    assert found == {1000 + number: 1 << 30 for number in range(count)}
 
 
 def test_older_driver_lists_processes_by_its_older_call() -> None:
