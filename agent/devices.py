@@ -250,11 +250,12 @@ class NvmlProbe:
         device = DeviceReading(SOURCE, uuid=uuid, index=index)
         gpu = _Gpu()
         try:
-            device = replace(device, model=self._gate.ask("nvmlDeviceGetName", handle) or "")
+            name = self._gate.ask("nvmlDeviceGetName", handle)
+            device = replace(device, model=name or "", minor=self._minor(handle))
             mode = self._gate.ask("nvmlDeviceGetMigMode", handle)
             instances = None
             if mode is not None and mode[0] == _MIG_ENABLED:
-                instances = list(self._instances(handle, uuid, index))
+                instances = list(self._instances(handle, device))
         except (DeviceFault, StaleHandle) as err:
             if self._identities.get(index):
                 raise  # what was last seen here is at fault: perhaps MIG devices, not this GPU
@@ -338,34 +339,45 @@ class NvmlProbe:
             return None
         return node if bus_id and node >= 0 else None
 
-    def _instances(self, parent: Any, parent_uuid: str, index: int) -> Iterator[DeviceReading]:
+    def _minor(self, handle: Any) -> int | None:
+        """Good to know only: what fails of it is passed over, but for a lost device."""
+        try:
+            minor = self._gate.ask("nvmlDeviceGetMinorNumber", handle)
+        except DeviceLost:
+            raise
+        except (DeviceFault, StaleHandle):
+            return None
+        return minor if isinstance(minor, int) else None
+
+    def _instances(self, handle: Any, gpu: DeviceReading) -> Iterator[DeviceReading]:
         """The MIG devices of one GPU.
 
         Compute instances of one GPU instance share its memory, so all of one (parent, GPU
         instance) report the figures of the first; processes may be listed by each for itself.
         """
         read: dict[int, DeviceReading] = {}
-        for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", parent) or 0):
+        for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             try:
-                handle = self._gate.ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, slot)
+                part = self._gate.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
             except StaleHandle:
-                handle = None  # some drivers say INVALID_ARGUMENT, not NOT_FOUND, for an empty slot
-            if handle is None:
+                part = None  # some drivers say INVALID_ARGUMENT, not NOT_FOUND, for an empty slot
+            if part is None:
                 continue
-            uuid = self._gate.ask("nvmlDeviceGetUUID", handle)
-            instance = self._gate.ask("nvmlDeviceGetGpuInstanceId", handle)
+            uuid = self._gate.ask("nvmlDeviceGetUUID", part)
+            instance = self._gate.ask("nvmlDeviceGetGpuInstanceId", part)
             if uuid is None or instance is None:
                 raise DeviceFault(f"MIG device {slot} tells no UUID or no GPU instance")
             device = DeviceReading(
                 SOURCE,
                 uuid=uuid,
-                index=index,
-                model=self._gate.ask("nvmlDeviceGetName", handle) or "",
+                index=gpu.index,
+                minor=gpu.minor,
+                model=self._gate.ask("nvmlDeviceGetName", part) or "",
                 kind="mig",
-                parent=parent_uuid,
+                parent=gpu.uuid,
                 gpu_instance=instance,
             )
-            measured = self._measured(device, handle)
+            measured = self._measured(device, part)
             first = read.setdefault(instance, measured)
             yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
 

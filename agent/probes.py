@@ -40,6 +40,8 @@ class DeviceReading:
     #: pid -> bytes, None where the driver does not tell; None for all where it lists nobody.
     processes: Mapping[int, int | None] | None = None
     fault: str = ""
+    #: The N of /dev/nvidiaN; None where the driver does not tell.
+    minor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

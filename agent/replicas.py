@@ -70,5 +70,5 @@ def _by_place(name: str, devices: Sequence[DeviceReading]) -> str | None:
 
 
 def _minor(device: DeviceReading) -> int:
-    """The N of /dev/nvidiaN; the driver numbers devices in the same order unless one is hidden."""
-    return device.index
+    """Where the driver does not tell, it numbers devices in the same order as a rule."""
+    return device.index if device.minor is None else device.minor

@@ -555,6 +555,7 @@ CALLS = [
     "nvmlDeviceGetHandleByUUID",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
+    "nvmlDeviceGetMinorNumber",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -648,3 +649,13 @@ def test_a_question_that_fails_spoils_no_answer_to_the_others(failing: str, code
     (facts,) = found.facts
     assert facts.architecture == ("" if failing == "nvmlDeviceGetArchitecture" else "hopper")
     assert any(f"(NVML {code})" in each.what for each in found.degraded)
+
+
+@pytest.mark.parametrize(
+    ("ask", "minor"), [(lambda handle: 5, 5), (refusing(3), None), (refusing(999), None)]
+)
+def test_the_minor_number_is_known_where_the_driver_tells_it(
+    ask: Callable[..., Any], minor: int | None
+) -> None:
+    (device,) = probing(gate(nvmlDeviceGetMinorNumber=ask)).look().devices
+    assert (device.minor, device.fault) == (minor, "")

@@ -1,5 +1,7 @@
 """Replica ids of every plugin, and the device that each means."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.probes import DeviceReading
@@ -57,6 +59,14 @@ def test_a_replica_means_its_device(replica: str, device: str, number: int | Non
 )
 def test_what_means_no_device_or_several_is_left_out(replica: str) -> None:
     assert resolve([replica], NODE) == {}
+
+
+def test_gke_names_a_device_by_its_minor_number_where_the_driver_tells_it() -> None:
+    """Numbers differ where a device is hidden from us, and where the bus orders them otherwise."""
+    node = [replace(gpu(GPU, 0), minor=1), replace(gpu("GPU-b", 1), minor=0)]
+    cut = replace(mig(MIG, 3, parent="GPU-c", index=2), minor=7)
+    found = resolve(["nvidia1/vgpu0", "nvidia0", "nvidia7/gi3"], [*node, cut])
+    assert found == {"nvidia1/vgpu0": GPU, "nvidia0": "GPU-b", "nvidia7/gi3": MIG}
 
 
 def test_all_means_the_only_device() -> None:
