@@ -4,7 +4,6 @@ import contextlib
 import select
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from starlette.requests import Request
 
 from extender.web.calls import Calls
 from extender.wiring import patience, serving
+from tests.listening import listening
 from tests.waiting import until
 
 HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
@@ -34,7 +34,6 @@ def port(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Iterator[int]:
 
 @contextlib.contextmanager
 def served(calls: Calls) -> Iterator[int]:
-    """On this port; asked to end with the context, and awaited."""
     app = FastAPI()
 
     @app.post("/p")
@@ -42,16 +41,8 @@ def served(calls: Calls) -> Iterator[int]:
     async def post(request: Request) -> str:
         return str(len(await request.body()))
 
-    server = serving._server(app, patience.counting(calls))
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive()
+    with listening(app, calls) as port:
+        yield port
 
 
 def everything(port: int, sent: bytes) -> bytes:

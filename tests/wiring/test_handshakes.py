@@ -6,7 +6,6 @@ import http.client
 import select
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +14,10 @@ from fastapi import FastAPI
 
 from extender.tls import ServerTls, TlsFiles
 from extender.web.calls import Calls
-from extender.wiring import handshakes, patience, serving
+from extender.wiring import handshakes
 from extender.wiring.handshakes import Handshakes
 from tests.certificates import Authority
+from tests.listening import listening
 from tests.waiting import PATIENCE_S, until
 
 
@@ -34,23 +34,14 @@ def tls(authority: Authority) -> ServerTls:
 
 @contextlib.contextmanager
 def served(tls: ServerTls) -> Iterator[int]:
-    """On this port, as a replica serves it; asked to end with the context, and awaited."""
     app = FastAPI()
 
     @app.get("/p")
     async def get() -> str:
         return "here"
 
-    server = serving._server(app, patience.counting(Calls()), tls)
-    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive()
+    with listening(app, Calls(), tls) as port:
+        yield port
 
 
 def ask(port: int, authority: Authority) -> int:

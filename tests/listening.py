@@ -1,0 +1,27 @@
+"""A port served as a replica serves it, in a thread of the test."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+from fastapi import FastAPI
+
+from extender.tls import ServerTls
+from extender.web.calls import Calls
+from extender.wiring import patience, serving
+
+
+@contextlib.contextmanager
+def listening(app: FastAPI, calls: Calls, tls: ServerTls | None = None) -> Iterator[int]:
+    """On this port; asked to end with the context, and awaited."""
+    server = serving._server(app, patience.counting(calls), tls)
+    sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    try:
+        yield sock.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()
