@@ -265,8 +265,9 @@ def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without
     committed = [next(iter(p.charges[0].candidates.values())) for p in promises.values()]
     assert sum(committed) > 24 * GIB
     would = 'headroom_would_refuse_total{reason="memory_on_any",verb="%s"}'
-    assert cluster.metric(would % "filter") >= 1
-    assert cluster.metric(would % "bind") >= 1
+    # Counted after the answer.
+    cluster.until(lambda: cluster.metric(would % "filter") >= 1, "filter would have refused")
+    cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have refused")
     assert cluster.metric("headroom_observe_only") == 1
     decision = second["metadata"]["uid"]
     said = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
