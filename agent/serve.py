@@ -175,7 +175,7 @@ class Server:
                 """Say nothing: a line for each scrape would bury the others."""
 
         class Quiet(ThreadingHTTPServer):
-            # Of more at once the kernel would drop some, which try again after a second.
+            # The kernel drops connections beyond this number; their clients retry after a second.
             request_queue_size = MOST_CLIENTS
 
             def __init__(self) -> None:

@@ -73,8 +73,8 @@ class Relay:
         self._lock = threading.Lock()
         #: Of the streams to the kubelet the one that began last: it is of the latest registration.
         self._newest: object | None = None
-        #: Replica -> when it was allocated through us, each time that nobody has looked for yet.
-        #: An init container and the container after it get the same one.
+        #: Replica -> times of its allocations through us that no sample has shown yet. An init
+        #: container and the container after it get the same replica.
         self._passed: defaultdict[str, list[float]] = defaultdict(list)
         self._pool = ThreadPoolExecutor(_CHOOSING, "choosing")
         self._beat_s = monotonic()

@@ -70,14 +70,14 @@ def _thousandths(text: str) -> int:
 
 
 class QuotaRoom:
-    """What the quotas of one namespace leave for GPUs and for the number of pods.
+    """Counts new pods in the quotas of one namespace, for GPUs and for the number of pods.
 
     Quotas with scopes count only some pods, and are left out.
     """
 
     def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
         self._quotas = [q for q in quotas if not (q.spec.scopes or q.spec.scope_selector)]
-        #: What pods have taken and given back since the quotas were read.
+        #: Resource -> amount that new pods use, minus the amount of deleted pods.
         self._taken: Counter[str] = Counter()
 
     def take(self, request: VramRequest) -> str:

@@ -56,7 +56,7 @@ class Handshakes:
                 _end(connection)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
-        """What is wrong with a client, ``extender.tls`` logs."""
+        """Fails without a message: ``extender.tls`` logs the cause."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,

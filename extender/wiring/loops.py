@@ -64,7 +64,7 @@ class Loops:
 
     def failing(self, name: str) -> None:
         """Logs and counts the exception that is being handled; raises nothing."""
-        with contextlib.suppress(Exception):  # nobody may read the log any more
+        with contextlib.suppress(Exception):  # the log may be closed
             log.error("loop_failed", loop=name, exc_info=sys.exc_info())
         with contextlib.suppress(Exception):
             self._failed(name)

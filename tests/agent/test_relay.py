@@ -1,4 +1,4 @@
-"""What stands between kubelet and plugin answers in time, whatever the plugin or the agent does."""
+"""The relay answers the kubelet in time, even if the plugin or the agent hangs."""
 
 import queue
 import threading
@@ -20,7 +20,7 @@ PLUGIN = "nvidia-gpu.sock"
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Of a message, a field with a length, as protobuf writes it."""
+    """Returns one protobuf field with its length."""
     assert len(content) < 128
     return bytes([number << 3 | 2, len(content)]) + content
 

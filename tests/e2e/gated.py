@@ -38,7 +38,7 @@ def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
 
 
 def pod_of(name: str, gib: int) -> dict[str, Any]:
-    """One that nobody gates, and that another scheduler is to place."""
+    """Returns a pod without a gate, for another scheduler."""
     container = {
         "name": "main",
         "image": "none",

@@ -31,7 +31,7 @@ from tests.e2e.gated import (
 from tests.e2e.real import RealCluster
 from tests.kubelet.runtime import Container
 
-#: What pods take that another scheduler binds.
+#: Memory of the pods that another scheduler binds.
 LARGE_GIB = 20
 MISSES = 'headroom_prediction_misses_total{{overcommitted="{1}",surprise="{0}"}}'
 
@@ -45,11 +45,15 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
 def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_without_room(
     cluster: RealCluster, tell: Tell
 ) -> None:
-    """Twice as much as fits, of jobs that run for a few seconds: nearly always another one ends
-    between a binding and its admission. To either node another scheduler binds a pod, gated like
-    the others, while it has no room for it, and nobody makes room until its gate was told no; two
-    pods are deleted as soon as they are bound.
-    On either node the plugin is restarted with another number of replicas, and at last a GPU fails.
+    """Jobs that run for a few seconds ask for twice the memory of the nodes.
+
+    Nearly always a job ends between the binding and the admission of another pod. On each node:
+
+    * Another scheduler binds a gated pod while the node has no room for it. No memory is freed
+      until the gate of this pod has said no.
+    * The plugin is restarted with another number of replicas, and at the end one GPU fails.
+
+    Two pods are deleted as soon as they are bound.
     """
     count, chance = int(os.environ.get("TEST_CHURN_JOBS", "18")), random.Random(7)
     jobs = [f"job-{i}" for i in range(count)]
@@ -68,7 +72,7 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
     sizes |= dict.fromkeys(bypass, LARGE_GIB)
 
     def most_gib(node: str) -> int:
-        """What those that were given devices leave on the emptiest one of the node that works."""
+        """Returns the memory that is free on the emptiest healthy device of the node."""
         machine = cluster.machines[node]
         left = {gpu.uuid: gpu.memory_bytes // GIB for gpu in machine.driver.gpus}
         for each in machine.held():
@@ -159,7 +163,7 @@ def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_withou
 
 
 def job(cluster: RealCluster, name: str, gib: int, bypasses: bool) -> None:
-    """Of one gated pod, which ends when it is ended; if it bypasses us, somebody else binds it."""
+    """Creates a job of one gated pod. If it bypasses us, another scheduler binds it."""
     template = pod_of("", gib)
     del template["metadata"]["name"]
     template["metadata"]["labels"] = {"job": name}

@@ -242,8 +242,8 @@ def _no_node(where: str, node: str) -> HTTPException:
 
 
 def _rooms(context: Context, coming: Sequence[_Coming], changes: _Changes) -> dict[str, QuotaRoom]:
-    """What quotas leave, by namespace, before anything of ``coming`` is created. Namespaces whose
-    quotas cannot be read are missing."""
+    """Reads the quotas of each namespace before the pods are created. A namespace whose quotas
+    cannot be read is missing."""
     wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
     rooms: dict[str, QuotaRoom] = {}
     for namespace in islice(wanted, MOST_NAMESPACES):
