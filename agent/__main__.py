@@ -109,7 +109,7 @@ class Camera:
         self.probes: list[Probe] = [
             survey,
             KubeletProbe(settings.checkpoint, settings.pod_resources),
-            ConfigurationProbe(settings.proc),
+            ConfigurationProbe(settings.proc, settings.checkpoint.parent),
         ]
         self.followers: list[Follower] = [survey, ProcessProbe(settings.proc)]
         if settings.sharing_stated:

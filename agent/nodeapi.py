@@ -30,11 +30,14 @@ from contract.gpunode import MAX_REPLICAS, Sharing
 
 LABELS = "labels"
 CONFIGZ = "configz"
+K3S = "k3s"
 MIRRORS = "mirrors"
 
 _T = TypeVar("_T")
 
 _EVERY_S = 60.0
+#: Where k3s writes its arguments and those of its file, as a list in JSON.
+_K3S_ARGUMENTS = "k3s.io/node-args"
 _HASH_ANNOTATION = "kubernetes.io/config.hash"
 _SHARING: dict[str, Sharing] = {
     "none": "none",
@@ -130,7 +133,8 @@ class NodeApi:
         except BadAnnotation:
             self.reserve_bytes = None  # the extender says what is wrong with it
         reading = of_labels(node.metadata.labels)
-        return [SourceReading(LABELS), *([reading] if reading is not None else [])]
+        found = [reading, of_k3s(node.metadata.annotations)]
+        return [SourceReading(LABELS), *(each for each in found if each is not None)]
 
     def _configz(self) -> list[Reading]:
         try:
@@ -167,6 +171,26 @@ class NodeApi:
             return msgspec.json.decode(answer.data, type=kind)
         except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
             raise _Refused("API server's answer cannot be read") from err
+
+
+def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
+    """The policy in the arguments that k3s hands to its kubelet; None where there is none to see.
+
+    The flag is absent: the kubelet's default, unless its files say otherwise.
+    """
+    try:
+        arguments = msgspec.json.decode(annotations.get(_K3S_ARGUMENTS, ""), type=list[str])
+    except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
+        return None
+    policies = [
+        value
+        for each in arguments
+        for name, _, value in [each.removeprefix("--kubelet-arg=").partition("=")]
+        if name == "topology-manager-policy"
+    ]
+    policy = policies[-1] if policies else "none"
+    source = K3S if policies else f"{K3S}-default"
+    return TopologyReading(source, policy) if policy in TOPOLOGY_POLICIES else None
 
 
 def of_labels(labels: Mapping[str, str]) -> PluginReading | None:

@@ -1,19 +1,26 @@
 """How device plugin, container toolkit and kubelet are configured, as their processes show it.
 
+Both processes are found by their sockets in the kubelet's folder: the process that listens there is
+the plugin or the kubelet, whatever its name is and wherever its distribution puts it.
+
 The plugin reads flags, then its environment, then a file, the first that says something counts; all
 three are there for a reader of /proc who may look into processes (root with CAP_SYS_PTRACE).
-Processes are looked for seldom and their files read when they changed: the plugin's config-manager
-replaces the file and signals the plugin, whose process stays.
+Files are read again only when they changed: the plugin's config-manager replaces the file and
+signals the plugin, whose process stays. All reads have one deadline together, because a file, and
+even a command line, can lie on a file system that does not answer.
 """
 
 import os
 import stat
+import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from agent.deadline import Hanging, Worker
+from agent.peer import Hidden, listener
 from agent.pinning import obeys_environment
 from agent.probes import (
     TOPOLOGY_POLICIES,
@@ -27,15 +34,21 @@ from contract.gpunode import MAX_REPLICAS, Sharing
 PLUGIN = "plugin"
 KUBELET = "kubelet"
 
-#: The kernel keeps 15 characters of a command.
-_PLUGIN_COMMAND = "nvidia-device-plugin"[:15]
-_KUBELET_COMMAND = "kubelet"
-#: Cycles between two looks at all processes of the node.
-_LOOK_EVERY = 12
+#: The sockets that the stock plugin names after its resources, and the kubelet's own.
+_PLUGIN_SOCKETS = "nvidia-*.sock"
+_KUBELET_SOCKET = "kubelet.sock"
+#: Cycles before a socket that no process listens on is tried again.
+_RETRY_EVERY = 12
+#: Seconds that all reads of one cycle may take together.
+READ_S = 2.0
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 64
 #: Dots in a line of TOML: each is one more table, whose whole name the decoder keeps.
 _MOST_DOTS = 64
+#: k3s runs the kubelet in its own process, whose arguments it hides, and adds these files to its
+#: configuration.
+_K3S = ("k3s", "k3s-server", "k3s-agent")
+_K3S_FILES = "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d"
 #: Of the toolkit: as the GPU Operator installs it, and as its packages do.
 _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
@@ -43,63 +56,105 @@ _TOOLKIT = (
 )
 
 
-class ConfigurationProbe:
-    """``root`` is /proc or where the host's is mounted."""
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """The process that listens on one socket, or why there is none."""
 
-    def __init__(self, root: Path) -> None:
+    #: Inode and time of change of the socket.
+    socket: tuple[int, int]
+    pid: int = 0
+    #: When the process started; a pid alone is given out again.
+    start: str = ""
+    hidden: bool = False
+
+
+class ConfigurationProbe:
+    """``root`` is /proc or where the host's is mounted; ``sockets`` is the kubelet's folder of
+    device plugins; ``listening`` returns the pid behind a socket, as ``agent.peer.listener``."""
+
+    def __init__(
+        self,
+        root: Path,
+        sockets: Path,
+        listening: Callable[[Path], int] = listener,
+        read_s: float = READ_S,
+    ) -> None:
         self._root = root
+        self._sockets = sockets
+        self._listening = listening
+        self._read_s = read_s
+        self._worker: Worker[list[Reading]] = Worker("configuration")
         self._cycle = 0
-        #: pid and start of what was found, by command; a pid alone is given out again.
-        self._found: dict[str, list[tuple[int, str]]] = {}
+        self._found: dict[Path, _Listener] = {}
         self._parsed: dict[Path, tuple[tuple[int, int, int], Any]] = {}
 
     def read(self) -> Iterable[Reading]:
+        try:
+            if self._worker.give(self._read):
+                return self._worker.result(time.monotonic() + self._read_s)
+        except Hanging:
+            pass
+        why = "reading its configuration takes too long"
+        return [SourceReading(source, "degraded", why) for source in (PLUGIN, KUBELET)]
+
+    def _read(self) -> list[Reading]:
         self._look()
-        yield from self._plugin()
-        yield from self._kubelet()
+        return [*self._plugin(), *self._kubelet()]
 
     def _look(self) -> None:
-        there = {
-            command: [(pid, start) for pid, start in found if self._start(pid) == start]
-            for command, found in self._found.items()
+        paths = [*self._sockets.glob(_PLUGIN_SOCKETS), self._sockets / _KUBELET_SOCKET]
+        self._found = {
+            path: found for path in sorted(paths) if (found := self._listener(path)) is not None
         }
-        missing = any(not there.get(command) for command in (_PLUGIN_COMMAND, _KUBELET_COMMAND))
-        lost = self._found != there
-        if lost or (missing and self._cycle % _LOOK_EVERY == 0):
-            there = {_PLUGIN_COMMAND: [], _KUBELET_COMMAND: []}
-            for folder in self._processes():
-                command = (_text(folder / "comm") or "").rstrip("\n")
-                if command in there:
-                    pid = int(folder.name)
-                    there[command].append((pid, self._start(pid)))
-        self._found = there
         self._cycle += 1
 
-    def _processes(self) -> list[Path]:
+    def _listener(self, path: Path) -> _Listener | None:
+        """None where there is no socket."""
         try:
-            return [each for each in self._root.iterdir() if each.name.isdecimal()]
+            there = path.stat()
         except OSError:
-            return []
+            return None
+        socket = (there.st_ino, there.st_ctime_ns)
+        known = self._found.get(path)
+        if known is not None and known.socket == socket:
+            # Connecting again is needless while the same process has the same socket.
+            if known.pid and self._start(known.pid) == known.start:
+                return known
+            if not known.pid and self._cycle % _RETRY_EVERY:
+                return known
+        try:
+            pid = self._listening(path)
+        except Hidden:
+            return _Listener(socket, hidden=True)
+        except OSError:
+            return _Listener(socket)
+        return _Listener(socket, pid, self._start(pid))
 
     def _start(self, pid: int) -> str:
         """When it started; empty where it is gone."""
         values = (_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
         return values[19] if len(values) > 19 else ""
 
-    def _only(self, command: str, source: str) -> tuple[Path | None, Reading]:
-        """The folder of the only process of that name, or how that failed."""
-        match self._found.get(command, []):
-            # One that ends has no command line any more.
-            case [(pid, _)] if _text(self._root / str(pid) / "cmdline"):
+    def _only(self, name: str, kubelet: bool, source: str) -> tuple[Path | None, Reading]:
+        """The folder of the only process that listens, or how that failed."""
+        listeners = [
+            each for path, each in self._found.items() if (path.name == _KUBELET_SOCKET) == kubelet
+        ]
+        if any(each.hidden for each in listeners):
+            why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
+            return None, SourceReading(source, "degraded", why)
+        match sorted({each.pid for each in listeners if each.start}):
+            # A process that ends has no command line any more.
+            case [pid] if _text(self._root / str(pid) / "cmdline"):
                 return self._root / str(pid), SourceReading(source)
             case [_]:
-                return None, SourceReading(source, "absent", f"process {command} ends")
+                return None, SourceReading(source, "absent", f"{name} is ending")
             case []:
-                return None, SourceReading(source, "absent", f"no process {command} is seen")
-        return None, SourceReading(source, "degraded", f"several processes {command} are seen")
+                return None, SourceReading(source, "absent", f"no {name} listens on its socket")
+        return None, SourceReading(source, "degraded", f"several processes listen as {name}")
 
     def _plugin(self) -> Iterable[Reading]:
-        process, source = self._only(_PLUGIN_COMMAND, PLUGIN)
+        process, source = self._only("device plugin", False, PLUGIN)
         if process is None:
             return [source]
         flags, environment = _flags(process), _environment(process)
@@ -124,7 +179,7 @@ class ConfigurationProbe:
         return None
 
     def _kubelet(self) -> Iterable[Reading]:
-        process, source = self._only(_KUBELET_COMMAND, KUBELET)
+        process, source = self._only("kubelet", True, KUBELET)
         if process is None:
             return [source]
         try:
@@ -132,10 +187,17 @@ class ConfigurationProbe:
         except (OSError, ValueError, TypeError) as err:
             why = f"configuration of the kubelet cannot be read ({type(err).__name__})"
             return [SourceReading(KUBELET, "degraded", why)]
+        if policy is None:
+            why = "k3s hides the kubelet's flags; its files set no policy of the topology manager"
+            return [SourceReading(KUBELET, "absent", why)]
         return [TopologyReading(KUBELET, policy), source]
 
-    def _topology_policy(self, process: Path) -> str:
+    def _topology_policy(self, process: Path) -> str | None:
+        """None where it may be set by flags that cannot be seen."""
         flags = _flags(process)
+        hidden = (_text(process / "comm") or "").strip() in _K3S
+        if hidden:
+            flags = {"config-dir": _K3S_FILES}
         policy = flags.get("topology-manager-policy", "")
         files = [flags["config"]] if "config" in flags else []
         if "config-dir" in flags:
@@ -146,6 +208,8 @@ class ConfigurationProbe:
             if policy:
                 break
             policy = _mapping(self._file(process, path)).get("topologyManagerPolicy") or ""
+        if hidden and not policy:
+            return None
         policy = policy or "none"
         if policy not in TOPOLOGY_POLICIES:
             raise ValueError("no policy of the topology manager")
@@ -154,7 +218,7 @@ class ConfigurationProbe:
     def _file(self, process: Path, path: str) -> Any:
         """A YAML or TOML file as a process sees it. Raises ``OSError`` and ``ValueError``."""
         there = _inside(process, path)
-        # Any pod can have a process of that name, and a pipe or a device would never end.
+        # A pipe or a device would never end.
         with open(os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):

@@ -32,7 +32,8 @@ Policy = Literal["distributed", "packed"]
 
 #: Of sources that tell the same, the one that is believed.
 _BY_TRUST = ("plugin", "labels")
-_TOPOLOGY_BY_TRUST = ("configz", "kubelet")
+#: A flag of the kubelet wins over its files, and those over the default.
+_TOPOLOGY_BY_TRUST = ("configz", "k3s", "kubelet", "k3s-default")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,14 @@ _WITHOUT = {
 #: Part of a message -> what mends it, where that is not what mends the source as a rule.
 _MENDS = {
     "hostPID": _HOST_PID,
-    "no process nvidia-device-p is seen": (
-        f"see whether the device plugin's pod runs there; if it does, {_HOST_PID}"
+    "no device plugin listens": "see whether the device plugin's pod runs there, and its log",
+    "no kubelet listens": "see whether the kubelet runs there, and its log",
+    "k3s hides": (
+        "set topologyManagerPolicy in a file of /var/lib/rancher/k3s/agent/etc/kubelet.conf.d, or "
+        "let the agent get its node"
     ),
     "there is no checkpoint": _FOLDER,
-    "several processes": "let one device plugin run on the node, not several",
+    "several processes listen": "let one device plugin run on the node, not several",
     "CAP_SYS_PTRACE": _PTRACE,
     "agent's own cgroup": "take the GPU memory limit off the agent's pod",
     "not what NVML tells": "see whether dcgm-exporter's pod there is stuck, and restart it",

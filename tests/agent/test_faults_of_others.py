@@ -16,6 +16,7 @@ import msgspec
 from agent.kubelet.podresources import PodResources
 from agent.kubelet.probe import KubeletProbe
 from agent.nvml import Memory
+from agent.peer import listener
 from agent.plugin import ConfigurationProbe
 from agent.probes import DeviceReading, DriverReading, Reading
 from agent.processes import ProcessProbe
@@ -34,13 +35,15 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.whole = Whole(folder, [h100("GPU-a")], 4)
         self.proc = self.whole.proc
+        #: Name of a socket -> the process that listens there, where it is not this one.
+        self.others: dict[str, int] = {}
         self.checkpoint = self.whole.kubelet / "device-plugins/kubelet_internal_checkpoint"
         for uid in UIDS:
             self.whole.run(uid, f"pod-{uid[7]}", GIB)
         socket = self.whole.served.socket
         self.probes = (
             KubeletProbe(self.checkpoint, socket, PodResources(str(socket), timeout_s=30.0)),
-            ConfigurationProbe(self.proc),
+            ConfigurationProbe(self.proc, self.checkpoint.parent, self.listener),
         )
         self.processes = ProcessProbe(self.proc)
         self.last = None
@@ -58,6 +61,9 @@ class World:
         self.last = status = summarise(readings, datetime.now(UTC), before=self.last)
         found = said(msgspec.to_builtins(status))
         return found + lost(status)
+
+    def listener(self, path: Path) -> int:
+        return self.others.get(path.name) or listener(path)
 
     def kubelet_gone(self) -> None:
         self.whole.served.stop()
@@ -82,22 +88,25 @@ class World:
         self.checkpoint_gone()
 
     def plugin_gone(self) -> None:
-        (self.proc / "50/stat").unlink()
-        (self.proc / "50/comm").unlink()
+        self.whole.sockets[0].close()
+        (self.checkpoint.parent / "nvidia-gpu.sock").unlink()
 
     def plugin_away(self) -> None:
         self.plugin_gone()
         self.whole.node.stop_plugin()
 
     def two_plugins(self) -> None:
-        (self.proc / "51/comm").write_text("nvidia-device-p\n")
-        (self.proc / "51/stat").write_text("51 (nvidia-device-p) S " + "2 " * 50)
+        other = self.whole.process(51, "another", "/system.slice/another.service")
+        (other / "cmdline").write_text("another\0")
+        kubelet = self.checkpoint.parent / "kubelet.sock"
+        kubelet.rename(kubelet.with_name("nvidia-mig.sock"))
+        self.others["nvidia-mig.sock"] = 51
 
     def configuration_garbled(self) -> None:
-        (self.proc / "50/root/config.yaml").write_text("sharing: {")
+        (self.whole.plugin / "root/config.yaml").write_text("sharing: {")
 
     def environment_hidden(self) -> None:
-        (self.proc / "50/environ").unlink()
+        (self.whole.plugin / "environ").unlink()
 
     def processes_hidden(self) -> None:
         (self.proc / "2/comm").write_text("pause\n")
@@ -131,7 +140,7 @@ FAULTS: list[tuple[str, Callable[[World], None]]] = [
     ("the checkpoint is garbled", World.checkpoint_garbled),
     ("the checkpoint is not what its checksum says", World.checkpoint_altered),
     ("both are gone", World.both_gone),
-    ("the plugin's process is not seen", World.plugin_gone),
+    ("the plugin's socket is gone", World.plugin_gone),
     ("the plugin is away", World.plugin_away),
     ("two plugins are seen, and no kubelet", World.two_plugins),
     ("the plugin's configuration is garbled", World.configuration_garbled),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from agent.nodeapi import NodeApi
+from agent.nodeapi import NodeApi, of_k3s
 from agent.probes import (
     HoldingReading,
     MirrorReading,
@@ -178,3 +178,21 @@ def test_a_mirror_that_is_not_known_is_said_and_asked_for_again_after_a_minute(
     asking.now_s = 60.0
     list(asking.api.read())
     assert list(asking.api.follow([HELD]))[-1] == SourceReading("mirrors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('["server","--kubelet-arg","topology-manager-policy=restricted"]', ("k3s", "restricted")),
+        ('["agent","--kubelet-arg=topology-manager-policy=none"]', ("k3s", "none")),
+        ('["server"]', ("k3s-default", "none")),
+        ('["--kubelet-arg","topology-manager-policy=new"]', None),
+        ("{", None),
+        ("", None),
+    ],
+)
+def test_the_arguments_that_k3s_writes_on_the_node_tell_the_topology_policy(
+    arguments: str, expected: tuple[str, str] | None
+) -> None:
+    found = of_k3s({"k3s.io/node-args": arguments})
+    assert found == (None if expected is None else TopologyReading(*expected))

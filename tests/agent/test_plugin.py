@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.peer import Hidden
 from agent.plugin import ConfigurationProbe, parse_flags
 from agent.probes import PluginReading, Reading, SourceReading, TopologyReading
 
@@ -38,12 +40,29 @@ def pipe(path: Path) -> None:
 
 
 class Tree:
-    """A /proc in which processes are made up."""
+    """A /proc in which processes are made up, and the sockets that they listen on."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir()
+        self.sockets = root / "device-plugins"
+        self.sockets.mkdir()
+        self._listeners: dict[str, int] = {}
         self._starts = iter(range(1000, 9000))
+
+    def probe(self) -> ConfigurationProbe:
+        return ConfigurationProbe(self.root, self.sockets, self._listener)
+
+    def listen(self, name: str, pid: int) -> None:
+        path = self.sockets / name
+        path.unlink(missing_ok=True)
+        path.touch()
+        self._listeners[name] = pid
+
+    def _listener(self, path: Path) -> int:
+        if not (self.root / str(self._listeners[path.name])).exists():
+            raise ConnectionRefusedError
+        return self._listeners[path.name]
 
     def process(
         self, pid: int, command: str, *arguments: str, environment: dict[str, str] | None = None
@@ -56,6 +75,10 @@ class Tree:
         (folder / "cmdline").write_text("\0".join([command, *arguments, ""]))
         pairs = [f"{key}={value}\0" for key, value in (environment or {}).items()]
         (folder / "environ").write_text("".join(pairs))
+        if command == "nvidia-device-plugin":
+            self.listen(f"nvidia-gpu-{pid}.sock", pid)
+        elif command in ("kubelet", "k3s"):
+            self.listen("kubelet.sock", pid)
         return folder
 
     def plugin(self, config: object = None, *arguments: str, **environment: str) -> Path:
@@ -87,14 +110,14 @@ def read(probe: ConfigurationProbe) -> tuple[list[Reading], dict[str, SourceRead
 
 
 def plugin(tree: Tree) -> PluginReading:
-    told, sources = read(ConfigurationProbe(tree.root))
+    told, sources = read(tree.probe())
     assert sources["plugin"].state == "ok", sources
     (reading,) = [r for r in told if isinstance(r, PluginReading)]
     return reading
 
 
 def policy(tree: Tree) -> str:
-    told, sources = read(ConfigurationProbe(tree.root))
+    told, sources = read(tree.probe())
     assert sources["kubelet"].state == "ok", sources
     (reading,) = [r for r in told if isinstance(r, TopologyReading)]
     return reading.policy
@@ -123,7 +146,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_absent(tree: Tree) -> None
     """As the kernel shows it from the end of its memory until somebody waits for it."""
     tree.plugin(TIME_SLICING)
     tree.process(300, "kubelet")
-    probe = ConfigurationProbe(tree.root)
+    probe = tree.probe()
     assert {each.state for each in read(probe)[1].values()} == {"ok"}
     for pid in (200, 300):
         (tree.root / str(pid) / "cmdline").write_text("")
@@ -194,7 +217,7 @@ def test_sharing_is_read_as_the_plugin_does(
 
 def test_a_file_that_was_replaced_is_read_anew(tree: Tree) -> None:
     folder = tree.plugin(TIME_SLICING)
-    probe = ConfigurationProbe(tree.root)
+    probe = tree.probe()
     read(probe)
     tree.configure(folder, {"version": "v1"})
     ((found,), _) = read(probe)
@@ -203,16 +226,124 @@ def test_a_file_that_was_replaced_is_read_anew(tree: Tree) -> None:
 
 
 def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
-    probe = ConfigurationProbe(tree.root)
+    probe = tree.probe()
     shutil.rmtree(tree.plugin(TIME_SLICING))
     tree.process(201, "nvidia-device-plugin")
     assert read(probe)[1]["plugin"].state == "ok"
     shutil.rmtree(tree.root / "201")
     assert read(probe)[1]["plugin"].state == "absent"
     tree.process(202, "nvidia-device-plugin")
-    for _ in range(12):  # it is not looked for in every cycle
+    assert read(probe)[1]["plugin"].state == "ok"
+
+
+def test_a_socket_on_which_nobody_listens_yet_is_tried_again(tree: Tree) -> None:
+    probe = tree.probe()
+    tree.listen("nvidia-gpu.sock", 200)
+    assert read(probe)[1]["plugin"].state == "absent"
+    tree.process(200, "a-plugin")
+    for _ in range(12):  # not in every cycle
         state = read(probe)[1]["plugin"].state
     assert state == "ok"
+
+
+def test_a_process_that_only_has_the_name_is_not_believed(tree: Tree) -> None:
+    tree.plugin(TIME_SLICING)
+    for pid, name in ((400, "nvidia-device-p"), (401, "kubelet")):
+        tree.process(pid, f"{name}x", "--config-file=/elsewhere")
+        (tree.root / str(pid) / "comm").write_text(f"{name}\n")
+    tree.process(300, "kubelet")
+    assert plugin(tree).replicas == {GPU: 4}
+    assert policy(tree) == "none"
+
+
+def test_processes_of_another_pid_namespace_are_named_with_what_to_do(tree: Tree) -> None:
+    tree.plugin(TIME_SLICING)
+
+    def hidden(_: Path) -> int:
+        raise Hidden("hidden")
+
+    told, sources = read(ConfigurationProbe(tree.root, tree.sockets, hidden))
+    assert told == []
+    assert sources["plugin"].state == "degraded"
+    assert "hostPID: true" in sources["plugin"].message
+
+
+def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None:
+    """As a command line in a file of a FUSE server that sleeps."""
+    released = threading.Event()
+
+    def sleeping(_: Path) -> int:
+        released.wait()
+        raise OSError
+
+    tree.plugin(TIME_SLICING)
+    probe = ConfigurationProbe(tree.root, tree.sockets, sleeping, read_s=0.05)
+    for _ in range(2):
+        told, sources = read(probe)
+        assert told == []
+        assert {each.state for each in sources.values()} == {"degraded"}
+        assert "takes too long" in sources["kubelet"].message
+    released.set()
+
+
+#: Where distributions put the kubelet's configuration: arguments, file, its content, the policy.
+LAYOUTS = [
+    pytest.param(
+        ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),
+        ("var/lib/kubelet/config.yaml", "topologyManagerPolicy: restricted"),
+        id="kubeadm",
+    ),
+    pytest.param(
+        ("--config", "/home/kubernetes/kubelet-config.yaml"),
+        ("home/kubernetes/kubelet-config.yaml", "topologyManagerPolicy: restricted"),
+        id="GKE",
+    ),
+    pytest.param(
+        (
+            "--config",
+            "/etc/kubernetes/kubelet/config.json",
+            "--config-dir",
+            "/etc/kubernetes/kubelet/config.json.d",
+        ),
+        ("etc/kubernetes/kubelet/config.json", '{"topologyManagerPolicy": "restricted"}'),
+        id="EKS",
+    ),
+    pytest.param(
+        ("--config=/etc/default/kubeletconfig.json", "--topology-manager-policy=restricted"),
+        ("etc/default/kubeletconfig.json", '{"topologyManagerPolicy": "none"}'),
+        id="AKS",
+    ),
+    pytest.param(
+        ("--config=/etc/kubernetes/kubelet.conf", "--config-dir=/etc/openshift/kubelet.conf.d"),
+        ("etc/kubernetes/kubelet.conf", '{"topologyManagerPolicy": "restricted"}'),
+        id="OpenShift",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "file"), LAYOUTS)
+def test_the_kubelet_of_each_distribution_is_read(
+    tree: Tree, arguments: tuple[str, ...], file: tuple[str, str]
+) -> None:
+    path = tree.process(300, "kubelet", *arguments) / "root" / file[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(file[1])
+    assert policy(tree) == "restricted"
+
+
+def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
+    tree: Tree,
+) -> None:
+    """k3s runs the kubelet in its own process and replaces the command line by its name."""
+    folder = tree.process(300, "k3s", "server")
+    (folder / "comm").write_text("k3s-server\n")
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["kubelet"].state == "absent"
+    drop_in = folder / "root/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/10.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("topologyManagerPolicy: best-effort")
+    assert policy(tree) == "best-effort"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +388,7 @@ def test_a_plugin_whose_configuration_cannot_be_read_is_said_and_nothing_is_assu
     tree: Tree, spoil: Callable[[Path], object], said: str
 ) -> None:
     spoil(tree.plugin(TIME_SLICING))
-    told, sources = read(ConfigurationProbe(tree.root))
+    told, sources = read(tree.probe())
     assert told == []
     assert sources["plugin"].state == "degraded"
     assert said in sources["plugin"].message
@@ -266,7 +397,7 @@ def test_a_plugin_whose_configuration_cannot_be_read_is_said_and_nothing_is_assu
 def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
     for pid in (200, 201):
         tree.process(pid, "nvidia-device-plugin")
-    told, sources = read(ConfigurationProbe(tree.root))
+    told, sources = read(tree.probe())
     assert told == []
     assert sources["plugin"].state == "degraded"
 
@@ -347,13 +478,13 @@ def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_o
 @pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
 def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
     kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
-    told, sources = read(ConfigurationProbe(tree.root))
+    told, sources = read(tree.probe())
     assert told == []
     assert sources["kubelet"].state == "degraded"
 
 
 def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
-    told, sources = read(ConfigurationProbe(tree.root / "nowhere"))
+    told, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
     assert told == []
     assert {source.state for source in sources.values()} == {"absent"}
 
@@ -390,5 +521,5 @@ def test_whatever_the_files_hold_the_probe_tells_or_says_why_not(
     tree = Tree(root)
     tree.plugin(yaml.safe_dump(content))
     kubelet(tree, "--config=/etc/k.yaml", k_yaml=yaml.safe_dump(content))
-    told, sources = read(ConfigurationProbe(tree.root))
+    told, sources = read(tree.probe())
     assert len(told) == [source.state for source in sources.values()].count("ok")

@@ -5,8 +5,10 @@ PodResources lie and listen where the flags point, and /proc and the cgroups are
 """
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +28,9 @@ class Whole:
 
     def __init__(self, folder: Path, gpus: Sequence[Gpu], replicas: int) -> None:
         self.folder = folder
-        self.kubelet = folder / "kubelet"
+        # A socket's path has 107 characters at most.
+        self._short = tempfile.TemporaryDirectory()
+        self.kubelet = Path(self._short.name)
         self.proc = folder / "proc"
         self.cgroups = folder / "cgroup"
         self.cgroups.mkdir(parents=True)
@@ -40,16 +44,21 @@ class Whole:
         )
         self.process(2, "kthreadd", "/")
         sharing = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": replicas}]}}
-        plugin = self.process(50, "nvidia-device-p", "/system.slice/plugin.service")
+        # Who listens on the sockets of plugin and kubelet, for the kernel: the test's own process.
+        self.plugin = plugin = self.process(
+            os.getpid(), "nvidia-device-p", "/system.slice/plugin.service"
+        )
         (plugin / "cmdline").write_text("nvidia-device-plugin\0--config-file=/config.yaml\0")
         (plugin / "environ").write_text("")
         (plugin / "root").mkdir()
         (plugin / "root/config.yaml").write_text(
             yaml.safe_dump({"version": "v1", "sharing": sharing if replicas > 1 else {}})
         )
-        kubelet = self.process(51, "kubelet", "/system.slice/kubelet.service")
-        (kubelet / "cmdline").write_text("kubelet\0")
         self.served = Served(self.node, self.kubelet)
+        self.sockets = [
+            listening(self.kubelet / "device-plugins" / name)
+            for name in ("nvidia-gpu.sock", "kubelet.sock")
+        ]
 
     @property
     def flags(self) -> list[str]:
@@ -109,3 +118,14 @@ class Whole:
 
     def stop(self) -> None:
         self.served.stop()
+        for each in self.sockets:
+            each.close()
+        self._short.cleanup()
+
+
+def listening(path: Path) -> socket.socket:
+    """A Unix socket on which this process listens and answers nothing."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    return server

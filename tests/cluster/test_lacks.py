@@ -21,14 +21,24 @@ BLIND = ("proc", "degraded", "processes of others cannot be seen: the agent need
 HIDDEN = ("proc", "degraded", "processes may not be looked at")
 NO_FILE = ("checkpoint", "absent", "no file; it is mounted from /var/lib/kubelet/device-plugins")
 NO_SOCKET = ("podresources", "absent", "no socket; it is mounted from /var/lib/kubelet/...")
-NO_PLUGIN = ("plugin", "absent", "no process nvidia-device-p is seen")
+NO_PLUGIN = ("plugin", "absent", "no device plugin listens on its socket")
 NO_TRACE = (
     "plugin",
     "degraded",
     "environment of the device plugin cannot be read: CAP_SYS_PTRACE is missing",
 )
 NO_LABELS = ("labels", "absent", "403 Forbidden")
-NO_KUBELET = ("kubelet", "absent", "no process kubelet is seen")
+NO_KUBELET = ("kubelet", "absent", "no kubelet listens on its socket")
+HIDDEN_KUBELET = (
+    "kubelet",
+    "degraded",
+    "kubelet is not in the agent's PID namespace: the agent needs hostPID: true",
+)
+K3S = (
+    "kubelet",
+    "absent",
+    "k3s hides the kubelet's flags; its files set no policy of the topology manager",
+)
 NO_EXPORTER = ("dcgm", "absent", "answered 503")
 
 KNOWN = Plugin(
@@ -55,7 +65,9 @@ def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUN
         pytest.param(NO_PLUGIN, Weight.ADVICE, "plugin's pod runs there", id="no plugin"),
         pytest.param(NO_TRACE, Weight.ADVICE, "SYS_PTRACE", id="environment of the plugin"),
         pytest.param(NO_LABELS, Weight.ADVICE, "get its node", id="no right to its node"),
-        pytest.param(NO_KUBELET, Weight.ADVICE, "hostPID: true", id="no kubelet"),
+        pytest.param(NO_KUBELET, Weight.ADVICE, "kubelet runs", id="no kubelet"),
+        pytest.param(HIDDEN_KUBELET, Weight.ADVICE, "hostPID: true", id="hidden kubelet"),
+        pytest.param(K3S, Weight.ADVICE, "kubelet.conf.d", id="k3s"),
         pytest.param(NO_EXPORTER, Weight.ADVICE, "dcgm-exporter's pod", id="no exporter"),
     ],
 )

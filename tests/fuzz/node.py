@@ -239,9 +239,9 @@ y = [1, 2.5, 1979-05-27T07:32:00Z, {a = "b"}]
 
 def _put_processes(files: Files) -> None:
     stat = b"7 (x) S " + b" ".join(b"%d" % number for number in range(30))
-    for pid, command in ((7, b"nvidia-device-plugin"[:15]), (8, b"kubelet")):
-        files.put(f"{pid}/comm", command + b"\n")
+    for pid, socket in ((7, "nvidia-gpu.sock"), (8, "kubelet.sock")):
         files.put(f"{pid}/stat", stat)
+        files.put(socket, b"")
     files.put("7/environ", b"CONFIG_FILE=/config.yaml\0A=b\0")
     files.put("7/cmdline", b"nvidia-device-plugin\0--pass-device-specs\0")
     files.put("8/cmdline", b"kubelet\0--config=/config.yaml\0")
@@ -258,13 +258,17 @@ def _put_configuration(files: Files, data: bytes) -> None:
         files.put("8/root/config.yaml", data)
 
 
+def _probe(root: Path) -> ConfigurationProbe:
+    return ConfigurationProbe(root, root, lambda path: 8 if path.name == "kubelet.sock" else 7)
+
+
 @contextmanager
-def configured(data: bytes) -> Iterator[Path]:
-    """A /proc in which plugin and kubelet are configured so."""
+def configured(data: bytes) -> Iterator[ConfigurationProbe]:
+    """The probe of a node on which plugin and kubelet are configured so."""
     files = Files()
     _put_processes(files)
     _put_configuration(files, data)
-    yield files.root
+    yield _probe(files.root)
 
 
 def _configuration() -> Callable[[bytes], bool]:
@@ -273,7 +277,7 @@ def _configuration() -> Callable[[bytes], bool]:
 
     def take(data: bytes) -> bool:
         _put_configuration(files, data)
-        readings = list(ConfigurationProbe(files.root).read())
+        readings = list(_probe(files.root).read())
         _reports.make(*readings)
         parse_flags(data.decode("utf-8", "replace").split("\0"))
         owner(data.decode("utf-8", "replace"))

@@ -8,7 +8,6 @@ import pytest
 
 from agent import dcgm, knock
 from agent.nodeapi import of_labels
-from agent.plugin import ConfigurationProbe
 from agent.probes import SourceReading
 from agent.statefile import StateFile
 from contract.kube import Node, NodeStatus, ObjectMeta
@@ -82,8 +81,8 @@ DOTTED = b"\x00" + b"a." * 4500 + b"b = 1\n"
 
 @pytest.mark.parametrize("bomb", [*CONFIGURATION_BOMBS, DOTTED])
 def test_a_configuration_that_nests_without_end_is_not_read(bomb: bytes) -> None:
-    with configured(bomb) as root:
-        readings = list(ConfigurationProbe(root).read())
+    with configured(bomb) as probe:
+        readings = list(probe.read())
     sources = [reading for reading in readings if isinstance(reading, SourceReading)]
     assert any("cannot be read" in source.message for source in sources)
 

@@ -56,7 +56,7 @@ class Agent:
             root / "pod-resources/kubelet.sock",
             settled_after_s=self.settled_after_s,
         )
-        self.configuration = ConfigurationProbe(self.proc)
+        self.configuration = ConfigurationProbe(self.proc, root / "device-plugins")
         self.processes = ProcessProbe(self.proc)
 
     def sample(self) -> GPUNodeStatus:

@@ -47,7 +47,8 @@ def test_devices_are_shared_as_the_plugin_advertises_them(
     # Of this machine's processes only this plugin's.
     pid = kubelet._processes["nvidia-device-plugin"].pid
     (tmp_path / str(pid)).symlink_to(f"/proc/{pid}")
-    (configured,) = [r for r in ConfigurationProbe(tmp_path).read() if isinstance(r, PluginReading)]
+    probe = ConfigurationProbe(tmp_path, kubelet.plugins)
+    (configured,) = [r for r in probe.read() if isinstance(r, PluginReading)]
     registered = RegisteredReading(
         "podresources", advertised.resource, frozenset(advertised.replicas)
     )
