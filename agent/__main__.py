@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from agent.dcgm import TIMEOUT_S, Exporter
+from agent.deadline import hurry
 from agent.devices import NvmlProbe
 from agent.kubelet.probe import KubeletProbe
 from agent.kubelet.watch import watched
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wake = threading.Event()
 
     def end(*_: object) -> None:
+        hurry()
         stop.set()
         wake.set()
 
@@ -158,6 +160,7 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
         if settings.publish and not settings.as_json:
             courier, porter, api, publisher = _cluster(settings, board)
             camera.probes.append(api)
+            camera.survey.maintenance = lambda: api.maintenance
             camera.followers.insert(0, api)
             helm = _helm(settings, publisher, board, api, wake)
         if not settings.as_json:

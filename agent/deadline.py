@@ -14,6 +14,20 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+#: When the process ends, calls that are awaited get this long together, and each call ``LEAST_S``.
+ENDING_S = 1.0
+LEAST_S = 0.2
+#: How soon a wait notices that the process ends.
+_LOOK_S = 0.25
+
+_ends_at_s = float("inf")
+
+
+def hurry() -> None:
+    """From now on wait for calls only briefly, because the process ends. For signal handlers."""
+    global _ends_at_s
+    _ends_at_s = min(_ends_at_s, time.monotonic() + ENDING_S)
+
 
 class Hanging(Exception):
     """The job did not return in time, or the one before it still has not."""
@@ -38,8 +52,12 @@ class _Job(Generic[T]):
         return self._ended.is_set()
 
     def result(self, until_s: float) -> T:
-        if not self._ended.wait(max(0.0, until_s - time.monotonic())):
-            raise Hanging
+        least_s = time.monotonic() + LEAST_S
+        while not self._ended.is_set():
+            left_s = min(until_s, max(_ends_at_s, least_s)) - time.monotonic()
+            if left_s <= 0:
+                raise Hanging
+            self._ended.wait(min(left_s, _LOOK_S))
         if self._error is not None:
             raise self._error
         return self._value

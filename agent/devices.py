@@ -9,6 +9,7 @@ Every physical GPU is read in a thread of its own and awaited with a deadline, a
 that are about no device: one that never returns takes its device with it and nothing else.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,15 @@ import structlog
 from agent.activity import Meter
 from agent.deadline import Hanging, Worker
 from agent.health import Checkup
-from agent.nvml import DeviceFault, DeviceLost, DriverGone, Gate, NoDriver, StaleHandle
+from agent.nvml import (
+    DeviceFault,
+    DeviceLost,
+    DriverGone,
+    Gate,
+    NoDriver,
+    NvmlError,
+    StaleHandle,
+)
 from agent.probes import (
     ActivityReading,
     Degraded,
@@ -40,6 +49,8 @@ Ask = Callable[..., Any]
 SOURCE = "nvml"
 
 _MIG_ENABLED = 1
+#: PCI classes of display and 3D controllers.
+_GPU_CLASSES = ("0x0300", "0x0302")
 _UNCORRECTED, _VOLATILE = 1, 0
 _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
@@ -72,6 +83,9 @@ class Found:
     degraded: list[Degraded] = field(default_factory=list)
     #: Whether some call has not returned.
     hanging: bool = False
+    #: Whether no GPU is left that is neither lost nor waits for a reset. The driver counts the
+    #: devices that are there when it is opened, so it has to be opened again to see others.
+    unusable: bool = False
 
 
 @dataclass(slots=True)
@@ -127,6 +141,38 @@ class NvmlProbe:
             )
         return self._look_at_devices(system)
 
+    def release(self, *, may_close: bool) -> bool:
+        """Close the driver until the next ``look``; whether that was done.
+
+        It is not while a call is under way: ours, or one of others, who say so by ``may_close``.
+        """
+        busy = self._system.busy or any(worker.busy for worker in self._workers.values())
+        if not may_close or busy:
+            return False
+        until_s = time.monotonic() + self._deadline_s
+        try:
+            for index in [*self._meters]:
+                worker, meter = self._workers[index], self._meters.pop(index)
+                self._result(worker, worker.give(_bound_back(meter)), until_s)
+            self._in_time(self._system, self._close_driver)
+        except (NvmlError, Hanging) as err:
+            _log.warning("driver_not_released", reason=str(err))
+            return False
+        return True
+
+    def released(self, why: str, *, may_close: bool) -> Found:
+        """What is reported while the driver is left alone; it is closed as soon as it can be."""
+        closed = self.release(may_close=may_close)
+        state = "released" if closed else "being released"
+        return self._blind(
+            DriverReading(SOURCE, why_not=f"driver is {state}: {why}"),
+            f"the driver is left alone: {why}",
+        )
+
+    def _close_driver(self) -> _System:
+        self._gate.stop()
+        return _System("", "", 0)
+
     def close(self) -> None:
         self._system.close()
         for worker in self._workers.values():
@@ -139,6 +185,7 @@ class NvmlProbe:
         lost: dict[int, str] = {}
         gone: DriverGone | None = None
         hanging = False
+        unusable = 0
         for index in [index for index in self._workers if index >= system.count]:
             self._part(index)
         for index in range(system.count):
@@ -158,7 +205,9 @@ class NvmlProbe:
                 lost[index], hanging = str(err), True
             except Exception as err:  # noqa: BLE001 - a probe never raises
                 lost[index] = _told(err)
+                unusable += isinstance(err, DeviceLost)
             else:
+                unusable += any(c.needs_reset for c in gpu.checkups.values())
                 seen[index] = gpu.devices
                 found.facts.extend(gpu.facts)
                 found.activity.extend(gpu.activity)
@@ -185,7 +234,22 @@ class NvmlProbe:
         found.degraded.extend(
             Degraded(SOURCE, f"no permission for {name}") for name in sorted(self._gate.forbidden)
         )
-        return replace(found, hanging=hanging)
+        if not system.count and (attached := self._attached()):
+            what = (
+                f"the kernel has {attached} of NVIDIA's GPUs and the driver shows none to this"
+                " container: delete the agent's pod when the driver is ready"
+            )
+            found.degraded.append(Degraded(SOURCE, what))
+        return replace(found, hanging=hanging, unusable=unusable == system.count)
+
+    def _attached(self) -> int:
+        """NVIDIA's GPUs that the kernel has given to NVIDIA's driver."""
+        found = 0
+        for device in self._sysfs.glob("bus/pci/devices/*"):
+            with contextlib.suppress(OSError):
+                is_gpu = (device / "class").read_text().startswith(_GPU_CLASSES)
+                found += is_gpu and (device / "driver").readlink().name == "nvidia"
+        return found
 
     def _part(self, index: int) -> None:
         """Give back what the driver keeps for the GPU that was at ``index``, and then its thread.
@@ -194,7 +258,7 @@ class NvmlProbe:
         is kept is lost with it. Should the GPU come back, it has to wait for the thread.
         """
         if (meter := self._meters.pop(index, None)) is not None:
-            self._workers[index].give(lambda: _given_back(meter))
+            self._workers[index].give(_bound_back(meter))
         elif not self._workers[index].busy:
             self._workers.pop(index).close()
 
@@ -203,10 +267,10 @@ class NvmlProbe:
         found = self._blind(DriverReading(SOURCE, why_not=why_not, gone=True))
         return replace(found, hanging=any(w.busy for w in self._workers.values()))
 
-    def _blind(self, driver: DriverReading) -> Found:
+    def _blind(self, driver: DriverReading, fault: str = "the driver does not answer") -> Found:
         """Nothing is known now; the devices seen last are still named, none can be trusted."""
         devices = [
-            replace(device, fault="the driver does not answer")
+            replace(device, fault=fault)
             for devices in self._identities.values()
             for device in devices
         ]
@@ -408,6 +472,10 @@ def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
         by_uuid.setdefault(device.uuid, []).append(device)
     for first, *others in by_uuid.values():
         yield replace(first, fault="driver gives its UUID to two devices") if others else first
+
+
+def _bound_back(meter: Meter) -> Callable[[], _Gpu]:
+    return lambda: _given_back(meter)
 
 
 def _given_back(meter: Meter) -> _Gpu:

@@ -41,6 +41,8 @@ _RECOVERIES = {
     6: "a bus reset",
     7: "a reboot of the system",
 }
+#: Those that reset the GPU; a reboot does not wait for us.
+_RESETS = frozenset({1, 4, 6})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class Checkup:
     pages_pending: bool | None = None
     #: What it asks for, by NVML's number; 0: nothing.
     recovery: int | None = None
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether the driver asks for what no process may have the device open for."""
+        return self.recovery in _RESETS
 
     @property
     def causes(self) -> list[str]:

@@ -6,6 +6,7 @@ kubelet's configuration needs ``nodes/proxy``, a right to do much more), and one
 missing makes its part absent, no more. Asked seldom: nothing here moves.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from agent.probes import (
     SourceReading,
     TopologyReading,
 )
-from contract.annotations import RESERVE, parse_reserve
+from contract.annotations import MAINTENANCE, RESERVE, parse_maintenance, parse_reserve
 from contract.errors import BadAnnotation
 from contract.gpunode import MAX_REPLICAS, Sharing
 
@@ -38,6 +39,7 @@ _T = TypeVar("_T")
 _EVERY_S = 60.0
 #: Where k3s writes its arguments and those of its file, as a list in JSON.
 _K3S_ARGUMENTS = "k3s.io/node-args"
+_OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 _HASH_ANNOTATION = "kubernetes.io/config.hash"
 _SHARING: dict[str, Sharing] = {
     "none": "none",
@@ -89,6 +91,8 @@ class NodeApi:
         self._mirrors: dict[str, MirrorReading | None] = {}
         self._refused = ""
         self._reached = False
+        #: Why the agent has to leave the driver alone; empty: it need not.
+        self.maintenance = ""
         #: What the node's annotation keeps free on every device; None where it is not known.
         self.reserve_bytes: int | None = None
 
@@ -132,6 +136,7 @@ class NodeApi:
             self.reserve_bytes = parse_reserve(node.metadata.annotations.get(RESERVE, "0"))
         except BadAnnotation:
             self.reserve_bytes = None  # the extender says what is wrong with it
+        self.maintenance = of_maintenance(node.metadata.labels, node.metadata.annotations)
         reading = of_labels(node.metadata.labels)
         found = [reading, of_k3s(node.metadata.annotations)]
         return [SourceReading(LABELS), *(each for each in found if each is not None)]
@@ -171,6 +176,21 @@ class NodeApi:
             return msgspec.json.decode(answer.data, type=kind)
         except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
             raise _Refused("API server's answer cannot be read") from err
+
+
+def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    """Why the agent has to leave the driver alone; empty where nothing says that.
+
+    The GPU Operator pauses what uses the driver by such a value of its label, for as long as it
+    upgrades the driver or changes MIG.
+    """
+    deploy = labels.get(_OPERATOR_LABEL, "true")
+    if deploy.startswith("paused"):
+        return f"label {_OPERATOR_LABEL} is {deploy}"
+    with contextlib.suppress(BadAnnotation):  # admission warns of another value
+        if parse_maintenance(annotations.get(MAINTENANCE, "false")):
+            return f"annotation {MAINTENANCE} is true"
+    return ""
 
 
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:

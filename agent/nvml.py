@@ -168,6 +168,17 @@ class Gate:
             why = "permission to open /dev/nvidiactl" if self.forbidden else "nvmlInitWithFlags"
             raise NoDriver(f"NVML cannot be initialised: no {why}")
 
+    def stop(self) -> None:
+        """Close the driver, so that it can be unloaded and its devices reset; ``start`` opens it.
+
+        No other call may be under way. Raises as ``ask`` does.
+        """
+        if self._started:
+            self._started = False
+            self._missing.clear()
+            with self._settled("nvmlShutdown"):
+                self._library.nvmlShutdown()
+
     def ask(self, name: str, *args: Any) -> Any:
         """Call ``name`` of pynvml; None where the driver, the device or our rights lack it."""
         function: Callable[..., Any] | None = getattr(self._library, name, None)

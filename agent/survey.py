@@ -5,9 +5,11 @@ figures only check NVML's: where the two disagree about a device by more than ti
 explain, that is said, and nothing is changed.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -35,6 +37,8 @@ _WINDOW_S = 60.0
 _TOLERANCE_BYTES = 64 << 20
 #: So many scrapes in a row must disagree: a peak between two of our samples is no disagreement.
 _IN_A_ROW = 3
+#: Directories that are looked through for our own cgroup, once.
+_MOST_CGROUPS = 20_000
 
 
 class Survey:
@@ -63,6 +67,9 @@ class Survey:
         self._memory: Memory | None = None
         self._check = CrossCheck()
         self._hanging = False
+        self._unusable = False
+        #: Why the driver is to be left alone; empty: it is not. Set by the composition root.
+        self.maintenance: Callable[[], str] = lambda: ""
 
     @property
     def hanging(self) -> bool:
@@ -71,7 +78,12 @@ class Survey:
 
     def read(self) -> Iterable[Reading]:
         now = self._now()
-        found = self._nvml.look()
+        if why := self.maintenance():
+            self._xids.watch(())
+            found = self._nvml.released(why, may_close=self._closable)
+        else:
+            found = self._nvml.look()
+        self._unusable = found.unusable
         self._hanging = found.hanging
         dcgm, sources = self._ask_dcgm(found)
         readings: list[Reading] = [found.driver, *found.devices, *found.facts, *found.degraded]
@@ -82,7 +94,11 @@ class Survey:
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """What the driver grants the containers that hold devices."""
-        return self._limits.follow(readings)
+        found = self._limits.follow(readings)
+        if self._unusable:
+            # An open device cannot be reset, and there is none whose use has to be seen.
+            self._nvml.release(may_close=self._closable)
+        return found
 
     def close(self) -> None:
         self._nvml.close()
@@ -90,6 +106,10 @@ class Survey:
         self._xids.close()
         if self._exporter is not None:
             self._exporter.close()
+
+    @property
+    def _closable(self) -> bool:
+        return self._xids.quiet and not self._limits.hanging
 
     def _ask_dcgm(self, found: Found) -> tuple[Sequence[DcgmReading], list[SourceReading]]:
         if self._exporter is None:
@@ -128,7 +148,7 @@ class Survey:
             causes.setdefault(uuid, []).extend(checkup.causes)
         answers = not found.driver.why_not
         if answers:
-            self._xids.watch(set(causes))
+            self._xids.watch(() if found.unusable else set(causes))
         sight = Sight(
             now=now,
             driver=f"{self._incarnation()}/{found.driver.version}" if answers else "",
@@ -273,12 +293,32 @@ def incarnation(root: Path = Path("/")) -> str:
     return f"{boot}/{module}"
 
 
-def own_cgroup(root: Path = Path("/")) -> str:
-    """The full path of our own cgroup's directory (v2 only); empty where it is not known."""
+def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str:
+    """The full path of our own cgroup's directory (v2 only); empty where it is not known.
+
+    ``pid`` is our process id in the host's namespace; left out, it is our own, as with hostPID.
+    In a private cgroup namespace, the default of most runtimes, the kernel shows our cgroup as "/",
+    so its directory is looked for in the host's cgroups.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return ""
     paths = [line[3:] for line in lines if line.startswith("0::/")]
-    folder = root / "sys/fs/cgroup" / (paths[0].lstrip("/") if paths else "")
-    return str(folder) if paths and (folder / "cgroup.controllers").exists() else ""
+    mount = root / "sys/fs/cgroup"
+    if not paths:
+        return ""
+    if paths[0] != "/":
+        folder = mount / paths[0].lstrip("/")
+        return str(folder) if (folder / "cgroup.controllers").exists() else ""
+    if not (mount / "cgroup.controllers").exists():
+        return ""
+    wanted = str(os.getpid() if pid is None else pid)
+    for folder_name, _, _ in islice(os.walk(mount), 1, _MOST_CGROUPS):
+        try:
+            processes = Path(folder_name, "cgroup.procs").read_text().split()
+        except OSError:  # a threaded cgroup has none to read
+            continue
+        if wanted in processes:
+            return folder_name
+    return ""

@@ -18,6 +18,8 @@ _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
 #: One wait; devices that came meanwhile are listened to after it.
 WAIT_MS = 2000
 _PAUSE_S = 1.0
+#: Until it is looked again whether there is anything to listen to.
+_IDLE_S = 0.25
 #: So often is waited before devices that could not be listened to are tried again.
 _WAITS_BEFORE_AGAIN = 3
 
@@ -43,12 +45,14 @@ class XidWatch:
         self._heard: list[Xid] = []
         self._deaf: dict[str, str] = {}
         self._returned_s = 0.0
+        self._listening = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
     def watch(self, uuids: Collection[str]) -> None:
-        """Listen to these physical GPUs from now on."""
-        self._wanted = frozenset(uuids)
+        """Listen to these physical GPUs from now on; to none, and ``quiet`` becomes true."""
+        with self._lock:
+            self._wanted = frozenset(uuids)
         if self._thread is None and uuids:
             self._returned_s = self._monotonic()
             thread = threading.Thread(target=self._listen, name="xids", daemon=True)
@@ -57,6 +61,12 @@ class XidWatch:
             except RuntimeError:
                 return  # the machine has no thread left for us; perhaps next time
             self._thread = thread
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no call is under way, and none will be until ``watch`` names a GPU."""
+        with self._lock:
+            return not self._wanted and not self._listening
 
     def drain(self) -> list[Xid]:
         """Everything heard since the last call."""
@@ -79,10 +89,17 @@ class XidWatch:
 
     def _listen(self) -> None:
         while not self._stop.is_set():
-            events, heard = None, frozenset[str]()
+            with self._lock:
+                heard = self._wanted
+                self._listening = bool(heard)
+            if not heard:
+                self._now_deaf({})
+                self._returned_s = self._monotonic()
+                self._stop.wait(_IDLE_S)
+                continue
+            events = None
             try:
-                events, handles = self._registered(self._wanted)
-                heard = frozenset(self._wanted)
+                events, handles = self._registered(heard)
                 again = len(handles) < len(heard)
                 waits = 0
                 while not self._stop.is_set() and self._wanted == heard:
@@ -92,10 +109,12 @@ class XidWatch:
                     waits += 1
             except NvmlError as err:
                 # One device that is lost ends every wait; the others are heard after the pause.
-                self._now_deaf(dict.fromkeys(self._wanted, str(err)))
+                self._now_deaf(dict.fromkeys(heard, str(err)))
                 self._stop.wait(_PAUSE_S)
             finally:
                 self._free(events)
+                with self._lock:
+                    self._listening = False
             self._returned_s = self._monotonic()
 
     def _registered(self, uuids: frozenset[str]) -> tuple[Any, dict[str, Any]]:

@@ -41,6 +41,8 @@ NO_SCHEDULER = "none"
 DEVICE_CHOICE = PREFIX + "device-choice"
 #: Node: bytes kept free on every device.
 RESERVE = PREFIX + "reserve"
+#: Node: whether the agent leaves the driver alone, for work on the driver or on the GPUs.
+MAINTENANCE = PREFIX + "maintenance"
 #: Written by us on the Binding: where the pod was placed, as JSON.
 PLACEMENT = PREFIX + "placement"
 #: Written by us with it where the devices are certain: this and the index of the container.
@@ -228,9 +230,17 @@ def parse_device_choice(text: str) -> DeviceChoice:
 
 
 def parse_gated(text: str) -> bool:
+    return _parse_switch(GATED, text)
+
+
+def parse_maintenance(text: str) -> bool:
+    return _parse_switch(MAINTENANCE, text)
+
+
+def _parse_switch(key: str, text: str) -> bool:
     stripped = text.strip()
     if stripped not in ("true", "false"):
-        raise BadAnnotation(GATED, text, "is not true or false", "true")
+        raise BadAnnotation(key, text, "is not true or false", "true")
     return stripped == "true"
 
 

@@ -33,10 +33,12 @@
  * library, lists that do not fit answer INSUFFICIENT_SIZE with the size, structs carry a version
  * that is checked, v1's `used` includes the reserve, nothing works before nvmlInit, GPM begins with
  * Hopper, wants 100 ms between samples and knows what was allocated, and an XID that was raised
- * before a process came is lost to it.
+ * before a process came is lost to it. It has FAKE_NVML_DEVICE open from nvmlInit to nvmlShutdown,
+ * as the real one has /dev/nvidia0.
  */
 
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +115,7 @@ static int cuda;
 /* --- what the process remembers */
 
 static int initialised;
+static int opened = -1;
 static char since[80]; /* the driver that it was initialised under */
 static unsigned told[64]; /* XIDs of each device */
 static int samples; /* that were allocated and not freed */
@@ -314,15 +317,26 @@ ret nvmlInitWithFlags(unsigned flags)
         return r;
     if (*library && strcmp(library, driver))
         return MISMATCH;
-    if (!initialised++)
+    if (!initialised++) {
         strcpy(since, driver);
+        if (getenv("FAKE_NVML_DEVICE"))
+            opened = open(getenv("FAKE_NVML_DEVICE"), O_RDONLY | O_CLOEXEC);
+    }
     for (int i = 0; !born && i < devices; i++)
         told[i] = table[i].raised;
     born = 1;
     return OK;
 }
 ret nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-ret nvmlShutdown(void) { ENTER(NULL); initialised--; return OK; }
+ret nvmlShutdown(void)
+{
+    ENTER(NULL);
+    if (!--initialised && opened >= 0) {
+        close(opened);
+        opened = -1;
+    }
+    return OK;
+}
 const char *nvmlErrorString(ret code) { (void)code; return "an error that only this driver knows"; }
 ret nvmlSystemGetDriverVersion(char *to, unsigned size) { ENTER(NULL); return text(driver, to, size); }
 ret nvmlSystemGetCudaDriverVersion_v2(int *to) { ENTER(NULL); *to = cuda; return OK; }

@@ -14,6 +14,7 @@ from contract.annotations import (
     DEFAULT_VRAM,
     DEVICE_CHOICE,
     GATED,
+    MAINTENANCE,
     OF_USERS,
     PREFIX,
     RESERVE,
@@ -23,6 +24,7 @@ from contract.annotations import (
     of_extenders,
     parse_device_choice,
     parse_gated,
+    parse_maintenance,
     parse_reserve,
     parse_share,
     parse_vram,
@@ -41,6 +43,7 @@ _OF_NAMESPACES: Mapping[str, Callable[[str], object]] = {
 }
 _OF_NODES: Mapping[str, Callable[[str], object]] = {
     DEVICE_CHOICE: parse_device_choice,
+    MAINTENANCE: parse_maintenance,
     RESERVE: parse_reserve,
 }
 

@@ -29,10 +29,12 @@ def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
     # A node's own /proc: on this machine other kubelets and plugins may run.
     (tmp_path / "proc/2").mkdir(parents=True)
     (tmp_path / "proc/2/comm").write_text("kthreadd\n")
+    (device := tmp_path / "nvidia0").touch()
     return kept | {
         "HEADROOM_PROC": str(tmp_path / "proc"),
         "LD_LIBRARY_PATH": str(driver_folder),
         "FAKE_NVML_TABLE": str(tmp_path / "table"),
+        "FAKE_NVML_DEVICE": str(device),
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error",
         "NODE_NAME": "n1",

@@ -3,14 +3,18 @@ driver library is found when a process starts.
 
     step            the status that the next sample makes, as JSON
     steps <n>       n samples, of which nothing is told
+    maintain <why>  from now on the driver is to be left alone; without a why: not any more
+    opened          whether the device of the driver is open
     vitals          {"fds", "threads", "samples" (GPM's, not given back), "kib" (resident)}
 """
 
+import contextlib
 import ctypes
 import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +28,12 @@ from agent.summary import summarise
 EXPORTER_TIMEOUT_S = 0.5
 
 
+def descriptors() -> Iterator[os.stat_result]:
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            yield os.stat(f"/proc/self/fd/{each}")
+
+
 def main() -> None:
     settings = read_settings(sys.argv[1:], os.environ)
     survey = survey_of(settings, exporter_timeout_s=EXPORTER_TIMEOUT_S)
@@ -33,8 +43,16 @@ def main() -> None:
         match command:
             case "step" | "steps":
                 for _ in range(int(argument or 1)):
-                    status = summarise(survey.read(), datetime.now(UTC), before=status)
+                    readings = list(survey.read())
+                    readings += survey.follow(readings)
+                    status = summarise(readings, datetime.now(UTC), before=status)
                 answer = msgspec.to_builtins(status) if command == "step" else {}
+            case "maintain":
+                survey.maintenance = lambda why=argument: why
+                answer = {}
+            case "opened":
+                device = os.stat(os.environ["FAKE_NVML_DEVICE"])
+                answer = {"opened": any(os.path.samestat(device, each) for each in descriptors())}
             case "vitals":
                 answer = {
                     "fds": len(os.listdir("/proc/self/fd")),

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent import deadline
 from agent.deadline import Hanging, Worker
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -76,3 +78,25 @@ def test_thread_ends_when_it_is_closed_and_its_call_returned(stuck: threading.Ev
     for thread in threads():
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_a_process_that_ends_waits_for_calls_only_briefly(
+    worker: Worker[int], stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "_ends_at_s", float("inf"))
+
+    def wait() -> int:
+        stuck.wait()
+        return 1
+
+    worker.give(wait)
+    began_s = time.monotonic()
+    ends = threading.Timer(0.1, deadline.hurry)
+    ends.start()
+    with pytest.raises(Hanging):
+        worker.result(began_s + 3600)
+    stuck.set()
+    ends.join()
+    until(lambda: not worker.busy, "the call to return")
+    assert worker.give(lambda: 3)
+    assert worker.result(began_s + 3600) == 3

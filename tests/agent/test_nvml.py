@@ -545,6 +545,53 @@ def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
     assert own_cgroup(tmp_path) == str(folder)
 
 
+def test_own_cgroup_is_found_where_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:
+    """In a private cgroup namespace, the default of containerd and CRI-O with cgroups v2."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    mount = tmp_path / "sys/fs/cgroup"
+    own = mount / "kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope"
+    other = mount / "kubepods.slice/kubepods-pod2.slice"
+    for folder, processes in ((mount, ""), (own, "17\n4242\n"), (other, "424\n42420\n")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.controllers").touch()
+        (folder / "cgroup.procs").write_text(processes)
+    assert own_cgroup(tmp_path, 4242) == str(own)
+    assert own_cgroup(tmp_path, 4243) == ""
+
+
+def test_gpus_that_the_kernel_has_and_the_driver_does_not_show_are_said(tmp_path: Path) -> None:
+    for address, kind, driver in (
+        ("0000:3b:00.0", "0x030200", "nvidia"),
+        ("0000:3c:00.0", "0x030000", "vfio-pci"),
+        ("0000:3d:00.0", "0x068000", "nvidia"),  # a bridge
+    ):
+        folder = tmp_path / "bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        (folder / "class").write_text(f"{kind}\n")
+        (folder / "driver").symlink_to(f"/sys/bus/pci/drivers/{driver}")
+    probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: 0), sysfs=tmp_path)
+    _PROBES.append(probe)
+    (degraded,) = probe.look().degraded
+    assert degraded.what.startswith("the kernel has 1 of NVIDIA's GPUs and the driver shows none")
+
+
+def test_gpus_that_appear_later_are_seen() -> None:
+    """The driver counts those that are there when it is opened."""
+    there = [0]
+    counted = []
+    opened = gate(
+        nvmlInitWithFlags=lambda flags: counted.append(there[0]),
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: counted[-1],
+    )
+    probe = probing(opened)
+    assert probe.look().devices == []
+    assert probe.release(may_close=True)
+    there[0] = 1
+    assert [device.uuid for device in probe.look().devices] == ["GPU-0"]
+
+
 #: Every call that the probe makes.
 CALLS = [
     "nvmlInitWithFlags",

@@ -1,0 +1,98 @@
+"""The driver is closed when others have to work on it, and opened again by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.nodeapi import of_maintenance
+from tests.agent.conftest import Survey
+from tests.driver import h100
+
+Start = Callable[..., Survey]
+
+LABEL = "nvidia.com/gpu.deploy.device-plugin"
+ANNOTATION = "headroom.gpu/maintenance"
+
+
+def ready(status: dict[str, Any]) -> tuple[str, str]:
+    (found,) = [c for c in status["conditions"] if c["type"] == "DriverReady"]
+    return found["status"], found.get("message", "")
+
+
+def opened(agent: Survey) -> bool:
+    return bool(agent.ask("opened")["opened"])
+
+
+def test_the_driver_is_closed_for_maintenance_and_opened_after_it(survey: Start) -> None:
+    agent = survey([h100("GPU-a"), h100("GPU-b")])
+    assert ready(agent.step()) == ("True", "")
+    assert opened(agent)
+    agent.ask("maintain annotation x is true")
+    status = agent.until(lambda status: ready(status)[1].startswith("driver is released"))
+    assert ready(status) == ("False", "driver is released: annotation x is true")
+    assert not opened(agent)
+    assert agent.ask("vitals")["samples"] == 0
+    assert {(d["uuid"], d["healthReason"]) for d in status["devices"]} == {
+        (uuid, "the driver is left alone: annotation x is true") for uuid in ("GPU-a", "GPU-b")
+    }
+    assert not any(d["healthy"] for d in status["devices"])
+    agent.ask("steps 3")
+    assert not opened(agent)
+    agent.ask("maintain")
+    status = agent.step()
+    assert ready(status) == ("True", "")
+    assert all(d.get("healthy", True) for d in status["devices"])
+
+
+def test_a_driver_that_was_replaced_in_the_meantime_is_that_of_a_new_process(survey: Start) -> None:
+    agent = survey([h100("GPU-a")])
+    agent.step()
+    agent.ask("maintain an upgrade")
+    agent.until(lambda status: ready(status)[1].startswith("driver is released"))
+    agent.driver.say("", "driver 590.1", "library 580.95.05")
+    agent.ask("maintain")
+    assert "starts itself anew" in ready(agent.step())[1]
+
+
+@pytest.mark.parametrize("said", ["fail all 15", "fail all 16", "recovery 1"])
+def test_gpus_that_are_all_lost_are_not_kept_open_and_are_followed_back(
+    survey: Start, said: str
+) -> None:
+    agent = survey([h100("GPU-a"), h100("GPU-b")])
+    agent.step()
+    agent.driver.say("GPU-a", said)
+    agent.step()
+    assert opened(agent)  # the other one is in use: its errors have to be heard
+    agent.driver.say("GPU-b", said)
+    agent.step()
+    status = agent.until(lambda _: not opened(agent))
+    assert [d["healthy"] for d in status["devices"]] == [False, False]
+    for uuid in ("GPU-a", "GPU-b"):
+        agent.driver.say(uuid, "recovery 0")
+    status = agent.step()
+    assert all(d.get("healthy", True) for d in status["devices"]), status
+    assert opened(agent)
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "expected"),
+    [
+        ({}, {}, ""),
+        ({LABEL: "true"}, {}, ""),
+        ({LABEL: "false"}, {}, ""),
+        (
+            {LABEL: "paused-for-driver-upgrade"},
+            {},
+            f"label {LABEL} is paused-for-driver-upgrade",
+        ),
+        ({LABEL: "paused-for-mig-change"}, {}, f"label {LABEL} is paused-for-mig-change"),
+        ({}, {ANNOTATION: "true"}, f"annotation {ANNOTATION} is true"),
+        ({}, {ANNOTATION: "false"}, ""),
+        ({}, {ANNOTATION: "later"}, ""),
+    ],
+)
+def test_what_tells_the_agent_to_leave_the_driver_alone(
+    labels: dict[str, str], annotations: dict[str, str], expected: str
+) -> None:
+    assert of_maintenance(labels, annotations) == expected
