@@ -49,6 +49,8 @@ Ask = Callable[..., Any]
 SOURCE = "nvml"
 
 _MIG_ENABLED = 1
+_MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
+_MIG_UNREADABLE = "MIG is on and no instance can be read"
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -320,6 +322,10 @@ class NvmlProbe:
             instances = None
             if mode is not None and mode[0] == _MIG_ENABLED:
                 instances = list(self._instances(handle, device))
+                if not instances:
+                    instances = [replace(device, fault=self._why_no_instance())]
+            elif "nvmlDeviceGetMigMode" in self._gate.forbidden:
+                instances = [replace(device, fault="whether MIG is on may not be read")]
         except (DeviceFault, StaleHandle) as err:
             if self._identities.get(index):
                 raise  # what was last seen here is at fault: perhaps MIG devices, not this GPU
@@ -422,7 +428,7 @@ class NvmlProbe:
         read: dict[int, DeviceReading] = {}
         for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             try:
-                part = self._gate.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+                part = self._gate.ask(_MIG_HANDLE, handle, slot)
             except StaleHandle:
                 part = None  # some drivers say INVALID_ARGUMENT, not NOT_FOUND, for an empty slot
             if part is None:
@@ -444,6 +450,11 @@ class NvmlProbe:
             measured = self._measured(device, part)
             first = read.setdefault(instance, measured)
             yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
+
+    def _why_no_instance(self) -> str:
+        if _MIG_HANDLE in self._gate.forbidden:
+            return f"{_MIG_UNREADABLE}: the agent's container has no permission"
+        return f"{_MIG_UNREADABLE}: there is none, or they are not shown to the agent's container"
 
     def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
         """``device`` with its figures; a handle that went stale meanwhile is resolved once more."""

@@ -7,15 +7,16 @@ Most causes are there to be read at every sample, and end with the sample that n
     row remaps pending or failed, pages pending          the driver says so no longer
     uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload
 
-An XID is told once, to whoever listens, and leaves nothing behind that could be read. So it is
-remembered, across restarts of the agent too, until the device is provably another than the one that
-failed: the driver was loaded anew (its module or its version is another, or the machine's boot is),
-or the driver asked for a recovery after it and asks no longer. An agent that forgot would give a
-broken device back to the scheduler with every restart; one that waits some minutes and hopes, too.
+An XID is told once, to whoever listens, and leaves nothing behind that could be read. If the driver
+tells which recovery it wants (most do since 550), that decides: an XID makes the device unhealthy
+for the sample in which it came, and from then on only the recovery that the driver asks for does.
+If the driver does not tell, the XID is remembered, across restarts of the agent too, until the
+driver was loaded again (its module or its version is another, or the machine's boot is) or
+maintenance of the node has ended.
 
-XIDs that the application brought upon itself fence nothing; they are those of NVIDIA's plugin. A
-device that fails takes all its MIG devices with it. An XID of a device that the driver does not
-name fences them all, as the plugin does.
+XIDs in ``HARMLESS`` never make a device unhealthy. A device that fails takes all its MIG devices
+with it. An XID of a device that the driver does not name counts for every device, as in NVIDIA's
+plugin.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,8 +24,22 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-#: As in NVIDIA's device plugin, internal/rm/health.go.
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+#: XIDs after which the device works: number -> what it says. The first five are those of NVIDIA's
+#: device plugin (internal/rm/health.go, v0.18); the others have no action for the GPU in NVIDIA's
+#: catalog of XIDs (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin has 109 as
+#: well; in the catalog it takes a reset.
+HARMLESS = {
+    13: "an exception in the graphics engine, by the application",
+    31: "a memory page fault, by the application",
+    43: "a channel was reset, by the application",
+    45: "a channel was removed after another error",
+    68: "an exception in the video processor, by the application",
+    63: "a row remap was recorded; the check of pending remaps tells whether it takes a reset",
+    92: "many single-bit errors, which were corrected",
+    94: "a contained memory error, which ended the application",
+    121: "a corrected error of the link between CPU and GPU",
+    154: "the recovery that the driver asks for has changed, which is read itself",
+}
 
 #: What the API server takes; more, and it would refuse the whole report.
 _MOST_REASON = 1000
@@ -92,8 +107,6 @@ class Patient(msgspec.Struct, frozen=True):
     since: str
     #: "79 (nvml)"; none where nothing but the samples speaks against it.
     xids: list[str] = msgspec.field(default_factory=list)
-    #: Whether the driver has asked for a recovery since the first of them.
-    asked: bool = False
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -121,6 +134,8 @@ class Sight:
     xids: Iterable[Xid] = ()
     #: DCGM's gauge; 0: none yet.
     gauges: Mapping[str, int] = field(default_factory=dict)
+    #: Whether maintenance of the node has just ended.
+    maintained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +152,19 @@ def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, Fence]]:
     fences: dict[str, Fence] = {}
     for uuid in {*before.patients, *sight.causes}:
         known = before.patients.get(uuid)
-        xids = [] if known is None or reloaded else list(known.xids)
-        asked = known is not None and known.asked and not reloaded
         recovery = sight.checkups[uuid].recovery if uuid in sight.checkups else None
-        if xids and asked and recovery == 0:
-            xids = []
-        new = [text for text in raised.get(uuid, ()) if text not in xids]
-        xids = (xids + new)[:_MOST_XIDS]
-        asked = bool(xids) and ((asked and not new) or bool(recovery))
+        well_again = reloaded or sight.maintained or recovery == 0
+        xids = [] if known is None or well_again else list(known.xids)
+        xids += [text for text in raised.get(uuid, ()) if text not in xids]
+        xids = xids[:_MOST_XIDS]
         if uuid not in sight.causes:
             if known is not None and xids:  # not there now: what it did is not forgiven
-                patients[uuid] = Patient(known.since, xids, asked)
+                patients[uuid] = Patient(known.since, xids)
             continue
-        reasons = [*sight.causes[uuid], *([_reason(xids)] if xids else [])]
+        reasons = [*sight.causes[uuid], *([_reason(xids, recovery)] if xids else [])]
         if reasons:
             since = sight.now if known is None else known.since
-            patients[uuid] = Patient(since, xids, asked)
+            patients[uuid] = Patient(since, xids)
             fences[uuid] = Fence("; ".join(reasons)[:_MOST_REASON], since)
     return Memory(
         sight.driver or before.driver, patients, {**before.gauges, **sight.gauges}
@@ -164,12 +176,13 @@ def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
     gauged = [
         Xid(uuid, number, "dcgm")
         for uuid, number in sight.gauges.items()
-        # Edges only: the gauge still shows what was long repaired.
-        if number != before.gauges.get(uuid, 0)
+        # Edges only: the gauge still shows what was long repaired, and the first time it is seen
+        # that may be years ago.
+        if number != before.gauges.get(uuid, number)
     ]
     found: dict[str, list[str]] = {}
     for xid in (*sight.xids, *gauged):
-        if xid.number > 0 and xid.number not in APPLICATION_XIDS:
+        if xid.number > 0 and xid.number not in HARMLESS:
             for uuid in sight.causes if xid.uuid is None else [xid.uuid]:
                 texts = found.setdefault(uuid, [])
                 if (text := f"{xid.number} ({xid.source})") not in texts:
@@ -177,5 +190,8 @@ def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
     return found
 
 
-def _reason(xids: list[str]) -> str:
-    return f"XID {', '.join(xids)}: fenced until the GPU is reset or the driver loaded anew"
+def _reason(xids: list[str], recovery: int | None) -> str:
+    until = "the GPU is reset or the driver loaded anew"
+    if recovery is not None:
+        until = "the driver asks for no recovery"
+    return f"XID {', '.join(xids)}: unhealthy until {until}"

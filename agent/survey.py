@@ -68,6 +68,8 @@ class Survey:
         self._check = CrossCheck()
         self._hanging = False
         self._unusable = False
+        #: Whether the driver was left alone at the last sample.
+        self._maintained = False
         #: Why the driver is to be left alone; empty: it is not. Set by the composition root.
         self.maintenance: Callable[[], str] = lambda: ""
 
@@ -156,7 +158,9 @@ class Survey:
             checkups=found.checkups,
             xids=self._xids.drain(),
             gauges=_gauges(dcgm, causes),
+            maintained=answers and self._maintained,
         )
+        self._maintained = bool(self.maintenance()) or (self._maintained and not answers)
         self._memory, fences = judge(self._memory, sight)
         self._state.write(self._memory)
         lacks = [*self._xids.lacks, *([self._state.trouble] if self._state.trouble else [])]

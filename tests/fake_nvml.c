@@ -568,9 +568,24 @@ static ret list(device *d, int kind, unsigned *count, process *out)
     return OK;
 }
 
-ret nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
-ret nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, GRAPHICS, n, to); }
-ret nvmlDeviceGetMPSComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list(d, MPS, n, to); }
+/* Drivers 535.43 to 535.86 write entries of 32 bytes, whatever nvml.h says of _v3 (docs/agent.md). */
+static ret list_v3(device *d, int kind, unsigned *count, process *out)
+{
+    struct { process process; u64 protected_bytes; } *wide = (void *)out;
+    unsigned branch, minor, room = *count;
+    if (sscanf(driver, "%u.%u", &branch, &minor) < 2 || branch != 535 || minor < 43 || minor > 86)
+        return list(d, kind, count, out);
+    *count = d->count[kind];
+    if (room < d->count[kind])
+        return TOO_SMALL;
+    for (unsigned i = 0; i < d->count[kind]; i++)
+        wide[i].process = d->processes[kind][i], wide[i].protected_bytes = 0;
+    return OK;
+}
+
+ret nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list_v3(d, COMPUTE, n, to); }
+ret nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list_v3(d, GRAPHICS, n, to); }
+ret nvmlDeviceGetMPSComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list_v3(d, MPS, n, to); }
 /* An older driver has only these. */
 ret nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
 

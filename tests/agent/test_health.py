@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health import APPLICATION_XIDS, Checkup, Memory, Sight, Xid, judge
+from agent.health import HARMLESS, Checkup, Memory, Sight, Xid, judge
 
 FATAL = Xid("GPU-a", 79, "nvml")
 WELL: dict[str, list[str]] = {"GPU-a": [], "GPU-b": []}
@@ -58,21 +58,46 @@ def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
     assert judge(memory, sight())[1]["GPU-a"].reason.startswith("XID 100 (nvml), 101 (nvml), ")
 
 
-def test_recovery_that_was_asked_for_before_the_xid_proves_nothing() -> None:
-    asked, quiet = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
-    memory, _ = judge(Memory(), sight(checkups=asked))
-    memory, _ = judge(memory, sight(checkups=quiet))
-    memory, fences = judge(memory, sight(checkups=quiet, xids=[FATAL]))
+ASKED, QUIET = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
+
+
+def test_the_recovery_that_the_driver_asks_for_decides() -> None:
+    """A fatal XID is believed at once, and no longer than the driver itself says so."""
+    memory, fences = judge(Memory(), sight(checkups=QUIET, xids=[FATAL]))
+    assert fences["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
+    memory, fences = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
+    assert fences["GPU-a"].reason.startswith("it asks; XID 79")
+    memory, fences = judge(memory, sight(checkups=QUIET))
+    assert fences == {}
+    assert memory.patients == {}
+
+
+@pytest.mark.parametrize("number", sorted(HARMLESS))
+@pytest.mark.parametrize("recovery", [None, 0])
+def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int | None) -> None:
+    checkups = {"GPU-a": Checkup(recovery=recovery)}
+    heard = sight(checkups=checkups, xids=[Xid("GPU-a", number, "nvml")])
+    assert judge(Memory(), heard)[1] == {}
+
+
+def test_what_is_heard_late_does_not_undo_a_repair() -> None:
+    """XID 95, a reset, and then 154, which says that nothing is asked for any more."""
+    memory, fences = judge(Memory(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")]))
     assert fences
-    assert judge(memory, sight(checkups=quiet))[1]
+    memory, fences = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["a GPU reset"]}))
+    assert fences
+    memory, fences = judge(memory, sight(checkups=QUIET, xids=[Xid("GPU-a", 154, "nvml")]))
+    assert fences == {}
+    assert memory.patients == {}
 
 
-def test_new_xid_after_the_driver_asked_needs_a_recovery_of_its_own() -> None:
-    asked, quiet = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
-    memory, _ = judge(Memory(), sight(checkups=asked, xids=[FATAL]))
-    memory, fences = judge(memory, sight(checkups=quiet, xids=[Xid("GPU-a", 48, "nvml")]))
-    assert fences["GPU-a"].reason.startswith("XID 48")
-    assert judge(memory, sight(checkups=quiet))[1]
+def test_the_end_of_maintenance_is_a_repair_where_the_driver_tells_of_none() -> None:
+    memory, fences = judge(Memory(), sight(xids=[FATAL]))
+    assert fences
+    memory, fences = judge(memory, sight(maintained=True))
+    assert fences == {}
+    memory, fences = judge(memory, sight(maintained=True, causes={"GPU-a": ["GPU is lost"]}))
+    assert fences["GPU-a"].reason == "GPU is lost"
 
 
 def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
@@ -82,7 +107,7 @@ def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gauge", "fenced"), [([0, 79], True), ([79], True), ([31], False), ([0], False)]
+    ("gauge", "fenced"), [([0, 79], True), ([79], False), ([31], False), ([0], False)]
 )
 def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], fenced: bool) -> None:
     memory = Memory()
@@ -136,7 +161,7 @@ def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(sights: li
         assert set(fences) <= set(each.causes)
         for uuid, causes in each.causes.items():
             heard = [x for x in each.xids if x.uuid in {uuid, None}]
-            if causes or any(x.number not in APPLICATION_XIDS for x in heard):
+            if causes or any(x.number not in HARMLESS for x in heard):
                 assert uuid in fences
             if uuid in fences:
                 assert fences[uuid].reason

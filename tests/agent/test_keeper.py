@@ -1,5 +1,6 @@
 """The keeper of a steered resource, where what it needs is in the way."""
 
+import errno
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,3 +73,24 @@ def test_the_plugin_is_brought_back_for_a_killed_agent_whatever_the_kubelet_says
     assert plugin.encode() in request
     assert PREFIX.encode() not in request
     assert not left.exists()
+
+
+def test_a_socket_that_cannot_be_removed_ends_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is not to steer has the kubelet's folder read-only."""
+    monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
+    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
+    plugin = plugin_socket(RESOURCE)
+    (tmp_path / f"{PREFIX}{plugin}").touch()
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with (
+        answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
+        answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
+    ):
+        clean_up(tmp_path, lambda _: True)
+    assert len(registered) == 1

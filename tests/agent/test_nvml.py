@@ -534,6 +534,38 @@ def test_incarnation_changes_with_boot_and_module(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        pytest.param(
+            {"nvmlDeviceGetMigDeviceHandleByIndex": refusing(4)},
+            "MIG is on and no instance can be read: the agent's container has no permission",
+            id="no permission",
+        ),
+        pytest.param(
+            {"nvmlDeviceGetMigDeviceHandleByIndex": refusing(6)},
+            "MIG is on and no instance can be read: there is none, or they are not shown to the"
+            " agent's container",
+            id="none is shown",
+        ),
+        pytest.param(
+            {"nvmlDeviceGetMigMode": refusing(4)},
+            "whether MIG is on may not be read",
+            id="the mode may not be read",
+        ),
+    ],
+)
+def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
+    calls: dict[str, Any], why: str
+) -> None:
+    on = {
+        "nvmlDeviceGetMigMode": lambda handle: [1, 1],
+        "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
+    }
+    (device,) = probing(gate(**{**on, **calls})).look().devices
+    assert (device.uuid, device.kind, device.fault) == ("GPU-0", "gpu", why)
+
+
 def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     assert own_cgroup(tmp_path) == ""

@@ -1,5 +1,6 @@
 """Fences by XID, on the fake driver library and a stand-in for dcgm-exporter."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.driver import Gpu, Instance, b200, h100
 Start = Callable[..., Survey]
 Status = dict[str, Any]
 
-FENCED = "XID 79 (nvml): fenced until the GPU is reset or the driver loaded anew"
+FENCED = "XID 79 (nvml): unhealthy until the GPU is reset or the driver loaded anew"
 
 
 @pytest.fixture
@@ -44,10 +45,10 @@ def test_xid_fences_its_gpu_with_all_its_mig_devices_and_no_other(survey: Start)
     assert len(since(agent.step())) == 1
 
 
-def test_xid_of_an_application_fences_nothing(survey: Start) -> None:
+def test_xid_after_which_the_device_works_fences_nothing(survey: Start) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.step()
-    for xid in (13, 31, 43, 45, 68, 109):
+    for xid in (13, 31, 43, 45, 68, 63, 92, 94, 121, 154):
         agent.driver.fail("GPU-a", xid)
     agent.driver.fail("GPU-b", 48)  # heard after the others
     assert list(reasons(agent.until(fenced))) == ["GPU-b"]
@@ -89,27 +90,42 @@ def test_file_that_cannot_be_written_or_read_is_said(survey: Start, tmp_path: Pa
     assert "cannot be written, a restart forgets XIDs" in xid["message"]
 
 
-def test_fence_ends_when_the_driver_asked_for_a_reset_and_asks_no_longer(survey: Start) -> None:
-    agent = survey([h100("GPU-a")])
-    agent.driver.say("GPU-a", "recovery 0")
+def test_fence_ends_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
+    agent = survey([h100("GPU-a"), h100("GPU-b")])  # the other one goes on: XIDs are heard
+    agent.driver.say("GPU-a", "recovery 1")
     agent.step()
     agent.driver.fail("GPU-a", 95)
-    agent.until(fenced)
-    # It asks for nothing yet: no proof.
-    assert fenced(agent.step())
-    agent.driver.say("GPU-a", "recovery 1")
-    assert "asks for a GPU reset" in reasons(agent.step())["GPU-a"]
+    status = agent.until(lambda status: "XID 95" in reasons(status)["GPU-a"])
+    assert reasons(status)["GPU-a"].startswith("driver asks for a GPU reset; XID 95 (nvml)")
     agent.driver.say("GPU-a", "recovery 0")
     assert not fenced(agent.step())
 
 
+def test_fence_ends_with_the_maintenance_of_the_node(survey: Start) -> None:
+    """This driver does not tell which recovery it wants."""
+    agent = survey([h100("GPU-a")])
+    agent.step()
+    agent.driver.fail("GPU-a", 95)
+    agent.until(fenced)
+    agent.ask("maintain a reset")
+    agent.step()
+    agent.ask("maintain")
+    assert not fenced(agent.until(lambda status: not fenced(status)))
+    assert not fenced(agent.step())
+
+
 def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) -> None:
-    exporter.text = recorded("4.6.0-renamed")
+    text = recorded("4.6.0-renamed")
+    exporter.text = re.sub(r"(?m)^(DCGM_FI_DEV_XID_ERRORS.*) 79$", r"\1 0", text)
+    assert exporter.text != text
     agent = survey(
         [b200("GPU-a"), b200("GPU-b")], "--dcgm-url", exporter.url, "--dcgm-interval", "0.05"
     )
+    agent.until(lambda status: any(s["name"] == "dcgm" for s in status["sources"]))
+    assert not fenced(agent.step())
+    exporter.text = text
     assert reasons(agent.until(fenced)) == {
-        "GPU-b": "XID 79 (dcgm): fenced until the GPU is reset or the driver loaded anew"
+        "GPU-b": "XID 79 (dcgm): unhealthy until the GPU is reset or the driver loaded anew"
     }
     # After the reset the exporter still shows it, until it is restarted.
     agent.driver.say("GPU-b", "recovery 1")

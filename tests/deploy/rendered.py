@@ -27,6 +27,7 @@ PLATFORMS = ("gpu-operator", "device-plugin", "gke", "eks", "aks", "trial")
 COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "privileged": {"agent": {"privileged": True}},
     "no-ptrace": {"agent": {"ptrace": False}},
+    "mig": {"agent": {"mig": True}},
     "selinux": {"agent": {"selinux": True}},
     "steered": {"agent": {"steer": ["nvidia.com/gpu"]}},
     "kubernetes-1.32": {"kubeScheduler": {"backoffGate": False}},

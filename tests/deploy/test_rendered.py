@@ -92,7 +92,7 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard"),
     ("no-ptrace", "selinux", "kubernetes-1.32", "in-tree-mirror"),
-    ("steered", "cert-manager", "monitors", "rules"),
+    ("steered", "mig", "cert-manager", "monitors", "rules"),
 )
 
 

@@ -128,6 +128,7 @@
 {{- $_ := set $required "nodeSelectorTerms" (concat $required.nodeSelectorTerms $agent.moreNodeSelectorTerms) }}
 {{- $env := $container.env }}
 {{- if $agent.steer }}{{ $env = append $env (dict "name" "HEADROOM_STEER" "value" (join "," $agent.steer)) }}{{ end }}
+{{- if $agent.mig }}{{ $env = append $env (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}{{ end }}
 {{- if $agent.driverFolder }}{{ $env = append $env (dict "name" "LD_LIBRARY_PATH" "value" "/usr/local/nvidia/lib64") }}{{ end }}
 {{- range $name, $value := $agent.env }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
 {{- $_ := set $container "env" $env }}
@@ -143,6 +144,10 @@
 {{- $security := $container.securityContext }}
 {{- if not $agent.ptrace }}
 {{- $_ := unset $security.capabilities "add" }}{{ $_ := unset $security "appArmorProfile" }}
+{{- end }}
+{{- if $agent.mig }}
+{{- $_ := unset $security "allowPrivilegeEscalation" }}
+{{- $_ := set $security.capabilities "add" (append (default list $security.capabilities.add) "SYS_ADMIN") }}
 {{- end }}
 {{- if $agent.selinux }}{{ $_ := set $security "seLinuxOptions" (dict "type" "spc_t") }}{{ end }}
 {{- if $agent.privileged }}
