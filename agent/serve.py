@@ -1,10 +1,15 @@
-"""What the agent serves itself: /metrics, /v1/report, /v1/gate and /healthz.
+"""What the agent serves itself: /metrics, /v1/report, /v1/gate, /healthz and /readyz.
 
 Nothing here measures: a scrape costs no driver call, and an agent without any extender or cluster
 still serves. Only /v1/gate asks anybody, the API server, and seldom.
+
+Any pod that reaches the port may ask. The report names the pods and processes of every tenant, so
+it is given to clients over loopback only: to ``kubectl port-forward`` and ``kubectl exec``, which
+the API server has authorised.
 """
 
 import contextlib
+import ipaddress
 import re
 import socket
 import socketserver
@@ -43,6 +48,16 @@ _ANSWERED = object()
 CLIENT_S = 30.0
 #: Request line and headers of one request; it has no body.
 MAX_REQUEST_BYTES = 16 << 10
+
+_LOCAL_ONLY = (
+    b"the report is given over loopback only; "
+    b"example: kubectl -n headroom-system port-forward pod/NAME 9410, "
+    b"then localhost:9410/v1/report\n"
+)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 class Board:
@@ -135,6 +150,12 @@ class Server:
                 match path:
                     case "/metrics":
                         self._answer(200, _PROMETHEUS, generate_latest(registry))
+                    case "/readyz" if shown is not None:
+                        self._answer(200, _TEXT, b"ok\n")
+                    case "/readyz":
+                        self._answer(503, _TEXT, b"no sample was taken yet\n")
+                    case "/v1/report" if not _is_loopback(self.client_address[0]):
+                        self._answer(403, _TEXT, _LOCAL_ONLY)
                     case "/v1/report" if shown is not None:
                         self._answer(200, _JSON, msgspec.json.encode(shown.status))
                     case "/v1/report":
@@ -148,7 +169,7 @@ class Server:
                     case "/healthz":
                         self._answer(503, _TEXT, b"no recent sample\n")
                     case _:
-                        known = b"try /metrics, /v1/report, /v1/gate or /healthz\n"
+                        known = b"try /metrics, /v1/report, /v1/gate, /healthz or /readyz\n"
                         self._answer(404, _TEXT, known)
 
             def _gate(self, query: str) -> None:

@@ -79,6 +79,10 @@ class GpuNode:
         return resource in allocatable or bool(self.devices(resource))
 
 
+#: Annotation of the pod by which a kubelet shows a static one to the API server.
+STATIC = "kubernetes.io/config.mirror"
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
     """``nodes`` are those of the cluster; which of them matter is found out where it does."""
@@ -89,6 +93,13 @@ class Around:
     nodes: Iterable[GpuNode] = ()
     #: Those of them on which something is annotated about who chooses; None: look for them.
     annotated: Iterable[GpuNode] | None = None
+    #: Whether a kubelet asks.
+    by_node: bool = False
+
+    def is_static(self, pod: Pod) -> bool:
+        """Whether the pod is the mirror of a static one; anybody can write the annotation, so it is
+        believed from a kubelet only."""
+        return self.by_node and pod.annotation(STATIC) is not None
 
     @property
     def scheduler(self) -> str | None:

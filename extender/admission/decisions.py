@@ -1,6 +1,7 @@
 """Which decision answers which review: by the kind of what is under review."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from extender.admission.around import Around
 from extender.admission.mutation import Mutated, mutate
@@ -32,7 +33,7 @@ def answer_mutate(request: Request, around: Surroundings) -> bytes:
     """Of pods that are created; whatever else is sent stays as it is."""
     if request.kind.kind != "Pod" or request.operation != _CREATE:
         return answer_mutated(request, Mutated())
-    return answer_mutated(request, mutate(pod_of(request), around(request.namespace)))
+    return answer_mutated(request, mutate(pod_of(request), _around(request, around)))
 
 
 def answer_validate(request: Request, around: Surroundings) -> bytes:
@@ -44,7 +45,7 @@ def _validated(request: Request, around: Surroundings) -> Validated:
     if request.operation not in (_CREATE, _UPDATE):
         return Validated()
     if kind == "Pod":
-        return validate_pod(pod_of(request), pod_before(request), around(request.namespace))
+        return validate_pod(pod_of(request), pod_before(request), _around(request, around))
     if kind in _ANNOTATED:
         return validate_annotations(kind, metadata_of(request))
     found = template_of(request)
@@ -52,3 +53,7 @@ def _validated(request: Request, around: Surroundings) -> Validated:
         return Validated()
     owner, pod = found
     return validate_template(kind, owner, pod, around(request.namespace))
+
+
+def _around(request: Request, around: Surroundings) -> Around:
+    return replace(around(request.namespace), by_node=request.user_info.is_node)

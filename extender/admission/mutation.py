@@ -30,8 +30,8 @@ from contract.annotations import (
     parse_vram,
     render_vram,
 )
-from contract.gate import GATE, is_gated
-from contract.kube import Container, EnvVar, Pod, PodSpec
+from contract.gate import GATE
+from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
 from extender.admission.amounts import cap_mib, mirrored_mib, mps_mib
 from extender.admission.around import STOCK_SCHEDULER, Around, GpuNode
@@ -40,9 +40,6 @@ from extender.admission.wishes import gated_wish, share_wish
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
 from extender.placement.rules import Rules
 from extender.placement.visible import VISIBLE_DEVICES, followed
-
-#: Of a static pod: what it says is what runs, whatever is written here.
-STATIC = "kubernetes.io/config.mirror"
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
 FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
@@ -69,7 +66,7 @@ class Mutated:
 def mutate(pod: Pod, around: Around) -> Mutated:
     """The changes to a pod that is being created. Raises nothing: what cannot be read is left to
     validation, which says why."""
-    if not asks_for_gpu(pod, around.rules) or pod.annotation(STATIC) is not None:
+    if not asks_for_gpu(pod, around.rules) or around.is_static(pod):
         return Mutated()
     if exceeded(pod):  # validation rejects it, and says why
         return Mutated()
@@ -242,7 +239,7 @@ def _gate(draft: Draft, around: Around, places: Sequence[GpuNode], wished: bool)
     """Where the pod or its namespace wishes it, and where the pod could go to a gated node, all
     others it could go to having an agent too: without one a gate never opens."""
     gated = [place.node.metadata.name for place in places if place.choice is DeviceChoice.GATED]
-    if is_gated(draft.pod) or not (wished or gated):
+    if not (wished or gated):
         return
     if not around.wishes.gate_image:
         if wished:
@@ -258,15 +255,13 @@ def _gate(draft: Draft, around: Around, places: Sequence[GpuNode], wished: bool)
             f" nodeSelector, or {GATED}: 'true'"
         )
         return
+    gate = gate_container(around.wishes.gate_image)
     for index, container in enumerate(draft.pod.spec.init_containers or ()):
         if container.name == GATE:
-            alone = PodSpec(init_containers=[container])
-            if is_gated(Pod(metadata=draft.pod.metadata, spec=alone)):
-                draft.to_front(index)  # others put theirs before it since
-            else:
-                yield f"init container {GATE} is no gate: it asks for a device or is a sidecar"
+            # Whatever its author or others made of it: a gate is this container whole, and first.
+            draft.replace_first(index, gate)
             return
-    draft.first(gate_container(around.wishes.gate_image))
+    draft.first(gate)
 
 
 def gate_container(image: str) -> dict[str, Any]:

@@ -15,23 +15,17 @@ from contract.kube import Container, EnvVar, EnvVarSource, FieldRef, Pod, Resour
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    #: add, remove or move.
+    #: add or remove.
     op: str
     path: str
     #: Of add.
     value: Any = None
-    #: Of move: the path that it is moved from.
-    source: str = ""
 
     @property
     def wire(self) -> dict[str, Any]:
         """As RFC 6902 writes it."""
-        match self.op:
-            case "add":
-                return {"op": "add", "path": self.path, "value": self.value}
-            case "move":
-                return {"op": "move", "from": self.source, "path": self.path}
-        return {"op": self.op, "path": self.path}
+        wire = {"op": self.op, "path": self.path}
+        return {**wire, "value": self.value} if self.op == "add" else wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +108,13 @@ class Draft:
         spec = msgspec.structs.replace(spec, init_containers=[shown, *(spec.init_containers or ())])
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 
-    def to_front(self, index: int) -> None:
-        """Let an init container that is there come before all others."""
-        path = "/spec/initContainers"
-        self.operations.append(Operation("move", f"{path}/0", source=f"{path}/{index}"))
+    def replace_first(self, index: int, gate: Mapping[str, Any]) -> None:
+        """Put an init container before all others, in place of the one at ``index``."""
+        self._do("remove", f"/spec/initContainers/{index}")
+        self._do("add", "/spec/initContainers/0", gate)
         init = [*(self.pod.spec.init_containers or ())]
-        init.insert(0, init.pop(index))
+        del init[index]
+        init.insert(0, msgspec.convert(gate, Container))
         spec = msgspec.structs.replace(self.pod.spec, init_containers=init)
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 

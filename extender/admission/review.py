@@ -32,11 +32,22 @@ class GroupVersionKind(KubeStruct, frozen=True):
     kind: str = ""
 
 
+class UserInfo(KubeStruct, frozen=True):
+    username: str = ""
+    groups: tuple[str, ...] = ()
+
+    @property
+    def is_node(self) -> bool:
+        """Whether a kubelet asks, which may create mirror pods of its own node alone."""
+        return self.username.startswith("system:node:") and "system:nodes" in self.groups
+
+
 class Request(KubeStruct, frozen=True):
     uid: str
     kind: GroupVersionKind
     operation: str = ""
     namespace: str = ""
+    user_info: UserInfo = UserInfo()
     #: Null in what is deleted, and what is created has none before it.
     object: msgspec.Raw = msgspec.Raw(b"null")
     old_object: msgspec.Raw = msgspec.Raw(b"null")

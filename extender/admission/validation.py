@@ -33,7 +33,7 @@ from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
 from extender.admission.around import Around
-from extender.admission.mutation import NO_IMAGE, STATIC
+from extender.admission.mutation import NO_IMAGE
 from extender.placement.request import Unreadable, asks_for_gpu, understand
 
 _PARSED: Mapping[str, Callable[[str], object]] = {GATED: parse_gated, SHARE: parse_share}
@@ -69,7 +69,7 @@ def validate_pod(pod: Pod, before: Pod | None, around: Around) -> Validated:
     A change that leaves our annotations alone is let through, so that what was let in once can
     still be given up. A static pod runs whatever is said here.
     """
-    if pod.annotation(STATIC) is not None or pod.metadata.deletion_timestamp:
+    if around.is_static(pod) or pod.metadata.deletion_timestamp:
         return Validated()
     if before is not None and (before.node or _ours(before.metadata) == _ours(pod.metadata)):
         return Validated()

@@ -49,6 +49,11 @@ def container(
     return {"name": name, "image": "none", "resources": resources, **other}
 
 
+ADMIN = {"username": "admin", "groups": ["system:authenticated"]}
+KUBELET = {"username": "system:node:n", "groups": ["system:nodes", "system:authenticated"]}
+STATIC = {"kubernetes.io/config.mirror": "x"}
+
+
 def review(
     obj: Mapping[str, Any] | None,
     *,
@@ -56,6 +61,7 @@ def review(
     operation: str = "CREATE",
     old: Mapping[str, Any] | None = None,
     namespace: str = "team-a",
+    user: Mapping[str, Any] = ADMIN,
 ) -> dict[str, Any]:
     return {
         "apiVersion": "admission.k8s.io/v1",
@@ -67,7 +73,7 @@ def review(
             "name": "p",
             "namespace": namespace,
             "operation": operation,
-            "userInfo": {"username": "admin"},
+            "userInfo": user,
             "object": obj,
             "oldObject": old,
             "dryRun": False,

@@ -16,6 +16,7 @@ from extender.placement.rules import Rules
 from extender.placement.visible import Visible
 from tests.admission.reviews import (
     GATE_IMAGE,
+    STATIC,
     around,
     container,
     manifest,
@@ -82,7 +83,6 @@ class TestScheduler:
         [
             pytest.param(manifest(None, container(gpus=0)), id="no GPU"),
             pytest.param(manifest("8Gi", container(gpus=0)), id="no GPU, annotated all the same"),
-            pytest.param(manifest(annotations={"kubernetes.io/config.mirror": "x"}), id="static"),
         ],
     )
     def test_others_are_left_alone(self, obj: dict[str, Any]) -> None:
@@ -95,6 +95,12 @@ class TestScheduler:
         stored, answer = mutated(obj, everything)
         assert stored == obj
         assert answer.warnings == ()
+
+    def test_a_static_pod_is_left_alone_if_a_kubelet_shows_it(self) -> None:
+        where = around(node(choice="gated"), gate_image=GATE_IMAGE)
+        obj = manifest(annotations=STATIC)
+        assert mutated(obj, replace(where, by_node=True))[0] == obj
+        assert is_gated(pod(mutated(obj, where)[0]))
 
     def test_a_pod_with_a_node_has_no_use_for_a_scheduler_or_a_placement(self) -> None:
         everything = around(
@@ -288,15 +294,25 @@ class TestGate:
         assert [c["name"] for c in again["spec"]["initContainers"]] == ["headroom-gate", "mesh"]
         assert is_gated(pod(again))
 
-    def test_what_only_has_its_name_is_left_where_it_is(self) -> None:
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"image": "busybox", "command": ["true"]}, id="another image"),
+            pytest.param({"command": ["true"]}, id="another command"),
+            pytest.param({"restartPolicy": "Always"}, id="a sidecar"),
+            pytest.param({"env": [{"name": "HEADROOM_AGENT_PORT", "value": "1"}]}, id="a port"),
+            pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/app"}]}, id="other files"),
+        ],
+    )
+    def test_what_only_has_its_name_is_replaced_by_the_whole_gate(
+        self, other: dict[str, Any]
+    ) -> None:
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)
-        sidecar = container("headroom-gate", 0, restartPolicy="Always")
-        obj = manifest(initContainers=[container("mesh", 0), sidecar])
-        stored, answer = mutated(obj, where)
-        assert stored["spec"]["initContainers"] == obj["spec"]["initContainers"]
-        assert answer.warnings == (
-            "init container headroom-gate is no gate: it asks for a device or is a sidecar",
-        )
+        forged = {**gate_container(GATE_IMAGE), **other}
+        stored, _ = mutated(manifest(initContainers=[container("mesh", 0), forged]), where)
+        gate, mesh = stored["spec"]["initContainers"]
+        assert gate == gate_container(GATE_IMAGE)
+        assert mesh["name"] == "mesh"
 
 
 class TestShare:
@@ -505,7 +521,9 @@ ARROUNDS = st.builds(
 def test_done_again_it_changes_nothing(obj: dict[str, Any], where: Any) -> None:
     stored, _ = mutated(obj, where)
     again, answer = mutated(stored, where)
-    assert [operation.wire for operation in answer.operations] == []
+    # The gate is put there whole each time: others may have changed what is not compared.
+    of_gate = "/spec/initContainers/0"
+    assert {operation.path for operation in answer.operations} <= {of_gate}
     assert again == stored
 
 

@@ -10,7 +10,17 @@ from extender.admission.around import Around
 from extender.admission.decisions import answer_mutate, answer_validate
 from extender.admission.review import read
 from extender.placement.request import Unreadable, understand
-from tests.admission.reviews import GATE_IMAGE, around, container, manifest, pod, review
+from tests.admission.reviews import (
+    ADMIN,
+    GATE_IMAGE,
+    KUBELET,
+    STATIC,
+    around,
+    container,
+    manifest,
+    pod,
+    review,
+)
 
 VRAM = "headroom.gpu/vram"
 
@@ -95,13 +105,17 @@ def annotated(**of_users: str) -> dict[str, Any]:
         pytest.param(annotated(vram="8Gi", policy="spread", max_sm="70%"), "", id="right"),
         pytest.param(manifest(None), "", id="nothing said"),
         pytest.param(manifest("8GB", container(gpus=0)), "", id="no GPU"),
-        pytest.param(
-            manifest("8GB", annotations={"kubernetes.io/config.mirror": "x"}), "", id="static"
-        ),
     ],
 )
 def test_a_pod_that_is_created(obj: dict[str, Any], sentence: str) -> None:
     assert refusal(obj) == sentence
+
+
+def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
+    obj = manifest("8GB", annotations=STATIC)
+    assert refusal(obj, user=KUBELET) == ""
+    for user in (ADMIN, {**ADMIN, "username": "system:node:n"}, {**KUBELET, "username": "t"}):
+        assert "headroom.gpu/vram" in refusal(obj, user=user)
 
 
 def test_the_scheduler_s_verbs_say_the_same() -> None:

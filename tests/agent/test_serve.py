@@ -5,6 +5,8 @@ import json
 import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -56,6 +58,7 @@ def test_only_samples_that_do_not_come_are_a_reason_to_restart(
     world: World, http: httpx.Client
 ) -> None:
     assert healthy(http)  # the first one may still come
+    assert http.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert http.get("/v1/report").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     world.now_s += STALE_AFTER_S
     assert healthy(http)
@@ -64,6 +67,7 @@ def test_only_samples_that_do_not_come_are_a_reason_to_restart(
     world.board.show(GPUNodeStatus(observed_at="then"))
     assert healthy(http)
     assert http.get("/v1/report").json() == {"observedAt": "then"}
+    assert http.get("/readyz").status_code == HTTPStatus.OK
     world.now_s += STALE_AFTER_S + 5
     assert not healthy(http)
     # What was known last is still told, with its age.
@@ -188,3 +192,43 @@ def test_nobody_who_is_being_answered_gives_way(world: World) -> None:
     finally:
         answers.set()
         server.stop()
+
+
+#: In a network of its own, with an address that is not the loopback's.
+_IN_A_NETWORK = """
+import http.client
+from agent.serve import Board, Server
+from contract.gpunode import GPUNodeStatus
+from tests.debian import ip
+from tests.install.network import run
+
+run(*ip(), "link", "set", "lo", "up")
+run(*ip(), "address", "add", "10.9.8.7/32", "dev", "lo")
+board = Board("n1", lambda: 0.0, 1.0)
+board.show(GPUNodeStatus(observed_at="then"))
+server = Server(board, "0.0.0.0", 0, None, {})
+server.start()
+for host in ("127.0.0.1", "10.9.8.7"):
+    for path in ("/v1/report", "/metrics", "/healthz", "/readyz"):
+        client = http.client.HTTPConnection(host, server.port, timeout=30)
+        client.request("GET", path)
+        print(host, path, client.getresponse().status)
+        client.close()
+server.stop()
+"""
+
+
+def test_the_report_is_given_over_loopback_only() -> None:
+    """Any pod reaches the port, and the report names the processes of every tenant."""
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        *(f"127.0.0.1 {path} 200" for path in ("/v1/report", "/metrics", "/healthz", "/readyz")),
+        "10.9.8.7 /v1/report 403",
+        *(f"10.9.8.7 {path} 200" for path in ("/metrics", "/healthz", "/readyz")),
+    ], done.stderr
