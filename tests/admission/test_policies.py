@@ -355,10 +355,25 @@ class TestOtherSchedulers:
             reply = site.send("POST", PODS, manifest())
             refused(reply, self.POLICY, self.SAID)
             documented(reply)
+            self.only_a_kubelet_shows_static_pods(site)
+            self.the_gpu_operator_tries_its_gpus(site)
         finally:
             back = {"spec": {"validationActions": ["Warn", "Audit"]}}
             site.send("PATCH", path, back)
             until(lambda: not is_denied(), "they are warned of again")
+
+    def only_a_kubelet_shows_static_pods(self, site: Site) -> None:
+        static = manifest(nodeName=HERE, annotations={"kubernetes.io/config.mirror": "x"})
+        refused(site.send("POST", PODS, static), self.POLICY, self.SAID)
+        reply = site.send("POST", f"{PODS}?dryRun=All", static, kubelet_of=HERE)
+        assert (reply.status, reply.warnings) == (201, ()), reply.message
+
+    def the_gpu_operator_tries_its_gpus(self, site: Site) -> None:
+        """Its validator creates a pod that names its node."""
+        site.create("/api/v1/namespaces", {"metadata": {"name": "gpu-operator"}})
+        own = "/api/v1/namespaces/gpu-operator/pods"
+        reply = site.send("POST", f"{own}?dryRun=All", manifest(nodeName=HERE))
+        assert (reply.status, reply.warnings) == (201, ())
 
 
 def test_the_page_quotes_what_is_told(site: Site, token: str) -> None:
