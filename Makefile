@@ -1,4 +1,4 @@
-# make demo | check | test | e2e | real | chaos | fuzz | cluster | bench | bench-agent | bench-devices | bench-cluster |
+# make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | docs | lock: nothing
 # else to remember.
 
@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
-.PHONY: demo check test e2e real chaos fuzz cluster bench bench-agent bench-devices \
+.PHONY: demo check test e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption docs lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
@@ -45,6 +45,9 @@ fuzz: $(VENV)/test.stamp  ## hostile input for all that reads what others write:
 
 cluster: $(VENV)/test.stamp  ## a small real cluster to try with kubectl, until Ctrl-C
 	@$(RUN) -m tests.e2e
+
+soak-steering: $(VENV)/test.stamp  ## a steered node for half an hour: 2,000 pods of every shape, 150 restarts
+	@$(RUN) -m tests.kubelet.soak $(ARGS)
 
 bench: $(VENV)/test.stamp  ## what the hot path costs, as a ratio to an echo of the same bodies
 	$(RUN) -m benchmarks.hotpath $(ARGS)

@@ -162,7 +162,7 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
             camera.probes.append(api)
             camera.survey.maintenance = lambda: api.maintenance
             camera.followers.insert(0, api)
-            helm = _helm(settings, publisher, board, api, wake)
+            helm = _helm(settings, publisher, board, api, wake, camera.followers)
         if not settings.as_json:
             ask = None if courier is None else porter.ask
             writes = {} if courier is None else courier.writes
@@ -195,9 +195,9 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
 
 
 def _leave(helm: "Helm", camera: Camera, courier: Courier, board: Board) -> None:
-    """Give the kubelet back to the plugin, once nobody counts on our choice any more.
+    """Give the kubelet back to the plugin, if no reservation counts on our choice any more.
 
-    An API server that does not answer is not waited for: the kubelet hears of no new pods either.
+    Otherwise the resource has no replicas until the next agent, as after an agent that was killed.
     """
     helm.leave()
     until_s = time.monotonic() + LEAVE_WITHIN_S
@@ -207,7 +207,11 @@ def _leave(helm: "Helm", camera: Camera, courier: Courier, board: Board) -> None
         board.show(status, pod_sm(readings))
         courier.deliver(status, began_s)
         time.sleep(SAMPLES_APART_S)
-    helm.stop()
+    may_leave = helm.may_leave
+    if not may_leave:
+        why = "pods on their way are charged on the device that this agent would choose"
+        _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
+    helm.stop(may_leave)
 
 
 def _loop(
@@ -287,6 +291,7 @@ def _helm(
     board: Board,
     api: "NodeApi",
     wake: threading.Event,
+    followers: list[Follower],
 ) -> "Helm | None":
     """What makes the kubelet take the device that the ledger chose, where that is wanted."""
     kubelet = settings.checkpoint, settings.pod_resources
@@ -302,9 +307,9 @@ def _helm(
             wake.set,
         )
     if any(settings.checkpoint.parent.glob("headroom-*.sock")):
-        from agent.steering.helm import tidy
+        from agent.steering.helm import Withdrawal
 
-        tidy(*kubelet)
+        followers.append(Withdrawal(*kubelet, publisher))
     return None
 
 

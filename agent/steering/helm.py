@@ -18,7 +18,7 @@ from agent.kubelet.podresources import PodResources, Unanswered
 from agent.probes import HoldingReading, Reading, SteeredReading
 from agent.publish import NotDelivered
 from agent.steering.choice import NoRoom, choose
-from agent.steering.keeper import Keeper, Seat, clean_up
+from agent.steering.keeper import Keeper, Seat, clean_up, leftovers
 from agent.steering.messages import Wish
 from agent.steering.relay import ANSWER_S, Refused
 from contract.errors import BadReport
@@ -118,23 +118,13 @@ class Helm:
 
     @property
     def may_leave(self) -> bool:
-        """Whether nobody is promised a choice of ours any more that the plugin would not know."""
-        try:
-            node = self._ledger.gpunode()
-        except (NotDelivered, BadReport):
-            return False
-        if node is None or node.status is None:
-            return True
-        seen = {row.uid for row in node.status.pods}
-        return not node.status.plugin.steered and all(
-            uid in seen or not any(charge.choice for charge in promise.charges)
-            for uid, promise in node.spec.reservations.items()
-        )
+        """Whether the plugin may choose again."""
+        return may_choose_again(self._ledger)
 
-    def stop(self) -> None:
-        """Give every resource back to its plugin."""
+    def stop(self, bring_back: bool = True) -> None:
+        """Give every resource back to its plugin, or leave it without replicas."""
         for keeper in self._keepers:
-            keeper.stop()
+            keeper.stop(bring_back)
         self._seat.leave()
         self._kubelet.close()
 
@@ -201,6 +191,42 @@ class Helm:
         return healthy(self._kubelet, resource)
 
 
+class Withdrawal:
+    """Brings the plugins back for an agent that was killed or ended too early, if this one does not
+    steer. The resource has no replicas until then."""
+
+    def __init__(self, checkpoint: Path, pod_resources: Path, ledger: Ledger) -> None:
+        self._checkpoint = checkpoint
+        self._pod_resources = pod_resources
+        self._ledger = ledger
+        self._is_due = bool(leftovers(checkpoint.parent))
+
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        if self._is_due and may_choose_again(self._ledger):
+            tidy(self._checkpoint, self._pod_resources)
+            self._is_due = False
+        return ()
+
+
+def may_choose_again(ledger: Ledger) -> bool:
+    """Whether the plugin may choose: the GPUNode says that nothing is steered, and no pod that has
+    not arrived is charged on one device because an agent would have chosen that.
+
+    Before, the plugin could choose a device on which nothing is reserved for the pod.
+    """
+    try:
+        node = ledger.gpunode()
+    except (NotDelivered, BadReport):
+        return False
+    if node is None or node.status is None:
+        return True
+    seen = {row.uid for row in node.status.pods}
+    return not node.status.plugin.steered and all(
+        uid in seen or not any(charge.choice for charge in promise.charges)
+        for uid, promise in node.spec.reservations.items()
+    )
+
+
 def healthy(kubelet: PodResources, resource: str) -> bool | None:
     """Whether the kubelet has healthy devices of the resource; None where it does not tell."""
     try:
@@ -210,7 +236,7 @@ def healthy(kubelet: PodResources, resource: str) -> bool | None:
 
 
 def tidy(checkpoint: Path, pod_resources: Path) -> None:
-    """Where nothing is steered any more: undo what an agent left that was killed."""
+    """Undo what an agent left that was killed or ended too early."""
     kubelet = PodResources(str(pod_resources))
     clean_up(checkpoint.parent, lambda resource: healthy(kubelet, resource))
     kubelet.close()

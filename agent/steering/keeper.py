@@ -16,8 +16,10 @@ current and takes all devices for gone. So:
   a killed agent brings the plugin back, whatever the kubelet says of the devices.
 """
 
+import contextlib
 import fcntl
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -152,13 +154,18 @@ class Keeper:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Give the resource back to its plugin."""
+    def stop(self, bring_plugin_back: bool = True) -> None:
+        """Give the resource back to its plugin, or leave it without replicas; then a socket shows
+        the next agent that the plugin has to be brought back."""
         self._end.set()
         self._thread.join()
-        if self._relay is not None:
-            self._relay.stop()
+        if self._relay is None:
+            return
+        self._relay.stop()
+        if bring_plugin_back:
             bring_back(self._folder, self._plugin, self._healthy)
+        else:
+            _leave_socket(self._folder / (PREFIX + self._plugin))
 
     def look(self) -> None:
         """Register where that is due."""
@@ -253,6 +260,13 @@ def clean_up(folder: Path, healthy: Healthy) -> None:
             # An agent that does not steer has the folder read-only; the next kubelet empties it.
             _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
     seat.leave()
+
+
+def _leave_socket(path: Path) -> None:
+    """As an agent that was killed leaves one."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
+        path.unlink(missing_ok=True)
+        made.bind(str(path))
 
 
 def _until(done: Callable[[], bool]) -> None:

@@ -250,6 +250,33 @@ def test_an_agent_that_ends_waits_for_those_on_their_way_and_gives_back_the_plug
     assert "plugin_brought_back" in node.log("agent")
 
 
+def test_the_plugin_is_not_brought_back_while_a_pod_on_its_way_counts_on_our_choice(
+    start_steered: StartSteered,
+) -> None:
+    """The plugin would choose by its count, and the pod is charged on one device."""
+    steered = start_steered()
+    node = steered.node
+    steered.place("before", "GPU-1")
+    steered.promise(gpu_pod("late"), "GPU-1", 4)
+    node._processes["agent"].terminate()
+    node.end("agent")
+    node.wait(lambda: node.allocatable() == 0, "a node without replicas")
+    assert not steered.steered()
+    # The next agent is not to steer, and waits as well.
+    steered.start_agent("--namespace=headroom-system")
+    node.wait(lambda: '"started"' in node.log("agent"), "an agent")
+    node.bind(gpu_pod("between"))
+    node.wait(lambda: "UnexpectedAdmissionError" in node.events("between"), "a refusal")
+    assert node.allocatable() == 0
+    uid = node.uid("late")
+    gone = {"spec": {"reservations": {uid: None}}}
+    steered.plane.call("PATCH", f"{GPUNODES}/{node.name}", gone, MERGE)
+    node.wait(lambda: node.allocatable() == 6, "the plugin's replicas")
+    assert steered.device("after") == "GPU-0"  # the plugin's choice
+    assert node.status("before")["phase"] == "Running"
+    node.wait(lambda: not list((node.root / "device-plugins").glob("headroom-*")), "no trace")
+
+
 def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_the_same_name(
     start_steered: StartSteered,
 ) -> None:

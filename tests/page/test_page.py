@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.controlplane import ROOT
 from tests.page.conftest import Looked, ask, place
 from tests.serving import Server, serving
+from tests.waiting import until
 
 
 def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
@@ -37,11 +38,16 @@ def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
     )
     fenced = page.get_by_role("img", name=re.compile("GPU 1 L4"))
     expect(fenced).to_have_accessible_name(re.compile("fenced: .*XID 79"))
-    widths = stranger.locator(".bar i").evaluate_all(
-        "parts => parts.map(each => [each.className, each.getBoundingClientRect().width])"
-    )
+
+    def widths() -> list[tuple[str, float]]:
+        found: list[tuple[str, float]] = stranger.locator(".bar i").evaluate_all(
+            "parts => parts.map(each => [each.className, each.getBoundingClientRect().width])"
+        )
+        return found
+
+    until(lambda: all(width > 0 for _, width in widths()), "bars that are laid out")
     # What a driver keeps for a process is forgiven every device, and is not unowned.
-    (unowned, left) = widths
+    (unowned, left) = widths()
     assert (unowned[0], left[0]) == ("unowned", "left")
     assert unowned[1] / left[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 

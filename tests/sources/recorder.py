@@ -18,7 +18,7 @@ class Recorder:
             self._changed.notify_all()
 
     def until(
-        self, enough: Callable[[list[Event]], object], timeout_s: float = 10.0
+        self, enough: Callable[[list[Event]], object], timeout_s: float = 60.0
     ) -> list[Event]:
         """Everything so far, once that is ``enough``; fails after ``timeout_s`` seconds.
 

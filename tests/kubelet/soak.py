@@ -1,0 +1,218 @@
+"""Soak of a steered node: pods of every shape, and restarts of agent, plugin and kubelet.
+
+    python -m tests.kubelet.soak [--pods 2000] [--restarts 50] [--seed 1]
+
+The kubelet, the device plugin and the API server are real, the driver and the containers are not.
+The restarts (so many of each process) come in random order, the agent is killed or ended. Prints a
+report; the exit status is 1 if a promise is broken:
+
+* a pod without a GPU waits for no pod with one,
+* every replica is there again after every restart, and at the end none is held,
+* pods that were promised a device get it, and no pod counts as one that bypassed the agent,
+* the agent has no more threads and descriptors after many pods than after few.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.controlplane import control_plane
+from tests.driver import Gpu
+from tests.kubelet.node import Node, gpu_container, gpu_pod, node
+from tests.kubelet.test_steering import SteeredNode
+
+GPUS, REPLICAS = 4, 12
+#: Pods that run at a time.
+TOGETHER = 12
+#: A pod without a GPU starts within this time, or it was delayed: the relay's deadlines are 1 and
+#: 5 s, and the stand-in for containers takes its time on two cores.
+PLAIN_S = 5.0
+
+
+class Soak:
+    def __init__(self, steered: SteeredNode, lots: random.Random) -> None:
+        self.steered = steered
+        self.node: Node = steered.node
+        self.lots = lots
+        self.shapes: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.plain_s: list[float] = []
+        self.gpu_s: list[float] = []
+        self.bypassed = 0
+        #: Threads and descriptors of one life of the agent, when it began and at its end.
+        self.grown: list[tuple[int, int]] = []
+        self.running: list[str] = []
+        self.number = 0
+        self.began = self.vitals()
+
+    def vitals(self) -> tuple[int, int]:
+        folder = Path(f"/proc/{self.node.pid('agent')}")
+        return len(list((folder / "task").iterdir())), len(os.listdir(folder / "fd"))
+
+    def pod(self) -> None:
+        self.number += 1
+        name = f"s{self.number}"
+        shape = self.lots.choice(
+            ["main", "init", "sidecar", "two", "several", "stranger", "plain", "plain"]
+        )
+        self.shapes[shape] += 1
+        pod, promised = gpu_pod(name), True
+        match shape:
+            case "init":
+                pod["spec"]["initContainers"] = [gpu_container("init")]
+            case "sidecar":
+                sidecar = gpu_container("side")
+                sidecar["resources"] = {}
+                pod["spec"]["initContainers"] = [sidecar | {"restartPolicy": "Always"}]
+            case "two":
+                pod["spec"]["containers"].append(gpu_container("other"))
+                promised = False
+            case "several":
+                pod["spec"]["containers"] = [gpu_container("main", gpus=2)]
+                promised = False
+            case "stranger":
+                promised = False
+            case "plain":
+                pod["spec"]["containers"][0]["resources"] = {}
+                promised = False
+        device = self.device()
+        began_s = time.monotonic()
+        if promised:
+            self.steered.promise(pod, device, 1)
+            self.steered.bind(name)
+        else:
+            self.node.bind(pod)
+        if shape == "plain":
+            self.node.wait(lambda: self.node.runtime.running(name), f"a container of {name}")
+            self.plain_s.append(time.monotonic() - began_s)
+        else:
+            self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
+            self.gpu_s.append(time.monotonic() - began_s)
+            found = {held.device for held in self.node.held(name)}
+            if promised and found != {device}:
+                self.failures.append(f"{name} ({shape}) was promised {device} and got {found}")
+        self.running.append(name)
+        while len(self.running) > TOGETHER:
+            self.end(self.running.pop(self.lots.randrange(len(self.running))))
+
+    def device(self) -> str:
+        """The one with the most free replicas."""
+        held = Counter(each.device for each in self.node.held())
+        return min((f"GPU-{i}" for i in range(GPUS)), key=lambda uuid: (held[uuid], uuid))
+
+    def end(self, name: str) -> None:
+        uid = self.node.uid(name)
+        self.node.delete(name)
+        self.node.wait(lambda: self.node.is_gone(name), f"that {name} is gone")
+        patch = {"spec": {"reservations": {uid: None}}}
+        path = f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node.name}"
+        self.node.plane.call("PATCH", path, patch, "application/merge-patch+json")
+
+    def restart(self, process: str) -> None:
+        match process:
+            case "agent":
+                self.life_ended()
+                if self.lots.random() < 0.5:
+                    self.node.kill("agent")
+                else:
+                    self.node._processes["agent"].terminate()
+                    self.node.end("agent")
+                self.steered.start_agent()
+            case "plugin":
+                self.node.kill("nvidia-device-plugin")
+                self.node.wait(lambda: not self.steered.steered(), "a report that says so")
+                self.node.start_plugin()
+                self.node._show("nvidia-device-plugin")
+            case "kubelet":
+                self.node.kill("kubelet")
+                self.node.start_kubelet()
+                self.node._show("kubelet")
+                self.node.wait(lambda: not self.steered.steered(), "a report that says so")
+        self.steered.until_steered()
+        self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
+        if process == "agent":
+            self.began = self.vitals()
+
+    def life_ended(self) -> None:
+        threads, descriptors = self.vitals()
+        self.grown.append((threads - self.began[0], descriptors - self.began[1]))
+
+    def finish(self) -> None:
+        for name in self.running:
+            self.end(name)
+        self.node.wait(lambda: not self.node.held(), "that every replica is free")
+        self.life_ended()
+        self.bypassed = self.node.log("agent").count("steering_bypassed")
+        if self.bypassed:
+            self.failures.append(f"{self.bypassed} pods count as bypassing the agent")
+        if late := [each for each in self.plain_s if each > PLAIN_S]:
+            self.failures.append(f"{len(late)} pods without a GPU took more than {PLAIN_S} s")
+        if any(threads > 2 or descriptors > 6 for threads, descriptors in self.grown):
+            self.failures.append(f"threads or descriptors grew: {max(self.grown)}")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--restarts", type=int, default=50, help="of each process")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    lots = random.Random(args.seed)
+    work: list[str] = ["pod"] * args.pods
+    for process in ("agent", "plugin", "kubelet"):
+        work += [process] * args.restarts
+    lots.shuffle(work)
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(control_plane())
+        gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
+        steered = SteeredNode(stack.enter_context(node(plane, "soaked", gpus, REPLICAS)))
+        soak = Soak(steered, lots)
+        for number, each in enumerate(work):
+            if each == "pod":
+                soak.pod()
+            else:
+                soak.restart(each)
+            if number % 100 == 0:
+                took_s = time.monotonic() - began_s
+                sys.stderr.write(f"{number} of {len(work)} after {took_s:.0f} s\n")
+        soak.finish()
+    _report(soak, args, time.monotonic() - began_s)
+    return 1 if soak.failures else 0
+
+
+def _report(soak: Soak, args: argparse.Namespace, took_s: float) -> None:
+    say(
+        f"{args.pods} pods, {args.restarts} restarts of each process, seed {args.seed}:"
+        f" {took_s:.0f} s"
+    )
+    shapes = ", ".join(f"{count} {shape}" for shape, count in sorted(soak.shapes.items()))
+    say(f"shapes: {shapes}")
+    for what, times in (
+        ("without a GPU, until a container runs", soak.plain_s),
+        ("with a GPU, until they hold a device", soak.gpu_s),
+    ):
+        ordered = sorted(times)
+        p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+        say(f"pods {what}: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {ordered[-1]:.2f} s")
+    say(f"bypassed: {soak.bypassed}")
+    threads = max(each[0] for each in soak.grown)
+    descriptors = max(each[1] for each in soak.grown)
+    say(f"grown in a life of the agent, at most: {threads} threads, {descriptors} descriptors")
+    for failure in soak.failures:
+        say(f"FAILED: {failure}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
