@@ -59,8 +59,10 @@ BAD_SETTINGS_STATUS = 2
 
 #: From here on memory that is freed goes back to the system.
 _LARGE_BYTES = 64 << 10
-#: However often the checkpoint changes.
+#: However often the checkpoint changes: at least this, and more where a sample costs much.
 SAMPLES_APART_S = 0.5
+#: Share of one core that samples may take while pods arrive all the time.
+CORE_SHARE = 0.025
 #: When the agent ends: how long pods on their way may take to arrive where the ledger chose.
 LEAVE_WITHIN_S = 6.0
 
@@ -225,7 +227,7 @@ def _loop(
     restarts = Restarts(os.environ, time.monotonic)
     due_s = time.monotonic()
     while not stop.is_set():
-        began_s = time.monotonic()
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
         status, readings = camera.take()
         board.show(status, pod_sm(readings))
         if settings.as_json:
@@ -234,12 +236,18 @@ def _loop(
         if courier is not None:
             wanted_s = courier.deliver(status, began_s)
         _restart_where_due(restarts, readings, camera.survey.hanging)
+        cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
         due_s = next_due_s(due_s, now_s, settings.interval_s, wanted_s)
         if wake.wait(due_s - now_s):
             # Pods often come in company: one sample for all that came within this time.
-            stop.wait(began_s + SAMPLES_APART_S - time.monotonic())
+            stop.wait(began_s + apart_s(cpu_s, settings.interval_s) - time.monotonic())
             wake.clear()
+
+
+def apart_s(cpu_s: float, interval_s: float) -> float:
+    """Seconds from one sample, which cost ``cpu_s``, to the next at the earliest."""
+    return max(SAMPLES_APART_S, min(cpu_s / CORE_SHARE, interval_s))
 
 
 def next_due_s(due_s: float, now_s: float, interval_s: float, wanted_s: float) -> float:

@@ -21,6 +21,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TICK_S = 1 / _TICKS_PER_S
 _MOST_BYTES = 1 << 16
 
+#: A process that the driver goes on listing is looked at again after this time. Its pid could be
+#: given to another process in between only if the kernel went through all pids in that time.
+LOOK_AGAIN_S = 15.0
+
 _NO_HOST_PID = "processes of others cannot be seen: the agent needs hostPID: true"
 
 
@@ -31,9 +35,13 @@ class ProcessProbe:
         self,
         root: Path,
         boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
         self._root = root
         self._boot_s = boot_s
+        self._look_again_s = look_again_s
+        #: When all processes were looked at last.
+        self._looked_s = float("-inf")
         #: pid -> what it was when last seen alive, of the processes of the last sample.
         self._last: dict[int, ProcessReading] = {}
 
@@ -44,7 +52,10 @@ class ProcessProbe:
         pids = {pid for r in readings if isinstance(r, DeviceReading) for pid in r.processes or ()}
         if why := self._why_hidden():
             return [SourceReading(SOURCE, "degraded", why)]
-        found = {pid: self._process(pid, listed_at_s) for pid in sorted(pids)}
+        known = self._last
+        if listed_at_s - self._looked_s >= self._look_again_s:
+            known, self._looked_s = {}, listed_at_s
+        found = {pid: known.get(pid) or self._process(pid, listed_at_s) for pid in sorted(pids)}
         self._last = {pid: process for pid, process in found.items() if process.command}
         source = SourceReading(SOURCE)
         if not all(process.known for process in found.values()):

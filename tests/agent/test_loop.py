@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agent.__main__ import next_due_s
+from agent.__main__ import apart_s, next_due_s
 
 INTERVAL_S = 5.0
 
@@ -29,3 +29,17 @@ def test_a_burst_of_pods_is_not_followed_by_silence(pods: int) -> None:
         due_s = next_due_s(due_s, now_s, INTERVAL_S, math.inf)
         now_s += 0.5
     assert next_due_s(due_s, now_s, INTERVAL_S, math.inf) <= now_s + INTERVAL_S
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "expected_s"),
+    [
+        pytest.param(0.002, 0.5, id="a small node"),
+        pytest.param(0.1, 4.0, id="768 pods: a fortieth of a core"),
+        pytest.param(1.0, INTERVAL_S, id="never less often than without pods"),
+    ],
+)
+def test_samples_while_pods_arrive_take_a_small_share_of_a_core(
+    cpu_s: float, expected_s: float
+) -> None:
+    assert apart_s(cpu_s, INTERVAL_S) == pytest.approx(expected_s)

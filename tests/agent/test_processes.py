@@ -11,7 +11,7 @@ import pytest
 
 from agent.cgroup import is_static, owner
 from agent.probes import DeviceReading, ProcessReading, Reading, SourceReading
-from agent.processes import ProcessProbe
+from agent.processes import LOOK_AGAIN_S, ProcessProbe
 
 RECORDED = Path(__file__).parents[1] / "recorded/proc"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -29,8 +29,10 @@ def looked(probe: ProcessProbe, *pids: int) -> tuple[dict[int, ProcessReading], 
     return {r.pid: r for r in found if isinstance(r, ProcessReading)}, source
 
 
-def probe(root: Path = RECORDED, boot_s: float = 1e6) -> ProcessProbe:
-    return ProcessProbe(root, lambda: boot_s)
+def probe(
+    root: Path = RECORDED, boot_s: float = 1e6, look_again_s: float = LOOK_AGAIN_S
+) -> ProcessProbe:
+    return ProcessProbe(root, lambda: boot_s, look_again_s)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +105,27 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_process_that_ended_since_it_was_listed_was_its_last_owner_s(tree: Path) -> None:
-    probing = probe(tree)
+    probing = probe(tree, look_again_s=0.0)
     looked(probing, 101)
     shutil.rmtree(tree / "101")
     found, _ = looked(probing, 101)
     assert (found[101].pods, found[101].command) == ((uid(101),), "")
     again, _ = looked(probing, 101)
     assert again[101].pods == ()  # whatever lists it for longer is no process of a pod
+
+
+def test_a_process_that_is_still_listed_is_looked_at_seldom(tree: Path) -> None:
+    """Thousands of them are looked at in a tenth of a second of CPU."""
+    now_s = [1e6]
+    probing = ProcessProbe(tree, lambda: now_s[0])
+    looked(probing, 101)
+    (tree / "101/cgroup").write_text("0::/\n")
+    now_s[0] += LOOK_AGAIN_S - 0.1
+    found, _ = looked(probing, 101)
+    assert found[101].pods == (uid(101),)
+    now_s[0] += 0.1
+    found, _ = looked(probing, 101)
+    assert found[101].pods == ()
 
 
 def test_an_id_that_was_given_out_again_is_not_the_newcomer_s(tree: Path) -> None:

@@ -47,6 +47,8 @@ class Soak:
         #: Threads and descriptors of one life of the agent, when it began and at its end.
         self.grown: list[tuple[int, int]] = []
         self.running: list[str] = []
+        #: Name and uid of the pods that were deleted and may still be there.
+        self.ending: dict[str, str] = {}
         self.number = 0
         self.began = self.vitals()
 
@@ -106,10 +108,14 @@ class Soak:
         return min((f"GPU-{i}" for i in range(GPUS)), key=lambda uuid: (held[uuid], uuid))
 
     def end(self, name: str) -> None:
-        uid = self.node.uid(name)
+        self.ending[name] = self.node.uid(name)
         self.node.delete(name)
-        self.node.wait(lambda: self.node.is_gone(name), f"that {name} is gone")
-        patch = {"spec": {"reservations": {uid: None}}}
+        gone = [each for each in self.ending if self.node.is_gone(each)]
+        self.forget([self.ending.pop(each) for each in gone])
+
+    def forget(self, uids: list[str]) -> None:
+        """Take back what pods were promised, as the extender does when they are gone."""
+        patch = {"spec": {"reservations": dict.fromkeys(uids)}}
         path = f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node.name}"
         self.node.plane.call("PATCH", path, patch, "application/merge-patch+json")
 
@@ -145,6 +151,8 @@ class Soak:
     def finish(self) -> None:
         for name in self.running:
             self.end(name)
+        self.node.wait(lambda: all(map(self.node.is_gone, self.ending)), "that all are gone")
+        self.forget(list(self.ending.values()))
         self.node.wait(lambda: not self.node.held(), "that every replica is free")
         self.life_ended()
         self.bypassed = self.node.log("agent").count("steering_bypassed")
