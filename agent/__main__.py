@@ -43,10 +43,12 @@ from agent.summary import rfc3339, summarise
 from agent.survey import Survey, incarnation, own_cgroup
 from agent.table import table, well
 from agent.xids import XidWatch
+from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus
 from contract.heap import keep_small
 
 if TYPE_CHECKING:
+    from agent.choicewatch import ChoiceWatch
     from agent.cluster import KubernetesPublisher
     from agent.nodeapi import NodeApi
     from agent.steering.helm import Helm
@@ -158,13 +160,14 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
     courier: Courier | None = None
     server: Server | None = None
     helm: Helm | None = None
+    choices: ChoiceWatch | None = None
     try:
         if settings.publish and not settings.as_json:
-            courier, porter, api, publisher = _cluster(settings, board)
+            courier, porter, api, publisher, choices = _cluster(settings, board, wake)
             camera.probes.append(api)
             camera.survey.maintenance = lambda: api.maintenance
             camera.followers.insert(0, api)
-            helm = _helm(settings, publisher, board, api, wake, camera.followers)
+            helm = _helm(settings, publisher, board, api, choices, wake)
         if not settings.as_json:
             ask = None if courier is None else porter.ask
             writes = {} if courier is None else courier.writes
@@ -178,9 +181,9 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
     if server is not None:
         server.start()
         _log.info("started", node=settings.node, port=server.port, pid=os.getpid())
-    if helm is not None:
+    if helm is not None and choices is not None:
         camera.followers.append(helm)
-        helm.start()
+        choices.start()
     try:
         with watched(settings.checkpoint, wake.set):
             _loop(settings, camera, courier, board, stop, wake)
@@ -188,6 +191,8 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
         _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
         return GIVEN_UP_STATUS
     finally:
+        if choices is not None:
+            choices.stop()
         if helm is not None and courier is not None:
             _leave(helm, camera, courier, board)
         if server is not None:
@@ -201,6 +206,9 @@ def _leave(helm: "Helm", camera: Camera, courier: Courier, board: Board) -> None
 
     Otherwise the resource has no replicas until the next agent, as after an agent that was killed.
     """
+    if not helm.has_resources:
+        helm.stop()
+        return
     helm.leave()
     until_s = time.monotonic() + LEAVE_WITHIN_S
     while time.monotonic() < until_s and not helm.may_leave:
@@ -298,34 +306,36 @@ def _helm(
     publisher: "KubernetesPublisher",
     board: Board,
     api: "NodeApi",
+    choices: "ChoiceWatch",
     wake: threading.Event,
-    followers: list[Follower],
-) -> "Helm | None":
-    """What makes the kubelet take the device that the ledger chose, where that is wanted."""
-    kubelet = settings.checkpoint, settings.pod_resources
-    if settings.steer:
-        from agent.steering.helm import Helm
+) -> "Helm":
+    """What makes the kubelet take the device that the ledger chose, if the node asks for that."""
+    from agent.steering.helm import Helm
 
-        return Helm(
-            settings.steer,
-            *kubelet,
-            publisher,
-            lambda: board.fresh,
-            lambda: api.reserve_bytes,
-            wake.set,
-        )
-    if any(settings.checkpoint.parent.glob("headroom-*.sock")):
-        from agent.steering.helm import Withdrawal
+    def mode() -> DeviceChoice | None:
+        # The Node itself is read less often; it is asked if there is no GPUNode to watch.
+        choice = api.device_choice if choices.device_choice is None else choices.device_choice
+        if choice is None:
+            return None
+        return DeviceChoice(choice) if choice else settings.device_choice
 
-        followers.append(Withdrawal(*kubelet, publisher))
-    return None
+    return Helm(
+        settings.checkpoint,
+        settings.pod_resources,
+        publisher,
+        lambda: board.fresh,
+        lambda: api.reserve_bytes,
+        mode,
+        wake.set,
+    )
 
 
 def _cluster(
-    settings: Settings, board: Board
-) -> "tuple[Courier, Porter, NodeApi, KubernetesPublisher]":
+    settings: Settings, board: Board, wake: threading.Event
+) -> "tuple[Courier, Porter, NodeApi, KubernetesPublisher, ChoiceWatch]":
     """Whoever delivers to the cluster, answers for it, and asks it."""
     try:
+        from agent.choicewatch import ChoiceWatch
         from agent.cluster import KubernetesPublisher, NoCluster, connect
         from agent.nodeapi import NodeApi
     except ImportError as err:
@@ -346,7 +356,7 @@ def _cluster(
     )
     api = NodeApi(client, settings.node)
     porter = Porter(publisher, lambda: board.fresh, lambda: api.reserve_bytes, time.monotonic)
-    return courier, porter, api, publisher
+    return courier, porter, api, publisher, ChoiceWatch(client, settings.node, wake.set)
 
 
 def _version() -> str:

@@ -4,6 +4,7 @@ The only module that imports ``kubernetes``, whose 20 MiB an agent without a clu
 """
 
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +22,9 @@ from contract.kube import KubeStruct, ObjectMeta
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 _MERGE_PATCH = "application/merge-patch+json"
+#: A GPUNode has less than etcd's limit of 1.5 MiB.
+_MOST_LINE_BYTES = 4 << 20
+_MOST_ERROR_BYTES = 4 << 10
 
 
 class NoCluster(Exception):
@@ -59,22 +63,53 @@ def ask(
     token (and reads it again when it was rotated). Requests are sent through its connection pool:
     its generated methods change between majors, and would decode objects that nobody reads.
     """
-    headers = {"Accept": accept, "User-Agent": "headroom-agent"}
+    headers = {"Accept": accept}
     if body is not None:
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+    encoded = None if body is None else msgspec.json.encode(body)
     try:
-        for auth in client.configuration.auth_settings().values():
-            headers[auth["key"]] = auth["value"]
-        answer: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
-            method,
-            client.configuration.host + path,
-            body=None if body is None else msgspec.json.encode(body),
-            headers=headers,
-            timeout=timeout_s,
-            retries=False,  # whoever asks tries again, with what is newest then
-        )
+        return _request(client, method, path, headers, timeout_s, body=encoded)
     except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
         raise NotReached(str(err)) from err
+
+
+def lines(client: Any, path: str, quiet_s: float) -> Iterator[bytes]:
+    """The lines of a watch as they come, until the API server ends it.
+
+    Raises ``NotReached`` if it cannot be opened, sends nothing for ``quiet_s`` seconds or breaks.
+    """
+    headers = {"Accept": "application/json"}
+    try:
+        answer = _request(client, "GET", path, headers, quiet_s, preload_content=False)
+        try:
+            if answer.status != 200:
+                raise NotReached(f"{answer.status}: {_reason(answer.read(_MOST_ERROR_BYTES))}")
+            rest = b""
+            for chunk in answer.stream():
+                *whole, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _MOST_LINE_BYTES:
+                    raise NotReached("a line of the watch is too long")
+                yield from whole
+        finally:
+            answer.close()
+    except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+        raise NotReached(str(err)) from err
+
+
+def _request(
+    client: Any, method: str, path: str, headers: dict[str, str], timeout_s: float, **more: Any
+) -> urllib3.BaseHTTPResponse:
+    headers["User-Agent"] = "headroom-agent"
+    for auth in client.configuration.auth_settings().values():
+        headers[auth["key"]] = auth["value"]
+    answer: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
+        method,
+        client.configuration.host + path,
+        headers=headers,
+        timeout=timeout_s,
+        retries=False,  # the caller tries again, with what is newest then
+        **more,
+    )
     return answer
 
 

@@ -25,7 +25,14 @@ from agent.probes import (
     SourceReading,
     TopologyReading,
 )
-from contract.annotations import MAINTENANCE, RESERVE, parse_maintenance, parse_reserve
+from contract.annotations import (
+    DEVICE_CHOICE,
+    MAINTENANCE,
+    RESERVE,
+    parse_device_choice,
+    parse_maintenance,
+    parse_reserve,
+)
 from contract.errors import BadAnnotation
 from contract.gpunode import MAX_REPLICAS, Sharing
 
@@ -95,6 +102,8 @@ class NodeApi:
         self.maintenance = ""
         #: What the node's annotation keeps free on every device; None where it is not known.
         self.reserve_bytes: int | None = None
+        #: The node's annotation of that name, "" for none; None if it is not known, or is no mode.
+        self.device_choice: str | None = None
 
     def read(self) -> Iterable[Reading]:
         now_s = self._monotonic_s()
@@ -136,6 +145,11 @@ class NodeApi:
             self.reserve_bytes = parse_reserve(node.metadata.annotations.get(RESERVE, "0"))
         except BadAnnotation:
             self.reserve_bytes = None  # the extender says what is wrong with it
+        choice = node.metadata.annotations.get(DEVICE_CHOICE, "")
+        try:
+            self.device_choice = choice and parse_device_choice(choice).value
+        except BadAnnotation:
+            self.device_choice = None
         self.maintenance = of_maintenance(node.metadata.labels, node.metadata.annotations)
         reading = of_labels(node.metadata.labels)
         found = [reading, of_k3s(node.metadata.annotations)]

@@ -226,6 +226,13 @@ class SteeredReading:
     resource: str
 
 
+@dataclass(frozen=True, slots=True)
+class ObstacleReading:
+    """Why resources are not steered, though the node asks for that."""
+
+    reason: str
+
+
 Reading = (
     DriverReading
     | DeviceReading
@@ -244,6 +251,7 @@ Reading = (
     | PluginReading
     | TopologyReading
     | SteeredReading
+    | ObstacleReading
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from contract.annotations import DEVICE_CHOICE, DeviceChoice
 from contract.gpunode import MAX_REPLICAS, Sharing
 from contract.variables import service_links
 
@@ -49,8 +50,8 @@ class Settings:
     proc: Path
     #: The host's cgroups (v2).
     cgroups: Path
-    #: Resources of which we make the kubelet take the device that the ledger chose.
-    steer: tuple[str, ...]
+    #: Device choice of a node whose annotation names none.
+    device_choice: DeviceChoice
     #: Print one sample and end.
     once: bool
     #: Seconds between the first sample and the one that is printed: some figures compare two.
@@ -146,10 +147,12 @@ KNOBS = (
         "file in which fences outlive a restart; else a failed device is tried again after one",
     ),
     Knob(
-        "steer",
+        "device-choice",
+        "predicted",
         "",
-        "names, by comma",
-        "resources of which the kubelet is made to take the device that the ledger chose",
+        f"of a node without the annotation {DEVICE_CHOICE}: steered makes the kubelet take the"
+        " device that the ledger chose",
+        choices=(DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value),
     ),
     Knob("pause", "1", "s", "before the sample of --once, since some figures compare two", float),
     Knob("once", "", "", "print who uses the GPUs as a table, and end"),
@@ -235,15 +238,18 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
             f"({args.heartbeat}); right is, for example, --driver-timeout 10"
         )
-    steer = tuple(dict.fromkeys(name.strip() for name in args.steer.split(",") if name.strip()))
-    for name in steer:
-        if not name.removeprefix("nvidia.com/") or not name.startswith("nvidia.com/"):
-            parser.error(
-                f"--steer {name!r} is no resource of NVIDIA's device plugin; "
-                "right is, for example, --steer nvidia.com/gpu"
-            )
-    if steer and (args.no_publish or args.json):
-        parser.error("--steer asks the ledger, so it cannot go with --no-publish or --json")
+    choices = [DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value]
+    if args.device_choice not in choices:  # argparse does not look at what the environment says
+        parser.error(
+            f"--device-choice {args.device_choice!r} is not one of {', '.join(choices)}. "
+            "Example: --device-choice steered"
+        )
+    device_choice = DeviceChoice(args.device_choice)
+    if device_choice is DeviceChoice.STEERED and (args.no_publish or args.json):
+        parser.error(
+            "--device-choice steered reads the ledger at the API server, so it cannot be combined "
+            "with --no-publish or --json"
+        )
     return Settings(
         node=args.node,
         namespace=args.namespace,
@@ -263,7 +269,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         pod_resources=args.pod_resources,
         proc=args.proc,
         cgroups=args.cgroups,
-        steer=steer,
+        device_choice=device_choice,
         once=args.once,
         pause_s=args.pause,
         as_json=args.json,

@@ -28,6 +28,7 @@ from agent.probes import (
     HoldingReading,
     LimitReading,
     MirrorReading,
+    ObstacleReading,
     PluginReading,
     ProcessReading,
     Reading,
@@ -137,7 +138,11 @@ def summarise(
         limits=limits[:MAX_PODS],
         unowned_processes=attributed.strangers[:MAX_UNOWNED_PROCESSES],
         plugin=msgspec.structs.replace(
-            plugin(told), steered=sorted(r.resource for r in _all(readings, SteeredReading))
+            plugin(told),
+            steered=sorted(r.resource for r in _all(readings, SteeredReading)),
+            steering_obstacle="; ".join(r.reason for r in _all(readings, ObstacleReading))[
+                :MAX_MESSAGE
+            ],
         ),
         sources=sources,
         summary=_summary(devices),

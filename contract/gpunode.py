@@ -168,6 +168,9 @@ class Plugin(KubeStruct, frozen=True):
     pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
     #: Resources of which the kubelet takes the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
+    #: Why resources of the node are not steered, though it asks for that; empty if nothing is in
+    #: the way.
+    steering_obstacle: str = ""
     #: Where this was learned, as in "plugin-config,configz".
     source: str = ""
 
@@ -273,6 +276,9 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
     #: For the printer column: all that is promised, as a quantity.
     promised: str = ""
+    #: The Node's annotation ``headroom.gpu/device-choice``, for its agent to read here; empty if
+    #: the Node has none.
+    device_choice: str = ""
 
 
 class GPUNode(KubeStruct, frozen=True):

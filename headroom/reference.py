@@ -66,7 +66,7 @@ _AGENT = """\
 Flags, and a variable for each that a manifest may want; the flag comes first. All are read at the
 start. Other variables that begin with `HEADROOM_` are refused by name. What cannot go together is
 refused too: `--replicas` above 1 without `--sharing` and the other way round, `--interval` above
-`--heartbeat`, `--driver-timeout` above it, `--steer` without publishing.
+`--heartbeat`, `--driver-timeout` above it, `--device-choice steered` without publishing.
 
 | flag | variable | unit | default | what it decides |
 |---|---|---|---|---|

@@ -4,6 +4,8 @@ The kubelet admits one pod after the other and waits for the answer, however lon
 ledger is read anew each time: the promise to a pod was written before the pod was bound.
 """
 
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +17,14 @@ import structlog
 from agent.gate import LIMITS_UNKNOWN, limits
 from agent.kubelet.checkpoint import BadCheckpoint, Entry, read_checkpoint
 from agent.kubelet.podresources import PodResources, Unanswered
-from agent.probes import HoldingReading, Reading, SteeredReading
+from agent.probes import HoldingReading, ObstacleReading, Reading, SteeredReading
 from agent.publish import NotDelivered
 from agent.steering.choice import NoRoom, choose
-from agent.steering.keeper import Keeper, Seat, clean_up, leftovers
+from agent.steering.eligibility import Eligibility, eligibility
+from agent.steering.keeper import Keeper, Seat, leftovers, resource_of, restore
 from agent.steering.messages import Wish
-from agent.steering.relay import ANSWER_S, Refused
+from agent.steering.relay import ANSWER_S, PREFIX, Refused, identity
+from contract.annotations import DeviceChoice
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import ObjectMeta
@@ -33,6 +37,8 @@ T = TypeVar("T")
 #: the relay gives.
 PATIENCE_S = 0.8 * ANSWER_S
 _RETRY_S = 0.2
+#: When the agent ends: how long giving a resource back, which has begun, may still take.
+RETURN_WITHIN_S = 5.0
 
 
 class Ledger(Protocol):
@@ -42,59 +48,59 @@ class Ledger(Protocol):
 
 
 class Helm:
-    """``sample`` is the newest one, None where it is not fresh; ``reserve_bytes`` what the node's
-    annotation keeps free on every device, None where that is not known; ``changed`` is called when
-    something is steered or is not any more."""
+    """Steers the shared resources of the node while its mode is ``steered``.
+
+    ``sample`` is the newest one, None if it is not fresh; ``reserve_bytes`` what the node's
+    annotation keeps free on every device, None if that is not known; ``mode`` is the device choice
+    that the node is to have, None if it is not known yet; ``changed`` is called when a sample is
+    due because something is steered or is not any more.
+    """
 
     def __init__(
         self,
-        resources: Sequence[str],
         checkpoint: Path,
         pod_resources: Path,
         ledger: Ledger,
         sample: Callable[[], GPUNodeStatus | None],
         reserve_bytes: Callable[[], int | None],
+        mode: Callable[[], DeviceChoice | None],
         changed: Callable[[], object],
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._patience_s = patience_s
         self._checkpoint = checkpoint
+        self._folder = checkpoint.parent
         self._kubelet = PodResources(str(pod_resources))
         self._ledger = ledger
         self._sample = sample
         self._reserve_bytes = reserve_bytes
-        self._seat = Seat(checkpoint.parent)
-        self._keepers = [
-            Keeper(
-                checkpoint.parent,
-                self._seat,
-                resource,
-                self._chooser(resource),
-                self._healthy,
-                changed,
-            )
-            for resource in resources
-        ]
+        self._mode = mode
+        self._changed = changed
+        self._seat = Seat(self._folder)
+        self._keepers: dict[str, Keeper] = {}
+        #: Resources that are given back: None while pods on their way count on our choice, then
+        #: what gives them back.
+        self._returning: dict[str, threading.Thread | None] = {}
+        #: Plugin -> the socket that an agent left in its place, and what brings it back.
+        self._restored: dict[str, tuple[object, threading.Thread]] = {}
         #: Resource -> who held what when it was last looked, since we steer it.
         self._held: dict[str, set[tuple[str, str, str]]] = {}
         self._leaving = False
         #: (resource, how it went) -> how often.
         self.answers = Counter[tuple[str, str]]()
 
-    def start(self) -> None:
-        for keeper in self._keepers:
-            keeper.start()
-
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """What is steered now; who got a device without us is noticed here."""
-        for keeper in self._keepers:
+        """What is steered now, and what is in the way of it; who got a device without us is
+        noticed here."""
+        obstacles = [] if self._leaving else self._adjust()
+        for resource, keeper in self._keepers.items():
             held = {
                 (r.uid, r.container, r.replica)
                 for r in readings
-                if isinstance(r, HoldingReading) and r.resource == keeper.resource and r.uid
+                if isinstance(r, HoldingReading) and r.resource == resource and r.uid
             }
             steers = keeper.steers
-            before = self._held.pop(keeper.resource, None)
+            before = self._held.pop(resource, None)
             # All of them, so that none is counted later for somebody else.
             unknown = [
                 each for each in held - (before or set()) if not keeper.take_passed(each[2:])
@@ -103,17 +109,24 @@ class Helm:
                 keeper.bypassed()
                 steers = False
             if steers:
-                self._held[keeper.resource] = held
-                if not self._leaving:
-                    yield SteeredReading(keeper.resource)
+                self._held[resource] = held
+                if not self._leaving and resource not in self._returning:
+                    yield SteeredReading(resource)
+        for obstacle in obstacles:
+            yield ObstacleReading(obstacle)
 
     @property
     def is_stuck(self) -> bool:
         """Whether the kubelet's calls are not answered any more."""
-        return any(keeper.is_stuck for keeper in self._keepers)
+        return any(keeper.is_stuck for keeper in list(self._keepers.values()))
+
+    @property
+    def has_resources(self) -> bool:
+        """Whether the kubelet may ask us for any resource."""
+        return bool(self._keepers)
 
     def leave(self) -> None:
-        """Say from now on that nothing is steered, while every pod is still answered for."""
+        """Report from now on that nothing is steered, while every pod is still answered for."""
         self._leaving = True
 
     @property
@@ -123,10 +136,78 @@ class Helm:
 
     def stop(self, bring_back: bool = True) -> None:
         """Give every resource back to its plugin, or leave it without replicas."""
-        for keeper in self._keepers:
-            keeper.stop(bring_back)
+        for resource, keeper in self._keepers.items():
+            if (thread := self._returning.get(resource)) is not None:
+                thread.join(RETURN_WITHIN_S)
+            else:
+                keeper.stop(bring_back)
         self._seat.leave()
         self._kubelet.close()
+
+    def _adjust(self) -> list[str]:
+        """Begin and end steering as the mode asks for; returns what is in the way of it."""
+        mode, sample = self._mode(), self._sample()
+        for resource, thread in list(self._returning.items()):
+            if thread is not None and not thread.is_alive():
+                del self._returning[resource], self._keepers[resource]
+        if not (self._keepers or any(thread.is_alive() for _, thread in self._restored.values())):
+            self._seat.leave()
+        if mode is None:
+            return []
+        found = Eligibility()
+        if mode is DeviceChoice.STEERED and sample is not None:
+            found = eligibility(sample, os.access(self._folder, os.W_OK))
+        for resource, keeper in self._keepers.items():
+            if mode is not DeviceChoice.STEERED or resource in found.excluded:
+                self._give_back(resource, keeper)
+            elif resource in self._returning and self._returning[resource] is None:
+                del self._returning[resource]
+        for resource in sorted(found.resources - self._keepers.keys()):
+            self._keepers[resource] = Keeper(
+                self._folder,
+                self._seat,
+                resource,
+                self._chooser(resource),
+                self._healthy,
+                self._changed,
+            )
+            self._keepers[resource].start()
+            _log.info("steering_begins", resource=resource)
+        self._restore()
+        troubles = [
+            f"{resource}: {keeper.trouble}"
+            for resource, keeper in sorted(self._keepers.items())
+            if keeper.trouble and resource not in self._returning
+        ]
+        return [*found.obstacles, *troubles]
+
+    def _give_back(self, resource: str, keeper: Keeper) -> None:
+        """Report first that the resource is not steered; once no pod on its way counts on our
+        choice, let the plugin choose."""
+        if resource not in self._returning:
+            self._returning[resource] = None
+            _log.info("steering_ends", resource=resource)
+            self._changed()  # the next sample may find that nobody is on the way
+        elif self._returning[resource] is None and may_choose_again(self._ledger, resource):
+            thread = threading.Thread(target=keeper.stop, name="return", daemon=True)
+            self._returning[resource] = thread
+            thread.start()
+
+    def _restore(self) -> None:
+        """Bring back the plugins whose place an agent took that did not live to give it back."""
+        for plugin in leftovers(self._folder):
+            resource = resource_of(plugin)
+            socket = identity(self._folder / (PREFIX + plugin))
+            last, _ = self._restored.get(plugin, (None, None))
+            if resource in self._keepers or socket == last:
+                continue
+            if not (may_choose_again(self._ledger, resource) and self._seat.take()):
+                continue
+            thread = threading.Thread(
+                target=restore, args=(self._folder, plugin, self._healthy), daemon=True
+            )
+            self._restored[plugin] = (socket, thread)
+            thread.start()
 
     def _chooser(self, resource: str) -> Callable[[Wish], Sequence[str] | None]:
         return lambda wish: self._choose(resource, wish)
@@ -191,26 +272,10 @@ class Helm:
         return healthy(self._kubelet, resource)
 
 
-class Withdrawal:
-    """Brings the plugins back for an agent that was killed or ended too early, if this one does not
-    steer. The resource has no replicas until then."""
-
-    def __init__(self, checkpoint: Path, pod_resources: Path, ledger: Ledger) -> None:
-        self._checkpoint = checkpoint
-        self._pod_resources = pod_resources
-        self._ledger = ledger
-        self._is_due = bool(leftovers(checkpoint.parent))
-
-    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        if self._is_due and may_choose_again(self._ledger):
-            tidy(self._checkpoint, self._pod_resources)
-            self._is_due = False
-        return ()
-
-
-def may_choose_again(ledger: Ledger) -> bool:
-    """Whether the plugin may choose: the GPUNode says that nothing is steered, and no pod that has
-    not arrived is charged on one device because an agent would have chosen that.
+def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
+    """Whether the plugin may choose: the GPUNode says that the resource (any, if none is named) is
+    not steered, and no pod that has not arrived is charged on one device because an agent would
+    have chosen that.
 
     Before, the plugin could choose a device on which nothing is reserved for the pod.
     """
@@ -221,10 +286,15 @@ def may_choose_again(ledger: Ledger) -> bool:
     if node is None or node.status is None:
         return True
     seen = {row.uid for row in node.status.pods}
-    return not node.status.plugin.steered and all(
-        uid in seen or not any(charge.choice for charge in promise.charges)
+    steered = set(node.status.plugin.steered)
+    chosen = {
+        charge.resource
         for uid, promise in node.spec.reservations.items()
-    )
+        if uid not in seen
+        for charge in promise.charges
+        if charge.choice
+    }
+    return not ({resource} & (steered | chosen) if resource else steered | chosen)
 
 
 def healthy(kubelet: PodResources, resource: str) -> bool | None:
@@ -233,10 +303,3 @@ def healthy(kubelet: PodResources, resource: str) -> bool | None:
         return bool(kubelet.healthy().get(resource))
     except Unanswered:
         return None
-
-
-def tidy(checkpoint: Path, pod_resources: Path) -> None:
-    """Undo what an agent left that was killed or ended too early."""
-    kubelet = PodResources(str(pod_resources))
-    clean_up(checkpoint.parent, lambda resource: healthy(kubelet, resource))
-    kubelet.close()

@@ -122,7 +122,8 @@ class Keeper:
         self._since_s = 0.0
         self._registered = 0
         self._retry_at_s = 0.0
-        self._trouble = ""
+        #: Why the kubelet does not ask us; empty if it does or is about to.
+        self.trouble = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -174,6 +175,11 @@ class Keeper:
         now_s = self._monotonic()
         if plugin is None or kubelet is None or not self._seat.take():
             self._seen, self._registered = None, 0
+            missing = self._plugin if plugin is None else "kubelet.sock"
+            away = plugin is None or kubelet is None
+            self.trouble = (
+                f"there is no socket {missing}" if away else "another agent of the node steers it"
+            )
             return
         if self._relay is None or not self._relay.listening:
             if self._relay is not None:
@@ -194,7 +200,7 @@ class Keeper:
             options = relay.options()
             if asks_for_preference(options):
                 register(self._folder, relay.endpoint, self.resource, options)
-                self._trouble = ""
+                self.trouble = ""
                 _log.info("steering_registered", resource=self.resource)
                 return True
             trouble = "the plugin does not let the kubelet ask which device to take"
@@ -202,9 +208,9 @@ class Keeper:
             trouble = _said(err)
         except BadMessage:
             trouble = "what the plugin says of itself cannot be read"
-        if trouble != self._trouble:
+        if trouble != self.trouble:
             _log.warning("steering_not_registered", resource=self.resource, reason=trouble)
-            self._trouble = trouble
+            self.trouble = trouble
         return False
 
     def _run(self) -> None:
@@ -247,19 +253,14 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(each.name.removeprefix(PREFIX) for each in folder.glob(f"{PREFIX}*.sock"))
 
 
-def clean_up(folder: Path, healthy: Healthy) -> None:
-    """Bring back every plugin that an agent left behind, and leave no trace of that one."""
-    seat = Seat(folder)
-    if not seat.take():
-        return  # it still lives, and does so itself
-    for plugin in leftovers(folder):
-        bring_back(folder, plugin, healthy)
-        try:
-            (folder / (PREFIX + plugin)).unlink(missing_ok=True)
-        except OSError as err:
-            # An agent that does not steer has the folder read-only; the next kubelet empties it.
-            _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
-    seat.leave()
+def restore(folder: Path, plugin: str, healthy: Healthy) -> None:
+    """Bring back a plugin that an agent left behind, and leave no trace of that agent."""
+    bring_back(folder, plugin, healthy)
+    try:
+        (folder / (PREFIX + plugin)).unlink(missing_ok=True)
+    except OSError as err:
+        # An agent that may not steer has the folder read-only; the next kubelet empties it.
+        _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
 
 
 def _leave_socket(path: Path) -> None:

@@ -11,6 +11,7 @@ from contract.gpunode import GPUNode, Reservation
 from contract.kube import Node, Pod
 from extender.cluster.departures import is_unreachable
 from extender.cluster.freshness import age
+from extender.cluster.obstacles import choice_to_note
 from extender.cluster.state import ClusterState
 
 
@@ -117,6 +118,12 @@ def dying(among: Iterable[GPUNode]) -> list[str]:
         for gpunode in among
         if gpunode.metadata.deletion_timestamp and FINALIZER in (gpunode.metadata.finalizers or ())
     ]
+
+
+def unnoted_choices(state: ClusterState, among: Iterable[GPUNode]) -> list[tuple[str, str]]:
+    """Name and device choice of the nodes whose GPUNode has another choice than the Node."""
+    found = ((held.name, choice_to_note(state.node(held.name), held)) for held in among)
+    return [(name, choice) for name, choice in found if choice is not None]
 
 
 def knows_devices(state: ClusterState, gpunode: GPUNode) -> bool:

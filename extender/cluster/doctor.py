@@ -6,7 +6,7 @@ Each rule looks at one node and says what it found there and what helps.
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from contract.annotations import DEVICE_CHOICE, RESERVE
+from contract.annotations import DEVICE_CHOICE, RESERVE, DeviceChoice
 from contract.reasons import Reason
 from extender.cluster.findings import Finding, Said, Weight, together, warnings_first
 from extender.cluster.freshness import age
@@ -102,6 +102,16 @@ def _from_the_future(look: Look) -> bool:
     return look.age_s is not None and look.age_s < -CLOCKS_AGREE_S
 
 
+def _unsteered(look: Look) -> Iterator[Said]:
+    steered = look.annotations.get(DEVICE_CHOICE, "").strip() == DeviceChoice.STEERED.value
+    if steered and look.node.reason is None and look.node.detail:
+        yield (
+            Weight.WARNING,
+            f"{look.node.detail}; pods are placed there as on any other node",
+            f"remove the obstacle, or the annotation: kubectl annotate node NAME {DEVICE_CHOICE}-",
+        )
+
+
 def _lacking(look: Look) -> Iterator[Said]:
     if look.status is not None and not look.node.unmeasured:
         yield from lacking(look.status)
@@ -127,6 +137,7 @@ def _unmeasured(look: Look) -> Iterator[Said]:
 
 _RULES: tuple[Callable[[Look], Iterator[Said]], ...] = (
     _closed,
+    _unsteered,
     _unmeasured,
     _lacking,
     _version,

@@ -41,6 +41,19 @@ def wishes(node: Node | None) -> NodeWishes:
         return NodeWishes(reason=Reason.BAD_NODE_ANNOTATION)
 
 
+def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
+    """The node's annotation ``headroom.gpu/device-choice``, "" for none, if its GPUNode has another
+    one; None if they agree. One that cannot be read is not noted."""
+    if node is None:
+        return None
+    text = (node.metadata.annotations or {}).get(DEVICE_CHOICE, "")
+    try:
+        choice = parse_device_choice(text).value if text else ""
+    except BadAnnotation:
+        return None
+    return None if choice == gpunode.spec.device_choice else choice
+
+
 def offers_gpus(node: Node | None, rules: Rules) -> bool:
     """Whether the node has any of ours, as far as it says itself."""
     offers = node.status.allocatable if node and node.status else None
@@ -56,7 +69,8 @@ def obstacle(
     backs_off: bool,
     rules: Rules,
 ) -> tuple[Reason | None, str]:
-    """Why nothing is placed on the node, None for no reason, and what says so.
+    """Why nothing is placed on the node, None for no reason, and what says so, or what else is
+    amiss.
 
     ``status``: what is known of its devices; ``manager``: who else gives them out; ``backs_off``:
     whether a pod was sent away from there lately.
@@ -78,4 +92,7 @@ def obstacle(
         return Reason.NOT_INITIALISED, ""
     if wished.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
         return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
+    if wished.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
+        why = status.plugin.steering_obstacle or "its agent has not reported that it steers"
+        return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"
     return None, ""

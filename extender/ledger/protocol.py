@@ -459,6 +459,25 @@ class Ledger:
             gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises)
         )
 
+    async def note_choice(self, node: str, choice: str) -> bool:
+        """Write the device choice of the Node into its GPUNode, where its agent reads it.
+
+        Reservations stay as they are: filter goes by what the agent reports that it does, and an
+        agent changes that only when no pod on its way counts on it. Returns whether it is written.
+        Store errors are raised.
+        """
+        for _ in range(ATTEMPTS):
+            gpunode = await self._store.read_gpunode(node)
+            if gpunode is None:
+                return False
+            if gpunode.spec.device_choice == choice:
+                return True
+            spec = msgspec.structs.replace(gpunode.spec, device_choice=choice)
+            with suppress(StoreConflict, StoreNotFound):
+                await self._write(gpunode, spec)
+                return True
+        return False
+
     async def departed_by(self, node: str, uid: str, promise: Reservation) -> str | None:
         """A version of the heartbeat of the node's agent that is newer than the pod's removal.
 

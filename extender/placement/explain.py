@@ -206,7 +206,7 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
         return _NO_GATE
     if reason is Reason.NOT_PINNED and node.pins:
         return _NOBODY_SHARES.format(resource=request.asks[0].resource)
-    return node.detail if reason is node.reason else ""
+    return node.detail if node.reason is None or reason is node.reason else ""
 
 
 def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placement", "pod"]:

@@ -20,8 +20,15 @@ from extender.cluster.chores import (
     dying,
     leftovers,
     uninitialised,
+    unnoted_choices,
 )
-from extender.cluster.events import DepartureMarked, Event, GPUNodeGone, GPUNodeSeen
+from extender.cluster.events import (
+    DepartureMarked,
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    NodeSeen,
+)
 from extender.cluster.notices import notices
 from extender.cluster.state import ClusterState
 from extender.errors import StoreError
@@ -83,8 +90,11 @@ class Tidying:
         self.wanted.set()
 
     def took(self, events: Sequence[Event]) -> None:
-        """These have come: one may be of a node that waits to be initialised."""
-        if any(map(_changes_readiness, events)):
+        """These have come: one may be of a node that waits to be initialised, or that is to have
+        another device choice."""
+        seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
+        held = filter(None, map(self._cluster.gpunode, seen))
+        if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):
             self.nodes_wanted.set()
 
     def start(self, loops: Loops, ledger: Ledger) -> None:
@@ -101,15 +111,21 @@ class Tidying:
         await self.tell()
 
     async def ready(self, ledger: Ledger) -> None:
-        """Let GPUNodes go that are deleted, and initialise those that wait for it."""
+        """Let GPUNodes go that are deleted, initialise those that wait for it, and note which
+        device choice nodes are to have."""
         if self._unready():
             return
-        gone: list[str] = []
+        gone, choices = list[str](), list[tuple[str, str]]()
         async for held in part_by_part(self._cluster.gpunodes(), AT_ONCE):
             gone += dying(held)
+            choices += unnoted_choices(self._cluster, held)
         if gone:
             with _told():
                 await ledger.let_go(gone)
+        for name, choice in choices:
+            with _told():
+                noted = await ledger.note_choice(name, choice)
+                log.info("device_choice_noted", node=name, device_choice=choice, noted=noted)
         waiting: list[Node] = []
         async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
             waiting += uninitialised(self._cluster, some)

@@ -12,7 +12,7 @@ from agent.porter import Porter
 from agent.steering.helm import Helm
 from agent.steering.messages import Wish
 from agent.steering.relay import Refused
-from contract.annotations import RESERVE
+from contract.annotations import RESERVE, DeviceChoice
 from contract.gpunode import Device, GPUNode, Plugin, Source
 from extender.cluster.events import GPUNodeSeen, NodeSeen
 from extender.cluster.state import ClusterState
@@ -86,8 +86,8 @@ def gate_opens(unowned_bytes: int, reserve_bytes: int | None, folder: Path) -> b
 def steering_gives(unowned_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
     node = of_node(unowned_bytes, arrived=False)
     nowhere = folder / "checkpoint", folder / "no.sock"
-    told: Any = (Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: None)
-    helm = Helm([GPU], *nowhere, *told, patience_s=0.0)
+    told: Any = (Ledger(node), lambda: node.status, lambda: reserve_bytes)
+    helm = Helm(*nowhere, *told, lambda: DeviceChoice.STEERED, lambda: None, patience_s=0.0)
     try:
         return helm._choose(GPU, Wish(("D::0", "D::1"), (), 1)) == ("D::0",)
     except Refused:

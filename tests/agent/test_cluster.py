@@ -17,6 +17,7 @@ import yaml
 from kubernetes.client import ApiClient
 from structlog.testing import capture_logs
 
+from agent.choicewatch import ChoiceWatch
 from agent.cluster import KubernetesPublisher
 from agent.publish import Courier, Held, NotDelivered
 from contract.gpunode import (
@@ -245,6 +246,7 @@ class TestOwnNodeOnly:
         assert rules == {
             ("", "nodes", "get"),
             ("headroom.gpu", "gpunodes", "get"),
+            ("headroom.gpu", "gpunodes", "watch"),
             ("headroom.gpu", "gpunodes/status", "patch"),
             ("coordination.k8s.io", "leases", "create"),
             ("coordination.k8s.io", "leases", "patch"),
@@ -530,3 +532,51 @@ class TestBadDays:
         assert reported(installed, "agent-a") == newest
         # What was asked of a server that froze, it may do when it wakes.
         assert made["status"] <= (1 if how == "is killed" else 1 + len(tries))
+
+
+class TestDeviceChoice:
+    """The agent follows ``spec.deviceChoice`` of its own GPUNode, with its own token."""
+
+    def choose(self, plane: ControlPlane, node: str, choice: str | None) -> None:
+        path, patch = f"{GPUNODES}/{node}", {"spec": {"deviceChoice": choice}}
+        plane.call("PATCH", path, patch, "application/merge-patch+json")
+
+    @pytest.fixture
+    def followed(self, installed: ControlPlane) -> Iterator[tuple[ChoiceWatch, list[str | None]]]:
+        self.choose(installed, "agent-a", None)
+        seen: list[str | None] = []
+        configuration = installed.configuration(token(installed, "agent-a"))
+        configuration.no_proxy = "*"
+        with ApiClient(configuration) as kube:
+            watch = ChoiceWatch(kube, "agent-a", lambda: seen.append(watch.device_choice))
+            assert watch.device_choice is None
+            watch.start()
+            until(lambda: seen == [""], "the choice at the start")
+            yield watch, seen
+            watch.stop()
+            kube.rest_client.pool_manager.clear()
+        self.choose(installed, "agent-a", None)
+
+    def test_a_change_is_seen_and_those_of_other_nodes_are_not(
+        self, installed: ControlPlane, followed: tuple[ChoiceWatch, list[str | None]]
+    ) -> None:
+        _, seen = followed
+        self.choose(installed, "agent-b", "pinned")
+        with publishing(installed, "agent-a", "agent-a") as publisher:
+            publisher.report(status(used_bytes=11))  # its object changes, its choice does not
+        self.choose(installed, "agent-a", "steered")
+        until(lambda: seen[-1] == "steered", "the change")
+        assert seen == ["", "steered"]
+
+    def test_it_is_seen_after_the_api_server_was_away(
+        self, installed: ControlPlane, followed: tuple[ChoiceWatch, list[str | None]]
+    ) -> None:
+        watch, seen = followed
+        with capture_logs() as logs:
+            installed.kill("kube-apiserver")
+            until(lambda: logs, "that it is logged")
+            assert watch.device_choice == ""  # what was known stays
+            installed.start_apiserver()
+        assert {each["event"] for each in logs} == {"device_choice_not_watched"}
+        self.choose(installed, "agent-a", "steered")
+        until(lambda: seen[-1] == "steered", "the change")

@@ -1,15 +1,20 @@
 """What the agent reads before it answers the kubelet, and what it says when it cannot."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.probes import ObstacleReading
 from agent.publish import NotDelivered
+from agent.steering.eligibility import NOT_PERMITTED
 from agent.steering.helm import Helm
 from agent.steering.messages import Wish
 from agent.steering.relay import Refused
+from contract.annotations import DeviceChoice
 from contract.gpunode import (
     Charge,
     Device,
@@ -22,6 +27,7 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import ObjectMeta
+from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"
 GIB = 1 << 30
@@ -61,12 +67,12 @@ def helm(
     folder: Path, ledger: Ledger, sample: GPUNodeStatus | None, patience_s: float = 60.0
 ) -> Helm:
     return Helm(
-        [RESOURCE],
         folder / "checkpoint",
         folder / "no.sock",
         ledger,
         lambda: sample,
         lambda: 0,
+        lambda: DeviceChoice.STEERED,
         lambda: None,
         patience_s,
     )
@@ -122,3 +128,93 @@ def test_it_may_leave_when_nobody_counts_on_a_choice_any_more(tmp_path: Path) ->
     assert not steering.may_leave  # nobody yet, but somebody may still be promised a choice
     ledger.told, ledger.failures = GPUNodeStatus(), 1
     assert not steering.may_leave
+
+
+class Steering:
+    """A helm whose mode, sample and ledger the test sets; nobody listens in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = Ledger(choice="")
+        self.mode: DeviceChoice | None = DeviceChoice.STEERED
+        self.sample: GPUNodeStatus | None = status()
+        self.samples_wanted = 0
+        self.folder = folder
+        self.helm = Helm(
+            folder / "checkpoint",
+            folder / "no.sock",
+            self.ledger,
+            lambda: self.sample,
+            lambda: 0,
+            lambda: self.mode,
+            self.changed,
+        )
+
+    def changed(self) -> None:
+        self.samples_wanted += 1
+
+    def obstacles(self) -> list[str]:
+        return [r.reason for r in self.helm.follow([]) if isinstance(r, ObstacleReading)]
+
+    def has_resources(self) -> bool:
+        self.obstacles()
+        return self.helm.has_resources
+
+
+@pytest.fixture
+def steering(tmp_path: Path) -> Iterator[Steering]:
+    made = Steering(tmp_path)
+    yield made
+    made.helm.stop(bring_back=False)
+
+
+def test_steering_begins_when_the_mode_is_known_and_says_what_is_missing(
+    steering: Steering,
+) -> None:
+    steering.mode = None
+    assert not steering.has_resources()
+    steering.mode, steering.sample = DeviceChoice.STEERED, None
+    assert not steering.has_resources()
+    steering.sample = status()
+    assert steering.has_resources()
+    wanted = [f"{RESOURCE}: there is no socket nvidia-gpu.sock"]
+    until(lambda: steering.obstacles() == wanted, "an obstacle")
+    (steering.folder / "nvidia-gpu.sock").touch()
+    wanted = [f"{RESOURCE}: there is no socket kubelet.sock"]
+    until(lambda: steering.obstacles() == wanted, "the next obstacle")
+
+
+@pytest.mark.parametrize("mode", [DeviceChoice.PREDICTED, DeviceChoice.GATED])
+def test_steering_ends_once_no_pod_on_its_way_counts_on_the_choice(
+    mode: DeviceChoice, steering: Steering
+) -> None:
+    assert steering.has_resources()
+    steering.ledger.choice = "B"
+    steering.mode = mode
+    assert steering.has_resources()
+    assert steering.samples_wanted == 1
+    steering.ledger.told = GPUNodeStatus()  # it is reported that nothing is steered
+    assert steering.has_resources()  # a pod is on its way
+    steering.ledger.choice = ""
+    until(lambda: not steering.has_resources(), "that nothing is steered")
+
+
+def test_steering_goes_on_if_the_mode_is_changed_back_in_time(steering: Steering) -> None:
+    assert steering.has_resources()
+    steering.ledger.choice = "B"
+    steering.mode = DeviceChoice.PREDICTED
+    assert steering.has_resources()
+    steering.mode = DeviceChoice.STEERED
+    assert steering.has_resources()
+    steering.ledger.told, steering.ledger.choice = GPUNodeStatus(), ""
+    assert steering.has_resources()
+    assert RESOURCE not in steering.helm._returning
+
+
+def test_a_folder_that_is_read_only_is_an_obstacle(
+    steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert steering.obstacles() == [NOT_PERMITTED]
+    assert not steering.helm.has_resources
+    steering.mode = DeviceChoice.PREDICTED
+    assert steering.obstacles() == []

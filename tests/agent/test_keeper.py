@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.steering import keeper as keeping
-from agent.steering.keeper import Keeper, Seat, clean_up, plugin_socket
+from agent.steering.keeper import Keeper, Seat, plugin_socket, restore
 from agent.steering.relay import PREFIX
 
 RESOURCE = "nvidia.com/gpu"
@@ -68,7 +68,7 @@ def test_the_plugin_is_brought_back_for_a_killed_agent_whatever_the_kubelet_says
         answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
         answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
     ):
-        clean_up(tmp_path, lambda _: healthy)
+        restore(tmp_path, plugin, lambda _: healthy)
     (request,) = registered
     assert plugin.encode() in request
     assert PREFIX.encode() not in request
@@ -78,7 +78,7 @@ def test_the_plugin_is_brought_back_for_a_killed_agent_whatever_the_kubelet_says
 def test_a_socket_that_cannot_be_removed_ends_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that is not to steer has the kubelet's folder read-only."""
+    """An agent that may not steer has the kubelet's folder read-only."""
     monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
     monkeypatch.setattr(keeping, "STAYS_S", 0.0)
     plugin = plugin_socket(RESOURCE)
@@ -92,5 +92,5 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
         answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
         answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
     ):
-        clean_up(tmp_path, lambda _: True)
+        restore(tmp_path, plugin, lambda _: True)
     assert len(registered) == 1

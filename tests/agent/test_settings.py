@@ -3,6 +3,7 @@
 import pytest
 
 from agent.settings import read_settings
+from contract.annotations import DeviceChoice
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -21,7 +22,7 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         "HEADROOM_RESOURCE": "nvidia.com/gpu.shared",
         "HEADROOM_REPLICAS": "4",
         "HEADROOM_SHARING": "mps",
-        "HEADROOM_STEER": "nvidia.com/gpu, nvidia.com/gpu.shared",
+        "HEADROOM_DEVICE_CHOICE": "steered",
     }
     settings = read_settings([], env)
     assert (settings.resource, settings.replicas, settings.sharing) == (
@@ -29,7 +30,7 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         4,
         "mps",
     )
-    assert settings.steer == ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+    assert settings.device_choice is DeviceChoice.STEERED
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,9 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="shared by no means"),
         pytest.param(["--node", "n", "--sharing", "mps"], "contradict", id="shared by one"),
         pytest.param(["--node", "n", "--replicas", "0"], "is not 1..", id="no replica"),
-        pytest.param(["--node", "n", "--steer", "gpu"], "nvidia.com/gpu", id="another's resource"),
+        pytest.param(["--node", "n", "--device-choice", "best"], "'steered'", id="no such choice"),
         pytest.param(
-            ["--node", "n", "--steer", "nvidia.com/gpu", "--no-publish"], "ledger", id="no ledger"
+            ["--node", "n", "--device-choice", "steered", "--no-publish"], "ledger", id="no ledger"
         ),
         pytest.param(["--node", "n", "--listen", "9410x"], "HOST:PORT", id="no port"),
         pytest.param(["--node", "n", "--listen", ":" + "9" * 5000], "HOST:PORT", id="no such port"),

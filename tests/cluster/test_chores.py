@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from contract.annotations import FINALIZER, OBSERVED_AT
+from contract.annotations import DEVICE_CHOICE, FINALIZER, OBSERVED_AT
 from contract.gpunode import Device, GPUNode, Reservation, Source
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import (
@@ -27,6 +27,7 @@ from extender.cluster.chores import (
     dying,
     leftovers,
     uninitialised,
+    unnoted_choices,
 )
 from extender.cluster.departures import KUBELET_ENDS_S, REMEMBERED, Departures
 from extender.cluster.events import (
@@ -354,3 +355,29 @@ def test_gpunodes_that_somebody_deletes_are_let_go_once() -> None:
     state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply(GPUNodeSeen(node, NOW_S) for node in held)
     assert dying(state.gpunodes()) == ["held"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "noted", "found"),
+    [
+        pytest.param("steered", "", [("n", "steered")], id="new"),
+        pytest.param(" steered ", "steered", [], id="known"),
+        pytest.param("predicted", "steered", [("n", "predicted")], id="changed"),
+        pytest.param(None, "steered", [("n", "")], id="removed"),
+        pytest.param("best", "steered", [], id="none that exists"),
+    ],
+)
+def test_a_device_choice_that_the_gpunode_does_not_have_is_found(
+    annotation: str | None, noted: str, found: list[tuple[str, str]]
+) -> None:
+    held = gpunode()
+    held = msgspec.structs.replace(
+        held, spec=msgspec.structs.replace(held.spec, device_choice=noted)
+    )
+    state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+    annotations = None if annotation is None else {DEVICE_CHOICE: annotation}
+    state.apply([NodeSeen(kube_node(annotations=annotations)), GPUNodeSeen(held, NOW_S)])
+    assert unnoted_choices(state, state.gpunodes()) == found
+    assert (
+        unnoted_choices(ClusterState(Rules(), 90.0, WALL_S - NOW_S), [held]) == []
+    )  # without its Node

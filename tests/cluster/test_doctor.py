@@ -245,3 +245,29 @@ def test_warnings_come_first() -> None:
 )
 def test_bytes_for_people(count_bytes: int, text: str) -> None:
     assert rounded(count_bytes) == text
+
+
+STEERED_ANNOTATION = {DEVICE_CHOICE: "steered"}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "why"),
+    [
+        pytest.param({}, "its agent has not reported that it steers", id="no word of it"),
+        pytest.param({"steering_obstacle": "not permitted"}, "not permitted", id="an obstacle"),
+    ],
+)
+def test_a_node_that_asks_to_be_steered_and_is_not_is_named(
+    plugin: dict[str, Any], why: str
+) -> None:
+    found = only(findings(sliced(**plugin), annotations=STEERED_ANNOTATION))
+    assert found.weight is Weight.WARNING
+    assert found.found == (
+        f"annotation {DEVICE_CHOICE}: steered has no effect: {why}; "
+        "pods are placed there as on any other node"
+    )
+    assert f"kubectl annotate node NAME {DEVICE_CHOICE}-" in found.do
+
+
+def test_of_a_node_that_is_steered_as_it_asks_nothing_is_said() -> None:
+    assert findings(sliced(steered=[GPU]), annotations=STEERED_ANNOTATION) == []

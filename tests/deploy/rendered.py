@@ -29,7 +29,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "no-ptrace": {"agent": {"ptrace": False}},
     "mig": {"agent": {"mig": True}},
     "selinux": {"agent": {"selinux": True}},
-    "steered": {"agent": {"steer": ["nvidia.com/gpu"]}},
+    "steering": {"agent": {"steering": {"permitted": True}}},
     "kubernetes-1.32": {"kubeScheduler": {"backoffGate": False}},
     "monitors": {"monitors": True},
     "rules": {"rules": True},

@@ -92,7 +92,7 @@ def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> N
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard"),
     ("no-ptrace", "selinux", "kubernetes-1.32", "in-tree-mirror"),
-    ("steered", "mig", "cert-manager", "monitors", "rules"),
+    ("steering", "mig", "cert-manager", "monitors", "rules"),
 )
 
 
@@ -190,13 +190,45 @@ def test_the_agents_image_is_not_asked_for_where_there_are_no_agents(tmp_path: P
     assert ("DaemonSet", NAMESPACE, "headroom-agent") not in found
 
 
+def test_a_pool_of_nodes_has_agents_with_values_of_their_own(tmp_path: Path) -> None:
+    label = {"key": "pool", "value": "gpu-canary"}
+    steering = {"permitted": True, "byDefault": True}
+    pool = {"name": "canary", "nodeLabel": label, "steering": steering, "env": {"B": "2"}}
+    found = objects(template(tmp_path, {"agent": {"env": {"A": "1"}, "pools": [pool]}}))
+    plain = found["DaemonSet", NAMESPACE, "headroom-agent"]
+    canary = found["DaemonSet", NAMESPACE, "headroom-agent-canary"]
+    for agents, operator, choice, writable in (
+        (plain, "NotIn", None, False),
+        (canary, "In", "steered", True),
+    ):
+        pod = agents["spec"]["template"]
+        terms = pod["spec"]["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]["nodeSelectorTerms"]
+        assert len(terms) == 3
+        expected = {"key": "pool", "operator": operator, "values": ["gpu-canary"]}
+        assert all(len(term["matchExpressions"]) == 2 for term in terms)
+        assert all(term["matchExpressions"][1] == expected for term in terms)
+        (container,) = pod["spec"]["containers"]
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment.get("HEADROOM_DEVICE_CHOICE") == choice
+        assert environment["A"] == "1"
+        assert environment.get("B") == ("2" if writable else None)
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "device-plugins"]
+        assert mount["readOnly"] is not writable
+        labels = agents["spec"]["selector"]["matchLabels"]
+        assert labels.items() <= pod["metadata"]["labels"].items()
+    assert plain["spec"]["selector"] != canary["spec"]["selector"]
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
         ({"replica": 3}, "replica"),
         ({"replicas": 0}, "replicas"),
         ({"agent": {"priviledged": True}}, "priviledged"),
-        ({"agent": {"steer": ["gpu"]}}, "steer"),
+        ({"agent": {"steering": {"permited": True}}}, "permited"),
+        ({"agent": {"pools": [{"name": "canary"}]}}, "nodeLabel"),
         ({"agent": {"env": {"A": 1}}}, "env"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import GPUNode
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PODS
@@ -23,10 +24,12 @@ GPUS = 2
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
     """Two nodes of two GPUs, each of 24 GiB and shared by four."""
-    real = RealCluster(plane, NODES, GPUS, 4, agent_flags=[f"--steer={RESOURCE}"])
+    real = RealCluster(plane, NODES, GPUS, 4)
     try:
         real.create()
         real.bring_up()
+        for name in real.machines:
+            choose(real, name, "steered")
         real.until(lambda: all(steered(node) for node in real.gpunodes()), "all are steered")
         yield real
     finally:
@@ -73,6 +76,39 @@ def test_a_burst_of_mixed_sizes_lands_where_the_ledger_chose(
         assert at_home(cluster, pod["metadata"]["name"])
 
 
+def test_an_annotation_of_the_node_turns_steering_off_and_on(cluster: RealCluster) -> None:
+    """Pods keep coming meanwhile; the other node stays as it is."""
+    first, second = cluster.machines
+    cluster.ask("before", 20)
+    cluster.until(lambda: at_home(cluster, "before"), "a pod where the ledger chose")
+    choose(cluster, first, "predicted")
+    for i in range(4):
+        cluster.ask(f"off{i}", 4)
+    cluster.until(lambda: modes(cluster)[first] == ("predicted", False), "it is steered no more")
+    machine = cluster.machines[first]
+    cluster.until(lambda: machine.allocatable() == 4 * GPUS, "every replica")
+    cluster.until(lambda: not list(machine.root.glob("device-plugins/headroom-*")), "no trace")
+    assert modes(cluster)[second] == ("steered", True)
+    choose(cluster, first, "steered")
+    for i in range(4):
+        cluster.ask(f"on{i}", 4)
+    cluster.until(lambda: modes(cluster)[first] == ("steered", True), "it is steered again")
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
+    cluster.until(cluster.decided, "what is bound runs")
+    outcome = cluster.outcome()
+    assert outcome.bound == 9
+    assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
+    choose(cluster, first, None)
+    cluster.until(lambda: modes(cluster)[first] == ("", False), "the agent's default")
+    choose(cluster, first, "steered")
+    cluster.until(lambda: modes(cluster)[first] == ("steered", True), "it is steered again")
+
+
+def modes(cluster: RealCluster) -> dict[str, tuple[str, bool]]:
+    """Node -> the device choice that its GPUNode has, and whether it is steered."""
+    return {node.name: (node.spec.device_choice, steered(node)) for node in cluster.gpunodes()}
+
+
 def steered(node: GPUNode) -> bool:
     return node.status is not None and node.status.plugin.steered == [RESOURCE]
 
@@ -85,3 +121,9 @@ def at_home(cluster: RealCluster, name: str) -> bool:
         return False
     said = pod["metadata"]["annotations"]["headroom.gpu/devices.0"]
     return [held.device for held in cluster.machines[node].held(name)] == [said]
+
+
+def choose(cluster: RealCluster, node: str, choice: str | None) -> None:
+    """What an administrator does: annotate the Node, or take the annotation away."""
+    patch = {"metadata": {"annotations": {DEVICE_CHOICE: choice}}}
+    cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", patch, "application/merge-patch+json")

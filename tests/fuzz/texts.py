@@ -161,7 +161,7 @@ _FLAGS = (
     "--node n --interval 5 --heartbeat 30 --listen :9410 --no-publish",
     "--node n --resource nvidia.com/gpu --replicas 4 --sharing time-slicing",
     "--node n --dcgm-url http://h:9400/metrics --dcgm-interval 10 --driver-timeout 10 --pause 1",
-    "--node n --steer nvidia.com/gpu,nvidia.com/gpu.shared --state /run/x --json",
+    "--node n --device-choice steered --state /run/x",
 )
 
 

@@ -4,7 +4,7 @@ The tests play the extender: they write promises into the GPUNode and bind pods.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ PLUGIN = plugin_socket(RESOURCE)
 class SteeredNode:
     """``node`` with an agent that steers, and a ledger that the test writes."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, flags: Sequence[str] = ()) -> None:
         self.node = node
         self.plane = node.plane
         self.resource = node.resource
@@ -42,11 +42,11 @@ class SteeredNode:
             namespace = {"metadata": {"name": "headroom-system"}}
             self.plane.call("POST", "/api/v1/namespaces", namespace)
         self.plane.call("POST", GPUNODES, body)
-        self.start_agent()
+        self.start_agent(*flags)
 
     def start_agent(self, *flags: str) -> None:
         """Without flags it steers, and has said so itself: a killed one's words still stand."""
-        steer = flags or (f"--steer={self.resource}",)
+        steer = flags or ("--device-choice=steered",)
         before = self.observed_at()
         self.node.start_agent(self.plane.kubeconfig(), *steer)
         if not flags:
@@ -68,6 +68,14 @@ class SteeredNode:
 
     def steered(self) -> list[str]:
         return self.reported().plugin.steered
+
+    def obstacle(self) -> str:
+        return self.reported().plugin.steering_obstacle
+
+    def choose(self, choice: str) -> None:
+        """What an extender does when the Node's annotation changes."""
+        patch = {"spec": {"deviceChoice": choice}}
+        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
     def promise(self, pod: dict[str, Any], device: str, gib: int) -> None:
         """Create the pod and write what it is promised, as the extender does before it binds."""
@@ -119,8 +127,13 @@ StartSteered = Callable[..., SteeredNode]
 def start_steered(start_node: StartNode) -> Iterator[StartSteered]:
     with contextlib.ExitStack() as stack:
 
-        def start(gpus: int | list[Gpu] = 2, replicas: int = 3, **settings: Any) -> SteeredNode:
-            steered = SteeredNode(start_node(gpus, replicas, **settings))
+        def start(
+            gpus: int | list[Gpu] = 2,
+            replicas: int = 3,
+            flags: Sequence[str] = (),
+            **settings: Any,
+        ) -> SteeredNode:
+            steered = SteeredNode(start_node(gpus, replicas, **settings), flags)
             stack.callback(steered.stop)
             return steered
 
@@ -232,7 +245,7 @@ def test_an_agent_that_ends_waits_for_those_on_their_way_and_gives_back_the_plug
     node = steered.node
     steered.place("before", "GPU-1")
     node._processes["first"] = node._processes.pop("agent")
-    steered.start_agent(f"--steer={RESOURCE}")
+    steered.start_agent("--device-choice=steered")
     node.wait(lambda: '"started"' in node.log("agent"), "a second agent, which waits for its turn")
     assert steered.place("still", "GPU-1") == "GPU-1"
     node.end("first")
@@ -294,22 +307,59 @@ def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_th
     steered.until_steered()
     assert steered.place("third", "GPU-1") == "GPU-1"
     assert node.allocatable() == 6
-    # Configured anew, the plugin gives the resource another name: nobody asked us to steer that.
+    # Configured anew, the plugin gives the resource another name, which is steered as well.
     node.kill("nvidia-device-plugin")
     file = node.folder / "plugin.yaml"
     shared = "timeSlicing:\n    renameByDefault: true"
     file.write_text(file.read_text().replace("timeSlicing:", shared))
     node.start_plugin()
     node.wait(lambda: f"{RESOURCE}.shared" in node.object()["status"]["allocatable"], "its name")
-    node.wait(lambda: not steered.steered() and node.allocatable() == 0, "a report that says so")
+    node.wait(lambda: steered.steered() == [f"{RESOURCE}.shared"], "a report that says so")
+    assert node.allocatable() == 0
 
 
-def test_the_kubelet_may_overrule_the_wish_where_it_aligns_numa_nodes(
+def test_gpus_on_several_numa_nodes_are_not_steered_if_the_kubelet_aligns_them(
     start_steered: StartSteered,
 ) -> None:
-    steered = start_steered(numa=(0, 1), topologyManagerPolicy="single-numa-node")
-    given = {steered.place(f"p{i}", "GPU-1") for i in range(3)}
-    assert "GPU-0" in given
+    """It could take another device than the ledger chose."""
+    steered = start_steered(
+        numa=(0, 1),
+        topologyManagerPolicy="single-numa-node",
+        flags=("--device-choice=steered",),
+    )
+    steered.node.wait(lambda: steered.obstacle(), "an obstacle")
+    assert "topology manager has policy single-numa-node" in steered.obstacle()
+    assert not steered.steered()
+    assert steered.device("p") in ("GPU-0", "GPU-1")
+    assert not list((steered.node.root / "device-plugins").glob("headroom-*"))
+
+
+def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartSteered) -> None:
+    steered = start_steered(flags=("--device-choice=predicted",))
+    node = steered.node
+    node.wait(lambda: steered.observed_at(), "a report")
+    device = steered.device("stock")  # the plugin's choice; it would take the other one next
+    (other,) = {"GPU-0", "GPU-1"} - {device}
+    steered.choose("steered")
+    steered.until_steered()
+    assert steered.place("p", device) == device
+    # A pod on its way counts on the choice, so the agent goes on choosing for it.
+    steered.promise(gpu_pod("late"), device, 4)
+    steered.choose("predicted")
+    node.wait(lambda: not steered.steered(), "a report without steering")
+    steered.bind("late")
+    node.wait(lambda: node.held("late"), "a pod that was admitted")
+    assert node.held("late")[0].device == device
+    node.wait(lambda: "plugin_brought_back" in node.log("agent"), "the plugin")
+    node.wait(lambda: node.allocatable() == 6, "every replica")
+    assert not list((node.root / "device-plugins").glob("headroom-*"))
+    assert steered.device("after") == other  # the plugin's choice
+    for choice in ("gated", "steered", "", "steered"):
+        steered.choose(choice)
+        wanted = [RESOURCE] if choice == "steered" else []
+        node.wait(lambda wanted=wanted: steered.steered() == wanted, f"mode {choice}")
+    assert steered.place("last", other) == other
+    assert node.allocatable() == 6
 
 
 def pinned_pod(name: str, resource: str, uuid: str) -> dict[str, Any]:

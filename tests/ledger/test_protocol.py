@@ -157,6 +157,9 @@ class Stage:
         promise = self.node().spec.reservations[uid]
         return self._watched(lambda: self.ledger.departed_by("n", uid, promise))
 
+    def note_choice(self, choice: str, node: str = "n") -> bool:
+        return self._watched(lambda: self.ledger.note_choice(node, choice))
+
     def initialise(self, *names: str) -> list[str]:
         nodes = [Node(metadata=ObjectMeta(name=name, uid=f"node-{name}")) for name in names]
         return self._watched(lambda: self.ledger.initialise(nodes))
@@ -539,6 +542,30 @@ class TestRemove:
         assert promised.bind(promised.ask(pod("q", asked=4))) == Bound()
         assert promised.remove()
         assert promised.promised == {"uid-q"}
+
+
+class TestDeviceChoice:
+    def test_it_is_written_beside_the_promises(self, stage: Stage) -> None:
+        stage.bind()
+        for choice in ("steered", ""):
+            assert stage.note_choice(choice)
+            assert stage.node().spec.device_choice == choice
+            assert stage.promised == {"uid-p"}
+
+    def test_it_is_written_once(self, stage: Stage) -> None:
+        assert stage.note_choice("steered")
+        version = stage.node().metadata.resource_version
+        assert stage.note_choice("steered")
+        assert stage.node().metadata.resource_version == version
+
+    def test_a_promise_in_between_is_kept(self, stage: Stage) -> None:
+        stage.fault = once("write_spec", "before", stage.rival_binds)
+        assert stage.note_choice("steered")
+        assert stage.promised == {"uid-p"}
+        assert stage.node().spec.device_choice == "steered"
+
+    def test_without_a_gpunode_there_is_nothing_to_write(self, stage: Stage) -> None:
+        assert not stage.note_choice("steered", "gone")
 
 
 class TestDeparture:

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 import pytest
+from msgspec.structs import replace
 
 from contract.reasons import Reason
 from extender.placement.explain import Explanation, explain
@@ -80,3 +81,11 @@ def test_a_node_that_fits_says_its_score_and_the_terms_that_it_is_made_of() -> N
     mean = sum(weights[name] * value for name, value in told.nearest[0].terms.items())
     assert scores[0] == pytest.approx(mean / sum(weights.values()))
     assert told.nearest[3].terms == {}
+
+
+@pytest.mark.parametrize("vram", ["8Gi", "20Gi"])
+def test_what_is_amiss_with_a_node_is_shown_whether_the_pod_fits_or_not(vram: str) -> None:
+    amiss = replace(holding("a", 10), detail="annotation steered has no effect")
+    (told,) = explained(vram, amiss).nearest
+    assert (told.reason is None) == (vram == "8Gi")
+    assert told.detail == "annotation steered has no effect"

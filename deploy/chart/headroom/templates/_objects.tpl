@@ -116,23 +116,40 @@
 {{- include "headroom.pulling" (dict "root" .root "spec" $job.spec.template.spec) }}
 {{- end -}}
 
-{{/* What the values say of the agent's DaemonSet. Changes .object. */}}
+{{/* The agents of a pool: .object under the pool's name, on the nodes with its label, with its values. */}}
+{{- define "headroom.agentPool" -}}
+{{- $object := deepCopy .object }}
+{{- $label := dict "headroom.gpu/pool" .pool.name }}
+{{- $_ := set $object.metadata "name" (printf "%s-%s" $object.metadata.name .pool.name) }}
+{{- $_ := set $object.spec.selector "matchLabels" (merge $label $object.spec.selector.matchLabels) }}
+{{- $_ := set $object.spec.template.metadata "labels" (merge $label $object.spec.template.metadata.labels) }}
+{{- $agent := mergeOverwrite (omit (deepCopy .root.Values.agent) "pools") (omit .pool "name" "nodeLabel") }}
+{{- $on := list (dict "key" .pool.nodeLabel.key "operator" "In" "values" (list .pool.nodeLabel.value)) }}
+{{- include "headroom.agent" (dict "root" .root "object" $object "agent" $agent "on" $on) }}
+{{- include "headroom.document" (dict "root" .root "object" $object) }}
+{{- end -}}
+
+{{/* What the values .agent say of the agent's DaemonSet, whose nodes match all of .on. Changes .object. */}}
 {{- define "headroom.agent" -}}
-{{- $agent := .root.Values.agent }}
+{{- $agent := .agent }}
 {{- $spec := .object.spec.template.spec }}
 {{- $container := index $spec.containers 0 }}
 {{- include "headroom.pulling" (dict "root" .root "spec" $spec) }}
 {{- with $agent.runtimeClassName }}{{ $_ := set $spec "runtimeClassName" . }}{{ end }}
 {{- $required := $spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution }}
 {{- with $agent.nodeSelectorTerms }}{{ $_ := set $required "nodeSelectorTerms" . }}{{ end }}
-{{- $_ := set $required "nodeSelectorTerms" (concat $required.nodeSelectorTerms $agent.moreNodeSelectorTerms) }}
+{{- $terms := list }}
+{{- range $term := concat $required.nodeSelectorTerms $agent.moreNodeSelectorTerms }}
+{{- $terms = append $terms (merge (dict "matchExpressions" (concat (default list $term.matchExpressions) $.on)) $term) }}
+{{- end }}
+{{- $_ := set $required "nodeSelectorTerms" $terms }}
 {{- $env := $container.env }}
-{{- if $agent.steer }}{{ $env = append $env (dict "name" "HEADROOM_STEER" "value" (join "," $agent.steer)) }}{{ end }}
+{{- if $agent.steering.byDefault }}{{ $env = append $env (dict "name" "HEADROOM_DEVICE_CHOICE" "value" "steered") }}{{ end }}
 {{- if $agent.mig }}{{ $env = append $env (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}{{ end }}
 {{- if $agent.driverFolder }}{{ $env = append $env (dict "name" "LD_LIBRARY_PATH" "value" "/usr/local/nvidia/lib64") }}{{ end }}
 {{- range $name, $value := $agent.env }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
 {{- $_ := set $container "env" $env }}
-{{- if $agent.steer }}
+{{- if $agent.steering.permitted }}
 {{- range $mount := $container.volumeMounts }}
 {{- if eq $mount.name "device-plugins" }}{{ $_ := set $mount "readOnly" false }}{{ end }}
 {{- end }}
