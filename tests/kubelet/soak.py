@@ -111,13 +111,7 @@ class Soak:
         self.ending[name] = self.node.uid(name)
         self.node.delete(name)
         gone = [each for each in self.ending if self.node.is_gone(each)]
-        self.forget([self.ending.pop(each) for each in gone])
-
-    def forget(self, uids: list[str]) -> None:
-        """Take back what pods were promised, as the extender does when they are gone."""
-        patch = {"spec": {"reservations": dict.fromkeys(uids)}}
-        path = f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node.name}"
-        self.node.plane.call("PATCH", path, patch, "application/merge-patch+json")
+        self.steered.forget([self.ending.pop(each) for each in gone])
 
     def restart(self, process: str) -> None:
         match process:
@@ -152,7 +146,7 @@ class Soak:
         for name in self.running:
             self.end(name)
         self.node.wait(lambda: all(map(self.node.is_gone, self.ending)), "that all are gone")
-        self.forget(list(self.ending.values()))
+        self.steered.forget(list(self.ending.values()))
         self.node.wait(lambda: not self.node.held(), "that every replica is free")
         self.life_ended()
         self.bypassed = self.node.log("agent").count("steering_bypassed")

@@ -90,6 +90,11 @@ class SteeredNode:
         patch = {"spec": {"reservations": {self.node.uid(name): promise}}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
+    def forget(self, uids: Sequence[str]) -> None:
+        """Take back what pods were promised, as the extender does when they are gone."""
+        patch = {"spec": {"reservations": dict.fromkeys(uids)}}
+        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
+
     def bind(self, name: str) -> None:
         binding = {
             "apiVersion": "v1",
@@ -281,9 +286,7 @@ def test_the_plugin_is_not_brought_back_while_a_pod_on_its_way_counts_on_our_cho
     node.bind(gpu_pod("between"))
     node.wait(lambda: "UnexpectedAdmissionError" in node.events("between"), "a refusal")
     assert node.allocatable() == 0
-    uid = node.uid("late")
-    gone = {"spec": {"reservations": {uid: None}}}
-    steered.plane.call("PATCH", f"{GPUNODES}/{node.name}", gone, MERGE)
+    steered.forget([node.uid("late")])
     node.wait(lambda: node.allocatable() == 6, "the plugin's replicas")
     assert steered.device("after") == "GPU-0"  # the plugin's choice
     assert node.status("before")["phase"] == "Running"
