@@ -80,7 +80,9 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }
 AGENT: dict[str, set[Right]] = {
+    "agent.choicewatch:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.cluster:ask": set(),  # of whoever calls it
+    "agent.cluster:lines": set(),
     "agent.cluster:KubernetesPublisher.__init__": set(),
     "agent.cluster:KubernetesPublisher.report": rights("headroom.gpu", "gpunodes/status", "patch"),
     "agent.cluster:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
