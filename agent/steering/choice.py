@@ -69,11 +69,13 @@ def choose(
     entries: Sequence[Entry],
     limits: Limits,
     steered: bool = True,
+    arrived_before: Set[str] = frozenset(),
 ) -> Choice | NoRoom:
     """The replicas for one container.
 
     ``steered`` says whether the GPUNode tells the extender that we choose. Where it does not, what
-    was promised since counts on the plugin's own choice.
+    was promised since counts on the plugin's own choice. ``arrived_before`` are uids of pods that
+    had devices of this kubelet at some time.
 
     ``spec`` must have been read consistently and after the kubelet asked; so must ``entries``, of
     the checkpoint. ``sample`` is our own, newest and fresh.
@@ -82,7 +84,7 @@ def choose(
     sample = arrived(sample, entries, wish)
     # Who held something and let go of all of it has ended, and is not on its way, though the
     # promise may not have been taken back yet.
-    ended = seen - _holders(sample, spec)
+    ended = (seen | arrived_before) - _holders(sample, spec)
     free = _by_device(wish.available)
     waiting = [
         (uid, promise, charge)

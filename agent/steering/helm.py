@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -37,6 +37,8 @@ T = TypeVar("T")
 #: the relay gives.
 PATIENCE_S = 0.8 * ANSWER_S
 _RETRY_S = 0.2
+#: Pods that are remembered, at most: as many as a GPUNode has reservations.
+MAX_ARRIVALS = 4096
 #: When the agent ends: how long giving a resource back, which has begun, may still take.
 RETURN_WITHIN_S = 5.0
 
@@ -45,6 +47,30 @@ class Ledger(Protocol):
     def gpunode(self) -> GPUNode | None:
         """Our own GPUNode, not from a cache. Raises ``NotDelivered`` and ``BadReport``."""
         ...
+
+
+class Arrivals:
+    """Remembers the uids of pods that have had a device of this kubelet.
+
+    A pod that has none any more has ended, though its reservation may not have been removed yet:
+    it is not on its way. A kubelet that starts again may admit a pod once more.
+    """
+
+    def __init__(self, kubelet: Path) -> None:
+        self._kubelet = kubelet
+        self._since: object = None
+        self._lock = threading.Lock()
+        self._uids: dict[str, None] = {}
+
+    def see(self, uids: Iterable[str]) -> Set[str]:
+        """Add these; returns all that are remembered."""
+        with self._lock:
+            if (since := identity(self._kubelet)) != self._since:
+                self._since, self._uids = since, {}
+            self._uids |= dict.fromkeys(uids)
+            for oldest in list(self._uids)[: max(0, len(self._uids) - MAX_ARRIVALS)]:
+                del self._uids[oldest]
+            return frozenset(self._uids)
 
 
 class Helm:
@@ -85,6 +111,7 @@ class Helm:
         self._restored: dict[str, tuple[object, threading.Thread]] = {}
         #: Resource -> who held what when it was last looked, since we steer it.
         self._held: dict[str, set[tuple[str, str, str]]] = {}
+        self._arrivals = Arrivals(self._folder / "kubelet.sock")
         self._leaving = False
         #: (resource, how it went) -> how often.
         self.answers = Counter[tuple[str, str]]()
@@ -93,6 +120,8 @@ class Helm:
         """What is steered now, and what is in the way of it; who got a device without us is
         noticed here."""
         obstacles = [] if self._leaving else self._adjust()
+        if (sample := self._sample()) is not None:
+            self._arrivals.see(row.uid for row in sample.pods if row.replica)
         for resource, keeper in self._keepers.items():
             held = {
                 (r.uid, r.container, r.replica)
@@ -224,7 +253,8 @@ class Helm:
         steered = node.status is not None and resource in node.status.plugin.steered
         entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
         known = self._soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
-        found = choose(wish, resource, node.spec, sample, entries, known, steered)
+        arrived = self._arrivals.see(entry.pod_uid for entry in entries)
+        found = choose(wish, resource, node.spec, sample, entries, known, steered, arrived)
         took_ms = round((time.monotonic() - began_s) * 1000)
         if isinstance(found, NoRoom):
             self.answers[resource, "refused"] += 1

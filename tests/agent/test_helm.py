@@ -11,7 +11,7 @@ import pytest
 from agent.probes import ObstacleReading
 from agent.publish import NotDelivered
 from agent.steering.eligibility import NOT_PERMITTED
-from agent.steering.helm import Helm
+from agent.steering.helm import MAX_ARRIVALS, Arrivals, Helm
 from agent.steering.messages import Wish
 from agent.steering.relay import Refused
 from contract.annotations import DeviceChoice
@@ -218,3 +218,16 @@ def test_a_folder_that_is_read_only_is_an_obstacle(
     assert not steering.helm.has_resources
     steering.mode = DeviceChoice.PREDICTED
     assert steering.obstacles() == []
+
+
+def test_pods_that_arrived_are_remembered_until_the_kubelet_starts_again(tmp_path: Path) -> None:
+    kubelet = tmp_path / "kubelet.sock"
+    kubelet.touch()
+    arrivals = Arrivals(kubelet)
+    arrivals.see(["a"])
+    assert arrivals.see(["b"]) == {"a", "b"}
+    many = [f"u{number}" for number in range(MAX_ARRIVALS)]
+    assert arrivals.see(many) == {*many}
+    kubelet.rename(tmp_path / "old")
+    kubelet.touch()
+    assert arrivals.see(["c"]) == {"c"}

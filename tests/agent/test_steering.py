@@ -74,6 +74,27 @@ def chosen(*args: Any, **kwargs: Any) -> str:
     return found.device
 
 
+def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
+    """Its reservation may stay for a moment; another pod was promised another device since."""
+    spec = GPUNodeSpec(True, {"old": promise(8, "GPU-0"), "new": promise(8, "GPU-1")})
+    sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
+
+    def device(*arrived: str) -> Choice | NoRoom:
+        return choose(BOTH, RESOURCE, spec, sample, (), NO_LIMITS, arrived_before={*arrived})
+
+    ambiguous, certain = device(), device("old", "of another node")
+    assert isinstance(ambiguous, Choice)
+    assert ambiguous.promised == ""
+    assert isinstance(certain, Choice)
+    assert (certain.promised, certain.device) == ("GPU-1", "GPU-1")
+    # While it still holds a replica it is there, and not on its way either.
+    holding = choose(
+        BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
+    )
+    assert isinstance(holding, Choice)
+    assert holding.device == "GPU-1"
+
+
 def test_the_promised_device_is_taken_while_it_has_room() -> None:
     assert chosen(BOTH, {"p": promise(8, "GPU-1")}) == "GPU-1"
     assert chosen(BOTH, {"p": promise(8, "GPU-0")}) == "GPU-0"
