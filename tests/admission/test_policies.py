@@ -365,6 +365,7 @@ class TestOtherSchedulers:
     def only_a_kubelet_shows_static_pods(self, site: Site) -> None:
         static = manifest(nodeName=HERE, annotations={"kubernetes.io/config.mirror": "x"})
         refused(site.send("POST", PODS, static), self.POLICY, self.SAID)
+        refused(site.send("POST", PODS, static, kubelet_of=OTHER), self.POLICY, self.SAID)
         reply = site.send("POST", f"{PODS}?dryRun=All", static, kubelet_of=HERE)
         assert (reply.status, reply.warnings) == (201, ()), reply.message
 
