@@ -119,6 +119,9 @@ def test_names() -> None:
 def test_printer_columns_print_what_exists() -> None:
     columns = {c["name"]: (c["jsonPath"], c["type"]) for c in VERSION["additionalPrinterColumns"]}
     assert columns.pop("Reported") == (".status.observedAt", "date")
+    of_driver = '.status.conditions[?(@.type=="DriverReady")]'
+    assert columns.pop("Driver") == (f"{of_driver}.status", "string")
+    assert columns.pop("Why") == (f"{of_driver}.message", "string")
     assert [*columns] == ["Devices", "Memory", "Promised", "Sharing"]
     assert all(LEVELS[path]["type"] == kind for path, kind in columns.values())
 
