@@ -37,6 +37,8 @@ KUBELET = "kubelet"
 #: The sockets that the stock plugin names after its resources, and the kubelet's own.
 _PLUGIN_SOCKETS = "nvidia-*.sock"
 _KUBELET_SOCKET = "kubelet.sock"
+#: Of GKE's own device plugin (container-engine-accelerators), which has other flags and files.
+_GKE_SOCKETS = "nvidiaGPU-*.sock"
 #: Cycles before a socket that no process listens on is tried again.
 _RETRY_EVERY = 12
 #: Seconds that all reads of one cycle may take together.
@@ -102,7 +104,8 @@ class ConfigurationProbe:
         return [*self._plugin(), *self._kubelet()]
 
     def _look(self) -> None:
-        paths = [*self._sockets.glob(_PLUGIN_SOCKETS), self._sockets / _KUBELET_SOCKET]
+        plugins = (*self._sockets.glob(_PLUGIN_SOCKETS), *self._sockets.glob(_GKE_SOCKETS))
+        paths = [*plugins, self._sockets / _KUBELET_SOCKET]
         self._found = {
             path: found for path in sorted(paths) if (found := self._listener(path)) is not None
         }
@@ -135,11 +138,9 @@ class ConfigurationProbe:
         values = (_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
         return values[19] if len(values) > 19 else ""
 
-    def _only(self, name: str, kubelet: bool, source: str) -> tuple[Path | None, Reading]:
+    def _only(self, name: str, sockets: str, source: str) -> tuple[Path | None, Reading]:
         """The folder of the only process that listens, or how that failed."""
-        listeners = [
-            each for path, each in self._found.items() if (path.name == _KUBELET_SOCKET) == kubelet
-        ]
+        listeners = [each for path, each in self._found.items() if path.match(sockets)]
         if any(each.hidden for each in listeners):
             why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
             return None, SourceReading(source, "degraded", why)
@@ -154,7 +155,10 @@ class ConfigurationProbe:
         return None, SourceReading(source, "degraded", f"several processes listen as {name}")
 
     def _plugin(self) -> Iterable[Reading]:
-        process, source = self._only("device plugin", False, PLUGIN)
+        process, source = self._only("device plugin", _PLUGIN_SOCKETS, PLUGIN)
+        if process is None and self._only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None:
+            why = "it is GKE's own: the labels of the node tell how it shares"
+            return [SourceReading(PLUGIN, "absent", why)]
         if process is None:
             return [source]
         flags, environment = _flags(process), _environment(process)
@@ -179,7 +183,7 @@ class ConfigurationProbe:
         return None
 
     def _kubelet(self) -> Iterable[Reading]:
-        process, source = self._only("kubelet", True, KUBELET)
+        process, source = self._only("kubelet", _KUBELET_SOCKET, KUBELET)
         if process is None:
             return [source]
         try:

@@ -118,7 +118,8 @@ def _told_elsewhere(source: Source, status: GPUNodeStatus) -> bool:
         case "kubelet" | "configz":
             return plugin.topology_manager_policy != ""
         case "plugin":
-            return plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
+            read = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
+            return read or ("GKE" in source.message and "labels" in plugin.source.split(","))
         case "labels":
             return "plugin" in plugin.source.split(",")
         case "gpm" | "nvml-process":  # which GPUs and drivers may not have

@@ -130,6 +130,12 @@ def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) 
     assert list(lacking(status(source, plugin=KNOWN))) == []
 
 
+def test_gkes_plugin_is_not_missed_if_labels_tell_how_it_shares() -> None:
+    source = ("plugin", "absent", "it is GKE's own: the labels of the node tell how it shares")
+    assert list(lacking(status(source, plugin=Plugin(source="labels")))) == []
+    assert list(lacking(status(source, plugin=Plugin())))
+
+
 def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:
     """Of docs/agent.md, which the agent's tests hold against the agent."""
     rows = (ROOT / "docs/agent.md").read_text().splitlines()
