@@ -44,7 +44,11 @@ _RETRY_EVERY = 12
 #: Seconds that all reads of one cycle may take together.
 READ_S = 2.0
 _MOST_BYTES = 1 << 20
+#: Of one file: parsing takes some hundred times its size, and 3 s for each MiB.
+_MOST_FILE_BYTES = 256 << 10
 _MOST_DEPTH = 64
+#: Of one value in YAML, which can be a number to the base of 60.
+_MOST_VALUE_CHARS = 4096
 #: Dots in a line of TOML: each is one more table, whose whole name the decoder keeps.
 _MOST_DOTS = 64
 #: k3s runs the kubelet in its own process, whose arguments it hides, and adds these files to its
@@ -230,7 +234,9 @@ class ConfigurationProbe:
             signature = (found.st_ino, found.st_mtime_ns, found.st_size)
             last = self._parsed.get(there)
             if last is None or last[0] != signature:
-                text = file.read(_MOST_BYTES).decode()
+                text = file.read(_MOST_FILE_BYTES + 1).decode()
+                if len(text) > _MOST_FILE_BYTES:
+                    raise ValueError(f"{path} is longer than {_MOST_FILE_BYTES} bytes")
                 read = _decoded(text, toml=path.endswith(".toml"))
                 last = self._parsed[there] = (signature, read)
         return last[1]
@@ -266,6 +272,11 @@ def _decoded(text: str, toml: bool) -> Any:
         for event in yaml.parse(text, loader):
             if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can stand for gigabytes
                 raise ValueError("aliases are not read")
+            if isinstance(event, yaml.ScalarEvent):
+                if event.value == "<<":
+                    raise ValueError("merge keys are not read")
+                if len(event.value) > _MOST_VALUE_CHARS:
+                    raise ValueError("a value is too long")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MOST_DEPTH:  # each level is one of the stack, which ends the process

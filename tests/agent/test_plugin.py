@@ -386,6 +386,21 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
             lambda f: (f / "root/config/config.yaml").write_text(MERGES), "ValueError", id="aliases"
         ),
         pytest.param(lambda f: pipe(f / "root/config/config.yaml"), "OSError", id="a pipe"),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text(f"version: {'1:' * 5000}1"),
+            "ValueError",
+            id="a number to the base of 60 that takes minutes to compute",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("<<: {version: v1}"),
+            "ValueError",
+            id="a merge key",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("version: v1\n" + "#" * (1 << 18)),
+            "ValueError",
+            id="too long",
+        ),
         *(
             pytest.param(
                 lambda f, text=text: (f / "root/config/config.yaml").write_text(text),
