@@ -12,8 +12,9 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import structlog
 
@@ -76,6 +77,36 @@ class _Connection:
     reading: bool = True
 
 
+class _Threads:
+    """Threads for what may block. Daemons, unlike those of an executor: an answer that never comes
+    must not keep the process from ending."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._count = count
+        self._jobs: SimpleQueue[tuple[Future[Answer], Callable[[], Answer]] | None] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def give(self, work: Callable[[], Answer]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue  # its client was given up
+            try:
+                future.set_result(work())
+            except Exception as err:  # noqa: BLE001 - handed to whoever awaits it
+                future.set_exception(err)
+
+
 class HttpPort:
     """Serves ``routes`` (by path) on ``host:port`` (0: any free port). Raises ``OSError``."""
 
@@ -83,8 +114,8 @@ class HttpPort:
         self._socket = socket.create_server((host, port), backlog=_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._routes = routes
-        self._pools = {
-            path: ThreadPoolExecutor(route.threads, f"{name}{path}")
+        self._threads = {
+            path: _Threads(f"{name}{path}", route.threads)
             for path, route in routes.items()
             if route.threads
         }
@@ -104,8 +135,8 @@ class HttpPort:
             self._thread.join()
         self._socket.close()
         self._loop.close()
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.close()
 
     async def respond(self, request: bytes) -> Answer:
         """The answer to a request line with its headers."""
@@ -120,9 +151,8 @@ class HttpPort:
         if method != "GET":
             return Answer(405, b"only GET is answered\n")
         try:
-            if pool := self._pools.get(path):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(pool, route.answer, query)
+            if threads := self._threads.get(path):
+                return await asyncio.wrap_future(threads.give(lambda: route.answer(query)))
             return route.answer(query)
         except Exception:  # noqa: BLE001 - one request that fails ends no other
             _log.exception("answer_failed", path=path)

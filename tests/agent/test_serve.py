@@ -245,6 +245,33 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
         server.stop()
 
 
+#: Ends after its server, although somebody still waits for an answer.
+_WITH_A_GATE_THAT_WAITS = """
+import socket, threading
+from agent.serve import Board, Server
+
+asked = threading.Event()
+
+def ask(uid):
+    asked.set()
+    threading.Event().wait()
+
+server = Server(Board("n1", lambda: 0.0, 1.0), "127.0.0.1", 0, 0, ask, {})
+server.start()
+client = socket.create_connection(("127.0.0.1", server.port))
+client.sendall(b"GET /v1/gate?pod_uid=u HTTP/1.1\\r\\n\\r\\n")
+asked.wait()
+server.stop()
+print("stopped")
+"""
+
+
+def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> None:
+    """As when the API server does not answer, of which the kubelet knows nothing."""
+    command = [sys.executable, "-c", _WITH_A_GATE_THAT_WAITS]
+    assert subprocess.check_output(command, text=True, timeout=30) == "stopped\n"
+
+
 def test_metrics_are_rendered_once_for_all_that_ask_within_a_second(
     world: World, http: httpx.Client
 ) -> None:
