@@ -188,7 +188,9 @@ class HttpPort:
         except asyncio.CancelledError:
             pass  # given up for others; before Python 3.12 the loop would log it
         finally:
-            writer.transport.abort()
+            # One that has ended cannot be aborted: its transport has no loop any more.
+            if writer.get_extra_info("socket").fileno() >= 0:
+                writer.transport.abort()
             self._remove(connection)
 
     async def _exchange(

@@ -272,6 +272,19 @@ def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> Non
     assert subprocess.check_output(command, text=True, timeout=30) == "stopped\n"
 
 
+def test_a_client_that_reads_slowly_gets_the_whole_answer(world: World, server: Server) -> None:
+    world.board.show(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
+    with capture_logs() as logs:
+        for _ in range(5):
+            sent = b"GET /metrics HTTP/1.1\r\n\r\n"
+            with connected(server.port, sent=sent, receive_bytes=1 << 12) as sock:
+                received = b"".join(iter(lambda: sock.recv(1 << 12), b""))
+            head, _, body = received.partition(b"\r\n\r\n")
+            assert f"Content-Length: {len(body)}\r\n".encode() in head
+            assert len(body) > 1 << 17
+    assert logs == []
+
+
 def test_metrics_are_rendered_once_for_all_that_ask_within_a_second(
     world: World, http: httpx.Client
 ) -> None:
