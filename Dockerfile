@@ -55,6 +55,6 @@ LABEL org.opencontainers.image.title=headroom-agent org.opencontainers.image.lic
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/headroom/bin:$PATH
 COPY --from=agent-packages /opt/headroom/ /opt/headroom/
 USER 65532:65532
-# 9410: metrics, the report, the gate, health.
+# 9410: metrics and the gate. 9411 on the loopback: health and the report.
 EXPOSE 9410
 ENTRYPOINT ["headroom", "agent"]

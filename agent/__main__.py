@@ -173,14 +173,15 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
             writes = {} if courier is None else courier.writes
             answers = None if helm is None else helm.answers
             stuck = (lambda: False) if helm is None else (lambda: helm.is_stuck)
-            at = settings.host, settings.port
+            at = settings.host, settings.port, settings.local_port
             server = Server(board, *at, ask, writes, answers, stuck)
     except (_CannotStart, OSError) as err:
         _log.error("cannot_start", reason=str(err))
         return BAD_SETTINGS_STATUS
     if server is not None:
         server.start()
-        _log.info("started", node=settings.node, port=server.port, pid=os.getpid())
+        ports = {"port": server.port, "local_port": server.local_port}
+        _log.info("started", node=settings.node, **ports, pid=os.getpid())
     if helm is not None and choices is not None:
         camera.followers.append(helm)
         choices.start()

@@ -51,6 +51,7 @@ SOURCE = "nvml"
 _MIG_ENABLED = 1
 _MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 _MIG_UNREADABLE = "MIG is on and no instance can be read"
+_MIG_FORBIDDEN = "whether MIG is on may not be read"
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -124,9 +125,16 @@ class NvmlProbe:
         self._meters: dict[int, Meter] = {}
         #: index of the physical GPU -> what was last seen there, MIG devices included; no figures.
         self._identities: dict[int, list[DeviceReading]] = {}
+        #: Indices of GPUs whose MIG instances could not be read at the last sample.
+        self._unread: set[int] = set()
+        #: Why the driver is left alone, as it was logged last.
+        self._left_alone = ""
 
     def look(self) -> Found:
         """Every device of the node; takes no longer than two deadlines, and raises nothing."""
+        if self._left_alone:
+            _log.info("driver_opened_again", reason=f"no longer: {self._left_alone}")
+            self._left_alone = ""
         try:
             system = self._in_time(self._system, self._ask_system)
         except NoDriver as err:
@@ -166,6 +174,9 @@ class NvmlProbe:
         """What is reported while the driver is left alone; it is closed as soon as it can be."""
         closed = self.release(may_close=may_close)
         state = "released" if closed else "being released"
+        if closed and why != self._left_alone:
+            _log.info("driver_released", reason=why)
+            self._left_alone = why
         return self._blind(
             DriverReading(SOURCE, why_not=f"driver is {state}: {why}"),
             f"the driver is left alone: {why}",
@@ -325,7 +336,8 @@ class NvmlProbe:
                 if not instances:
                     instances = [replace(device, fault=self._why_no_instance())]
             elif "nvmlDeviceGetMigMode" in self._gate.forbidden:
-                instances = [replace(device, fault="whether MIG is on may not be read")]
+                instances = [replace(device, fault=_MIG_FORBIDDEN)]
+            self._complain(gpu, index, instances)
         except (DeviceFault, StaleHandle) as err:
             if self._identities.get(index):
                 raise  # what was last seen here is at fault: perhaps MIG devices, not this GPU
@@ -450,6 +462,17 @@ class NvmlProbe:
             measured = self._measured(device, part)
             first = read.setdefault(instance, measured)
             yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
+
+    def _complain(self, gpu: _Gpu, index: int, instances: list[DeviceReading] | None) -> None:
+        """Degrade the source, and log once, if the instances of a GPU cannot be read."""
+        unread = [d for d in instances or () if d.kind == "gpu"]
+        gpu.degraded += [Degraded(SOURCE, f"{d.uuid}: {d.fault}") for d in unread]
+        if not unread:
+            self._unread.discard(index)
+        elif index not in self._unread:
+            self._unread.add(index)
+            hint = "component deploy/components/mig; with Helm agent.mig: true"
+            _log.error("mig_not_readable", uuid=unread[0].uuid, reason=unread[0].fault, hint=hint)
 
     def _why_no_instance(self) -> str:
         if _MIG_HANDLE in self._gate.forbidden:

@@ -37,12 +37,18 @@ KUBELET = "kubelet"
 #: The sockets that the stock plugin names after its resources, and the kubelet's own.
 _PLUGIN_SOCKETS = "nvidia-*.sock"
 _KUBELET_SOCKET = "kubelet.sock"
+#: Of GKE's own device plugin (container-engine-accelerators), which has other flags and files.
+_GKE_SOCKETS = "nvidiaGPU-*.sock"
 #: Cycles before a socket that no process listens on is tried again.
 _RETRY_EVERY = 12
 #: Seconds that all reads of one cycle may take together.
 READ_S = 2.0
 _MOST_BYTES = 1 << 20
+#: Of one file: parsing takes some hundred times its size, and 3 s for each MiB.
+_MOST_FILE_BYTES = 256 << 10
 _MOST_DEPTH = 64
+#: Of one value in YAML, which can be a number to the base of 60.
+_MOST_VALUE_CHARS = 4096
 #: Dots in a line of TOML: each is one more table, whose whole name the decoder keeps.
 _MOST_DOTS = 64
 #: k3s runs the kubelet in its own process, whose arguments it hides, and adds these files to its
@@ -102,7 +108,8 @@ class ConfigurationProbe:
         return [*self._plugin(), *self._kubelet()]
 
     def _look(self) -> None:
-        paths = [*self._sockets.glob(_PLUGIN_SOCKETS), self._sockets / _KUBELET_SOCKET]
+        plugins = (*self._sockets.glob(_PLUGIN_SOCKETS), *self._sockets.glob(_GKE_SOCKETS))
+        paths = [*plugins, self._sockets / _KUBELET_SOCKET]
         self._found = {
             path: found for path in sorted(paths) if (found := self._listener(path)) is not None
         }
@@ -135,11 +142,9 @@ class ConfigurationProbe:
         values = (_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
         return values[19] if len(values) > 19 else ""
 
-    def _only(self, name: str, kubelet: bool, source: str) -> tuple[Path | None, Reading]:
+    def _only(self, name: str, sockets: str, source: str) -> tuple[Path | None, Reading]:
         """The folder of the only process that listens, or how that failed."""
-        listeners = [
-            each for path, each in self._found.items() if (path.name == _KUBELET_SOCKET) == kubelet
-        ]
+        listeners = [each for path, each in self._found.items() if path.match(sockets)]
         if any(each.hidden for each in listeners):
             why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
             return None, SourceReading(source, "degraded", why)
@@ -154,7 +159,10 @@ class ConfigurationProbe:
         return None, SourceReading(source, "degraded", f"several processes listen as {name}")
 
     def _plugin(self) -> Iterable[Reading]:
-        process, source = self._only("device plugin", False, PLUGIN)
+        process, source = self._only("device plugin", _PLUGIN_SOCKETS, PLUGIN)
+        if process is None and self._only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None:
+            why = "it is GKE's own: the labels of the node tell how it shares"
+            return [SourceReading(PLUGIN, "absent", why)]
         if process is None:
             return [source]
         flags, environment = _flags(process), _environment(process)
@@ -179,7 +187,7 @@ class ConfigurationProbe:
         return None
 
     def _kubelet(self) -> Iterable[Reading]:
-        process, source = self._only("kubelet", True, KUBELET)
+        process, source = self._only("kubelet", _KUBELET_SOCKET, KUBELET)
         if process is None:
             return [source]
         try:
@@ -226,7 +234,9 @@ class ConfigurationProbe:
             signature = (found.st_ino, found.st_mtime_ns, found.st_size)
             last = self._parsed.get(there)
             if last is None or last[0] != signature:
-                text = file.read(_MOST_BYTES).decode()
+                text = file.read(_MOST_FILE_BYTES + 1).decode()
+                if len(text) > _MOST_FILE_BYTES:
+                    raise ValueError(f"{path} is longer than {_MOST_FILE_BYTES} bytes")
                 read = _decoded(text, toml=path.endswith(".toml"))
                 last = self._parsed[there] = (signature, read)
         return last[1]
@@ -262,6 +272,11 @@ def _decoded(text: str, toml: bool) -> Any:
         for event in yaml.parse(text, loader):
             if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can stand for gigabytes
                 raise ValueError("aliases are not read")
+            if isinstance(event, yaml.ScalarEvent):
+                if event.value == "<<":
+                    raise ValueError("merge keys are not read")
+                if len(event.value) > _MOST_VALUE_CHARS:
+                    raise ValueError("a value is too long")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MOST_DEPTH:  # each level is one of the stack, which ends the process

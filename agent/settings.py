@@ -29,6 +29,8 @@ class Settings:
     host: str
     #: 0: any free port.
     port: int
+    #: On the loopback; 0: any free port.
+    local_port: int
     #: How the device plugin shares whole GPUs, where it is stated rather than seen.
     resource: str
     replicas: int
@@ -112,7 +114,8 @@ KNOBS = (
         "between two heartbeats: after three without one the node takes no new pods",
         float,
     ),
-    Knob("listen", "0.0.0.0:9410", "HOST:PORT", "where metrics, report and gate are served"),
+    Knob("listen", "0.0.0.0:9410", "HOST:PORT", "where metrics and the gate are served"),
+    Knob("local-port", "9411", "port", "of the loopback: health and the report", int),
     Knob("resource", "nvidia.com/gpu", "name", f"which resource the whole GPUs are; {_STATED}"),
     Knob("replicas", "1", "count", f"shares of each GPU; {_STATED}", int),
     Knob("sharing", "none", "", f"how the plugin shares; {_STATED}", choices=get_args(Sharing)),
@@ -206,6 +209,8 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         parser.error("no node name: set NODE_NAME or pass --node, for example --node gpu-node-1")
     if not port.isdecimal() or len(port) > 5 or not 0 <= int(port) < 1 << 16:
         parser.error(f"--listen {args.listen!r} is not HOST:PORT; right is, for example, :9410")
+    if not 0 <= args.local_port < 1 << 16:
+        parser.error(f"--local-port {args.local_port} is not 0..65535. Example: --local-port 9411")
     if args.sharing not in get_args(Sharing):
         parser.error(f"--sharing {args.sharing!r} is none of {', '.join(get_args(Sharing))}")
     if not 1 <= args.replicas <= MAX_REPLICAS:
@@ -257,6 +262,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         heartbeat_s=args.heartbeat,
         host=host,
         port=int(port),
+        local_port=args.local_port,
         resource=args.resource,
         replicas=args.replicas,
         sharing=args.sharing,

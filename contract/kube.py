@@ -85,6 +85,21 @@ class Container(KubeStruct, frozen=True):
     restart_policy: str | None = None
 
 
+class VolumeMount(KubeStruct, frozen=True):
+    mount_path: str = ""
+
+
+class InitContainer(Container, frozen=True):
+    """With what it runs, which is read of one init container only: the gate (contract.gate)."""
+
+    image: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+    working_dir: str | None = None
+    volume_mounts: list[VolumeMount] | None = None
+    volume_devices: list[Present] | None = None
+
+
 class Toleration(KubeStruct, frozen=True):
     key: str = ""
     operator: str = ""
@@ -160,7 +175,7 @@ class SchedulingGate(KubeStruct, frozen=True):
 
 class PodSpec(KubeStruct, frozen=True):
     containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
+    init_containers: list[InitContainer] | None = None
     node_name: str | None = None
     priority: int | None = None
     #: "Never": it waits, and nobody leaves for it.

@@ -165,7 +165,8 @@ class Settings(BaseModel):
         "",
         max_length=1000,
         description="Image of the gate that the webhook gives to pods for gated nodes: that of the "
-        "agent, with its tag or digest. Empty: pods get no gate.",
+        "agent, with its tag or digest. Empty: pods get no gate, and gated nodes take none. Pods "
+        "that got theirs with another tag or digest keep it.",
     )
     mirror_vram: bool = Field(
         False,
@@ -398,6 +399,7 @@ class Settings(BaseModel):
             resources=self.resources,
             refuse_unannotated=self.refuse_unannotated,
             require_report=self.require_report,
+            gate_image=self.gate_image,
             overuse_after_s=self.overuse_after_s,
             nomination_hold_s=self.nomination_hold_s,
             evict_for_memory=self.evict_for_memory,

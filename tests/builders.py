@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from contract.annotations import VRAM, DeviceChoice
+from contract.gate import gate_container
 from contract.gpunode import (
     Charge,
     Device,
@@ -22,6 +23,7 @@ from contract.kube import (
     EnvVar,
     EnvVarSource,
     FieldRef,
+    InitContainer,
     Namespace,
     Node,
     NodeStatus,
@@ -98,6 +100,15 @@ def container(
     return Container(name=name, resources=resources, restart_policy=restart_policy)
 
 
+#: Of the gate that the webhook gives to pods.
+GATE_IMAGE = "registry.example/headroom-agent:1"
+
+
+def gate() -> InitContainer:
+    """As the webhook makes it."""
+    return msgspec.convert(gate_container(GATE_IMAGE), InitContainer)
+
+
 def following(of: Container, index: int = 0) -> Container:
     """The container, letting its variable follow the placement of the pod's index-th one."""
     source = EnvVarSource(
@@ -154,7 +165,7 @@ def request(
 ) -> VramRequest:
     """What a pod asks for that can be read; text is the annotation of the default pod."""
     asked = of if isinstance(of, Pod) else pod(of)
-    understood = understand(asked, default_vram, rules or Rules())
+    understood = understand(asked, default_vram, rules or Rules(gate_image=GATE_IMAGE))
     assert isinstance(understood, VramRequest), understood
     return understood
 

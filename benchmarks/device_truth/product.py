@@ -16,7 +16,7 @@ from benchmarks.device_truth.arrivals import Job
 from benchmarks.device_truth.rules import Report, Scheduler
 from benchmarks.device_truth.world import MAIN, Sample, Shape, World, index_of
 from contract.annotations import DEVICE_CHOICE, DEVICES, VRAM, DeviceChoice
-from contract.gate import GATE
+from contract.gate import GATE, gate_container
 from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Plugin
 from contract.kube import (
     Container,
@@ -25,6 +25,7 @@ from contract.kube import (
     EnvVar,
     EnvVarSource,
     FieldRef,
+    InitContainer,
     Node,
     NodeStatus,
     ObjectMeta,
@@ -51,6 +52,9 @@ from tests.standin.devices import Lots
 
 NEVER_S = 1e12
 EPOCH_S = 1_800_000_000.0
+_IMAGE = "headroom-agent"
+_GATE = msgspec.convert(gate_container(_IMAGE), InitContainer)
+RULES = Rules(gate_image=_IMAGE)
 NAMESPACE = "default"
 
 
@@ -59,7 +63,7 @@ class Product(Scheduler):
 
     choice = DeviceChoice.PREDICTED
 
-    def __init__(self, world: World, rules: Rules = Rules()) -> None:  # noqa: B008 - a value
+    def __init__(self, world: World, rules: Rules = RULES) -> None:
         self._world = world
         self._now_s = 0.0
         self._cluster = ClusterState(rules, NEVER_S, EPOCH_S)
@@ -246,7 +250,7 @@ class Gated(Product):
 
     def _pod(self, job: Job) -> Pod:
         pod = super()._pod(job)
-        spec = msgspec.structs.replace(pod.spec, init_containers=[Container(name=GATE)])
+        spec = msgspec.structs.replace(pod.spec, init_containers=[_GATE])
         return msgspec.structs.replace(pod, spec=spec)
 
 

@@ -93,13 +93,13 @@ class Around:
     nodes: Iterable[GpuNode] = ()
     #: Those of them on which something is annotated about who chooses; None: look for them.
     annotated: Iterable[GpuNode] | None = None
-    #: Whether a kubelet asks.
-    by_node: bool = False
+    #: The node of the kubelet that asks; empty if no kubelet does.
+    by_node: str = ""
 
     def is_static(self, pod: Pod) -> bool:
-        """Whether the pod is the mirror of a static one; anybody can write the annotation, so it is
-        believed from a kubelet only."""
-        return self.by_node and pod.annotation(STATIC) is not None
+        """Whether the pod is the mirror of a static one. Any author can write the annotation, so
+        it is believed only from the kubelet of the pod's node."""
+        return pod.annotation(STATIC) is not None and bool(pod.node) and pod.node == self.by_node
 
     @property
     def scheduler(self) -> str | None:

@@ -56,4 +56,4 @@ def _validated(request: Request, around: Surroundings) -> Validated:
 
 
 def _around(request: Request, around: Surroundings) -> Around:
-    return replace(around(request.namespace), by_node=request.user_info.is_node)
+    return replace(around(request.namespace), by_node=request.user_info.node)

@@ -12,7 +12,6 @@ containers in between, and then these are looked at as well.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from contract.annotations import (
     BYTES,
@@ -30,7 +29,7 @@ from contract.annotations import (
     parse_vram,
     render_vram,
 )
-from contract.gate import GATE
+from contract.gate import GATE, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
 from extender.admission.amounts import cap_mib, mirrored_mib, mps_mib
@@ -53,7 +52,6 @@ UNLIMITED = (
     " example '8Gi', and that every node it could go to can keep one (docs/admission.md)"
 )
 NO_IMAGE = "the gate has no image; right is gate_image in Headroom's settings: that of the agent"
-_SMALL = {"cpu": "100m", "memory": "32Mi"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,32 +260,6 @@ def _gate(draft: Draft, around: Around, places: Sequence[GpuNode], wished: bool)
             draft.replace_first(index, gate)
             return
     draft.first(gate)
-
-
-def gate_container(image: str) -> dict[str, Any]:
-    """As docs/device-truth.md describes it."""
-    return {
-        "name": GATE,
-        "image": image,
-        "command": ["python", "-m", "agent.knock"],
-        "env": [
-            {
-                "name": name,
-                "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}},
-            }
-            for name, path in (("POD_UID", "metadata.uid"), ("HOST_IP", "status.hostIP"))
-        ],
-        "resources": {"limits": dict(_SMALL), "requests": dict(_SMALL)},
-        # What the strictest of the Pod Security Standards asks for.
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
 
 
 # Containers.

@@ -10,7 +10,15 @@ from typing import Any
 
 import msgspec
 
-from contract.kube import Container, EnvVar, EnvVarSource, FieldRef, Pod, ResourceRequirements
+from contract.kube import (
+    Container,
+    EnvVar,
+    EnvVarSource,
+    FieldRef,
+    InitContainer,
+    Pod,
+    ResourceRequirements,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class Draft:
             self._do("add", "/spec/initContainers/0", gate)
         else:
             self._do("add", "/spec/initContainers", [gate])
-        shown = msgspec.convert(gate, Container)
+        shown = msgspec.convert(gate, InitContainer)
         spec = msgspec.structs.replace(spec, init_containers=[shown, *(spec.init_containers or ())])
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 
@@ -114,7 +122,7 @@ class Draft:
         self._do("add", "/spec/initContainers/0", gate)
         init = [*(self.pod.spec.init_containers or ())]
         del init[index]
-        init.insert(0, msgspec.convert(gate, Container))
+        init.insert(0, msgspec.convert(gate, InitContainer))
         spec = msgspec.structs.replace(self.pod.spec, init_containers=init)
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 

@@ -17,6 +17,7 @@ from extender.admission.validation import MAX_WARNINGS, Validated
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+_NODE_USER = "system:node:"
 #: An API server cuts off a warning that is longer, and drops them from some 4 KiB on.
 _MOST_WARNING = 256
 _MOST_REFUSAL = 1024
@@ -37,9 +38,11 @@ class UserInfo(KubeStruct, frozen=True):
     groups: tuple[str, ...] = ()
 
     @property
-    def is_node(self) -> bool:
-        """Whether a kubelet asks, which may create mirror pods of its own node alone."""
-        return self.username.startswith("system:node:") and "system:nodes" in self.groups
+    def node(self) -> str:
+        """The node of the kubelet that asks; empty if no kubelet does."""
+        node = self.username.removeprefix(_NODE_USER)
+        is_node = self.username.startswith(_NODE_USER) and "system:nodes" in self.groups
+        return node if is_node else ""
 
 
 class Request(KubeStruct, frozen=True):

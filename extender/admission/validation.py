@@ -77,7 +77,12 @@ def validate_pod(pod: Pod, before: Pod | None, around: Around) -> Validated:
     if around.wishes.observes:
         told = [f"{WOULD}: {refusal}"] if refusal else []
         return Validated(warnings=(*told, *_warnings(pod, around)))
-    if not refusal and before is None and _wishes_gate(pod) and not is_gated(pod):
+    if (
+        not refusal
+        and before is None
+        and _wishes_gate(pod)
+        and not is_gated(pod, around.wishes.gate_image)
+    ):
         refusal = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(around)}"
     return Validated(refusal, tuple(_warnings(pod, around)))
 

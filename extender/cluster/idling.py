@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from contract.gate import is_gated, waits
+from contract.gate import has_gate, waits
 from contract.gpunode import ADOPTED, EVICTED, GPUNode, GPUNodeStatus, Reservation
 from contract.kube import Pod
 from extender.cluster.freshness import age
@@ -40,7 +40,7 @@ def _is_new(pod: Pod, promise: Reservation, status: GPUNodeStatus | None, wall_s
     """Whether the pod, that we placed, has only just come and is known to use no memory."""
     since_s = age(promise.since, wall_s)
     # From the future: of a replica whose clock was ahead, so that nobody knows.
-    if is_gated(pod) or ADOPTED in promise.flags or since_s is None or abs(since_s) > NEW_FOR_S:
+    if has_gate(pod) or ADOPTED in promise.flags or since_s is None or abs(since_s) > NEW_FOR_S:
         return False
     used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
     return bool(used) and all(figure == 0 for figure in used)

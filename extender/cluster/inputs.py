@@ -7,11 +7,13 @@ anything remains whether it shows no device, follows the placement, or is the po
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from contract.annotations import DEFAULT_VRAM
+from contract.gate import is_whole
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import (
     Container,
@@ -46,6 +48,8 @@ from extender.placement.mix import Market
 from extender.placement.rules import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.visible import NO_DEVICES, VISIBLE_DEVICES, followed
+
+C = TypeVar("C", bound=Container)
 
 FORMAT = "headroom.gpu/snapshot/v1"
 #: A moment that no stamp is near to, so that it is not taken for a sign of life.
@@ -203,11 +207,13 @@ def _without_notes(node: Node | None) -> Node | None:
     return msgspec.structs.replace(node, metadata=kept_annotations(node.metadata))
 
 
-def _bare(containers: list[Container] | None) -> list[Container] | None:
+def _bare(containers: list[C] | None) -> list[C] | None:
     if containers is None:
         return None
     return [
-        msgspec.structs.replace(each, env=[*map(_shown, _deciding(each))] or None)
+        each
+        if is_whole(each)
+        else msgspec.structs.replace(each, env=[*map(_shown, _deciding(each))] or None)
         for each in containers
     ]
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from contract.annotations import OF_EXTENDERS, OF_USERS, PREFIX
+from contract.gate import is_whole
 from contract.kube import Container, Namespace, Node, ObjectMeta, Pod, Volume
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
 from extender.cluster.allocators import NODE_MARKS, is_mark
@@ -24,6 +25,7 @@ MAX_MARKS = 16
 
 _OURS_FIRST = frozenset((*OF_EXTENDERS, *OF_USERS))
 T = TypeVar("T", bound=Struct)
+C = TypeVar("C", bound=Container)
 
 
 def kept_pod(pod: Pod) -> Pod:
@@ -106,14 +108,14 @@ def _one_claim(volumes: list[Volume] | None) -> list[Volume] | None:
     return [first] if first else None
 
 
-def _without_variables(containers: list[Container] | None) -> list[Container] | None:
+def _without_variables(containers: list[C] | None) -> list[C] | None:
     return containers and [
         replace(
             each,
             env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
             ports=each.ports and [port for port in each.ports if port.host_port],
         )
-        if each.env or each.ports
+        if (each.env or each.ports) and not is_whole(each)  # a gate counts by all that it is
         else each
         for each in containers
     ]

@@ -64,6 +64,10 @@ _WITHOUT = {
 #: Part of a message -> what mends it, where that is not what mends the source as a rule.
 _MENDS = {
     "hostPID": _HOST_PID,
+    "MIG": (
+        "add component deploy/components/mig (Helm: agent.mig: true), or create MIG instances, or "
+        "turn MIG off"
+    ),
     "no device plugin listens": "see whether the device plugin's pod runs there, and its log",
     "no kubelet listens": "see whether the kubelet runs there, and its log",
     "k3s hides": (
@@ -73,6 +77,11 @@ _MENDS = {
     "there is no checkpoint": _FOLDER,
     "several processes listen": "let one device plugin run on the node, not several",
     "CAP_SYS_PTRACE": _PTRACE,
+    "headroom.gpu/maintenance": (
+        "remove the annotation when the work on the driver is done: "
+        "kubectl annotate node NAME headroom.gpu/maintenance-"
+    ),
+    "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
     "agent's own cgroup": "take the GPU memory limit off the agent's pod",
     "not what NVML tells": "see whether dcgm-exporter's pod there is stuck, and restart it",
 }
@@ -109,7 +118,8 @@ def _told_elsewhere(source: Source, status: GPUNodeStatus) -> bool:
         case "kubelet" | "configz":
             return plugin.topology_manager_policy != ""
         case "plugin":
-            return plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
+            read = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
+            return read or ("GKE" in source.message and "labels" in plugin.source.split(","))
         case "labels":
             return "plugin" in plugin.source.split(",")
         case "gpm" | "nvml-process":  # which GPUs and drivers may not have

@@ -7,6 +7,8 @@ cut, since they may quote what they found.
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
@@ -18,11 +20,12 @@ from contract.annotations import (
     RESERVE,
     VRAM,
 )
-from contract.gate import GATE
+from contract.gate import GATE, is_whole, repository
 from contract.gpunode import Charge, Device, GPUNode, GPUNodeStatus, PodUse, Reservation
 from contract.kube import (
     Container,
     EnvFromSource,
+    InitContainer,
     Node,
     NodeSpec,
     NodeStatus,
@@ -36,6 +39,8 @@ from contract.kube import (
 from extender.cluster.inputs import Decided, NodeFacts, Settled, SmHistory
 from extender.placement.rules import Rules
 from extender.placement.visible import VISIBLE_DEVICES
+
+C = TypeVar("C", bound=Container)
 
 #: Labels of a node that say what GPUs it has.
 _TELLING = (
@@ -76,7 +81,8 @@ class Redaction:
         namespaces = {
             self.of("ns", name): self._amount(text) for name, text in of.namespaces.items()
         }
-        return msgspec.structs.replace(of, namespaces=namespaces)
+        rules = replace(of.rules, gate_image=self._image(of.rules.gate_image))
+        return msgspec.structs.replace(of, namespaces=namespaces, rules=rules)
 
     def facts(self, of: NodeFacts) -> NodeFacts:
         return NodeFacts(
@@ -153,16 +159,18 @@ class Redaction:
     def _container_name(self, name: str) -> str:
         return name if name == GATE else self.of("c", name)
 
-    def _containers(self, of: list[Container] | None) -> list[Container] | None:
+    def _containers(self, of: list[C] | None) -> list[C] | None:
         return None if of is None else [self._container(each) for each in of]
 
-    def _container(self, of: Container) -> Container:
+    def _container(self, of: C) -> C:
+        if isinstance(of, InitContainer) and is_whole(of):
+            return msgspec.structs.replace(of, image=self._image(of.image))
         asked = of.resources
         sources = [
             EnvFromSource(prefix=each.prefix if VISIBLE_DEVICES.startswith(each.prefix) else "-")
             for each in of.env_from or ()
         ]
-        return Container(
+        return type(of)(
             name=self._container_name(of.name),
             env=of.env,
             env_from=sources or None,
@@ -170,6 +178,10 @@ class Redaction:
             and ResourceRequirements(self._managed(asked.limits), self._managed(asked.requests)),
             restart_policy=of.restart_policy,
         )
+
+    def _image(self, image: str) -> str:
+        """Of a gate: the tag may stay away, since it decides nothing."""
+        return self.of("image", repository(image))
 
     def _managed(self, amounts: Mapping[str, str | int] | None) -> dict[str, str | int] | None:
         found = {name: n for name, n in (amounts or {}).items() if self._rules.manages(name)}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from contract.gate import is_gated, waits
+from contract.gate import has_gate, waits
 from contract.gpunode import EVICTED, GPUNode
 from contract.kube import Pod
 from extender.errors import StoreConflict, StoreError, StoreNotFound
@@ -105,4 +105,4 @@ class Evictions:
 def _may_go(pod: Pod, uid: str, node: str) -> bool:
     metadata = pod.metadata
     there = metadata.uid == uid and pod.node == node and not pod.ended
-    return there and not metadata.deletion_timestamp and (waits(pod) or not is_gated(pod))
+    return there and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))

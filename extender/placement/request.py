@@ -182,7 +182,7 @@ def understand(
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=processes,
             visible=_visible(pod, containers, rules),
-            gated=is_gated(pod),
+            gated=is_gated(pod, rules.gate_image),
             annotated=pod.annotation(VRAM),
         )
     except BadAnnotation as err:
@@ -229,8 +229,8 @@ _Counts = Mapping[tuple[bool, int], Mapping[str, int]]
 
 
 def _containers(pod: Pod) -> Iterator[tuple[bool, int, Container]]:
-    for index, container in enumerate(pod.spec.init_containers or ()):
-        yield True, index, container
+    for index, init_container in enumerate(pod.spec.init_containers or ()):
+        yield True, index, init_container
     for index, container in enumerate(pod.spec.containers or ()):
         yield False, index, container
 

@@ -52,6 +52,8 @@ class Rules:
     refuse_unannotated: bool = False
     #: Whether GPUs that several pods share are given out only where an agent reports them.
     require_report: bool = True
+    #: Image of the gate that counts on gated nodes; empty: none does.
+    gate_image: str = ""
     #: Whether a pod that is no gated one is evicted, too, where it ended on a device without room.
     evict_misses: bool = False
     #: How pods that do not say are scored.

@@ -18,7 +18,7 @@ from contract.annotations import (
     PREFIX,
     SCHEDULER,
 )
-from contract.gate import GATE
+from contract.gate import GATE, gate_container
 from extender.admission import mutation
 from extender.admission.around import Around
 from extender.admission.decisions import answer_mutate, answer_validate
@@ -151,7 +151,7 @@ def test_the_gate_is_the_one_that_the_other_page_shows() -> None:
     text = (ROOT / "docs/device-truth.md").read_text()
     _, _, rest = text.partition("```yaml\nspec:\n  initContainers:")
     (shown,) = yaml.safe_load(rest.partition("```")[0])
-    made = mutation.gate_container(shown["image"])
+    made = gate_container(shown["image"])
     assert made.keys() == shown.keys()
     for key in ("name", "command", "securityContext"):
         assert made[key] == shown[key]

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.gate import is_gated
+from contract.gate import gate_container, is_gated
 from contract.kube import NodeSpec, Taint
-from extender.admission.mutation import gate_container
 from extender.placement.request import VramRequest, understand
 from extender.placement.rules import Rules
 from extender.placement.visible import Visible
@@ -98,9 +97,11 @@ class TestScheduler:
 
     def test_a_static_pod_is_left_alone_if_a_kubelet_shows_it(self) -> None:
         where = around(node(choice="gated"), gate_image=GATE_IMAGE)
-        obj = manifest(annotations=STATIC)
-        assert mutated(obj, replace(where, by_node=True))[0] == obj
-        assert is_gated(pod(mutated(obj, where)[0]))
+        obj = manifest(None, nodeName="n1", annotations={**STATIC, "headroom.gpu/retry": "x"})
+        assert mutated(obj, replace(where, by_node="n1"))[0] == obj
+        for other in ("", "n2"):
+            stored = mutated(obj, replace(where, by_node=other))[0]
+            assert "headroom.gpu/retry" not in stored["metadata"]["annotations"]
 
     def test_a_pod_with_a_node_has_no_use_for_a_scheduler_or_a_placement(self) -> None:
         everything = around(
@@ -249,7 +250,7 @@ class TestGate:
         gate, init = stored["spec"]["initContainers"]
         assert gate == gate_container(GATE_IMAGE)
         assert init["name"] == "init"
-        assert is_gated(pod(stored))
+        assert is_gated(pod(stored), GATE_IMAGE)
         assert answer.warnings == ()
 
     @pytest.mark.parametrize(
@@ -269,12 +270,12 @@ class TestGate:
         obj = manifest(annotations={} if of_pod is None else {key: of_pod})
         annotations = {} if of_namespace is None else {key: of_namespace}
         stored, _ = mutated(obj, around(*nodes, annotations=annotations, gate_image=GATE_IMAGE))
-        assert is_gated(pod(stored)) is gated
+        assert is_gated(pod(stored), GATE_IMAGE) is gated
 
     def test_not_where_no_agent_would_open_it(self) -> None:
         where = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
         stored, answer = mutated(manifest(), where)
-        assert not is_gated(pod(stored))
+        assert not is_gated(pod(stored), GATE_IMAGE)
         assert answer.warnings == (
             "the pod gets no gate and is refused by gated nodes, as a: it could go to b, too, "
             "where no agent reports and no gate would open; right is a nodeSelector, or "
@@ -283,7 +284,7 @@ class TestGate:
 
     def test_without_an_image_it_says_so(self) -> None:
         stored, answer = mutated(manifest(), around(node("a", "gated")))
-        assert not is_gated(pod(stored))
+        assert not is_gated(pod(stored), GATE_IMAGE)
         assert "right is gate_image in Headroom's settings" in answer.warnings[0]
 
     def test_comes_first_again_when_others_put_theirs_before_it(self) -> None:
@@ -292,7 +293,7 @@ class TestGate:
         stored["spec"]["initContainers"].insert(0, container("mesh", 0))
         again, _ = mutated(stored, where)
         assert [c["name"] for c in again["spec"]["initContainers"]] == ["headroom-gate", "mesh"]
-        assert is_gated(pod(again))
+        assert is_gated(pod(again), GATE_IMAGE)
 
     @pytest.mark.parametrize(
         "other",

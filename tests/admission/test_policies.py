@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from contract.annotations import OF_EXTENDERS, OF_EXTENDERS_BY_CONTAINER
+from contract.gate import gate_container
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     ADMISSION,
@@ -163,6 +164,24 @@ class TestAnnotations:
 
     def test_other_annotations_are_nobody_s_business(self, site: Site) -> None:
         assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
+
+    def test_the_gate_of_a_pod_keeps_its_image(self, site: Site) -> None:
+        """Otherwise an author could open it once the pod is bound."""
+        gates = [gate_container("registry.example/headroom-agent:1"), container("warm-up", 0)]
+        obj = manifest("8Gi", schedulerName="headroom", initContainers=gates)
+        obj["metadata"]["name"] = "gated"
+        assert site.send("POST", PODS, obj).status == 201
+        strategic = "application/strategic-merge-patch+json"
+
+        def change(name: str, image: str) -> Reply:
+            spec = {"initContainers": [{"name": name, "image": image}]}
+            path = f"{PODS}/gated?dryRun=All"
+            return site.send("PATCH", path, {"spec": spec}, content_type=strategic)
+
+        reply = change("headroom-gate", "busybox")
+        refused(reply, "headroom-pod-annotations", "headroom-gate cannot be changed")
+        documented(reply)
+        assert change("warm-up", "busybox").status == 200
 
     def test_a_binding_of_others_brings_none(self, site: Site, plane: ControlPlane) -> None:
         for key, said in (
@@ -365,6 +384,7 @@ class TestOtherSchedulers:
     def only_a_kubelet_shows_static_pods(self, site: Site) -> None:
         static = manifest(nodeName=HERE, annotations={"kubernetes.io/config.mirror": "x"})
         refused(site.send("POST", PODS, static), self.POLICY, self.SAID)
+        refused(site.send("POST", PODS, static, kubelet_of=OTHER), self.POLICY, self.SAID)
         reply = site.send("POST", f"{PODS}?dryRun=All", static, kubelet_of=HERE)
         assert (reply.status, reply.warnings) == (201, ()), reply.message
 

@@ -112,9 +112,16 @@ def test_a_pod_that_is_created(obj: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
-    obj = manifest("8GB", annotations=STATIC)
+    obj = manifest("8GB", nodeName="n", annotations=STATIC)
     assert refusal(obj, user=KUBELET) == ""
-    for user in (ADMIN, {**ADMIN, "username": "system:node:n"}, {**KUBELET, "username": "t"}):
+    users = (
+        ADMIN,
+        {**ADMIN, "username": "system:node:n"},
+        {**KUBELET, "username": "t"},
+        {**KUBELET, "username": "system:node:m"},
+        {**KUBELET, "username": "system:node:"},
+    )
+    for user in users:
         assert "headroom.gpu/vram" in refusal(obj, user=user)
 
 

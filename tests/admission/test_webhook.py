@@ -162,6 +162,13 @@ def test_a_pod_that_waits_is_read_again_when_it_is_changed(site: Site) -> None:
         site.send("DELETE", path, {"gracePeriodSeconds": 0})
 
 
+def test_a_pod_that_only_calls_itself_static_is_changed_like_any_other(site: Site) -> None:
+    forged = {"kubernetes.io/config.mirror": "x", "headroom.gpu/placement": "{}"}
+    reply = create(site, manifest("8Gi", nodeName=OTHER, annotations=forged))
+    assert reply.status == 201, reply.message
+    assert "annotation headroom.gpu/placement was removed" in reply.warnings[0]
+
+
 def test_what_is_written_into_containers_the_api_server_takes(site: Site) -> None:
     wishes = {"headroom.gpu/share": "env", "headroom.gpu/gated": "true"}
     reply = create(site, manifest("8Gi", annotations=wishes))

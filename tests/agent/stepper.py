@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.__main__ import survey_of
+from agent.__main__ import log_to_stderr, survey_of
 from agent.settings import read_settings
 from agent.summary import summarise
 
@@ -35,6 +35,7 @@ def descriptors() -> Iterator[os.stat_result]:
 
 
 def main() -> None:
+    log_to_stderr()
     settings = read_settings(sys.argv[1:], os.environ)
     survey = survey_of(settings, exporter_timeout_s=EXPORTER_TIMEOUT_S)
     status = None

@@ -41,7 +41,12 @@ def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
     kubeconfig = whole.folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
     with subprocess.Popen(
-        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", "--interval", "1", *whole.flags],
+        [
+            *(sys.executable, "-m", "agent", "--listen", "127.0.0.1:0"),
+            "--interval",
+            "1",
+            *whole.flags,
+        ],
         env=os.environ
         | whole.environment
         | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1", "KUBECONFIG": str(kubeconfig)},

@@ -1,18 +1,25 @@
 """The driver is closed when others have to work on it, and opened again by itself."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.nodeapi import of_maintenance
+from agent.probes import DriverReading
+from agent.summary import summarise
 from tests.agent.conftest import Survey
+from tests.controlplane import ControlPlane
 from tests.driver import h100
 
 Start = Callable[..., Survey]
 
 LABEL = "nvidia.com/gpu.deploy.device-plugin"
 ANNOTATION = "headroom.gpu/maintenance"
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+GPUNODE = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
 
 
 def ready(status: dict[str, Any]) -> tuple[str, str]:
@@ -43,6 +50,18 @@ def test_the_driver_is_closed_for_maintenance_and_opened_after_it(survey: Start)
     status = agent.step()
     assert ready(status) == ("True", "")
     assert all(d.get("healthy", True) for d in status["devices"])
+
+
+def test_kubectl_shows_why_the_driver_does_not_answer(plane: ControlPlane) -> None:
+    plane.call("POST", GPUNODES, {**GPUNODE, "metadata": {"name": "maintained"}})
+    why = "driver is released: annotation headroom.gpu/maintenance is true"
+    status = summarise([DriverReading("nvml", why_not=why)], datetime.now(UTC))
+    patch = {"status": msgspec.to_builtins(status)}
+    path = f"{GPUNODES}/maintained/status"
+    plane.call("PATCH", path, patch, "application/merge-patch+json")
+    head, row = plane.kubectl("get", "gn", "maintained").splitlines()
+    assert row[head.index("DRIVER") :].split()[0] == "False"
+    assert why in plane.kubectl("get", "gn", "maintained", "-o", "wide")
 
 
 def test_a_driver_that_was_replaced_in_the_meantime_is_that_of_a_new_process(survey: Start) -> None:

@@ -562,8 +562,15 @@ def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
         "nvmlDeviceGetMigMode": lambda handle: [1, 1],
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
     }
-    (device,) = probing(gate(**{**on, **calls})).look().devices
+    probe = probing(gate(**{**on, **calls}))
+    with capture_logs() as logs:
+        found = [probe.look() for _ in range(3)][-1]
+    (device,) = found.devices
     assert (device.uuid, device.kind, device.fault) == ("GPU-0", "gpu", why)
+    assert Degraded("nvml", f"GPU-0: {why}") in found.degraded
+    (entry,) = logs
+    assert (entry["event"], entry["log_level"]) == ("mig_not_readable", "error")
+    assert entry["reason"] == why
 
 
 def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:

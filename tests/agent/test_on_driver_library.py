@@ -160,7 +160,7 @@ def serving(
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "agent", "--no-publish"),
-            *("--listen", "127.0.0.1:0", "--interval", "1", *flags),
+            *("--listen", "127.0.0.1:0", "--local-port", "0", "--interval", "1", *flags),
         ],
         env=environment,
         stderr=subprocess.PIPE,
@@ -170,7 +170,7 @@ def serving(
         assert process.stderr is not None
         started = process.stderr.readline()
         assert '"started"' in started, started
-        port = started.split('"port": ')[1].split(",")[0]
+        port = started.split('"local_port": ')[1].split(",")[0]
         yield f"http://127.0.0.1:{port}", process
     finally:
         process.kill()
@@ -222,7 +222,11 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
             return first["uuid"] == "GPU-a" and "lost" in first.get("healthReason", "")
 
         until(lost, "the loss is told")
-        assert [value for _, value in metric(http, "headroom_device_healthy")] == [0, 1]
+
+        def healthy() -> list[float]:
+            return [value for _, value in metric(http, "headroom_device_healthy")]
+
+        until(lambda: healthy() == [0, 1], "metrics are rendered again")
         assert [labels["UUID"] for labels, _ in metric(http, "headroom_device_used_bytes")] == [
             "GPU-b"
         ]

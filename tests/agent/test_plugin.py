@@ -256,6 +256,18 @@ def test_a_process_that_only_has_the_name_is_not_believed(tree: Tree) -> None:
     assert policy(tree) == "none"
 
 
+def test_gkes_own_plugin_is_not_read_as_if_it_were_nvidias(tree: Tree) -> None:
+    """Its policy and its files are others: what its flags do not say is not NVIDIA's default."""
+    tree.process(199, "nvidia-gpu-device-plugin", "-enable-container-gpu-metrics")
+    tree.listen("nvidiaGPU-1700000000.sock", 199)
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["plugin"].state == "absent"
+    assert "GKE" in sources["plugin"].message
+    tree.plugin(TIME_SLICING)  # one of NVIDIA's beside it is read
+    assert plugin(tree).replicas == {GPU: 4}
+
+
 def test_processes_of_another_pid_namespace_are_named_with_what_to_do(tree: Tree) -> None:
     tree.plugin(TIME_SLICING)
 
@@ -374,6 +386,21 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
             lambda f: (f / "root/config/config.yaml").write_text(MERGES), "ValueError", id="aliases"
         ),
         pytest.param(lambda f: pipe(f / "root/config/config.yaml"), "OSError", id="a pipe"),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text(f"version: {'1:' * 5000}1"),
+            "ValueError",
+            id="a number to the base of 60 that takes minutes to compute",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("<<: {version: v1}"),
+            "ValueError",
+            id="a merge key",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("version: v1\n" + "#" * (1 << 18)),
+            "ValueError",
+            id="too long",
+        ),
         *(
             pytest.param(
                 lambda f, text=text: (f / "root/config/config.yaml").write_text(text),

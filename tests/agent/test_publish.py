@@ -29,6 +29,7 @@ from contract.kube import Lease
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
 from tests.agent.test_nodeapi import NO_ANSWER
 
+NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
 VOUCH = Vouch(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
@@ -424,7 +425,7 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
     kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
     process = subprocess.Popen(
         # It tries again before its next regular sample, which would come too late for the test.
-        [sys.executable, "-m", "agent", "--listen", "127.0.0.1:0", *NEVER_AGAIN],
+        [sys.executable, "-m", "agent", *NO_PORTS, *NEVER_AGAIN],
         env=environment | {"KUBECONFIG": str(kubeconfig), "PYTHONWARNINGS": "default"},
         stderr=subprocess.PIPE,
         text=True,

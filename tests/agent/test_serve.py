@@ -16,10 +16,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from agent import alive
 from agent.__main__ import log_to_stderr
 from agent.gate import Verdict
-from agent.serve import MOST_CLIENTS, Board, Server
+from agent.http_port import MAX_CONNECTIONS
+from agent.serve import Board, Server
 from contract.gpunode import GPUNodeStatus
+from tests.builders import shared
 from tests.waiting import until
 
 STALE_AFTER_S = 35.0
@@ -37,15 +40,29 @@ def world() -> World:
 
 
 @pytest.fixture
-def http(world: World) -> Iterator[httpx.Client]:
-    server = Server(world.board, "127.0.0.1", 0, None, {})
+def server(world: World) -> Iterator[Server]:
+    server = Server(world.board, "127.0.0.1", 0, 0, None, {})
     server.start()
     try:
-        base = f"http://127.0.0.1:{server.port}"
-        with httpx.Client(base_url=base, trust_env=False, timeout=30) as client:
-            yield client
+        yield server
     finally:
         server.stop()
+
+
+def client(port: int) -> httpx.Client:
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with client(server.port) as found:
+        yield found
+
+
+@pytest.fixture
+def local(server: Server) -> Iterator[httpx.Client]:
+    with client(server.local_port) as found:
+        yield found
 
 
 def healthy(http: httpx.Client) -> bool:
@@ -55,24 +72,24 @@ def healthy(http: httpx.Client) -> bool:
 
 
 def test_only_samples_that_do_not_come_are_a_reason_to_restart(
-    world: World, http: httpx.Client
+    world: World, local: httpx.Client
 ) -> None:
-    assert healthy(http)  # the first one may still come
-    assert http.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE
-    assert http.get("/v1/report").status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert healthy(local)  # the first one may still come
+    assert local.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert local.get("/v1/report").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     world.now_s += STALE_AFTER_S
-    assert healthy(http)
+    assert healthy(local)
     world.now_s += 0.125
-    assert not healthy(http)
+    assert not healthy(local)
     world.board.show(GPUNodeStatus(observed_at="then"))
-    assert healthy(http)
-    assert http.get("/v1/report").json() == {"observedAt": "then"}
-    assert http.get("/readyz").status_code == HTTPStatus.OK
+    assert healthy(local)
+    assert local.get("/v1/report").json() == {"observedAt": "then"}
+    assert local.get("/readyz").status_code == HTTPStatus.OK
     world.now_s += STALE_AFTER_S + 5
-    assert not healthy(http)
+    assert not healthy(local)
     # What was known last is still told, with its age.
-    assert http.get("/v1/report").status_code == HTTPStatus.OK
-    assert "headroom_agent_sample_age_seconds 40.0" in http.get("/metrics").text
+    assert local.get("/v1/report").status_code == HTTPStatus.OK
+    assert "headroom_agent_sample_age_seconds 40.0" in local.get("/metrics").text
 
 
 def test_a_sample_that_is_too_old_is_none_to_go_by(world: World) -> None:
@@ -106,17 +123,15 @@ def test_a_mistake_of_ours_is_logged_and_a_client_that_hangs_up_is_not(world: Wo
     def mistaken(uid: str) -> Verdict:
         raise LookupError("a mistake for the tests")
 
-    server = Server(world.board, "127.0.0.1", 0, mistaken, {})
+    server = Server(world.board, "127.0.0.1", 0, 0, mistaken, {})
     server.start()
     try:
-        with capture_logs() as logs:
+        with capture_logs() as logs, client(server.port) as http:
             with socket.create_connection(("127.0.0.1", server.port)) as rude:
                 reset = struct.pack("ii", 1, 0)
                 rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
                 rude.sendall(b"GET /metr")
-            with pytest.raises(httpx.RemoteProtocolError):
-                httpx.get(f"http://127.0.0.1:{server.port}/v1/gate?pod_uid=u", trust_env=False)
-            until(lambda: bool(logs), "something is logged")
+            assert http.get("/v1/gate?pod_uid=u").status_code == 500
     finally:
         server.stop()
     (entry,) = logs
@@ -148,50 +163,162 @@ def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> 
     assert http.get("/healthz").status_code == 200
 
 
-@pytest.fixture
-def silent(http: httpx.Client) -> Iterator[list[socket.socket]]:
-    """As many clients that send nothing as are served at once."""
-    address = http.base_url.host, http.base_url.port
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(address)) for _ in range(MOST_CLIENTS)]
+#: Seven clients of the loopback, each with an address of its own.
+ADDRESSES = [f"127.0.0.{last}" for last in range(11, 18)]
 
 
-def test_of_too_many_silent_clients_the_earliest_gives_way(
-    http: httpx.Client, silent: list[socket.socket]
+@contextlib.contextmanager
+def connected(
+    port: int, address: str = "", sent: bytes = b"", receive_bytes: int = 0
+) -> Iterator[socket.socket]:
+    with socket.socket() as sock:
+        if receive_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.settimeout(60)
+        sock.bind((address, 0))
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(sent)
+        yield sock
+
+
+def closed(sock: socket.socket) -> bool:
+    ready, _, _ = select.select([sock], [], [], 0)
+    try:
+        return bool(ready) and sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_the_address_with_most_connections_loses_one_when_there_are_too_many(
+    server: Server, http: httpx.Client
 ) -> None:
-    assert http.get("/healthz").status_code == 200
-    assert silent[0].recv(1) == b""
-    ready, _, _ = select.select(silent[1:], [], [], 0)
-    assert ready == []
+    half = b"GET /healthz HTTP/1.1\r\nX: "
+    with contextlib.ExitStack() as stack:
+        few = stack.enter_context(connected(server.port, ADDRESSES[0], half))
+        many = [
+            stack.enter_context(connected(server.port, ADDRESSES[1], half))
+            for _ in range(MAX_CONNECTIONS)
+        ]
+        until(lambda: closed(many[0]), "the earliest of the many was closed")
+        assert http.get("/healthz").status_code == 200
+        assert not closed(few)
+        few.sendall(b"y\r\n\r\n")
+        assert few.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_nobody_who_is_being_answered_gives_way(world: World) -> None:
-    answers, asked = threading.Event(), list[str]()
+ATTACKS = {
+    "silent": b"",
+    "half a request": b"GET / HTTP/1.1\r\nX: ",
+    "metrics that are not read": b"GET /metrics HTTP/1.1\r\n\r\n",
+    "gates that wait": b"GET /v1/gate?pod_uid=u HTTP/1.1\r\n\r\n",
+    "headers without end": b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000,
+    "a pipeline": b"GET /metrics HTTP/1.1\r\n\r\n" * 200,
+}
+
+
+@pytest.mark.parametrize("sent", [pytest.param(sent, id=name) for name, sent in ATTACKS.items()])
+def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes) -> None:
+    released = threading.Event()
 
     def ask(uid: str) -> Verdict:
-        asked.append(uid)
-        answers.wait(60)
+        released.wait(60)
         return Verdict("yes", "")
 
-    server = Server(world.board, "127.0.0.1", 0, ask, {})
+    world.board.show(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
+    server = Server(world.board, "127.0.0.1", 0, 0, ask, {})
     server.start()
     try:
         with contextlib.ExitStack() as stack:
-            clients = []
-            for _ in range(MOST_CLIENTS):
-                address = "127.0.0.1", server.port
-                clients.append(stack.enter_context(socket.create_connection(address)))
-                clients[-1].sendall(b"GET /v1/gate?pod_uid=u HTTP/1.0\r\n\r\n")
-            until(lambda: len(asked) == MOST_CLIENTS, "every request has been read")
-            late = stack.enter_context(socket.create_connection(address))
-            with contextlib.suppress(ConnectionError):
-                assert late.recv(1) == b""
-            answers.set()
-            for client in clients:
-                assert client.recv(100).startswith(b"HTTP/1.0 200")
+            for number in range(2 * MAX_CONNECTIONS):
+                address = ADDRESSES[number % len(ADDRESSES)]
+                with contextlib.suppress(ConnectionError):
+                    stack.enter_context(connected(server.port, address, sent, 1 << 12))
+            with client(server.port) as http, client(server.local_port) as local:
+                for path in ("/healthz", "/readyz", "/metrics"):
+                    assert http.get(path).status_code == 200, path
+                for path in ("/healthz", "/readyz", "/v1/report"):
+                    assert local.get(path).status_code == 200, path
+                released.set()
+                assert http.get("/v1/gate?pod_uid=v").status_code == 200
     finally:
-        answers.set()
+        released.set()
         server.stop()
+
+
+#: Ends after its server, although somebody still waits for an answer.
+_WITH_A_GATE_THAT_WAITS = """
+import socket, threading
+from agent.serve import Board, Server
+
+asked = threading.Event()
+
+def ask(uid):
+    asked.set()
+    threading.Event().wait()
+
+server = Server(Board("n1", lambda: 0.0, 1.0), "127.0.0.1", 0, 0, ask, {})
+server.start()
+client = socket.create_connection(("127.0.0.1", server.port))
+client.sendall(b"GET /v1/gate?pod_uid=u HTTP/1.1\\r\\n\\r\\n")
+asked.wait()
+server.stop()
+print("stopped")
+"""
+
+
+def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> None:
+    """As when the API server does not answer, of which the kubelet knows nothing."""
+    command = [sys.executable, "-c", _WITH_A_GATE_THAT_WAITS]
+    assert subprocess.check_output(command, text=True, timeout=30) == "stopped\n"
+
+
+def test_a_client_that_reads_slowly_gets_the_whole_answer(world: World, server: Server) -> None:
+    world.board.show(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
+    with capture_logs() as logs:
+        for _ in range(5):
+            sent = b"GET /metrics HTTP/1.1\r\n\r\n"
+            with connected(server.port, sent=sent, receive_bytes=1 << 12) as sock:
+                received = b"".join(iter(lambda: sock.recv(1 << 12), b""))
+            head, _, body = received.partition(b"\r\n\r\n")
+            assert f"Content-Length: {len(body)}\r\n".encode() in head
+            assert len(body) > 1 << 17
+    assert logs == []
+
+
+def test_metrics_are_rendered_once_for_all_that_ask_within_a_second(
+    world: World, http: httpx.Client
+) -> None:
+    before = http.get("/metrics").text
+    world.board.show(GPUNodeStatus(devices=[shared("GPU-0")]))
+    assert http.get("/metrics").text == before
+    world.now_s += 1.125
+    assert "GPU-0" in http.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [(b"POST /healthz HTTP/1.1", 405), (b"GET", 400), (b"GET \xff HTTP/1.1", 400)],
+)
+def test_what_is_not_a_get_request_is_rejected(
+    server: Server, request_line: bytes, status: int
+) -> None:
+    with connected(server.port, sent=request_line + b"\r\n\r\n") as sock:
+        assert sock.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_the_probe_of_the_container_goes_by_the_local_port(
+    world: World, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = str(server.local_port)
+    assert alive.main(["/healthz", port]) == 0
+    assert alive.main(["/readyz", port]) == 1
+    world.board.show(GPUNodeStatus())
+    assert alive.main(["/readyz", port]) == 0
+    world.now_s += STALE_AFTER_S + 1
+    assert alive.main(["/healthz", port]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "no recent sample"
+    server.stop()
+    assert alive.main(["/healthz", port]) == 1
 
 
 #: In a network of its own, with an address that is not the loopback's.
@@ -206,20 +333,24 @@ run(*ip(), "link", "set", "lo", "up")
 run(*ip(), "address", "add", "10.9.8.7/32", "dev", "lo")
 board = Board("n1", lambda: 0.0, 1.0)
 board.show(GPUNodeStatus(observed_at="then"))
-server = Server(board, "0.0.0.0", 0, None, {})
+server = Server(board, "0.0.0.0", 0, 0, None, {})
 server.start()
 for host in ("127.0.0.1", "10.9.8.7"):
-    for path in ("/v1/report", "/metrics", "/healthz", "/readyz"):
-        client = http.client.HTTPConnection(host, server.port, timeout=30)
-        client.request("GET", path)
-        print(host, path, client.getresponse().status)
-        client.close()
+    for name, port in (("public", server.port), ("local", server.local_port)):
+        for path in ("/v1/report", "/metrics", "/healthz", "/readyz"):
+            client = http.client.HTTPConnection(host, port, timeout=30)
+            try:
+                client.request("GET", path)
+                print(host, name, path, client.getresponse().status)
+            except ConnectionRefusedError:
+                print(host, name, "refused")
+            client.close()
 server.stop()
 """
 
 
-def test_the_report_is_given_over_loopback_only() -> None:
-    """Any pod reaches the port, and the report names the processes of every tenant."""
+def test_the_report_is_given_on_the_loopback_only() -> None:
+    """Any pod reaches the public port, and the report names the processes of every tenant."""
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
         capture_output=True,
@@ -227,8 +358,12 @@ def test_the_report_is_given_over_loopback_only() -> None:
         timeout=120,
         check=False,
     )
+    for_all = ("/metrics", "/healthz", "/readyz")
     assert done.stdout.splitlines() == [
-        *(f"127.0.0.1 {path} 200" for path in ("/v1/report", "/metrics", "/healthz", "/readyz")),
-        "10.9.8.7 /v1/report 403",
-        *(f"10.9.8.7 {path} 200" for path in ("/metrics", "/healthz", "/readyz")),
+        "127.0.0.1 public /v1/report 403",
+        *(f"127.0.0.1 public {path} 200" for path in for_all),
+        *(f"127.0.0.1 local {path} 200" for path in ("/v1/report", *for_all)),
+        "10.9.8.7 public /v1/report 403",
+        *(f"10.9.8.7 public {path} 200" for path in for_all),
+        *["10.9.8.7 local refused"] * 4,
     ], done.stderr

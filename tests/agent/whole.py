@@ -63,6 +63,7 @@ class Whole:
     @property
     def flags(self) -> list[str]:
         return [
+            *("--local-port", "0"),
             *("--proc", str(self.proc)),
             *("--cgroups", str(self.cgroups)),
             *("--checkpoint", f"{self.kubelet}/device-plugins/kubelet_internal_checkpoint"),

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.annotations import DEVICE_CHOICE
-from contract.gate import GATE
 from contract.gpunode import Device, GPUNode, Plugin
-from contract.kube import Container, Node, NodeStatus, ObjectMeta, Pod
+from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
@@ -21,6 +20,7 @@ from extender.placement.fit import fit
 from extender.placement.prose import told
 from extender.placement.rules import Rules, VisibleDevices, Weights
 from tests.builders import (
+    GATE_IMAGE,
     GIB,
     GPU,
     NOW_S,
@@ -28,6 +28,7 @@ from tests.builders import (
     container,
     device,
     following,
+    gate,
     gpunode,
     mig,
     pod,
@@ -55,7 +56,7 @@ OPERATOR = Plugin(
 )
 STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
 PINNED = {DEVICE_CHOICE: "pinned"}
-GATED = pod("8Gi", init=[Container(name=GATE)])
+GATED = pod("8Gi", init=[gate()])
 SMALL = "nvidia.com/mig-1g.10gb"
 LABELS = {
     "nvidia.com/gpu.count": "1",
@@ -75,7 +76,7 @@ class Kind:
     gpunode: GPUNode
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    rules: Rules = field(default_factory=Rules)
+    rules: Rules = field(default_factory=lambda: Rules(gate_image=GATE_IMAGE))
     allocatable: tuple[tuple[str, str], ...] = ((GPU, "1"),)
 
     def told(self) -> list[str]:

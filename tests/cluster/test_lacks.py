@@ -39,6 +39,21 @@ K3S = (
     "absent",
     "k3s hides the kubelet's flags; its files set no policy of the topology manager",
 )
+NO_MIG = (
+    "nvml",
+    "degraded",
+    "GPU-a: MIG is on and no instance can be read: the agent's container has no permission",
+)
+RELEASED = (
+    "nvml",
+    "absent",
+    "driver is released: annotation headroom.gpu/maintenance is true",
+)
+PAUSED = (
+    "nvml",
+    "absent",
+    "driver is released: label nvidia.com/gpu.deploy.device-plugin is paused-for-mig-change",
+)
 NO_EXPORTER = ("dcgm", "absent", "answered 503")
 
 KNOWN = Plugin(
@@ -68,6 +83,9 @@ def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUN
         pytest.param(NO_KUBELET, Weight.ADVICE, "kubelet runs", id="no kubelet"),
         pytest.param(HIDDEN_KUBELET, Weight.ADVICE, "hostPID: true", id="hidden kubelet"),
         pytest.param(K3S, Weight.ADVICE, "kubelet.conf.d", id="k3s"),
+        pytest.param(NO_MIG, Weight.WARNING, "components/mig", id="MIG is not readable"),
+        pytest.param(RELEASED, Weight.WARNING, "maintenance-", id="maintenance"),
+        pytest.param(PAUSED, Weight.WARNING, "GPU Operator", id="paused by the operator"),
         pytest.param(NO_EXPORTER, Weight.ADVICE, "dcgm-exporter's pod", id="no exporter"),
     ],
 )
@@ -110,6 +128,12 @@ def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
 )
 def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) -> None:
     assert list(lacking(status(source, plugin=KNOWN))) == []
+
+
+def test_gkes_plugin_is_not_missed_if_labels_tell_how_it_shares() -> None:
+    source = ("plugin", "absent", "it is GKE's own: the labels of the node tell how it shares")
+    assert list(lacking(status(source, plugin=Plugin(source="labels")))) == []
+    assert list(lacking(status(source, plugin=Plugin())))
 
 
 def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE, VRAM
-from contract.gate import GATE
 from contract.gpunode import GPUNode, Reservation
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod
@@ -38,12 +37,14 @@ from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
 from tests.builders import (
     DISTRIBUTED,
+    GATE_IMAGE,
     GIB,
     GPU,
     NOW_S,
     STAMP,
     container,
     device,
+    gate,
     gpunode,
     kube_node,
     namespace,
@@ -58,7 +59,7 @@ EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
 
 
 def state_of(*events: Event, rules: Rules | None = None) -> ClusterState:
-    state = ClusterState(rules or Rules(), STALE_AFTER_S, EPOCH_S)
+    state = ClusterState(rules or Rules(gate_image=GATE_IMAGE), STALE_AFTER_S, EPOCH_S)
     state.apply(events)
     return state
 
@@ -451,13 +452,12 @@ class TestDevicesThatThePluginCouldGive:
         node = kube_node(annotations={DEVICE_CHOICE: "gated"})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
         plain = pod("8Gi", container())
-        gate = Container(name=GATE)
         for made, expected in (
             (plain, Reason.NO_GATE),
-            (pod("8Gi", init=[gate]), None),
-            (pod("23Gi", init=[gate]), Reason.MEMORY_ON_ANY),
+            (pod("8Gi", init=[gate()]), None),
+            (pod("23Gi", init=[gate()]), Reason.MEMORY_ON_ANY),
             # A gate that does not come first holds nobody back.
-            (pod("8Gi", init=[Container(name="first"), gate]), Reason.NO_GATE),
+            (pod("8Gi", init=[Container(name="first"), gate()]), Reason.NO_GATE),
         ):
             asked = state.understand(made)
             assert isinstance(asked, VramRequest)

@@ -119,14 +119,17 @@ def test_names() -> None:
 def test_printer_columns_print_what_exists() -> None:
     columns = {c["name"]: (c["jsonPath"], c["type"]) for c in VERSION["additionalPrinterColumns"]}
     assert columns.pop("Reported") == (".status.observedAt", "date")
+    of_driver = '.status.conditions[?(@.type=="DriverReady")]'
+    assert columns.pop("Driver") == (f"{of_driver}.status", "string")
+    assert columns.pop("Why") == (f"{of_driver}.message", "string")
+    assert columns.pop("Steered") == (".status.plugin.steered", "string")  # printed as a list
     assert [*columns] == [
         *("Devices", "Memory", "Promised", "Sharing"),
-        *("Device-choice", "Steered", "Obstacle"),
+        *("Device-choice", "Obstacle"),
     ]
-    assert columns.pop("Steered") == (".status.plugin.steered", "string")  # printed as a list
     assert all(LEVELS[path]["type"] == kind for path, kind in columns.values())
     wide = {c["name"] for c in VERSION["additionalPrinterColumns"] if c.get("priority")}
-    assert wide == {"Device-choice", "Steered", "Obstacle"}
+    assert wide == {"Why", "Device-choice", "Steered", "Obstacle"}
 
 
 @pytest.mark.parametrize("path", LEVELS, ids=lambda path: path or "root")

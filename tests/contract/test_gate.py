@@ -1,9 +1,11 @@
 """Which pods are gated, and which of them still wait."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from contract.gate import GATE, is_gated, waits
+from contract.gate import GATE, gate_container, has_gate, is_gated, waits
 from contract.kube import (
     Container,
     ContainerState,
@@ -41,7 +43,7 @@ def with_state(*states: tuple[str, ContainerState | None], phase: str = "Pending
 def test_a_pod_is_gated_where_nothing_runs_before_its_gate_ends(
     init: list[Container], gated: bool
 ) -> None:
-    assert is_gated(pod(init=init)) == gated
+    assert has_gate(pod(init=init)) == gated
     assert waits(pod(init=init)) == gated
 
 
@@ -75,5 +77,69 @@ def test_it_is_read_from_what_kubernetes_writes() -> None:
         "status": {"phase": "Pending", "initContainerStatuses": [{"name": "headroom-gate", "state":
         {"terminated": {"exitCode": 0, "reason": "Completed"}}}]}}"""
     decoded = msgspec.json.decode(written, type=Pod)
-    assert is_gated(decoded)
+    assert has_gate(decoded)
     assert not waits(decoded)
+
+
+IMAGE = "registry.example:5000/team/headroom-agent:1.0"
+TOKEN = {"name": "t", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
+
+
+def decoded_with(*init: dict[str, Any]) -> Pod:
+    obj = {"metadata": {"name": "p"}, "spec": {"initContainers": [*init]}}
+    return msgspec.json.decode(msgspec.json.encode(obj), type=Pod)
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [
+        pytest.param({}, True, id="as it was made"),
+        pytest.param({"imagePullPolicy": "Always", "tty": False}, True, id="what defaults add"),
+        pytest.param({"image": f"{IMAGE[:-3]}2.0"}, True, id="another tag"),
+        pytest.param({"image": f"{IMAGE}@sha256:{'0' * 64}"}, True, id="a digest"),
+        pytest.param({"volumeMounts": [TOKEN]}, True, id="the account's token"),
+        pytest.param({"image": "busybox"}, False, id="another image"),
+        pytest.param({"image": f"evil/{IMAGE}"}, False, id="another registry"),
+        pytest.param({"command": ["true"]}, False, id="another command"),
+        pytest.param({"command": None}, False, id="the image's own command"),
+        pytest.param({"args": ["-c", "0"]}, False, id="arguments"),
+        pytest.param({"workingDir": "/tmp"}, False, id="another folder"),
+        pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/opt"}]}, False, id="files"),
+        pytest.param({"volumeDevices": [{"name": "v"}]}, False, id="devices"),
+        pytest.param({"envFrom": [{"prefix": "PYTHON"}]}, False, id="variables of a ConfigMap"),
+        pytest.param({"restartPolicy": "Always"}, False, id="a sidecar"),
+        pytest.param({"resources": {"limits": {GPU: "1"}}}, False, id="it holds a GPU"),
+        pytest.param({"name": "gate"}, False, id="another name"),
+    ],
+)
+def test_a_gate_counts_if_it_is_the_webhooks_container_whole(
+    changed: dict[str, Any], counts: bool
+) -> None:
+    assert is_gated(decoded_with({**gate_container(IMAGE), **changed}), IMAGE) is counts
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "counts"),
+    [
+        ("AWS_ROLE_ARN", "r", True),
+        ("AZURE_CLIENT_ID", "c", True),
+        ("HEADROOM_AGENT_PORT", "1", False),
+        ("PYTHONSTARTUP", "/x", False),
+        ("LD_PRELOAD", "/x", False),
+        ("POD_UID", "u", False),
+    ],
+)
+def test_variables_that_the_gate_could_read_are_not_for_others_to_set(
+    name: str, value: str, counts: bool
+) -> None:
+    gate = gate_container(IMAGE)
+    gate["env"] = [*gate["env"], {"name": name, "value": value}]
+    assert is_gated(decoded_with(gate), IMAGE) is counts
+
+
+def test_a_gate_counts_only_as_the_first_container_and_if_an_image_is_set() -> None:
+    gate = gate_container(IMAGE)
+    assert not is_gated(decoded_with({"name": "other"}, gate), IMAGE)
+    assert not is_gated(decoded_with(gate), "")
+    assert not is_gated(decoded_with({**gate, "image": ""}), "")
+    assert not is_gated(decoded_with(), IMAGE)

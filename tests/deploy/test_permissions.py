@@ -126,6 +126,7 @@ OTHERS = {
     "extender.wiring.listing:list_surroundings",  # headroom doctor
     "agent.dcgm:Exporter._scrape",
     "agent.knock:ask",
+    "agent.http_port:HttpPort.respond",
 }
 
 

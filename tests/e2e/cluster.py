@@ -31,7 +31,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PATIENCE_S = 60.0
 #: What of its settings decides how kube-scheduler is answered, as it is shipped beside one.
 _FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
-SHIPPED = {"filter_best_only": _FILE["filter_best_only"]}
+SHIPPED = {"gate_image": "headroom-agent", "filter_best_only": _FILE["filter_best_only"]}
 
 
 class Cluster:

@@ -258,6 +258,7 @@ class Node(Processes):
             "--heartbeat=10",
             f"--proc={proc}",
             f"--listen=127.0.0.1:{port}",
+            "--local-port=0",
             *flags,
             env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
         )

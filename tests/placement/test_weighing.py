@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
-from contract.gate import GATE
-from contract.kube import Container, Pod
+from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement import weighing
 from extender.placement.fit import fit
@@ -21,7 +20,7 @@ from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import Table, build
 from extender.placement.weighing import AHEAD, AHEAD_FOR_S, Weighings
-from tests.builders import FRESH_S, NOW_S, pod, request, shared, weighed
+from tests.builders import FRESH_S, NOW_S, gate, pod, request, shared, weighed
 from tests.placement.worlds import World, pods, worlds
 
 LATE_S = FRESH_S + 1
@@ -125,7 +124,7 @@ def test_kinds_are_told_apart(annotations: list[dict[str, str]], gated: list[boo
     )
     weighings = Weighings(Weights())
     for one, has_gate in zip(annotations, gated, strict=False):
-        init = [Container(name=GATE)] if has_gate else []
+        init = [gate()] if has_gate else []
         agree(weighings, request(pod(None, annotations=one, init=init)), snap)
 
 

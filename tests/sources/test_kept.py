@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gate import GATE, waits
+from contract.gate import GATE, gate_container, is_gated, waits
 from contract.kube import Pod
 from contract.pod_limits import (
     MAX_ANNOTATION_BYTES,
@@ -87,6 +87,17 @@ def test_its_gate_is_open_when_it_is(state: dict[str, Any]) -> None:
     )
     assert isinstance(kept, Pod)
     assert waits(kept) == (not state)
+
+
+@pytest.mark.parametrize("node", ["", "n"], ids=["waiting", "bound"])
+@pytest.mark.parametrize("command", [["python", "-m", "agent.knock"], ["true"]])
+def test_its_gate_counts_when_it_does(node: str, command: list[str]) -> None:
+    """Its variables are kept, which are dropped of every other container."""
+    gate = {**gate_container("agent:1"), "command": command}
+    spec = {"nodeName": node, "initContainers": [gate]}
+    kept = DECODE(msgspec.Raw(msgspec.json.encode({"metadata": {}, "spec": spec})))
+    assert isinstance(kept, Pod)
+    assert is_gated(kept, "agent:2") == (command != ["true"])
 
 
 def test_of_a_running_pod_half_is_kept() -> None:

@@ -32,7 +32,6 @@ from contract.gpunode import (
     Source,
 )
 from contract.kube import (
-    Container,
     ContainerState,
     ContainerStatus,
     Node,
@@ -52,7 +51,7 @@ from extender.ledger.eviction import Evictions
 from extender.ledger.protocol import BindAsk
 from extender.placement.rules import Rules
 from tests.blocking import Ledger, now
-from tests.builders import GPU, pod
+from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu
 from tests.examples import examples
 from tests.standin import devices
@@ -98,7 +97,7 @@ class Gated(RuleBasedStateMachine):
         super().__init__()
         self.numbers = itertools.count(1)
         self.ids = itertools.count(1)
-        self.state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+        self.state = ClusterState(Rules(gate_image=GATE_IMAGE), 90.0, WALL_S - NOW_S)
         self.store = Store(self.state.apply, lambda: NOW_S)
         self.ledger = Ledger(
             self.store,
@@ -241,7 +240,7 @@ class Gated(RuleBasedStateMachine):
         owner = OwnerReference(kind="ReplicaSet", name="r", controller=True)
         metadata = msgspec.structs.replace(made.metadata, owner_references=[owner])
         if gated:
-            spec = msgspec.structs.replace(made.spec, init_containers=[Container(name=GATE)])
+            spec = msgspec.structs.replace(made.spec, init_containers=[gate()])
             made = msgspec.structs.replace(made, spec=spec)
         self.sizes[uid] = size
         return self.store.admit(msgspec.structs.replace(made, metadata=metadata))

@@ -21,11 +21,12 @@ from extender.web.calls import Calls
 from extender.web.debug import debug_app
 from extender.web.feed import Feed
 from extender.web.peers import AskPeers, nobody
-from tests.builders import DISTRIBUTED, gpunode, kube_node, shared
+from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
 #: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.
 WALL_S = 1_795_219_200.0
 STALE_AFTER_S = 90.0
+RULES = Rules(gate_image=GATE_IMAGE)
 _NUMBERS = itertools.count()
 
 
@@ -35,7 +36,7 @@ class Asked:
 
     now_s: float = 0.0
     cluster: ClusterState = field(
-        default_factory=lambda: ClusterState(Rules(), STALE_AFTER_S, epoch_s=WALL_S)
+        default_factory=lambda: ClusterState(RULES, STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
     #: What the other replicas say.

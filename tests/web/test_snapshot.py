@@ -12,9 +12,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM, RESERVE, VRAM
+from contract.gate import GATE
 from contract.gpunode import EVICTED, Plugin, Reservation
 from contract.kube import (
     EnvVar,
+    InitContainer,
     Node,
     NodeStatus,
     ObjectMeta,
@@ -45,6 +47,7 @@ from tests.builders import (
     container,
     device,
     following,
+    gate,
     gpunode,
     kube_node,
     mig,
@@ -122,6 +125,8 @@ WAITING = {
     "named": pod("main=3Gi", uid="u-named", name="named"),
     "wrong": pod("a lot, really", uid="u-wrong", name="wrong"),
     "picks": pod("2Gi", choosing(container()), uid="u-picks", name="picks"),
+    "held": pod("2Gi", init=[gate()], uid="u-held", name="held"),
+    "forged": pod("2Gi", init=[InitContainer(name=GATE)], uid="u-forged", name="forged"),
     "follows": pod("2Gi", following(container()), uid="u-follows", name="follows"),
 }
 
@@ -205,6 +210,8 @@ def test_another_process_says_the_same_of_every_pod_on_every_node(
         explained = fleet.get(f"/v1/explain/pods/{key}").json()
         assert told[key]["digest"] == explained["verdict_digest"]
         reasons |= set(expected.values())
+        if name in ("held", "forged"):
+            assert (expected["gates"] == Reason.NO_GATE.code) is (name == "forged")
     # The fleet is worth it: much of what can decide, decided.
     assert len(reasons) >= 14, reasons
 
@@ -225,6 +232,7 @@ def test_without_names_it_says_the_same_and_tells_none(fleet: Asked, tmp_path: P
     }
     assert names.isdisjoint(words), names & words
     assert "GPU-" not in text
+    assert "registry.example" not in text
     assert "u-" not in text.replace("gpu-", "")
 
 

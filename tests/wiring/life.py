@@ -14,10 +14,9 @@ import msgspec
 import structlog
 
 from contract.annotations import OBSERVED_AT, RETRY
-from contract.gate import GATE
 from contract.gpunode import GPUNode, Source
 from contract.heartbeat import Vouch, encode_vouch
-from contract.kube import Container, Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
+from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender.cluster import backoffs, nominations
 from extender.cluster.events import HeartbeatSeen, NodeSeen, PodGone
@@ -42,7 +41,7 @@ from extender.wiring.mirroring import Mirroring
 from extender.wiring.reloading import Origin
 from extender.wiring.replica import Extender
 from extender.wiring.watching import start_watching
-from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, shared, use
+from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
 
 NODES = ("a", "b")
 SOURCES = [Source(name="checkpoint"), Source(name="proc")]
@@ -210,9 +209,7 @@ class World:
         self.store.admit(made)
 
     def create_gated(self, name: str, gib: int, controlled: bool) -> None:
-        made = pod(
-            f"{gib}Gi", init=[Container(name=GATE)], uid=f"uid-{name}", name=name, version=""
-        )
+        made = pod(f"{gib}Gi", init=[gate()], uid=f"uid-{name}", name=name, version="")
         owners = [OwnerReference(kind="ReplicaSet", controller=True)] if controlled else None
         metadata = msgspec.structs.replace(made.metadata, owner_references=owners)
         self.used_bytes[name] = 0

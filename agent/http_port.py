@@ -1,0 +1,235 @@
+"""A port for GET requests, on which no client can keep others from being answered.
+
+One thread with an event loop serves every connection, so a connection costs little, and a client
+that is slow costs nothing but its own connection. What may block runs in threads of its own route:
+a slow route delays no other one. Limits hold for each connection (bytes, seconds), and for all
+together: beyond ``MAX_CONNECTIONS`` the address that has the most of them loses one.
+"""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import structlog
+
+_log = structlog.get_logger()
+
+MAX_CONNECTIONS = 256
+#: Request line and headers of a request. It has no body.
+MAX_REQUEST_BYTES = 16 << 10
+#: Seconds that a client may take to send its request, and for all of it with the answer.
+REQUEST_S = 5.0
+CONNECTION_S = 30.0
+#: What the kernel keeps of an answer that the client does not read.
+_SEND_BUFFER_BYTES = 64 << 10
+#: Connections that wait to be accepted, and how many of them the loop accepts in one go.
+_BACKLOG = 1024
+_ACCEPT_AT_ONCE = 64
+_END = b"\r\n\r\n"
+
+TEXT = "text/plain; charset=utf-8"
+_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    content_type: str = TEXT
+
+    def head(self) -> bytes:
+        lines = (
+            f"HTTP/1.1 {self.status} {_PHRASES[self.status]}",
+            f"Content-Type: {self.content_type}",
+            f"Content-Length: {len(self.body)}",
+            "Connection: close",
+        )
+        return "".join(f"{line}\r\n" for line in (*lines, "")).encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    #: Answers a query string.
+    answer: Callable[[str], Answer]
+    #: Threads that it has, because it may block; 0: it never blocks.
+    threads: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    address: str
+    task: asyncio.Task[None]
+    reading: bool = True
+
+
+class _Threads:
+    """Threads for what may block. Daemons, unlike those of an executor: an answer that never comes
+    must not keep the process from ending."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._count = count
+        self._jobs: SimpleQueue[tuple[Future[Answer], Callable[[], Answer]] | None] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def give(self, work: Callable[[], Answer]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue  # its client was given up
+            try:
+                future.set_result(work())
+            except Exception as err:  # noqa: BLE001 - handed to whoever awaits it
+                future.set_exception(err)
+
+
+class HttpPort:
+    """Serves ``routes`` (by path) on ``host:port`` (0: any free port). Raises ``OSError``."""
+
+    def __init__(self, name: str, host: str, port: int, routes: Mapping[str, Route]) -> None:
+        self._socket = socket.create_server((host, port), backlog=_BACKLOG)
+        self.port: int = self._socket.getsockname()[1]
+        self._routes = routes
+        self._threads = {
+            path: _Threads(f"{name}{path}", route.threads)
+            for path, route in routes.items()
+            if route.threads
+        }
+        #: Address -> its connections, the earliest first.
+        self._open: defaultdict[str, dict[_Connection, None]] = defaultdict(dict)
+        self._count = 0
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
+        self._socket.close()
+        self._loop.close()
+        for threads in self._threads.values():
+            threads.close()
+
+    async def respond(self, request: bytes) -> Answer:
+        """The answer to a request line with its headers."""
+        try:
+            method, target, _ = request.partition(b"\r\n")[0].decode("ascii").split(" ")
+        except ValueError:
+            return Answer(400, b"not a request; example: GET /healthz HTTP/1.1\n")
+        path, _, query = target.partition("?")
+        route = self._routes.get(path)
+        if route is None:
+            return Answer(404, f"not found; try {', '.join(self._routes)}\n".encode())
+        if method != "GET":
+            return Answer(405, b"only GET is answered\n")
+        try:
+            if threads := self._threads.get(path):
+                return await asyncio.wrap_future(threads.give(lambda: route.answer(query)))
+            return route.answer(query)
+        except Exception:  # noqa: BLE001 - one request that fails ends no other
+            _log.exception("answer_failed", path=path)
+            return Answer(500, b"the agent could not answer; its log has the error\n")
+
+    def _run(self) -> None:
+        self._loop.set_exception_handler(_report)
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(
+            self._accepted, sock=self._socket, limit=MAX_REQUEST_BYTES, backlog=_ACCEPT_AT_ONCE
+        )
+        self._socket.listen(_BACKLOG)
+        await self._ended.wait()
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        task = asyncio.current_task()
+        assert task is not None
+        connection = _Connection(peer[0] if peer else "", task)
+        self._add(connection)
+        try:
+            async with asyncio.timeout(CONNECTION_S):
+                await self._exchange(connection, reader, writer)
+        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
+            pass  # a client that hangs up, is too slow or sends too much
+        except asyncio.CancelledError:
+            pass  # given up for others; before Python 3.12 the loop would log it
+        finally:
+            # One that has ended cannot be aborted: its transport has no loop any more.
+            if writer.get_extra_info("socket").fileno() >= 0:
+                writer.transport.abort()
+            self._remove(connection)
+
+    async def _exchange(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        async with asyncio.timeout(REQUEST_S):
+            request = await reader.readuntil(_END)
+        connection.reading = False
+        answer = await self.respond(request)
+        with contextlib.suppress(OSError):
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        writer.write(answer.head())
+        for start in range(0, len(answer.body), _SEND_BUFFER_BYTES):
+            writer.write(answer.body[start : start + _SEND_BUFFER_BYTES])
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    def _add(self, connection: _Connection) -> None:
+        self._open[connection.address][connection] = None
+        self._count += 1
+        if self._count > MAX_CONNECTIONS:
+            most = max(self._open.values(), key=len)
+            given_up = next((each for each in most if each.reading), next(iter(most)))
+            self._remove(given_up)
+            given_up.task.cancel()
+
+    def _remove(self, connection: _Connection) -> None:
+        mine = self._open.get(connection.address, {})
+        if connection in mine:
+            del mine[connection]
+            self._count -= 1
+            if not mine:
+                del self._open[connection.address]
+
+
+def _report(_: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
+    """Log what the loop could not do, such as accept a connection without a free descriptor."""
+    error = context.get("exception")
+    if not isinstance(error, ConnectionError | TimeoutError):
+        _log.error("port_failed", reason=str(context.get("message", "")), error=repr(error))

@@ -1,0 +1,57 @@
+"""Every port of the manifests has its row in docs/security.md."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.alive import PORT
+from agent.settings import read_settings
+from tests.controlplane import ROOT
+from tests.deploy.rendered import DEPLOY, PLATFORMS, objects, overlay, pod_specs
+from tests.deploy.test_hardened import AGENT, spec_of
+
+WITH_AGENT = [each for each in PLATFORMS if each != "trial"]
+
+
+def documented() -> set[int]:
+    text = (ROOT / "docs/security.md").read_text().partition("## Ports")[2].partition("\n## ")[0]
+    return {int(port) for port in re.findall(r"^\| (\d+),", text, re.MULTILINE)}
+
+
+def named(value: Any) -> Iterator[int]:
+    """Ports of containers and probes, wherever a manifest has them."""
+    if isinstance(value, list):
+        for each in value:
+            yield from named(each)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key in ("containerPort", "hostPort") or (key == "port" and isinstance(each, int)):
+                yield each
+            yield from named(each)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_each_port_has_its_row_in_the_page(platform: str) -> None:
+    found = set(named(list(pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).values())))
+    assert found
+    assert found <= documented()
+
+
+def test_the_page_names_the_ports_of_the_loopback_too() -> None:
+    settings = read_settings([], {"NODE_NAME": "n"})
+    assert {8888, 8889, 9443, settings.port, settings.local_port} <= documented()
+
+
+@pytest.mark.parametrize("platform", WITH_AGENT)
+def test_no_pod_reaches_what_the_probes_of_the_agent_ask(platform: str) -> None:
+    """A port that the kubelet reaches is reached by every pod."""
+    spec = spec_of(platform, AGENT)
+    assert "hostNetwork" not in spec
+    (container,) = spec["containers"]
+    local_port = read_settings([], {"NODE_NAME": "n"}).local_port
+    assert local_port == PORT
+    assert local_port not in set(named(container["ports"]))
+    for name, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[name]["exec"] == {"command": ["python", "-m", "agent.alive", path]}
