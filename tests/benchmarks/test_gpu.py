@@ -82,6 +82,16 @@ LIES = {
             "stride": "the agent does not read the process with 1.0 GiB",
         },
     ),
+    "a process holds more than is used": (
+        {},
+        (f"process compute {os.getpid()} {60 * GIB}",),
+        {"unattributed": "pods and unattributed together are "},
+    ),
+    "MPS clients are in no list": (
+        {},
+        ("fail nvmlDeviceGetMPSComputeRunningProcesses_v3 3",),
+        {"mps": "no list gives the bytes of the client with 1.0 GiB"},
+    ),
     "an illegal address takes the GPU off the bus": (
         {"FAKE_CUDA_XID": "79"},
         ("recovery 1",),

@@ -1,7 +1,7 @@
 """Two inference engines that start beside each other: at the same time, and one after the other.
 
 An engine reads at start-up what is free and allocates most of that. Here two processes do the same,
-as `startup: alone` would order them and as they come without it.
+without an order and in one.
 """
 
 from typing import Any

@@ -139,7 +139,9 @@ def judge_unattributed(
     ]
     apart_bytes = device["unowned"] + pods_bytes - device["used"]
     if abs(apart_bytes) > UNOWNED_TOLERANCE_BYTES:
-        differences.append(f"unattributed and used by pods is {mib(apart_bytes)} more than used")
+        differences.append(
+            f"pods and unattributed together are {mib(apart_bytes)} off the used memory"
+        )
     return differences
 
 
@@ -253,7 +255,7 @@ def judge_capabilities(full: dict[str, Any], bound: dict[str, Any]) -> list[str]
             if ours[key] != theirs[key]
         ]
     if len(full["devices"]) != len(bound["devices"]):
-        differences.append(f"{len(bound['devices'])} of {len(full['devices'])} devices are seen")
+        differences.append(f"devices seen: {len(bound['devices'])} of {len(full['devices'])}")
     return differences
 
 
