@@ -67,6 +67,13 @@ def _checked(
     began_s = time.monotonic()
     fixtures = Fixtures()
     machine = Machine(options, children, fixtures, os.environ)
+    folder = Path(out) if out else RECORDED / _folder_name(machine.driver, machine.model)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.md").touch()
+    except OSError as err:
+        sys.stderr.write(f"make gpu: {folder}: {err.strerror}; example: --out /tmp/gpu-check\n")
+        return NOTHING_STATUS
     lines = []
     for name in names:
         sys.stderr.write(f"{name} ...")
@@ -85,7 +92,6 @@ def _checked(
         time.monotonic() - began_s,
         machine.busy,
     )
-    folder = Path(out) if out else RECORDED / _folder_name(machine.driver, machine.model)
     recorded = fixtures.write(folder, _readme(facts))
     for name, text in (
         ("report.md", report.markdown(lines, facts, recorded)),

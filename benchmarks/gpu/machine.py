@@ -103,8 +103,7 @@ class Machine:
         argv = [*prefix, sys.executable, "-m", "benchmarks.gpu.measures", *args]
         done = self.children.run(argv, _CALL_S + 0.2 * self.options.looks)
         if done.status:
-            lines = done.err.strip().splitlines() or [f"exit status {done.status}"]
-            raise ChildFailed(f"{' '.join(args)}: {lines[-1]}")
+            raise ChildFailed(f"{' '.join(args)}: {last_line(done.err)}")
         found: dict[str, Any] = json.loads(done.out)
         return found
 
@@ -114,8 +113,7 @@ class Machine:
         argv += ["--pause", f"{pause_s:g}"]
         done = self.children.run(argv, _CALL_S)
         if done.status not in (0, 1) or not done.out.strip():
-            lines = done.err.strip().splitlines() or [f"exit status {done.status}"]
-            raise ChildFailed(f"agent --once --json: {lines[-1]}")
+            raise ChildFailed(f"agent --once --json: {last_line(done.err)}")
         status: Status = json.loads(done.out)
         return status
 
@@ -147,6 +145,11 @@ class Machine:
             known = ", ".join(f"{d['index']} ({d['uuid']})" for d in self.devices)
             raise NoGpu(f"there is no GPU {wanted!r}; there are: {known}")
         return max(self.devices, key=lambda d: (not d["fault"], not _busy(d), d["free"] or 0))
+
+
+def last_line(text: str) -> str:
+    """The line of an error output that says what happened."""
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["no error text"])[-1]
 
 
 def opened(child: Child) -> None:

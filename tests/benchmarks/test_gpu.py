@@ -94,8 +94,8 @@ LIES = {
     ),
     "an illegal address takes the GPU off the bus": (
         {"FAKE_CUDA_XID": "79"},
-        ("recovery 1",),
-        {"illegal-address": "XID 79 makes a device unhealthy"},
+        (),
+        {"illegal-address": "the agent marks the device: XID 79 (nvml)"},
     ),
     "both engines get all that they want": (
         {"FAKE_CUDA_ENDLESS": "1"},
@@ -158,6 +158,13 @@ def test_a_machine_without_a_gpu_gets_one_line(stage: Stage) -> None:
     assert err.splitlines() == [
         "make gpu: no GPU to check: Driver Not Loaded (NVML 9)",
     ]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(stage: Stage) -> None:
+    stage.out.write_text("not a folder")
+    status, out, err = stage.run()
+    assert (status, out) == (2, "")
+    assert err == f"make gpu: {stage.out}: File exists; example: --out /tmp/gpu-check\n"
 
 
 def test_a_machine_without_cuda_says_so_line_by_line(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from agent.health import HARMLESS
@@ -22,9 +23,10 @@ def illegal_address(machine: Machine) -> Line:
     try:
         listens = listener.read(_SAMPLE_S)["listens"]
         before = [agent.read(_SAMPLE_S) for _ in range(_SAMPLES_BEFORE)][-1]
+        began_at = _now()
         error = _fault(machine)
         xids = _heard(listener) if listens else []
-        after = [agent.read(_SAMPLE_S) for _ in range(_SAMPLES_AFTER)]
+        after = _samples(agent, began_at, _now())
     finally:
         agent.end(at_once=True)
         listener.end()
@@ -67,6 +69,26 @@ def judge_fault(figures: dict[str, Any]) -> list[str]:
     if not figures["usable"]:
         differences.append("no new process can use the device")
     return differences
+
+
+def _samples(agent: Child, began_at: str, ended_at: str) -> list[dict[str, Any]]:
+    """Every sample that was taken after ``began_at``, with some after ``ended_at``.
+
+    The pipe holds older ones, which say nothing about the fault.
+    """
+    found: list[dict[str, Any]] = []
+    late = 0
+    while late < _SAMPLES_AFTER:
+        status = agent.read(_SAMPLE_S)
+        late += status["observedAt"] > ended_at
+        if status["observedAt"] > began_at:
+            found.append(status)
+    return found
+
+
+def _now() -> str:
+    """As in a report's ``observedAt``, so that the texts compare as the times do."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _fault(machine: Machine) -> str:

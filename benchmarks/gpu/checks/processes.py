@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.children import Child, ChildFailed
 from benchmarks.gpu.lines import Line, NotPossible, gib, judged, mib, plural
-from benchmarks.gpu.machine import Machine, device_of, source_of
+from benchmarks.gpu.machine import Machine, device_of, last_line, source_of
 from contract.gpunode import UNOWNED_TOLERANCE_BYTES
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -189,7 +189,7 @@ def pid_namespace(machine: Machine) -> Line:
     except ChildFailed as err:
         raise NotPossible(str(err)) from err
     if done.status:
-        raise NotPossible(f"unshare is refused: {done.err.strip()}")
+        raise NotPossible(f"unshare is refused: {last_line(done.err)}")
     with holders(machine) as held:
         inside = machine.agent(prefix=unshare)
         lists = machine.measure("lists", machine.uuid, prefix=unshare)
@@ -229,6 +229,9 @@ def capabilities(machine: Machine) -> Line:
             f" (capabilities {full['capabilities']}) the driver forbids {_names(forbidden)}"
         )
     confined = [sys.executable, "-m", "benchmarks.gpu.confined"]
+    done = machine.children.run([*confined, sys.executable, "-c", "import agent.nvml"], 30.0)
+    if done.status:  # root that may not drop them, or a checkout that only DAC_OVERRIDE can read
+        raise NotPossible(f"Python does not start with SYS_PTRACE only: {last_line(done.err)}")
     bound = machine.measure("looks", "3", prefix=confined)
     status = machine.agent(prefix=confined)
     machine.fixtures.keep("agent-sys-ptrace-only.json", status)
