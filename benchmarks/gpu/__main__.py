@@ -83,7 +83,7 @@ def _checked(
         sys.stderr.write(f" {time.monotonic() - line_began_s:.1f} s\n")
     facts = report.Facts(
         datetime.now(UTC).date().isoformat(),
-        shlex.join(["make", "gpu", *([f"ARGS={shlex.join(argv)}"] if argv else [])]),
+        _command(argv),
         machine.driver,
         machine.identity["cuda"],
         machine.model,
@@ -158,6 +158,16 @@ def _names(only: str) -> list[str]:
 def _chosen(only: str) -> list[str]:
     wanted = _names(only)
     return [name for name in CHECKS if not wanted or name in wanted]
+
+
+def _command(argv: Sequence[str]) -> str:
+    """The command for the report; without the folder, a path of this machine."""
+    kept = [
+        word
+        for before, word in zip(["", *argv], argv, strict=False)
+        if before != "--out" and not word.startswith("--out")
+    ]
+    return shlex.join(["make", "gpu", *([f"ARGS={shlex.join(kept)}"] if kept else [])])
 
 
 def _folder_name(driver: str, model: str) -> str:
