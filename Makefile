@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | docs | lock: nothing
-# else to remember.
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | lock:
+# nothing else to remember.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption docs lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
 	@$(RUN) -m extender demo $(ARGS)
@@ -76,6 +76,9 @@ bench-packing: $(VENV)/test.stamp  ## how much GPU memory each way to place pods
 bench-preemption: $(VENV)/test.stamp  ## who is evicted for whom, how soon, and for how many filter calls
 	$(RUN) -m benchmarks.preemption $(ARGS)
 
+gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: every claim about the driver, in under 10 minutes
+	@$(RUN) -m benchmarks.gpu $(ARGS)
+
 docs: $(VENV)/test.stamp  ## the pages that are made of the code: docs/settings.md
 	@PYTHONPATH=. $(RUN) -m headroom.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
 
@@ -97,6 +100,11 @@ $(VENV)/bin/python:
 $(VENV)/demo.stamp: requirements/demo.txt | $(VENV)/bin/python
 	@echo "Installing what the demo needs into $(VENV) ..."
 	@$(PIP) -r requirements/demo.txt
+	@touch $@
+
+$(VENV)/agent.stamp: requirements/agent.txt | $(VENV)/bin/python
+	@echo "Installing what the agent needs into $(VENV) ..."
+	@$(PIP) -r requirements/agent.txt
 	@touch $@
 
 $(VENV)/test.stamp: requirements/test.txt | $(VENV)/bin/python

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
+CUDA_SOURCE = Path(__file__).with_name("fake_cuda.c")
 GIB = 1 << 30
 
 
@@ -22,9 +23,18 @@ def library_folder() -> Path:
     """A folder with libnvidia-ml.so.1 in it, built once for each state of its source."""
     if other := os.environ.get("TEST_NVML"):
         return Path(other)
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"headroom-fake-nvml-{os.getuid()}-{digest}"
-    library = folder / "libnvidia-ml.so.1"
+    return _built(SOURCE, "nvml", "libnvidia-ml.so.1")
+
+
+def cuda_folder() -> Path:
+    """A folder with libcuda.so.1 in it; its memory shows in the library of ``library_folder``."""
+    return _built(CUDA_SOURCE, "cuda", "libcuda.so.1")
+
+
+def _built(source: Path, kind: str, name: str) -> Path:
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"headroom-fake-{kind}-{os.getuid()}-{digest}"
+    library = folder / name
     if not library.exists():
         if shutil.which("gcc") is None:
             raise RuntimeError(
@@ -35,7 +45,7 @@ def library_folder() -> Path:
         built = folder / f"building-{os.getpid()}"
         flags = ["-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
         done = subprocess.run(
-            ["gcc", *flags, "-o", built, SOURCE], capture_output=True, text=True, check=False
+            ["gcc", *flags, "-o", built, source], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"the fake driver library does not compile:\n{done.stderr}")

@@ -35,14 +35,21 @@
  * Hopper, wants 100 ms between samples and knows what was allocated, and an XID that was raised
  * before a process came is lost to it. It has FAKE_NVML_DEVICE open from nvmlInit to nvmlShutdown,
  * as the real one has /dev/nvidia0.
+ *
+ * FAKE_CUDA_FOLDER, if set, is where fake_cuda.c keeps what its processes hold: their memory, kernels
+ * and XIDs come on top of the table. FAKE_NVML_BALLAST_MIB is memory that nvmlInit takes.
  */
 
 #define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -116,6 +123,7 @@ static int cuda;
 
 static int initialised;
 static int opened = -1;
+static void *ballast;
 static char since[80]; /* the driver that it was initialised under */
 static unsigned told[64]; /* XIDs of each device */
 static int samples; /* that were allocated and not freed */
@@ -202,15 +210,71 @@ static int read_detail(const char *line, device *d)
            sscanf(line, "pages %d", &d->pages) == 1 || sscanf(line, "recovery %d", &d->recovery) == 1;
 }
 
+static device *by_uuid(const char *uuid)
+{
+    for (int i = 0; i < devices; i++)
+        if (!strcmp(table[i].uuid, uuid))
+            return &table[i];
+    return NULL;
+}
+
+/* What one process of fake_cuda.c holds; its file is locked while it lives. */
+static void read_cuda_process(const char *path, unsigned pid)
+{
+    char uuid[80], kind[16];
+    u64 held;
+    int sm, fd = open(path, O_RDONLY | O_CLOEXEC);
+    FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    if (!file)
+        return;
+    int lives = flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+    int known = fscanf(file, "%79s %15s %llu %d", uuid, kind, &held, &sm) == 4;
+    fclose(file);
+    device *d = lives && known ? by_uuid(uuid) : NULL;
+    if (!d)
+        return;
+    d->free -= held;
+    if (sm >= 0 && sm > d->sm)
+        d->sm = sm, d->occupancy = sm / 2, d->util = 100;
+    /* As of the real driver, only processes of the caller's own PID namespace are listed. */
+    int list = !strcmp(kind, "mps") ? MPS : COMPUTE;
+    process p = {pid, held, NOBODY, NOBODY};
+    if (!kill((pid_t)pid, 0) || errno == EPERM)
+        d->processes[list][d->count[list]++] = p;
+}
+
+static void read_cuda(const char *folder)
+{
+    char path[512], uuid[80];
+    u64 xid;
+    struct dirent *entry;
+    DIR *dir = opendir(folder);
+    while (dir && (entry = readdir(dir))) {
+        unsigned pid = (unsigned)strtoul(entry->d_name, NULL, 10);
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (pid)
+            read_cuda_process(path, pid);
+    }
+    if (dir)
+        closedir(dir);
+    snprintf(path, sizeof path, "%s/xids", folder);
+    FILE *file = fopen(path, "r");
+    while (file && fscanf(file, "%79s %llu", uuid, &xid) == 2)
+        if (by_uuid(uuid))
+            by_uuid(uuid)->xids[by_uuid(uuid)->raised++] = xid;
+    if (file)
+        fclose(file);
+}
+
 static void load(void)
 {
     static struct stat last;
-    const char *path = getenv("FAKE_NVML_TABLE");
+    const char *path = getenv("FAKE_NVML_TABLE"), *cuda_folder = getenv("FAKE_CUDA_FOLDER");
     struct stat now;
     if (!path || stat(path, &now))
         memset(&now, 0, sizeof now);
     /* Parsed only when it is another: what an agent costs is measured on this. */
-    if (now.st_ino && now.st_ino == last.st_ino && now.st_size == last.st_size &&
+    if (!cuda_folder && now.st_ino && now.st_ino == last.st_ino && now.st_size == last.st_size &&
         !memcmp(&now.st_mtim, &last.st_mtim, sizeof now.st_mtim) &&
         !memcmp(&now.st_ctim, &last.st_ctim, sizeof now.st_ctim))
         return;
@@ -230,6 +294,8 @@ static void load(void)
     }
     if (file)
         fclose(file);
+    if (cuda_folder)
+        read_cuda(cuda_folder);
 }
 
 /* --- what comes before every call */
@@ -321,6 +387,10 @@ ret nvmlInitWithFlags(unsigned flags)
         strcpy(since, driver);
         if (getenv("FAKE_NVML_DEVICE"))
             opened = open(getenv("FAKE_NVML_DEVICE"), O_RDONLY | O_CLOEXEC);
+        if (!ballast && getenv("FAKE_NVML_BALLAST_MIB")) {
+            size_t size = strtoul(getenv("FAKE_NVML_BALLAST_MIB"), NULL, 10) << 20;
+            ballast = memset(malloc(size), 1, size);
+        }
     }
     for (int i = 0; !born && i < devices; i++)
         told[i] = table[i].raised;

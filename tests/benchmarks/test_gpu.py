@@ -1,0 +1,232 @@
+"""``make gpu`` as a whole, against stand-ins for driver library, libcuda, nvidia-smi and MPS."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.checks import CHECKS
+from tests.benchmarks.gpu.stage import FIRST, SECOND, Stage
+from tests.driver import GIB, h100, t4
+from tests.waiting import until
+
+SHORT = ("--seconds", "1", "--looks", "5", "--pause", "0.3")
+
+
+def has_pid_namespaces() -> bool:
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *user, "--pid", "--fork", "--mount-proc", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_every_line_is_ok_on_a_machine_that_does_what_the_agent_expects(stage: Stage) -> None:
+    found = stage.verdicts(*SHORT)
+    assert [*found] == [*CHECKS]
+    expected = dict.fromkeys(CHECKS, "ok") | {"memory-limits": "not possible here"}
+    if os.geteuid() != 0:
+        expected["capabilities"] = "not possible here"
+    if not has_pid_namespaces():
+        expected["pid-namespace"] = "not possible here"
+    assert {name: verdict for name, (verdict, _) in found.items()} == expected, found
+    assert (
+        "allocated 1.0 GiB, 5.0 GiB, 10.0 GiB; listed 1.3 GiB, 5.3 GiB, 10.3 GiB"
+        in (found["processes"][1])
+    )
+    assert "Compute_v3: 3 of 24 bytes" in found["stride"][1]
+    assert "MPSCompute: 2 processes, 2 of 2 clients" in found["mps"][1]
+    assert "XID 31" in found["illegal-address"][1]
+    assert stage.processes() == []
+    texts = {path.name: path.read_text() for path in stage.out.iterdir()}
+    assert {"README.md", "report.md", "smi.xml", "lists-three-processes.json"} <= texts.keys()
+    # What identifies the machine or its owner is not kept.
+    for secret in (FIRST, "1654023000", "train.py", str(stage.out.parent)):
+        assert [name for name, text in texts.items() if secret in text] == []
+    assert "| `nvmlDeviceGetUUID` |" in texts["report.md"]
+    assert "`make gpu 'ARGS=--seconds 1 --looks 5 --pause 0.3'` on 20" in texts["report.md"]
+
+
+#: Each lie makes these lines differ, with this in the summary, and no other of those that are run.
+LIES = {
+    "nvidia-smi reads more used memory": (
+        {"FAKE_SMI_USED_MIB": "100"},
+        (),
+        {"fields": "used 0.0 MiB, nvidia-smi 100 MiB"},
+    ),
+    "nvidia-smi reads other minors": (
+        {"FAKE_SMI_MINOR": "1"},
+        (),
+        {"minor": "the agent reads minor 0, nvidia-smi 1"},
+    ),
+    "dmon sees more SM activity": (
+        {"FAKE_SMI_SM": "40"},
+        (),
+        {"sm-activity": "idle: 0% by the agent, 40% by dmon"},
+    ),
+    "the driver asks to distrust the device for an unknown field": (
+        {},
+        ("fail nvmlDeviceGetFieldValues 999",),
+        {"unknown-fields": "the agent takes code 999 for device fault"},
+    ),
+    "the driver lists no processes": (
+        {},
+        tuple(f"fail nvmlDeviceGetComputeRunningProcesses{v} 3" for v in ("_v2", "_v3")),
+        {
+            "processes": "the driver lists no processes",
+            "stride": "the agent does not read the process with 1.0 GiB",
+        },
+    ),
+    "a process holds more than is used": (
+        {},
+        (f"process compute {os.getpid()} {60 * GIB}",),
+        {"unattributed": "pods and unattributed together are "},
+    ),
+    "MPS clients are in no list": (
+        {},
+        ("fail nvmlDeviceGetMPSComputeRunningProcesses_v3 3",),
+        {"mps": "no list gives the bytes of the client with 1.0 GiB"},
+    ),
+    "an illegal address takes the GPU off the bus": (
+        {"FAKE_CUDA_XID": "79"},
+        (),
+        {"illegal-address": "the agent marks the device: XID 79 (nvml)"},
+    ),
+    "both engines get all that they want": (
+        {"FAKE_CUDA_ENDLESS": "1"},
+        (),
+        {"engines": "two engines that start at the same time both get what they want"},
+    ),
+    "the agent takes more memory": (
+        {"FAKE_NVML_BALLAST_MIB": "90"},
+        (),
+        {"cost": "MiB resident, limit 80"},
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_makes_its_line_differ(stage: Stage, lie: str) -> None:
+    environment, statements, expected = LIES[lie]
+    stage.driver.say(FIRST, *stage.quiet, *statements)
+    found = stage.verdicts(*SHORT, "--only", ",".join(expected), **environment)
+    for name, text in expected.items():
+        assert found[name][0] == "differs", found
+        assert text in found[name][1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take capabilities away")
+def test_each_call_without_permission_is_named(stage: Stage) -> None:
+    stage.driver.say(FIRST, *stage.quiet, "fail nvmlDeviceGetMigMode 4")
+    verdict, summary = stage.verdicts(*SHORT, "--only", "capabilities")["capabilities"]
+    assert verdict == "differs"
+    assert "no permission for nvmlDeviceGetMigMode" in summary
+
+
+def test_an_agent_that_attributes_in_a_pid_namespace_of_its_own_differs(stage: Stage) -> None:
+    last = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
+    stage.script("unshare", f"#!/bin/sh\n{last}\n")  # stays in the host's
+    verdict, summary = stage.verdicts(*SHORT, "--only", "pid-namespace")["pid-namespace"]
+    assert verdict == "differs"
+    assert "the agent attributes processes that it cannot see" in summary
+
+
+def test_a_limit_of_time_that_the_driver_misses_differs(stage: Stage) -> None:
+    only = ("--only", "init,latency", "--deadline", "0.0000001")
+    found = stage.verdicts(*SHORT, *only)
+    assert found["init"][0] == found["latency"][0] == "differs"
+    assert "over the deadline" in found["init"][1]
+
+
+def test_entries_of_32_bytes_are_recognised(stage: Stage) -> None:
+    stage.driver.say("", "driver 535.54.03")
+    verdict, summary = stage.verdicts(*SHORT, "--only", "stride")["stride"]
+    assert verdict == "ok"
+    assert "Compute_v3: 3 of 32 bytes" in summary
+
+
+def test_a_machine_without_a_gpu_gets_one_line(stage: Stage) -> None:
+    stage.driver.say("", "driver none")
+    status, out, err = stage.run()
+    assert status == 2
+    assert out == ""
+    assert err.splitlines() == [
+        "make gpu: no GPU to check: Driver Not Loaded (NVML 9)",
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(stage: Stage) -> None:
+    stage.out.write_text("not a folder")
+    status, out, err = stage.run()
+    assert (status, out) == (2, "")
+    assert err == f"make gpu: {stage.out}: File exists; example: --out /tmp/gpu-check\n"
+
+
+def test_a_machine_without_cuda_says_so_line_by_line(stage: Stage) -> None:
+    found = stage.verdicts(*SHORT, "--only", "fields,processes,engines", FAKE_CUDA_FAILS="1")
+    assert found["fields"][0] == "ok"
+    for name in ("processes", "engines"):
+        assert found[name] == (
+            "not possible here",
+            "CUDA gives no context: cuInit: CUDA_ERROR_NO_DEVICE",
+        )
+
+
+def test_of_several_gpus_an_unused_one_is_tried(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [h100(FIRST), t4(SECOND)])
+    stage.driver.use(os.getpid(), {FIRST: 8 * GIB})
+    found = stage.verdicts(*SHORT, "--only", "fields,engines")
+    assert {verdict for verdict, _ in found.values()} == {"ok"}
+    assert "2 GPUs compared" in found["fields"][1]
+    assert "the first reads 14.0 GiB free" in found["engines"][1]
+
+
+def test_on_a_gpu_that_others_use_nothing_disturbs_them(stage: Stage) -> None:
+    stage.driver.use(os.getpid(), {FIRST: 8 * GIB})
+    found = stage.verdicts(*SHORT, "--only", "processes,sm-activity,illegal-address,mps,engines")
+    assert found.pop("processes")[0] == "ok"
+    for verdict, summary in found.values():
+        assert verdict == "not possible here"
+        assert summary == "the GPU is in use (1 process of others), and this would disturb it"
+
+
+def test_holders_fit_into_half_of_what_is_free(stage: Stage) -> None:
+    stage.driver.use(os.getpid(), {FIRST: 71 * GIB})  # 8.5 GiB are free
+    _, summary = stage.verdicts(*SHORT, "--only", "processes")["processes"]
+    assert "allocated 0.3 GiB, 1.3 GiB, 2.7 GiB" in summary
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_check_leaves_no_process(stage: Stage, number: signal.Signals) -> None:
+    process = stage.start("--only", "cost")
+    try:
+        until(lambda: any("agent --no-publish" in each for each in stage.processes()), "agent")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    until(lambda: stage.processes() == [], "no process is left")
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert err.splitlines()[-1] == "interrupted: every process that was started is ended"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--only", "fields,memroy"], "--only memroy: no such line; the lines are: fields, minor"),
+        (["--gib", "1,5"], "1,5 is not three sizes in GiB; example: 1,5,10"),
+        (["--seconds", "0"], "0 is not above 0; example: 120"),
+        (["--gpu", "7"], f"there is no GPU '7'; there are: 0 ({FIRST})"),
+    ],
+)
+def test_a_bad_option_is_named_with_an_example(stage: Stage, args: list[str], message: str) -> None:
+    status, _, err = stage.run(*args)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
