@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import yaml
 from kubernetes.client import ApiClient
 
+from agent.choicewatch import ChoiceWatch
 from agent.cluster import KubernetesPublisher
 from agent.nodeapi import NodeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
@@ -118,6 +119,10 @@ class InstalledNodes(Nodes):
             publisher.held()
             publisher.gpunode()
             list(NodeApi(self.clients[name], name).read())
+            watch = ChoiceWatch(self.clients[name], name, lambda: None)
+            watch.start()
+            until(lambda watch=watch: watch.device_choice is not None, "a watch of the GPUNode")
+            watch.stop()
 
 
 def token(plane: ControlPlane, account: str, bound: dict[str, Any] | None = None) -> str:
