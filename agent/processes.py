@@ -25,6 +25,9 @@ _MOST_BYTES = 1 << 16
 #: given to another process in between only if the kernel went through all pids in that time.
 LOOK_AGAIN_S = 15.0
 
+#: Inode and time of its creation: the kernel makes another inode for another process.
+_Signature = tuple[int, int]
+
 _NO_HOST_PID = "processes of others cannot be seen: the agent needs hostPID: true"
 
 
@@ -44,6 +47,8 @@ class ProcessProbe:
         self._looked_s = float("-inf")
         #: pid -> what it was when last seen alive, of the processes of the last sample.
         self._last: dict[int, ProcessReading] = {}
+        #: pid -> its directory in /proc when it was read.
+        self._signatures: dict[int, _Signature] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """A ``ProcessReading`` for each process that a device lists."""
@@ -54,13 +59,33 @@ class ProcessProbe:
             return [SourceReading(SOURCE, "degraded", why)]
         known = self._last
         if listed_at_s - self._looked_s >= self._look_again_s:
-            known, self._looked_s = {}, listed_at_s
+            known, self._looked_s = self._unchanged(), listed_at_s
         found = {pid: known.get(pid) or self._process(pid, listed_at_s) for pid in sorted(pids)}
         self._last = {pid: process for pid, process in found.items() if process.command}
+        for pid in self._signatures.keys() - self._last.keys():
+            del self._signatures[pid]
         source = SourceReading(SOURCE)
         if not all(process.known for process in found.values()):
             source = SourceReading(SOURCE, "degraded", "processes may not be looked at")
         return [*found.values(), source]
+
+    def _unchanged(self) -> dict[int, ProcessReading]:
+        """The processes of pods that still are the same processes.
+
+        A pod's process stays in its pod. Others are read again, for the names that they may take.
+        """
+        return {
+            pid: process
+            for pid, process in self._last.items()
+            if process.pods and self._signatures.get(pid) == self._signature(pid)
+        }
+
+    def _signature(self, pid: int) -> _Signature | None:
+        try:
+            found = os.stat(f"{self._root}/{pid}")
+        except OSError:
+            return None
+        return found.st_ino, found.st_ctime_ns
 
     def _why_hidden(self) -> str:
         """Why the host's processes cannot be seen; empty where they can.
@@ -96,6 +121,8 @@ class ProcessProbe:
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
             whose = owner(_read_at(folder, "cgroup"))
+            directory = os.fstat(folder)
+            self._signatures[pid] = directory.st_ino, directory.st_ctime_ns
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
         except OSError:

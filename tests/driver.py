@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,8 +113,21 @@ class Driver:
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
         #: uuid (empty: the whole driver) -> what else the table says, as in fake_nvml.c
         self._said: dict[str, tuple[str, ...]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._batches = 0
         self._write()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Within, changes wait: all of them are in the table at the end."""
+        with self._lock:
+            self._batches += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._batches -= 1
+                self._write()
 
     def use(self, pid: int, used: Mapping[str, int]) -> None:
         """The process holds these bytes by device, and nothing else; none: it is gone."""
@@ -138,6 +152,8 @@ class Driver:
             self._write()
 
     def _write(self) -> None:
+        if self._batches:
+            return
         lines = [*self._said.get("", ())]
         for gpu in self.gpus:
             least_bytes = min(self.least_free_bytes[gpu.uuid], self._free_bytes(gpu))

@@ -126,7 +126,8 @@ def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report:
 def test_device_whose_memory_fails_is_unhealthy_alone(
     report: Report, code: int, reason: str
 ) -> None:
-    status = report(A100 + f"fail nvmlDeviceGetMemoryInfo {code}\n" + B100)
+    calls = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
+    status = report(A100 + "".join(f"fail {call} {code}\n" for call in calls) + B100)
     bad, good = status["devices"]
     assert bad["healthy"] is False
     assert reason in bad["healthReason"]
@@ -313,13 +314,13 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a"), h100("GPU-b")])
-    driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo")
+    driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo_v2")
     with serving(environment, "--driver-timeout", "0.5") as (url, process):
         with httpx.Client(base_url=url, trust_env=False) as http:
             until(lambda: http.get("/v1/report").status_code == 200, "a report")
             first = http.get("/v1/report").json()
             assert [d["uuid"] for d in first["devices"]] == ["GPU-b"]
-            what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo hangs"
+            what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo_v2 hangs"
             assert condition(first, "Complete") == ("False", f"nvml: {what}")
 
             def later() -> bool:

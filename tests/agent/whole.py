@@ -5,6 +5,7 @@ PodResources lie and listen where the flags point, and /proc and the cgroups are
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -115,6 +116,9 @@ class Whole:
         (folder / "cgroup").write_text(f"0::{cgroup}\n")
         (folder / "stat").write_text(f"{pid} ({command}) S " + "1 " * 50)
         return folder
+
+    def end_process(self, pid: int) -> None:
+        shutil.rmtree(self.proc / str(pid))
 
     def stop(self) -> None:
         self.served.stop()
