@@ -23,7 +23,7 @@ server list nothing at all, the server's figure is theirs in unknown parts, and 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent.cgroup import is_static
@@ -129,18 +129,7 @@ def _held(
     for holding in holdings:
         if uuid := device_of.get(holding.replica):
             uid = mirror_uids.get(holding.uid, holding.uid)
-            yield (
-                uuid,
-                HoldingReading(
-                    holding.source,
-                    uid,
-                    holding.container,
-                    holding.resource,
-                    holding.replica,
-                    holding.namespace,
-                    holding.name,
-                ),
-            )
+            yield uuid, holding if uid == holding.uid else replace(holding, uid=uid)
 
 
 def _use(
@@ -162,9 +151,12 @@ def _use(
         looked.append(process)
     figures = _netted(looked, listed, used_bytes)
     use = _Use()
+    owners: dict[tuple[str, ...], str | None] = {}
     for process in looked:
         figure = figures[process.pid]
-        uid = owner(process, known, mirror_uids)
+        if process.pods not in owners:
+            owners[process.pods] = owner(process, known, mirror_uids)
+        uid = owners[process.pods]
         if uid is None:
             use.strangers.append((process, figure))
         else:

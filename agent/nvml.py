@@ -370,7 +370,9 @@ class Gate:
             # A name that is no text, a function with other arguments than pynvml thinks.
             raise DeviceFault(f"answer of {name} cannot be read: {type(err).__name__}") from err
         except getattr(self._library, "NVMLLibraryMismatchError", ()):
-            self._missing.add(name)  # how pynvml says FUNCTION_NOT_FOUND of a call without a version
+            self._missing.add(
+                name
+            )  # how pynvml says FUNCTION_NOT_FOUND of a call without a version
             return
         except self._library.NVMLError as err:
             text = f"{err} (NVML {err.value})"

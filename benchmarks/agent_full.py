@@ -182,9 +182,7 @@ def measure(whole: Whole, api: ApiServer, crowd: Crowd, seconds: float, samples:
         resident = " -> ".join(f"{each.resident_mib:.1f}" for each in lives)
         _say(f"{samples} samples, {samples * INTERVAL_S / 3600:.1f} h: {resident} MiB resident")
         peak_mib = lives[-1].peak_mib
-        met.append(
-            _goal("peak", f"{peak_mib:.1f} MiB", "< 80 MiB", peak_mib < MOST_RESIDENT_MIB)
-        )
+        met.append(_goal("peak", f"{peak_mib:.1f} MiB", "< 80 MiB", peak_mib < MOST_RESIDENT_MIB))
     return 0 if all(met) else 1
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,16 @@ SOURCE = Path(__file__).with_name("fake_nvml.c")
 GIB = 1 << 30
 
 
-def library_folder() -> Path:
-    """A folder with libnvidia-ml.so.1 in it, built once for each state of its source."""
+def library_folder(missing: Sequence[str] = ()) -> Path:
+    """A folder with libnvidia-ml.so.1 in it, built once for each state of its source.
+
+    As in the library of an older driver, functions that are ``missing`` are not exported.
+    """
     if other := os.environ.get("TEST_NVML"):
         return Path(other)
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    hidden = "".join(f"{name}; " for name in missing)
+    exports = f"{{ global: *; {f'local: {hidden}' if hidden else ''}}};\n"
+    digest = hashlib.sha256(SOURCE.read_bytes() + exports.encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"headroom-fake-nvml-{os.getuid()}-{digest}"
     library = folder / "libnvidia-ml.so.1"
     if not library.exists():
@@ -34,12 +39,16 @@ def library_folder() -> Path:
             )
         folder.mkdir(exist_ok=True)
         built = folder / f"building-{os.getpid()}"
+        script = built.with_suffix(".map")
+        script.write_text(exports)
         flags = ["-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
+        flags.append(f"-Wl,--version-script={script}")
         done = subprocess.run(
             ["gcc", *flags, "-o", built, SOURCE], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"the fake driver library does not compile:\n{done.stderr}")
+        script.unlink()
         built.rename(library)  # at once, so that sessions side by side see all of it or nothing
     return folder
 
@@ -128,6 +137,14 @@ class Driver:
             with self._lock:
                 self._batches -= 1
                 self._write()
+
+    def add(self, gpu: Gpu) -> None:
+        """Another GPU comes, as with the kernel's module."""
+        with self._lock:
+            self.gpus.append(gpu)
+            self._xids[gpu.uuid] = []
+            self.least_free_bytes[gpu.uuid] = gpu.memory_bytes
+            self._write()
 
     def use(self, pid: int, used: Mapping[str, int]) -> None:
         """The process holds these bytes by device, and nothing else; none: it is gone."""

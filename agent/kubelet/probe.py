@@ -113,6 +113,8 @@ class KubeletProbe:
         }
         for uid in ended:
             self._unlisted_since_s[uid] = float("-inf")  # a later doubt does not revive it
+        if not ended:
+            return first
         return join(entries, listed, self._names, ended)
 
     def _age_s(self) -> float:
@@ -124,8 +126,8 @@ class KubeletProbe:
 class _CheckpointFile:
     """Parsed again only if it changed.
 
-    The checksum costs more than all else, so it waits for the first sample in which the file is the
-    same as before, at most ``VERIFY_EVERY_S``; only a file that follows a bad one is checked at once.
+    The checksum costs more than all else, so it waits for the first sample in which the file has
+    not changed, at most ``VERIFY_EVERY_S``. A file that follows a bad one is checked at once.
     """
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:

@@ -102,9 +102,9 @@ def gate(**functions: Any) -> Gate:
 _PROBES: list[NvmlProbe] = []
 
 
-def probing(opened: Gate, deadline_s: float = 30.0) -> NvmlProbe:
+def probing(opened: Gate, deadline_s: float = 30.0, cgroup: str | None = None) -> NvmlProbe:
     """A probe whose threads end with the test."""
-    _PROBES.append(NvmlProbe(opened, deadline_s))
+    _PROBES.append(NvmlProbe(opened, deadline_s, cgroup=cgroup))
     return _PROBES[-1]
 
 
@@ -621,13 +621,30 @@ def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
 
 def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
-    assert own_cgroup(tmp_path) == ""
+    assert own_cgroup(tmp_path) is None
     (tmp_path / "proc/self/cgroup").write_text("0::/kubepods.slice/x\n")
+    assert own_cgroup(tmp_path) is None
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
     assert own_cgroup(tmp_path) == ""
     folder = tmp_path / "sys/fs/cgroup/kubepods.slice/x"
     folder.mkdir(parents=True)
     (folder / "cgroup.controllers").touch()
     assert own_cgroup(tmp_path) == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "has_limits", "is_said"),
+    [("", True, True), ("", False, False), (None, True, False), ("/own", True, False)],
+)
+def test_own_limit_that_cannot_be_looked_for_is_said(
+    cgroup: str | None, has_limits: bool, is_said: bool
+) -> None:
+    calls = {"nvmlDeviceGetMemoryLimits_v1": lambda handle, asked: None} if has_limits else {}
+    found = probing(gate(**calls), cgroup=cgroup).look()
+    said = [d.what for d in found.degraded if "own cgroup" in d.what]
+    assert bool(said) is is_said
+    assert [device.fault for device in found.devices] == [""]
 
 
 def test_own_cgroup_is_found_where_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from contract.gpunode import MAX_UNOWNED_PROCESSES
 from tests.driver import Driver, h100
 from tests.waiting import until
 
@@ -52,26 +51,6 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
     assert status["driverVersion"] == "580.95.05"
     assert condition(status, "DriverReady") == ("True", "")
     assert condition(status, "Complete") == ("True", "")
-
-
-#: One of each branch that is supported, and both ends of what NVIDIA's 535 had wrong.
-DRIVERS = [
-    *("535.43.02", "535.54.03", "535.86.10", "535.104.05", "535.288.01", "550.54.14"),
-    *("570.133.20", "580.95.05", "590.44.01", "615.10.02"),
-]
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("count", [1, 2, 33, 65])
-def test_the_process_lists_of_every_driver_are_read(
-    report: Report, driver: str, count: int
-) -> None:
-    """Each process has as many MiB as its number; some drivers' entries are longer than said."""
-    listed = "".join(f"process compute {pid} {pid * MIB}\n" for pid in range(1, count + 1))
-    status = report(f"driver {driver}\n" + A100 + listed)
-    found = [(each["pid"], each["used"]) for each in status["unownedProcesses"]]
-    largest = range(count, max(0, count - MAX_UNOWNED_PROCESSES), -1)
-    assert found == [(pid, pid * MIB) for pid in largest]
 
 
 def test_driver_without_v2_memory_reserves_nothing_and_that_is_said(report: Report) -> None:

@@ -29,6 +29,8 @@ class Whole:
 
     def __init__(self, folder: Path, gpus: Sequence[Gpu], replicas: int) -> None:
         self.folder = folder
+        #: Functions that the driver's library does not have.
+        self.missing: tuple[str, ...] = ()
         # A socket's path has 107 characters at most.
         self._short = tempfile.TemporaryDirectory()
         self.kubelet = Path(self._short.name)
@@ -73,7 +75,7 @@ class Whole:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "LD_LIBRARY_PATH": str(library_folder()),
+            "LD_LIBRARY_PATH": str(library_folder(self.missing)),
             "FAKE_NVML_TABLE": str(self.driver.table),
         }
 
