@@ -7,6 +7,7 @@ so then nothing is attributed at all, and said.
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,8 +26,6 @@ _MOST_BYTES = 1 << 16
 #: given to another process in between only if the kernel went through all pids in that time.
 LOOK_AGAIN_S = 15.0
 
-#: Inode and time of its creation: the kernel makes another inode for another process.
-_Signature = tuple[int, int]
 
 _NO_HOST_PID = "processes of others cannot be seen: the agent needs hostPID: true"
 
@@ -47,8 +46,8 @@ class ProcessProbe:
         self._looked_s = float("-inf")
         #: pid -> what it was when last seen alive, of the processes of the last sample.
         self._last: dict[int, ProcessReading] = {}
-        #: pid -> its directory in /proc when it was read.
-        self._signatures: dict[int, _Signature] = {}
+        #: pid -> signature of its directory in /proc when it was read.
+        self._signatures: dict[int, int] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """A ``ProcessReading`` for each process that a device lists."""
@@ -80,12 +79,11 @@ class ProcessProbe:
             if process.pods and self._signatures.get(pid) == self._signature(pid)
         }
 
-    def _signature(self, pid: int) -> _Signature | None:
+    def _signature(self, pid: int) -> int | None:
         try:
-            found = os.stat(f"{self._root}/{pid}")
+            return _signature(os.stat(f"{self._root}/{pid}"))
         except OSError:
             return None
-        return found.st_ino, found.st_ctime_ns
 
     def _why_hidden(self) -> str:
         """Why the host's processes cannot be seen; empty where they can.
@@ -121,8 +119,7 @@ class ProcessProbe:
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
             whose = owner(_read_at(folder, "cgroup"))
-            directory = os.fstat(folder)
-            self._signatures[pid] = directory.st_ino, directory.st_ctime_ns
+            self._signatures[pid] = _signature(os.fstat(folder))
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
         except OSError:
@@ -132,7 +129,7 @@ class ProcessProbe:
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
-        return ProcessReading(SOURCE, pid, command, whose.pods, whose.container_id)
+        return ProcessReading(SOURCE, pid, sys.intern(command), whose.pods, whose.container_id)
 
     def _gone(self, pid: int) -> ProcessReading:
         """It ended since it was listed, so what it held then was its last owner's."""
@@ -141,6 +138,11 @@ class ProcessProbe:
         if last is not None:
             pods, container_id = last.pods, last.container_id
         return ProcessReading(SOURCE, pid, "", pods, container_id)
+
+
+def _signature(folder: os.stat_result) -> int:
+    """Of a process's directory: the kernel makes another inode, later, for another process."""
+    return folder.st_ino << 64 | folder.st_ctime_ns
 
 
 def _stat(text: str) -> tuple[str, float]:

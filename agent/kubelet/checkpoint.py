@@ -101,7 +101,7 @@ def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
 def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
     try:
         file = _decoder.decode(content)
-        verified = file.checksum == _fnv1a(_printed(file.data)) if verify else None
+        verified = file.checksum == _fnv1a(_print(file.data)) if verify else None
         entries = tuple(_entry(entry) for entry in file.data.pod_device_entries or ())
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
         # No detail of the content: it would change with every write of it.
@@ -145,17 +145,19 @@ def _first_text(value: bytes | int) -> str:
     return _pair(value)[0]
 
 
-def _printed(data: _Data) -> bytes:
-    """What spew prints of the device manager's ``checkpointData`` with ``%#v``."""
-    return b"".join(_print(data))
-
-
 def _print(data: _Data) -> Iterator[bytes]:
+    """What spew prints of the device manager's ``checkpointData`` with ``%#v``, in parts.
+
+    All of them together may be a megabyte.
+    """
     yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
     if data.pod_device_entries is None:
         yield b"<nil>"
     else:
-        yield b"[" + b" ".join(map(_print_entry, data.pod_device_entries)) + b"]"
+        yield b"["
+        for number, entry in enumerate(data.pod_device_entries):
+            yield b" " * bool(number) + _print_entry(entry)
+        yield b"]"
     yield b" RegisteredDevices:(map[string][]string)"
     if data.registered_devices is None:
         yield b"<nil>"
@@ -190,9 +192,10 @@ def _print_texts(texts: Iterable[str] | None) -> bytes:
     return b"<nil>" if texts is None else b"[" + " ".join(texts).encode() + b"]"
 
 
-def _fnv1a(content: bytes) -> int:
+def _fnv1a(parts: Iterable[bytes]) -> int:
     """Of 32 bits."""
     digest = 0x811C9DC5
-    for byte in content:
-        digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
+    for part in parts:
+        for byte in part:
+            digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
     return digest
