@@ -165,25 +165,29 @@ def main(seconds: float, samples: int) -> int:
 
 
 def measure(whole: Whole, api: ApiServer, crowd: Crowd, seconds: float, samples: int) -> int:
-    quiet = steady(whole, api, seconds)
-    with arriving(crowd, ARRIVES_EVERY_S):
-        busy = steady(whole, api, seconds)
-        lives = day(whole, api, samples) if samples else []
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     _say(f"{GPUS} GPUs, {PODS} pods, {GPUS * PROCESSES} processes; {machine}")
-    for name, cost in (("quiet", quiet), ("pods arriving", busy)):
-        _say(
-            f"{name:<14} {cost.core_ratio:7.2%} of a core; {cost.samples:.0f} samples, CPU of each:"
-            f" p50 {cost.p50_s * 1000:.0f} ms, p99 {cost.p99_s * 1000:.0f} ms"
-        )
-    _say(f"pods arriving cost {busy.core_ratio / quiet.core_ratio:.2f} times the quiet node")
-    met = [_goal("core", f"{busy.core_ratio:.2%}", "< 3 %", busy.core_ratio < MOST_CORE_RATIO)]
+    quiet = steady(whole, api, seconds)
+    _say(_line("quiet", quiet))
+    with arriving(crowd, ARRIVES_EVERY_S):
+        busy = steady(whole, api, seconds)
+        _say(_line("pods arriving", busy))
+        _say(f"pods arriving cost {busy.core_ratio / quiet.core_ratio:.2f} times the quiet node")
+        met = [_goal("core", f"{busy.core_ratio:.2%}", "< 3 %", busy.core_ratio < MOST_CORE_RATIO)]
+        lives = day(whole, api, samples) if samples else []
     if lives:
         resident = " -> ".join(f"{each.resident_mib:.1f}" for each in lives)
         _say(f"{samples} samples, {samples * INTERVAL_S / 3600:.1f} h: {resident} MiB resident")
         peak_mib = lives[-1].peak_mib
         met.append(_goal("peak", f"{peak_mib:.1f} MiB", "< 80 MiB", peak_mib < MOST_RESIDENT_MIB))
     return 0 if all(met) else 1
+
+
+def _line(name: str, cost: Cost) -> str:
+    return (
+        f"{name:<14} {cost.core_ratio:7.2%} of a core; {cost.samples:.0f} samples, CPU of each:"
+        f" p50 {cost.p50_s * 1000:.0f} ms, p99 {cost.p99_s * 1000:.0f} ms"
+    )
 
 
 def _goal(what: str, figure: str, goal: str, met: bool) -> bool:
