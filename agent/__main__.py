@@ -241,6 +241,7 @@ def _loop(
         if courier is not None:
             wanted_s = courier.deliver(status, began_s)
         _restart_where_due(restarts, readings, camera.survey.hanging)
+        del status, readings  # or two samples are in memory while the next one is taken
         cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
         due_s = next_due_s(due_s, now_s, settings.interval_s, wanted_s)
