@@ -66,7 +66,7 @@ _COLLECTED_AFTER = 20_000
 #: However often the checkpoint changes: at least this, and more where a sample costs much.
 SAMPLES_APART_S = 0.5
 #: Share of one core that samples may take while pods arrive all the time.
-CORE_SHARE = 0.025
+CORE_SHARE = 0.02
 #: When the agent ends: how long pods on their way may take to arrive where the ledger chose.
 LEAVE_WITHIN_S = 6.0
 

@@ -33,7 +33,7 @@ class Owner:
 NOBODY = Owner((), "")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def owner(text: str) -> Owner:
     """Whose the process is; the line that says most is believed.
 

@@ -29,7 +29,7 @@ class Replica:
     number: int | None
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=1024)
 def parse(replica: str) -> Replica:
     if match := _SHARE.fullmatch(replica):
         return Replica(match["device"], int(match["number"]))
