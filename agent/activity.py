@@ -198,13 +198,12 @@ class Meter:
         if samples is None:
             return []
         newest: dict[int, tuple[int, float]] = {}
-        for sample in samples:
-            share = ratio(sample.smUtil / 100)
+        for pid, at_us, percent in samples:
+            share = ratio(percent / 100)
             if share is not None:
-                at_us = int(sample.timeStamp)
-                newest[sample.pid] = max(newest.get(sample.pid, (0, 0.0)), (at_us, share))
+                newest[pid] = max(newest.get(pid, (0, 0.0)), (at_us, share))
         self._seen_us[uuid] = max([since_us, *(at_us for at_us, _ in newest.values())])
-        by_pid = {int(pid): share for pid, (_, share) in newest.items()}
+        by_pid = {pid: share for pid, (_, share) in newest.items()}
         total = min(1.0, sum(by_pid.values()))
         return [ActivityReading("nvml-process", uuid, sm_ratio=total, sm_by_pid=by_pid)]
 

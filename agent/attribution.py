@@ -23,7 +23,7 @@ server list nothing at all, the server's figure is theirs in unknown parts, and 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent.cgroup import is_static
@@ -72,6 +72,9 @@ def attribute(
     """
     mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
     held = list(_held(devices, holdings, mirror_uids))
+    on: dict[str, list[HoldingReading]] = {}
+    for uuid, holding in held:
+        on.setdefault(uuid, []).append(holding)
     known = {holding.uid for _, holding in held if holding.uid}
     names = {holding.uid: (holding.namespace, holding.name) for _, holding in held if holding.name}
     pods: list[PodUse] = []
@@ -81,10 +84,11 @@ def attribute(
     for memory in memories(devices):
         uuids = [device.uuid for device in memory]
         used_bytes = max((used[uuid] for uuid in uuids if uuid in used), default=None)
-        rows = sorted(
-            ((uuid, holding) for uuid, holding in held if uuid in uuids),
-            key=lambda row: (uuids.index(row[0]), row[1].container, row[1].replica),
-        )
+        rows = [
+            (uuid, holding)
+            for uuid in uuids
+            for holding in sorted(on.get(uuid, ()), key=lambda h: (h.container, h.replica))
+        ]
         use = _use(memory, used_bytes, processes, known, mirror_uids)
         pods += _rows(memory[0], rows, use, names)
         unowned |= dict.fromkeys(uuids, None)
@@ -125,18 +129,7 @@ def _held(
     for holding in holdings:
         if uuid := device_of.get(holding.replica):
             uid = mirror_uids.get(holding.uid, holding.uid)
-            yield (
-                uuid,
-                HoldingReading(
-                    holding.source,
-                    uid,
-                    holding.container,
-                    holding.resource,
-                    holding.replica,
-                    holding.namespace,
-                    holding.name,
-                ),
-            )
+            yield uuid, holding if uid == holding.uid else replace(holding, uid=uid)
 
 
 def _use(
@@ -150,18 +143,20 @@ def _use(
     listed = _listed(memory)
     if processes is None or listed is None:
         return None
-    looked = {pid: processes.get(pid) for pid in listed}
-    if not all(process is not None and process.known for process in looked.values()):
-        return None
-    owners = {
-        process: owner(process, known, mirror_uids)
-        for process in looked.values()
-        if process is not None
-    }
-    figures = _netted({process: listed[process.pid] for process in owners}, used_bytes)
+    looked: list[ProcessReading] = []
+    for pid in listed:
+        process = processes.get(pid)
+        if process is None or not process.known:
+            return None
+        looked.append(process)
+    figures = _netted(looked, listed, used_bytes)
     use = _Use()
-    for process, uid in owners.items():
-        figure = figures[process]
+    owners: dict[tuple[str, ...], str | None] = {}
+    for process in looked:
+        figure = figures[process.pid]
+        if process.pods not in owners:
+            owners[process.pods] = owner(process, known, mirror_uids)
+        uid = owners[process.pods]
         if uid is None:
             use.strangers.append((process, figure))
         else:
@@ -205,17 +200,18 @@ def _named(process: ProcessReading) -> str:
 
 
 def _netted(
-    figures: dict[ProcessReading, int | None], used_bytes: int | None
-) -> dict[ProcessReading, int | None]:
+    processes: Sequence[ProcessReading], figures: dict[int, int | None], used_bytes: int | None
+) -> dict[int, int | None]:
     """The figures without what is counted to an MPS server a second time."""
-    servers = {p: b for p, b in figures.items() if p.command.startswith(_MPS_COMMAND) and b}
-    clients = {p: b for p, b in figures.items() if p not in servers}
+    is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
+    servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
+    clients = [b for pid, b in figures.items() if pid not in servers]
     if not servers or not clients:
         return figures
-    told_bytes = sum(b for b in clients.values() if b is not None)
+    told_bytes = sum(b for b in clients if b is not None)
     if told_bytes == 0:
         return dict.fromkeys(figures)
-    if used_bytes is None or None in clients.values():
+    if used_bytes is None or None in clients:
         return figures
     twice_bytes = min(told_bytes, max(0, told_bytes + sum(servers.values()) - used_bytes))
     netted = dict(figures)

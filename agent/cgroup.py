@@ -14,6 +14,7 @@ digits without dashes.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _UID = r"(?:[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
 _POD = re.compile(rf"(?:.+-)?pod(?P<uid>{_UID})(?:\.slice)?")
@@ -32,8 +33,12 @@ class Owner:
 NOBODY = Owner((), "")
 
 
+@lru_cache(maxsize=1024)
 def owner(text: str) -> Owner:
-    """Whose the process is; the line that says most is believed."""
+    """Whose the process is; the line that says most is believed.
+
+    The processes of one container have the same text, and get the same answer.
+    """
     found = [_of_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") >= 2]
     return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NOBODY)
 

@@ -22,6 +22,7 @@ from agent.activity import Meter
 from agent.deadline import Hanging, Worker
 from agent.health import Checkup
 from agent.nvml import (
+    LIMITS_CALL,
     DeviceFault,
     DeviceLost,
     DriverGone,
@@ -52,6 +53,10 @@ _MIG_ENABLED = 1
 _MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 _MIG_UNREADABLE = "MIG is on and no instance can be read"
 _MIG_FORBIDDEN = "whether MIG is on may not be read"
+_UNCHECKED_CGROUP = (
+    "whether the agent's own cgroup has a GPU memory limit, which would hide the devices' memory,"
+    " cannot be checked: mount the host's /sys/fs/cgroup there"
+)
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -110,10 +115,15 @@ class _System:
 
 
 class NvmlProbe:
-    """``cgroup`` is the full path of our own cgroup's directory, empty where it is not known."""
+    """``cgroup`` is the full path of our own cgroup's directory: empty if it is not known, None if
+    the machine has no cgroups that could have limits."""
 
     def __init__(
-        self, gate: Gate, deadline_s: float = 10.0, sysfs: Path = Path("/sys"), cgroup: str = ""
+        self,
+        gate: Gate,
+        deadline_s: float = 10.0,
+        sysfs: Path = Path("/sys"),
+        cgroup: str | None = None,
     ) -> None:
         self._gate = gate
         self._deadline_s = deadline_s
@@ -388,6 +398,8 @@ class NvmlProbe:
         facts = self._facts(ask, uuid)
         gpu.facts.extend(replace(facts, uuid=device.uuid) for device in gpu.devices)
         if not (cgroup := self._cgroup):
+            if cgroup is not None and self._gate.has(LIMITS_CALL):
+                gpu.degraded.append(Degraded(SOURCE, _UNCHECKED_CGROUP))
             return
         limits = alone(lambda: self._gate.limits(handle, cgroup))
         if limits is not None and limits.hard_bytes is not None:

@@ -8,11 +8,11 @@ Most causes are there to be read at every sample, and end with the sample that n
     uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload
 
 An XID is told once, to whoever listens, and leaves nothing behind that could be read. If the driver
-tells which recovery it wants (most do since 550), that decides: an XID makes the device unhealthy
-for the sample in which it came, and from then on only the recovery that the driver asks for does.
-If the driver does not tell, the XID is remembered, across restarts of the agent too, until the
-driver was loaded again (its module or its version is another, or the machine's boot is) or
-maintenance of the node has ended.
+tells which recovery it wants (from 565 on, see docs/agent.md), that decides: an XID makes the
+device unhealthy for the sample in which it came, and from then on only the recovery that the driver
+asks for does. If the driver does not tell, the XID is remembered, across restarts of the agent too,
+until the driver was loaded again (its module or its version is another, or the machine's boot is)
+or maintenance of the node has ended.
 
 XIDs in ``HARMLESS`` never make a device unhealthy. A device that fails takes all its MIG devices
 with it. An XID of a device that the driver does not name counts for every device, as in NVIDIA's
@@ -46,13 +46,14 @@ _MOST_REASON = 1000
 #: More would not fence it better.
 _MOST_XIDS = 16
 
-#: nvmlDeviceGpuRecoveryAction_t; 0 is none.
+#: nvmlDeviceGpuRecoveryAction_t of r615 (nvidia-ml-py 13.615.71); 0 is none. In the first 580
+#: drivers (13.580.65) 5 was a bus reset, which later ones number 6.
 _RECOVERIES = {
     1: "a GPU reset",
     2: "a reboot of the node",
     3: "its peer-to-peer traffic to be drained",
     4: "a drain and a GPU reset",
-    5: "a recovery of the IMEX domain",
+    5: "a recovery of the IMEX domain (before 590: a bus reset)",
     6: "a bus reset",
     7: "a reboot of the system",
 }

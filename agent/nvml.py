@@ -18,7 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+from agent import entries
+
+T = TypeVar("T")
 
 
 class NvmlError(Exception):
@@ -89,14 +93,15 @@ _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
 _TIMEOUT = 10
 
-_FUNCTION_NOT_FOUND = 13
+#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: another driver has the call.
+_NOT_HAD = {13, 25, 26}
 LIMITS_CALL = "nvmlDeviceGetMemoryLimits_v1"
 
 _FIRST_PROCESSES = 64
-#: How much longer than pynvml thinks an entry of a list may be; what is in the buffer before.
-_WIDER_BYTES = 8
-_POISON = 0xA5
 _MOST_PROCESSES = 1 << 14
+#: Versions of the process lists, newest first.
+_LIST_VERSIONS = ("_v3", "_v2", "")
+_MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
 
 
 def outcome_of(code: int) -> Outcome:
@@ -124,6 +129,15 @@ class Memory:
     reserved_bytes: int | None
 
 
+class Sample(NamedTuple):
+    """What one process did with the SMs of a device."""
+
+    pid: int
+    #: By the driver's clock.
+    at_us: int
+    sm_percent: int
+
+
 class Gate:
     """The only thing in the agent that touches NVML.
 
@@ -138,8 +152,11 @@ class Gate:
         self._calls: dict[int, str] = {}
         #: Calls that the driver refused for want of a privilege, since the reader last cleared it.
         self.forbidden: set[str] = set()
-        #: Calls that the driver does not have, which only another driver changes.
+        #: Calls that the driver does not have, which only another driver changes. Of a call with
+        #: several versions, the newest that is not in here is made.
         self._missing: set[str] = set()
+        #: Call -> the most entries that a list of it had.
+        self._lengths: dict[str, int] = {}
 
     def start(self) -> None:
         """Load and initialise the driver library, once. Raises ``NoDriver`` and ``DriverGone``."""
@@ -176,6 +193,7 @@ class Gate:
         if self._started:
             self._started = False
             self._missing.clear()
+            self._lengths.clear()
             with self._settled("nvmlShutdown"):
                 self._library.nvmlShutdown()
 
@@ -210,15 +228,12 @@ class Gate:
 
     def memory(self, handle: Any) -> Memory | None:
         """Bytes of one device, or None where the driver does not tell (integrated GPUs)."""
+        if _MEMORY_V2 not in self._missing:
+            with self._settled(_MEMORY_V2):
+                v2 = self._library.nvmlDeviceGetMemoryInfo(handle, self._library.nvmlMemory_v2)
+                return Memory(int(v2.total), int(v2.free), int(v2.reserved))
         v1 = self.ask("nvmlDeviceGetMemoryInfo", handle)
-        if v1 is None:
-            return None
-        v2 = self.ask("nvmlDeviceGetMemoryInfo", handle, self._library.nvmlMemory_v2)
-        return Memory(
-            total_bytes=int(v1.total),
-            free_bytes=int(v1.free),
-            reserved_bytes=None if v2 is None else int(v2.reserved),
-        )
+        return None if v1 is None else Memory(int(v1.total), int(v1.free), None)
 
     def processes(self, handle: Any) -> dict[int, int | None] | None:
         """pid -> bytes on the device (None: the driver does not tell), of every kind of process.
@@ -231,13 +246,13 @@ class Gate:
             listed = self._processes(f"nvmlDeviceGet{kind}RunningProcesses", handle)
             if listed is None and kind == "Compute":
                 return None
-            for pid, used_bytes in map(_process, listed or ()):
+            for pid, used_bytes in listed or ():
                 known = found.get(pid)
                 found[pid] = max(known or 0, used_bytes) if used_bytes is not None else known
         return found
 
-    def process_samples(self, handle: Any, since_us: int) -> list[Any] | None:
-        """Utilisation of each process since a time of the wall clock, as pynvml's structs.
+    def process_samples(self, handle: Any, since_us: int) -> list[Sample] | None:
+        """Utilisation of each process since a time of the wall clock.
 
         Empty where no process did anything, which the driver calls NOT_FOUND; None where it does
         not measure processes.
@@ -249,8 +264,12 @@ class Gate:
                 count.value = code = 0
             return code
 
-        struct = "c_nvmlProcessUtilizationSample_t"
-        return self._filled("nvmlDeviceGetProcessUtilization", struct, fill)
+        def read(written: bytes, count: int, room: int) -> list[Sample]:
+            return [Sample(*each) for each in entries.samples(written, count)]
+
+        return self._filled(
+            "nvmlDeviceGetProcessUtilization", "c_nvmlProcessUtilizationSample_t", fill, read
+        )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
         """What processes of a cgroup (full path of its directory) may take and do take.
@@ -292,21 +311,27 @@ class Gate:
         call = None if thread_id is None else self._calls.get(thread_id)
         return f"driver call {call} hangs" if call else "reading it takes too long"
 
-    def _processes(self, name: str, handle: Any) -> list[Any] | None:
+    def _processes(self, name: str, handle: Any) -> list[tuple[int, int | None]] | None:
         """One process list, by the newest version of the call that the driver has."""
 
         def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
             return int(call(handle, ctypes.byref(count), array))
 
-        for version in ("_v3", "_v2"):
-            listed = self._filled(name + version, "c_nvmlProcessInfo_v2_t", fill)
-            if listed is not None:
+        for version in _LIST_VERSIONS:
+            if (call := name + version) in self._missing:
+                continue
+            listed = self._filled(call, "c_nvmlProcessInfo_v2_t", fill, entries.processes)
+            if call not in self._missing:
                 return listed
         return None
 
     def _filled(
-        self, name: str, struct: str, fill: Callable[[Any, ctypes.c_uint, Any], int]
-    ) -> list[Any] | None:
+        self,
+        name: str,
+        struct: str,
+        fill: Callable[[Any, ctypes.c_uint, Any], int],
+        read: Callable[[bytes, int, int], list[T]],
+    ) -> list[T] | None:
         """What a call writes into an array that it is given; None where the driver lacks it.
 
         pynvml asks twice: how many, then which. In between processes come, and drivers that answer
@@ -315,18 +340,20 @@ class Gate:
         kind = getattr(self._library, struct, None)
         if kind is None:
             return None
-        size = _FIRST_PROCESSES
+        size = max(_FIRST_PROCESSES, self._lengths.get(name, 0) * 2)
         while size <= _MOST_PROCESSES:
             count = ctypes.c_uint(size)
             try:
                 with self._settled(name):
-                    buffer = (ctypes.c_ubyte * (size * (ctypes.sizeof(kind) + _WIDER_BYTES)))()
-                    ctypes.memset(buffer, _POISON, len(buffer))
+                    buffer = (ctypes.c_ubyte * (size * entries.LONGEST_BYTES))()
+                    ctypes.memset(buffer, entries.POISON, len(buffer))
                     array = (kind * size).from_buffer(buffer)
                     code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
                     if code != 0:
                         raise self._library.NVMLError(code)
-                    return _entries(buffer, kind, min(count.value, size), size)
+                    listed = min(count.value, size)
+                    self._lengths[name] = max(listed, self._lengths.get(name, 0))
+                    return read(bytes(buffer), listed, size)
                 return None
             except _TooSmall:
                 size = max(size * 2, count.value * 2)
@@ -343,12 +370,15 @@ class Gate:
             # A name that is no text, a function with other arguments than pynvml thinks.
             raise DeviceFault(f"answer of {name} cannot be read: {type(err).__name__}") from err
         except getattr(self._library, "NVMLLibraryMismatchError", ()):
-            return  # how pynvml says FUNCTION_NOT_FOUND of a call without a version
+            self._missing.add(
+                name
+            )  # how pynvml says FUNCTION_NOT_FOUND of a call without a version
+            return
         except self._library.NVMLError as err:
             text = f"{err} (NVML {err.value})"
             match outcome_of(err.value):
                 case Outcome.ABSENT:
-                    if err.value == _FUNCTION_NOT_FOUND:
+                    if err.value in _NOT_HAD:
                         self._missing.add(name)
                 case Outcome.NO_PERMISSION:
                     self.forbidden.add(name)
@@ -364,33 +394,6 @@ class Gate:
                     raise (DeviceLost if err.value in _LOST else DeviceFault)(text) from err
         finally:
             self._calls.pop(thread_id, None)
-
-
-def _entries(buffer: Any, kind: Any, count: int, size: int) -> list[Any]:
-    """The entries that a driver wrote into a poisoned buffer with room for ``size``.
-
-    Drivers 535.43 to 535.86 write ``_WIDER_BYTES`` more for each than the header of v3 says (nvitop
-    pull 79, go-nvml issue 75). Entries are short if nothing was written behind the last short one,
-    or nothing but zeros, within the array: some drivers clear it first.
-    """
-    short_bytes = ctypes.sizeof(kind)
-    wide_bytes = short_bytes + _WIDER_BYTES
-    written, end = bytes(buffer), size * short_bytes
-    untouched = _poisoned(written[count * short_bytes : count * wide_bytes])
-    cleared = not any(written[count * short_bytes : end]) and _poisoned(written[end:])
-    step = short_bytes if untouched or cleared else wide_bytes
-    return [kind.from_buffer_copy(buffer, i * step) for i in range(count)]
-
-
-def _poisoned(part: bytes) -> bool:
-    """Whether it is as it was before the call."""
-    return part.count(_POISON) == len(part)
-
-
-def _process(info: Any) -> tuple[int, int | None]:
-    not_available = ctypes.c_ulonglong(-1).value
-    used_bytes = int(info.usedGpuMemory)
-    return int(info.pid), None if used_bytes == not_available else used_bytes
 
 
 def _address(handle: Any) -> int | None:

@@ -7,6 +7,7 @@ so then nothing is attributed at all, and said.
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ _MOST_BYTES = 1 << 16
 #: A process that the driver goes on listing is looked at again after this time. Its pid could be
 #: given to another process in between only if the kernel went through all pids in that time.
 LOOK_AGAIN_S = 15.0
+
 
 _NO_HOST_PID = "processes of others cannot be seen: the agent needs hostPID: true"
 
@@ -44,6 +46,8 @@ class ProcessProbe:
         self._looked_s = float("-inf")
         #: pid -> what it was when last seen alive, of the processes of the last sample.
         self._last: dict[int, ProcessReading] = {}
+        #: pid -> signature of its directory in /proc when it was read.
+        self._signatures: dict[int, int] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """A ``ProcessReading`` for each process that a device lists."""
@@ -54,13 +58,32 @@ class ProcessProbe:
             return [SourceReading(SOURCE, "degraded", why)]
         known = self._last
         if listed_at_s - self._looked_s >= self._look_again_s:
-            known, self._looked_s = {}, listed_at_s
+            known, self._looked_s = self._unchanged(), listed_at_s
         found = {pid: known.get(pid) or self._process(pid, listed_at_s) for pid in sorted(pids)}
         self._last = {pid: process for pid, process in found.items() if process.command}
+        for pid in self._signatures.keys() - self._last.keys():
+            del self._signatures[pid]
         source = SourceReading(SOURCE)
         if not all(process.known for process in found.values()):
             source = SourceReading(SOURCE, "degraded", "processes may not be looked at")
         return [*found.values(), source]
+
+    def _unchanged(self) -> dict[int, ProcessReading]:
+        """The processes of pods that still are the same processes.
+
+        A pod's process stays in its pod. Others are read again, for the names that they may take.
+        """
+        return {
+            pid: process
+            for pid, process in self._last.items()
+            if process.pods and self._signatures.get(pid) == self._signature(pid)
+        }
+
+    def _signature(self, pid: int) -> int | None:
+        try:
+            return _signature(os.stat(f"{self._root}/{pid}"))
+        except OSError:
+            return None
 
     def _why_hidden(self) -> str:
         """Why the host's processes cannot be seen; empty where they can.
@@ -96,6 +119,7 @@ class ProcessProbe:
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
             whose = owner(_read_at(folder, "cgroup"))
+            self._signatures[pid] = _signature(os.fstat(folder))
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
         except OSError:
@@ -105,7 +129,7 @@ class ProcessProbe:
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
-        return ProcessReading(SOURCE, pid, command, whose.pods, whose.container_id)
+        return ProcessReading(SOURCE, pid, sys.intern(command), whose.pods, whose.container_id)
 
     def _gone(self, pid: int) -> ProcessReading:
         """It ended since it was listed, so what it held then was its last owner's."""
@@ -114,6 +138,11 @@ class ProcessProbe:
         if last is not None:
             pods, container_id = last.pods, last.container_id
         return ProcessReading(SOURCE, pid, "", pods, container_id)
+
+
+def _signature(folder: os.stat_result) -> int:
+    """Of a process's directory: the kernel makes another inode, later, for another process."""
+    return folder.st_ino << 64 | folder.st_ctime_ns
 
 
 def _stat(text: str) -> tuple[str, float]:

@@ -11,6 +11,7 @@ all                               WSL: the one device that there is
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agent.probes import DeviceReading
 
@@ -28,6 +29,7 @@ class Replica:
     number: int | None
 
 
+@lru_cache(maxsize=1024)
 def parse(replica: str) -> Replica:
     if match := _SHARE.fullmatch(replica):
         return Replica(match["device"], int(match["number"]))

@@ -10,7 +10,7 @@ them, and the device is unhealthy as well.
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -52,6 +52,8 @@ from contract.gpunode import (
 )
 
 _R = TypeVar("_R")
+#: Readings by their type; Any stands for it.
+_ByKind = dict[type, list[Any]]
 
 _ABSENT = -1
 
@@ -84,12 +86,10 @@ def summarise(
     ``observed_at`` (with a zone) is when the sample began: whatever went later may still be in it.
     ``before`` gives conditions that did not change the time at which they last did.
     """
-    readings = list(readings)
-    driver = _last(readings, DriverReading) or DriverReading(
-        "", why_not="no probe looked for a driver"
-    )
-    complaints = _all(readings, Degraded)
-    found = {reading.uuid: reading for reading in _all(readings, DeviceReading)}
+    of = _by_kind(readings)
+    driver = _last(of, DriverReading) or DriverReading("", why_not="no probe looked for a driver")
+    complaints = _all(of, Degraded)
+    found = {reading.uuid: reading for reading in _all(of, DeviceReading)}
     ordered = sorted(found.values(), key=lambda d: (d.index, d.gpu_instance or 0, d.uuid))
     for read in ordered:
         if read.memory is not None and read.memory.reserved_bytes is None:
@@ -97,26 +97,26 @@ def summarise(
             complaints.append(Degraded(read.source, what))
     now = rfc3339(observed_at)
     told = Told(
-        _last(readings, SharingReading),
-        _all(readings, RegisteredReading),
-        _all(readings, HoldingReading),
-        _all(readings, AnswerReading),
-        _all(readings, PluginReading),
-        _all(readings, TopologyReading),
+        _last(of, SharingReading),
+        _all(of, RegisteredReading),
+        _all(of, HoldingReading),
+        _all(of, AnswerReading),
+        _all(of, PluginReading),
+        _all(of, TopologyReading),
     )
     last = {device.uuid: device for device in before.devices} if before is not None else {}
     shared, more = shares(ordered, told, last)
     complaints += more
     devices = [_device(read, shared.get(read.uuid, Share())) for read in ordered]
     # Processes are looked at all or not at all.
-    looked = {process.pid: process for process in _all(readings, ProcessReading)}
-    seen = any(r.source == "proc" and r.state == "ok" for r in _all(readings, SourceReading))
+    looked = {process.pid: process for process in _all(of, ProcessReading)}
+    seen = any(r.source == "proc" and r.state == "ok" for r in _all(of, SourceReading))
     attributed = attribute(
         ordered,
         {device.uuid: device.used_bytes for device in devices if device.used_bytes >= 0},
         told.holdings,
         looked if looked or seen else None,
-        _all(readings, MirrorReading),
+        _all(of, MirrorReading),
     )
     complaints += attributed.complaints
     devices = [
@@ -125,12 +125,10 @@ def summarise(
     ]
     devices = [
         _smoothed(device, last.get(device.uuid), observed_at, before)
-        for device in _surveyed(devices, readings, now, before)
+        for device in _surveyed(devices, of, now, before)
     ]
-    limits = grants(
-        ordered, told.holdings, _all(readings, MirrorReading), _all(readings, LimitReading)
-    )
-    sources = _sources(driver, _all(readings, SourceReading), complaints)
+    limits = grants(ordered, told.holdings, _all(of, MirrorReading), _all(of, LimitReading))
+    sources = _sources(driver, _all(of, SourceReading), complaints)
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
@@ -139,10 +137,8 @@ def summarise(
         unowned_processes=attributed.strangers[:MAX_UNOWNED_PROCESSES],
         plugin=msgspec.structs.replace(
             plugin(told),
-            steered=sorted(r.resource for r in _all(readings, SteeredReading)),
-            steering_obstacle="; ".join(r.reason for r in _all(readings, ObstacleReading))[
-                :MAX_MESSAGE
-            ],
+            steered=sorted(r.resource for r in _all(of, SteeredReading)),
+            steering_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
         ),
         sources=sources,
         summary=_summary(devices),
@@ -204,12 +200,12 @@ def _device(read: DeviceReading, share: Share) -> Device:
 
 
 def _surveyed(
-    devices: list[Device], readings: list[Reading], now: str, before: GPUNodeStatus | None
+    devices: list[Device], of: _ByKind, now: str, before: GPUNodeStatus | None
 ) -> list[Device]:
     """``devices`` with what the survey read of each besides memory."""
-    facts = {r.uuid: r for r in readings if isinstance(r, FactsReading)}
-    activity = {r.uuid: r for r in readings if isinstance(r, ActivityReading)}
-    fences = {r.uuid: r for r in readings if isinstance(r, FenceReading)}
+    facts = {r.uuid: r for r in _all(of, FactsReading)}
+    activity = {r.uuid: r for r in _all(of, ActivityReading)}
+    fences = {r.uuid: r for r in _all(of, FenceReading)}
     since = {d.uuid: d.unhealthy_since for d in (before.devices if before is not None else ())}
     return [
         _with(
@@ -395,12 +391,19 @@ def _structure(status: GPUNodeStatus) -> object:
     return devices, pods, limits, conditions, plugin, sources, summary, versions
 
 
-def _all(readings: Iterable[Reading], kind: type[_R]) -> list[_R]:
-    return [reading for reading in readings if isinstance(reading, kind)]
+def _by_kind(readings: Iterable[Reading]) -> _ByKind:
+    found: _ByKind = {}
+    for reading in readings:
+        found.setdefault(type(reading), []).append(reading)
+    return found
 
 
-def _last(readings: Iterable[Reading], kind: type[_R]) -> _R | None:
-    return next(reversed(_all(readings, kind)), None)
+def _all(of: _ByKind, kind: type[_R]) -> list[_R]:
+    return [*of.get(kind, ())]
+
+
+def _last(of: _ByKind, kind: type[_R]) -> _R | None:
+    return next(reversed(of.get(kind, ())), None)
 
 
 def _presence(figure: int | None) -> int:

@@ -297,26 +297,25 @@ def incarnation(root: Path = Path("/")) -> str:
     return f"{boot}/{module}"
 
 
-def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str:
-    """The full path of our own cgroup's directory (v2 only); empty where it is not known.
+def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
+    """The full path of our own cgroup's directory; empty if it is not found.
 
-    ``pid`` is our process id in the host's namespace; left out, it is our own, as with hostPID.
-    In a private cgroup namespace, the default of most runtimes, the kernel shows our cgroup as "/",
-    so its directory is looked for in the host's cgroups.
+    None if there are no cgroups v2, and so no limits of GPU memory. ``pid`` is our process id in
+    the host's namespace; left out, it is our own, as with hostPID. In a private cgroup namespace,
+    the default of most runtimes, the kernel shows our cgroup as "/", so its directory is looked for
+    in the host's cgroups.
     """
+    mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return ""
+        lines = []
     paths = [line[3:] for line in lines if line.startswith("0::/")]
-    mount = root / "sys/fs/cgroup"
-    if not paths:
-        return ""
+    if not paths or not (mount / "cgroup.controllers").exists():
+        return None
     if paths[0] != "/":
         folder = mount / paths[0].lstrip("/")
         return str(folder) if (folder / "cgroup.controllers").exists() else ""
-    if not (mount / "cgroup.controllers").exists():
-        return ""
     wanted = str(os.getpid() if pid is None else pid)
     for folder_name, _, _ in islice(os.walk(mount), 1, _MOST_CGROUPS):
         try:

@@ -1,6 +1,9 @@
 """What an agent costs its node: memory and CPU of the real process, and whether either grows.
 
     python -m benchmarks.agent [--seconds 60] [--cycles 10000]
+    python -m benchmarks.agent --full [--seconds 60] [--samples 17280]
+
+The second measures the fullest node instead: see ``benchmarks.agent_full``.
 
 The node has 8 GPUs and 64 processes of 64 pods: the driver is the fake library, checkpoint,
 PodResources and /proc are the stand-in's, the API server is a script of ours that takes every
@@ -162,7 +165,7 @@ def many(
 ) -> tuple[Vitals, Vitals, float]:
     """After a tenth of the cycles and after all of them, and the seconds that one took."""
     flags = ("--dcgm-url", exporter.url, "--dcgm-interval", "0.5")
-    with agent(whole, api, "benchmarks.agent_hurried", *flags) as (pid, url):
+    with agent(whole, api, "benchmarks.agent_hurried", "hurried", *flags) as (pid, url):
 
         def after(count: int) -> Vitals:
             while scraped(url, "headroom_hurried_cycles") < count:
@@ -181,7 +184,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What an agent costs its node.")
     parser.add_argument("--seconds", type=float, default=60.0, help="of its usual life")
     parser.add_argument("--cycles", type=int, default=10_000, help="0: leave them out")
+    parser.add_argument("--full", action="store_true", help="measure the fullest node instead")
+    parser.add_argument("--samples", type=int, default=17_280, help="of a day, with --full")
     args = parser.parse_args()
+    if args.full:
+        from benchmarks import agent_full
+
+        return agent_full.main(args.seconds, args.samples)
     with tempfile.TemporaryDirectory(prefix="headroom-agent-") as folder:
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
         whole = Whole(Path(folder), gpus, PROCESSES // GPUS)

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,14 @@ CUDA_SOURCE = Path(__file__).with_name("fake_cuda.c")
 GIB = 1 << 30
 
 
-def library_folder() -> Path:
-    """A folder with libnvidia-ml.so.1 in it, built once for each state of its source."""
+def library_folder(missing: Sequence[str] = ()) -> Path:
+    """A folder with libnvidia-ml.so.1 in it, built once for each state of its source.
+
+    As in the library of an older driver, functions that are ``missing`` are not exported.
+    """
     if other := os.environ.get("TEST_NVML"):
         return Path(other)
-    return _built(SOURCE, "nvml", "libnvidia-ml.so.1")
+    return _built(SOURCE, "nvml", "libnvidia-ml.so.1", missing)
 
 
 def cuda_folder() -> Path:
@@ -31,8 +35,10 @@ def cuda_folder() -> Path:
     return _built(CUDA_SOURCE, "cuda", "libcuda.so.1")
 
 
-def _built(source: Path, kind: str, name: str) -> Path:
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+def _built(source: Path, kind: str, name: str, missing: Sequence[str] = ()) -> Path:
+    hidden = "".join(f"{each}; " for each in missing)
+    exports = f"{{ global: *; {f'local: {hidden}' if hidden else ''}}};\n"
+    digest = hashlib.sha256(source.read_bytes() + exports.encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"headroom-fake-{kind}-{os.getuid()}-{digest}"
     library = folder / name
     if not library.exists():
@@ -43,12 +49,16 @@ def _built(source: Path, kind: str, name: str) -> Path:
             )
         folder.mkdir(exist_ok=True)
         built = folder / f"building-{os.getpid()}"
+        script = built.with_suffix(".map")
+        script.write_text(exports)
         flags = ["-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
+        flags.append(f"-Wl,--version-script={script}")
         done = subprocess.run(
             ["gcc", *flags, "-o", built, source], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"the fake driver library does not compile:\n{done.stderr}")
+        script.unlink()
         built.rename(library)  # at once, so that sessions side by side see all of it or nothing
     return folder
 
@@ -122,8 +132,29 @@ class Driver:
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
         #: uuid (empty: the whole driver) -> what else the table says, as in fake_nvml.c
         self._said: dict[str, tuple[str, ...]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._batches = 0
         self._write()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Within, changes wait: all of them are in the table at the end."""
+        with self._lock:
+            self._batches += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._batches -= 1
+                self._write()
+
+    def add(self, gpu: Gpu) -> None:
+        """Another GPU comes, as with the kernel's module."""
+        with self._lock:
+            self.gpus.append(gpu)
+            self._xids[gpu.uuid] = []
+            self.least_free_bytes[gpu.uuid] = gpu.memory_bytes
+            self._write()
 
     def use(self, pid: int, used: Mapping[str, int]) -> None:
         """The process holds these bytes by device, and nothing else; none: it is gone."""
@@ -148,6 +179,8 @@ class Driver:
             self._write()
 
     def _write(self) -> None:
+        if self._batches:
+            return
         lines = [*self._said.get("", ())]
         for gpu in self.gpus:
             least_bytes = min(self.least_free_bytes[gpu.uuid], self._free_bytes(gpu))

@@ -7,6 +7,8 @@
  *                           LIB_RM_VERSION_MISMATCH until it is replaced; "none": not loaded
  *   library 580.95.05       the version of this file, where it is not that of the driver
  *   cuda 13000
+ *   entries <bytes>         what _v3 of the process lists writes for each: 24, as nvml.h says, or 16 or 32
+ *   field <NVML code>       how it answers fields that it does not have; 0: it has the recovery action
  *   code <function> <NVML code>                   every call of the function answers the code
  *   hang <function>                               no call of it returns while this stands here
  *   device <uuid> <total> <reserved> <free> <name, to the end of the line>
@@ -33,7 +35,8 @@
  * library, lists that do not fit answer INSUFFICIENT_SIZE with the size, structs carry a version
  * that is checked, v1's `used` includes the reserve, nothing works before nvmlInit, GPM begins with
  * Hopper, wants 100 ms between samples and knows what was allocated, and an XID that was raised
- * before a process came is lost to it. It has FAKE_NVML_DEVICE open from nvmlInit to nvmlShutdown,
+ * before a process came is lost to it, and GPUs that come after nvmlInit are not seen until
+ * nvmlShutdown. It has FAKE_NVML_DEVICE open from nvmlInit to nvmlShutdown,
  * as the real one has /dev/nvidia0.
  *
  * FAKE_CUDA_FOLDER, if set, is where fake_cuda.c keeps what its processes hold: their memory, kernels
@@ -118,12 +121,15 @@ static answer answers[32];
 static unsigned answered;
 static char driver[80], library[80];
 static int cuda;
+static unsigned entry_bytes; /* of process lists v3 */
+static int field_code;
 
 /* --- what the process remembers */
 
 static int initialised;
 static int opened = -1;
 static void *ballast;
+static unsigned counted; /* GPUs that were there when it was initialised */
 static char since[80]; /* the driver that it was initialised under */
 static unsigned told[64]; /* XIDs of each device */
 static int samples; /* that were allocated and not freed */
@@ -149,7 +155,8 @@ static int read_driver(const char *line)
     char word[64];
     int code;
     if (sscanf(line, "driver %79s", driver) == 1 || sscanf(line, "library %79s", library) == 1 ||
-        sscanf(line, "cuda %d", &cuda) == 1)
+        sscanf(line, "cuda %d", &cuda) == 1 || sscanf(line, "entries %u", &entry_bytes) == 1 ||
+        sscanf(line, "field %d", &field_code) == 1)
         return 1;
     if (sscanf(line, "code %63s %d", word, &code) == 2)
         return add(answers, &answered, word, code), 1;
@@ -174,6 +181,21 @@ static int read_device(const char *line, int *gpu)
     return 0;
 }
 
+/* Thousands of lines are of this kind, and sscanf is slow. */
+static int read_process(const char *line, device *d)
+{
+    char *at, list = line[8];
+    if (strncmp(line, "process ", 8) || !(at = strchr(line + 8, ' ')))
+        return 0;
+    int kind = list == 'm' ? MPS : list == 'g' ? GRAPHICS : COMPUTE;
+    process p = {(unsigned)strtoul(at, &at, 10), 0, NOBODY, NOBODY};
+    if (d->parent >= 0)
+        p.gi = d->gi, p.ci = d->ci;
+    at[strcspn(at, "\n")] = 0;
+    p.used = bytes(at + 1);
+    return d->processes[kind][d->count[kind]++] = p, 1;
+}
+
 static int read_detail(const char *line, device *d)
 {
     char word[256], first[32], second[32], third[32];
@@ -186,12 +208,6 @@ static int read_detail(const char *line, device *d)
         return add(d->answers, &d->answered, word, STUCK), 1;
     if (sscanf(line, "xid %llu", &at) == 1)
         return d->xids[d->raised++] = at, 1;
-    if (sscanf(line, "process %31s %u %31s", first, &pid, second) == 3) {
-        int list = !strcmp(first, "mps") ? MPS : !strcmp(first, "graphics") ? GRAPHICS : COMPUTE;
-        unsigned gi = d->parent < 0 ? NOBODY : d->gi, ci = d->parent < 0 ? NOBODY : d->ci;
-        process p = {pid, bytes(second), gi, ci};
-        return d->processes[list][d->count[list]++] = p, 1;
-    }
     if (sscanf(line, "busy %u %d %llu", &pid, &code, &at) == 3) {
         busy b = {pid, at, (unsigned)code, 0, 0, 0};
         return d->busy[d->busies++] = b, 1;
@@ -282,11 +298,12 @@ static void load(void)
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
     int gpu = ABSENT;
-    devices = 0, answered = 0, cuda = 13000;
+    devices = 0, answered = 0, cuda = 13000, entry_bytes = sizeof(process), field_code = 0;
     strcpy(driver, "580.95.05");
     strcpy(library, "");
     while (file && fgets(line, sizeof line, file)) {
-        if (line[0] == '#' || line[0] == '\n' || read_driver(line) || read_device(line, &gpu) ||
+        if (line[0] == '#' || line[0] == '\n' || (devices && read_process(line, &table[devices - 1])) ||
+            read_driver(line) || read_device(line, &gpu) ||
             (devices && read_detail(line, &table[devices - 1])))
             continue;
         fprintf(stderr, "fake_nvml: %s: cannot read: %s", path, line);
@@ -385,6 +402,8 @@ ret nvmlInitWithFlags(unsigned flags)
         return MISMATCH;
     if (!initialised++) {
         strcpy(since, driver);
+        for (counted = 0; nth(ABSENT, counted); counted++)
+            ;
         if (getenv("FAKE_NVML_DEVICE"))
             opened = open(getenv("FAKE_NVML_DEVICE"), O_RDONLY | O_CLOEXEC);
         if (!ballast && getenv("FAKE_NVML_BALLAST_MIB")) {
@@ -415,7 +434,7 @@ ret nvmlSystemGetCudaDriverVersion(int *to) { ENTER(NULL); *to = cuda; return OK
 ret nvmlDeviceGetCount_v2(unsigned *to)
 {
     ENTER(NULL);
-    for (*to = 0; nth(ABSENT, *to); ++*to)
+    for (*to = 0; *to < counted && nth(ABSENT, *to); ++*to)
         ;
     return OK;
 }
@@ -424,7 +443,7 @@ ret nvmlDeviceGetHandleByIndex_v2(unsigned index, device **to)
 {
     ENTER(NULL);
     device *d = nth(ABSENT, index);
-    if (!d)
+    if (!d || index >= counted)
         return INVALID;
     ENTER(d);
     *to = d;
@@ -628,36 +647,30 @@ ret nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *to)
     return OK;
 }
 
-static ret list(device *d, int kind, unsigned *count, process *out)
+static ret list(device *d, int kind, unsigned *count, void *out, unsigned size)
 {
     unsigned room = *count;
     *count = d->count[kind];
     if (room < d->count[kind])
         return TOO_SMALL;
-    memcpy(out, d->processes[kind], d->count[kind] * sizeof *out);
+    for (unsigned i = 0; i < d->count[kind]; i++) {
+        struct { process process; u64 protected_bytes; } entry = {d->processes[kind][i], 0};
+        memcpy((char *)out + i * size, &entry, size);
+    }
     return OK;
 }
 
-/* Drivers 535.43 to 535.86 write entries of 32 bytes, whatever nvml.h says of _v3 (docs/agent.md). */
-static ret list_v3(device *d, int kind, unsigned *count, process *out)
-{
-    struct { process process; u64 protected_bytes; } *wide = (void *)out;
-    unsigned branch, minor, room = *count;
-    if (sscanf(driver, "%u.%u", &branch, &minor) < 2 || branch != 535 || minor < 43 || minor > 86)
-        return list(d, kind, count, out);
-    *count = d->count[kind];
-    if (room < d->count[kind])
-        return TOO_SMALL;
-    for (unsigned i = 0; i < d->count[kind]; i++)
-        wide[i].process = d->processes[kind][i], wide[i].protected_bytes = 0;
-    return OK;
-}
-
-ret nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list_v3(d, COMPUTE, n, to); }
-ret nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list_v3(d, GRAPHICS, n, to); }
-ret nvmlDeviceGetMPSComputeRunningProcesses_v3(device *d, unsigned *n, process *to) { ENTER(d); return list_v3(d, MPS, n, to); }
-/* An older driver has only these. */
-ret nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *n, process *to) { ENTER(d); return list(d, COMPUTE, n, to); }
+/* Some drivers write more or less for _v3 than nvml.h says (tests/branches.py). */
+#define LISTS(name, kind) \
+    ret nvmlDeviceGet##name##RunningProcesses_v3(device *d, unsigned *n, process *to) \
+    { ENTER(d); return list(d, kind, n, to, entry_bytes); } \
+    ret nvmlDeviceGet##name##RunningProcesses_v2(device *d, unsigned *n, process *to) \
+    { ENTER(d); return list(d, kind, n, to, sizeof *to); } \
+    ret nvmlDeviceGet##name##RunningProcesses(device *d, unsigned *n, void *to) \
+    { ENTER(d); return list(d, kind, n, to, 16); }
+LISTS(Compute, COMPUTE)
+LISTS(Graphics, GRAPHICS)
+LISTS(MPSCompute, MPS)
 
 ret nvmlDeviceGetMemoryLimits_v1(device *d, limits *to)
 {
@@ -793,7 +806,7 @@ ret nvmlDeviceGetFieldValues(device *d, int count, field *to)
 {
     ENTER(d);
     for (int i = 0; i < count; i++) {
-        to[i].code = to[i].id != 230 || d->recovery == ABSENT ? UNSUPPORTED : OK;
+        to[i].code = to[i].id != 230 || d->recovery == ABSENT ? UNSUPPORTED : field_code;
         to[i].type = 1, to[i].value.ull = 0, to[i].value.ui = (unsigned)d->recovery;
     }
     return OK;

@@ -18,6 +18,9 @@ from agent.probes import AnswerReading, Reading, RegisteredReading, SourceReadin
 CHECKPOINT = "checkpoint"
 PODRESOURCES = "podresources"
 
+#: While the checkpoint changes with every sample, its checksum is computed this often.
+VERIFY_EVERY_S = 30.0
+
 #: A kubelet that started less than this ago may not know its pods yet.
 SETTLED_AFTER_S = 10.0
 
@@ -36,7 +39,7 @@ class KubeletProbe:
         wall_s: Callable[[], float] = time.time,
         settled_after_s: float = SETTLED_AFTER_S,
     ) -> None:
-        self._checkpoint = _CheckpointFile(checkpoint)
+        self._checkpoint = _CheckpointFile(checkpoint, monotonic_s)
         self._socket = socket
         self._service = service or PodResources(str(socket))
         self._monotonic_s = monotonic_s
@@ -57,11 +60,9 @@ class KubeletProbe:
             checkpoint, source = self._checkpoint.read()
             entries = () if checkpoint is None else checkpoint.entries
             joined = self._join(entries, listed)
-        self._names = {
-            uid: name
-            for uid, name in ({**self._names, **joined.names}).items()
-            if any(entry.pod_uid == uid for entry in entries)
-        }
+        uids = {entry.pod_uid for entry in entries}
+        names = {**self._names, **joined.names}
+        self._names = {uid: name for uid, name in names.items() if uid in uids}
         yield from joined.holdings
         yield from _registered(checkpoint, healthy)
         yield from _answers(entries)
@@ -112,6 +113,8 @@ class KubeletProbe:
         }
         for uid in ended:
             self._unlisted_since_s[uid] = float("-inf")  # a later doubt does not revive it
+        if not ended:
+            return first
         return join(entries, listed, self._names, ended)
 
     def _age_s(self) -> float:
@@ -121,19 +124,27 @@ class KubeletProbe:
 
 
 class _CheckpointFile:
-    """Parsed again only when it changed: hashing hundreds of kilobytes takes milliseconds."""
+    """Parsed again only if it changed.
 
-    def __init__(self, path: Path) -> None:
+    The checksum costs more than all else, so it waits for the first sample in which the file has
+    not changed, at most ``VERIFY_EVERY_S``. A file that follows a bad one is checked at once.
+    """
+
+    def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:
         self._path = path
+        self._monotonic_s = monotonic_s
         self._signature: tuple[int, int, int] | None = None
         self._last: tuple[Checkpoint | None, SourceReading] = (None, SourceReading(CHECKPOINT))
+        #: When a checksum was last computed.
+        self._verified_s = float("-inf")
 
     def read(self) -> tuple[Checkpoint | None, SourceReading]:
         try:
             found = self._path.stat()
             signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if signature != self._signature:
-                self._last = self._parsed()
+            changed = signature != self._signature
+            if changed or self._is_unverified:
+                self._last = self._parsed(self._is_verification_due or not changed)
                 self._signature = signature
         except OSError as err:
             self._signature = None
@@ -142,12 +153,25 @@ class _CheckpointFile:
             return None, SourceReading(CHECKPOINT, "absent" if missing else "degraded", why)
         return self._last
 
-    def _parsed(self) -> tuple[Checkpoint | None, SourceReading]:
+    @property
+    def _is_unverified(self) -> bool:
+        checkpoint, _ = self._last
+        return checkpoint is not None and checkpoint.verified is None
+
+    @property
+    def _is_verification_due(self) -> bool:
+        _, source = self._last
+        late = self._monotonic_s() - self._verified_s >= VERIFY_EVERY_S
+        return late or source.state != "ok"
+
+    def _parsed(self, verify: bool) -> tuple[Checkpoint | None, SourceReading]:
         try:
-            checkpoint = read_checkpoint(self._path)
+            checkpoint = read_checkpoint(self._path, verify=verify)
         except BadCheckpoint as err:
             return None, SourceReading(CHECKPOINT, "degraded", str(err))
-        if not checkpoint.verified:
+        if verify:
+            self._verified_s = self._monotonic_s()
+        if checkpoint.verified is False:
             why = "its checksum is not that of its content"
             return checkpoint, SourceReading(CHECKPOINT, "degraded", why)
         return checkpoint, SourceReading(CHECKPOINT)

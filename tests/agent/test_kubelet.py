@@ -16,10 +16,11 @@ from agent.kubelet import watch
 from agent.kubelet.checkpoint import BadCheckpoint, Entry, parse_checkpoint
 from agent.kubelet.holdings import join
 from agent.kubelet.podresources import ListedContainer, PodResources, Unanswered
-from agent.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
+from agent.kubelet.probe import SETTLED_AFTER_S, VERIFY_EVERY_S, KubeletProbe
 from agent.kubelet.protobuf import BadMessage, fields
 from agent.kubelet.watch import watched
 from agent.probes import AnswerReading, HoldingReading, RegisteredReading, SourceReading
+from tests.standin.checkpoint import checksum
 from tests.waiting import until
 
 GPU = "nvidia.com/gpu"
@@ -91,6 +92,36 @@ def test_a_record_whose_checksum_is_wrong_is_used_and_not_vouched_for(tmp_path: 
     assert [r.uid for r in found if isinstance(r, HoldingReading)] == ["u"]
     (row,) = [r for r in found if isinstance(r, SourceReading) and r.source == "checkpoint"]
     assert (row.state, row.message) == ("degraded", "its checksum is not that of its content")
+
+
+def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldom(
+    world: "World",
+) -> None:
+    """Each has another pod, and all have a wrong checksum but the first."""
+
+    def state() -> str:
+        rows = [r for r in world.probe.read() if isinstance(r, SourceReading)]
+        return next(r.state for r in rows if r.source == "checkpoint")
+
+    def good(uid: str) -> None:
+        given = entry(uid, AllocResp="")
+        data = record(given)["Data"]
+        world.file.write_text(json.dumps(record(given, checksum=checksum(data))))
+
+    good("u0")
+    assert state() == "ok"
+    for number in range(1, 4):
+        world.write(entry(f"u{number}", AllocResp=""))
+        assert (world.uids(), state()) == ([f"u{number}"], "degraded")  # the second saw no change
+        world.write(entry(f"another{number}", AllocResp=""))
+        assert state() == "degraded"  # what follows a bad one is checked at once
+        good(f"v{number}")
+        assert state() == "ok"
+    world.write(entry("w1", AllocResp=""))
+    assert state() == "ok"
+    world.now_s += VERIFY_EVERY_S
+    world.write(entry("w22", AllocResp=""))
+    assert state() == "degraded"
 
 
 def test_the_plugin_s_answer_tells_how_it_is_configured(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The driver is closed when others have to work on it, and opened again by itself."""
 
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from agent.probes import DriverReading
 from agent.summary import summarise
 from tests.agent.conftest import Survey
 from tests.controlplane import ControlPlane
-from tests.driver import h100
+from tests.driver import Driver, h100
 
 Start = Callable[..., Survey]
 
@@ -92,6 +94,41 @@ def test_gpus_that_are_all_lost_are_not_kept_open_and_are_followed_back(
     status = agent.step()
     assert all(d.get("healthy", True) for d in status["devices"]), status
     assert opened(agent)
+
+
+def test_gpus_that_come_after_the_agent_are_found(survey: Start) -> None:
+    """The driver counts them when it is opened, and there is nothing to keep it open for."""
+    agent = survey([])
+    status = agent.step()
+    assert (ready(status), "devices" in status) == (("True", ""), False)
+    agent.driver.add(h100("GPU-a"))
+    status = agent.until(lambda status: "devices" in status)
+    assert [d["uuid"] for d in status["devices"]] == ["GPU-a"]
+
+
+def test_a_driver_that_is_loaded_after_the_agent_came_is_found(
+    survey: Start, environment: dict[str, str]
+) -> None:
+    driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
+    driver.say("", "driver none")
+    agent = survey(driver)
+    assert ready(agent.step())[0] == "False"
+    driver.say("")
+    status = agent.step()
+    assert (ready(status)[0], [d["uuid"] for d in status["devices"]]) == ("True", ["GPU-a"])
+
+
+def test_a_driver_library_that_comes_after_the_agent_is_found(
+    survey: Start, environment: dict[str, str], tmp_path: Path
+) -> None:
+    library = Path(environment["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1"
+    (folder := tmp_path / "lib").mkdir()
+    environment["LD_LIBRARY_PATH"] = str(folder)
+    agent = survey([h100("GPU-a")])
+    assert "Shared Library Not Found" in ready(agent.step())[1]
+    shutil.copy(library, folder)
+    status = agent.step()
+    assert (ready(status)[0], [d["uuid"] for d in status["devices"]]) == ("True", ["GPU-a"])
 
 
 @pytest.mark.parametrize(

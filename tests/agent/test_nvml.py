@@ -23,6 +23,7 @@ from agent.nvml import (
     DriverGone,
     Gate,
     Limits,
+    Memory,
     NoDriver,
     Outcome,
     StaleHandle,
@@ -101,9 +102,9 @@ def gate(**functions: Any) -> Gate:
 _PROBES: list[NvmlProbe] = []
 
 
-def probing(opened: Gate, deadline_s: float = 30.0) -> NvmlProbe:
+def probing(opened: Gate, deadline_s: float = 30.0, cgroup: str | None = None) -> NvmlProbe:
     """A probe whose threads end with the test."""
-    _PROBES.append(NvmlProbe(opened, deadline_s))
+    _PROBES.append(NvmlProbe(opened, deadline_s, cgroup=cgroup))
     return _PROBES[-1]
 
 
@@ -205,11 +206,11 @@ def test_list_that_does_not_fit_is_asked_for_again_with_more_room() -> None:
 
 @pytest.mark.parametrize("clears", [False, True], ids=["", "clears the whole array first"])
 @pytest.mark.parametrize("count", [1, 2, 47, 48, 49, 63, 64])
-@pytest.mark.parametrize("entry_bytes", [24, 32])
+@pytest.mark.parametrize("entry_bytes", [16, 24, 32])
 def test_entries_are_as_long_as_the_driver_writes_them(
     entry_bytes: int, count: int, clears: bool
 ) -> None:
-    """Drivers 535.43 to 535.86 write 32 bytes, where the header of v3 says 24."""
+    """The header of v3 says 24, and drivers write less or more (docs/drivers.md)."""
 
     def call(handle: Any, room: Any, array: Any) -> int:
         size, room._obj.value = room._obj.value, count
@@ -218,7 +219,7 @@ def test_entries_are_as_long_as_the_driver_writes_them(
             ctypes.memset(at, 0, size * entry_bytes)
         for number in range(count):
             entry = struct.pack("<IxxxxQII", 1000 + number, 1 << 30, 0xFFFFFFFF, 0xFFFFFFFF)
-            entry = entry.ljust(entry_bytes, b"\0")
+            entry = entry.ljust(entry_bytes, b"\0")[:entry_bytes]
             ctypes.memmove(at + number * entry_bytes, entry, entry_bytes)
         return 0
 
@@ -226,8 +227,60 @@ def test_entries_are_as_long_as_the_driver_writes_them(
     assert found == {1000 + number: 1 << 30 for number in range(count)}
 
 
-def test_older_driver_lists_processes_by_its_older_call() -> None:
-    assert gate(nvmlDeviceGetComputeRunningProcesses_v2=listing((7, 70))).processes(0) == {7: 70}
+@pytest.mark.parametrize("length", [40, 100])
+def test_entries_of_another_length_than_any_driver_writes_are_not_guessed_at(length: int) -> None:
+    def call(handle: Any, room: Any, array: Any) -> int:
+        room._obj.value = 3
+        ctypes.memset(ctypes.addressof(array), 1, 3 * length)
+        return 0
+
+    with pytest.raises(DeviceFault, match="cannot be read: UnknownLayout"):
+        gate(nvmlDeviceGetComputeRunningProcesses_v3=call).processes(0)
+
+
+@pytest.mark.parametrize("version", ["_v3", "_v2", ""])
+def test_the_newest_version_that_the_driver_has_is_found_once_for_each_call(version: str) -> None:
+    listed = gate(
+        **{
+            f"nvmlDeviceGetComputeRunningProcesses{version}": listing((7, 70)),
+            "nvmlDeviceGetGraphicsRunningProcesses_v3": listing((8, 80)),
+        }
+    )
+    asked: list[str] = []
+    find = listed._library._nvmlGetFunctionPointer
+    listed._library._nvmlGetFunctionPointer = lambda name: asked.append(name) or find(name)
+    first = listed.processes(0)
+    before = asked.copy()
+    asked.clear()
+    assert first == listed.processes(0) == {7: 70, 8: 80}
+    assert asked == [
+        f"nvmlDeviceGetComputeRunningProcesses{version}",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    ]
+    assert len(before) > len(asked)
+
+
+def test_a_call_that_fails_is_not_made_in_an_older_version() -> None:
+    """An older version could tell less, and be believed."""
+    listed = gate(
+        nvmlDeviceGetComputeRunningProcesses_v3=lambda *_: 3,
+        nvmlDeviceGetComputeRunningProcesses_v2=listing((7, 70)),
+    )
+    assert listed.processes(0) is None
+
+
+def test_memory_is_asked_for_once_by_the_version_that_the_driver_has() -> None:
+    asked: list[int | None] = []
+
+    def memory(handle: object, version: int | None = None) -> Any:
+        asked.append(version)
+        if version is not None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return SimpleNamespace(total=100, free=60)
+
+    opened = gate(nvmlDeviceGetMemoryInfo=memory)
+    assert [opened.memory(0), opened.memory(0)] == [Memory(100, 60, None)] * 2
+    assert asked == [pynvml.nvmlMemory_v2, None, None]
 
 
 def test_driver_without_process_lists_lists_nobody_rather_than_none() -> None:
@@ -401,7 +454,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
         assert found.hanging
         assert [(d.uuid, d.fault) for d in found.devices] == [
             ("GPU-0", ""),
-            ("GPU-1", "driver call nvmlDeviceGetMemoryInfo hangs"),
+            ("GPU-1", "driver call nvmlDeviceGetMemoryInfo_v2 hangs"),
             ("GPU-2", ""),
         ]
         assert len(readers()) == 4  # three devices and the driver
@@ -575,13 +628,30 @@ def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
 
 def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
-    assert own_cgroup(tmp_path) == ""
+    assert own_cgroup(tmp_path) is None
     (tmp_path / "proc/self/cgroup").write_text("0::/kubepods.slice/x\n")
+    assert own_cgroup(tmp_path) is None
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
     assert own_cgroup(tmp_path) == ""
     folder = tmp_path / "sys/fs/cgroup/kubepods.slice/x"
     folder.mkdir(parents=True)
     (folder / "cgroup.controllers").touch()
     assert own_cgroup(tmp_path) == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "has_limits", "is_said"),
+    [("", True, True), ("", False, False), (None, True, False), ("/own", True, False)],
+)
+def test_own_limit_that_cannot_be_looked_for_is_said(
+    cgroup: str | None, has_limits: bool, is_said: bool
+) -> None:
+    calls = {"nvmlDeviceGetMemoryLimits_v1": lambda handle, asked: None} if has_limits else {}
+    found = probing(gate(**calls), cgroup=cgroup).look()
+    said = [d.what for d in found.degraded if "own cgroup" in d.what]
+    assert bool(said) is is_said
+    assert [device.fault for device in found.devices] == [""]
 
 
 def test_own_cgroup_is_found_where_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:

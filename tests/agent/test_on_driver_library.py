@@ -14,7 +14,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from contract.gpunode import MAX_UNOWNED_PROCESSES
 from tests.driver import Driver, h100
 from tests.waiting import until
 
@@ -52,26 +51,6 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
     assert status["driverVersion"] == "580.95.05"
     assert condition(status, "DriverReady") == ("True", "")
     assert condition(status, "Complete") == ("True", "")
-
-
-#: One of each branch that is supported, and both ends of what NVIDIA's 535 had wrong.
-DRIVERS = [
-    *("535.43.02", "535.54.03", "535.86.10", "535.104.05", "535.288.01", "550.54.14"),
-    *("570.133.20", "580.95.05", "590.44.01", "615.10.02"),
-]
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("count", [1, 2, 33, 65])
-def test_the_process_lists_of_every_driver_are_read(
-    report: Report, driver: str, count: int
-) -> None:
-    """Each process has as many MiB as its number; some drivers' entries are longer than said."""
-    listed = "".join(f"process compute {pid} {pid * MIB}\n" for pid in range(1, count + 1))
-    status = report(f"driver {driver}\n" + A100 + listed)
-    found = [(each["pid"], each["used"]) for each in status["unownedProcesses"]]
-    largest = range(count, max(0, count - MAX_UNOWNED_PROCESSES), -1)
-    assert found == [(pid, pid * MIB) for pid in largest]
 
 
 def test_driver_without_v2_memory_reserves_nothing_and_that_is_said(report: Report) -> None:
@@ -126,7 +105,8 @@ def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report:
 def test_device_whose_memory_fails_is_unhealthy_alone(
     report: Report, code: int, reason: str
 ) -> None:
-    status = report(A100 + f"fail nvmlDeviceGetMemoryInfo {code}\n" + B100)
+    calls = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
+    status = report(A100 + "".join(f"fail {call} {code}\n" for call in calls) + B100)
     bad, good = status["devices"]
     assert bad["healthy"] is False
     assert reason in bad["healthReason"]
@@ -317,13 +297,13 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a"), h100("GPU-b")])
-    driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo")
+    driver.say("GPU-a", "stuck nvmlDeviceGetMemoryInfo_v2")
     with serving(environment, "--driver-timeout", "0.5") as (url, process):
         with httpx.Client(base_url=url, trust_env=False) as http:
             until(lambda: http.get("/v1/report").status_code == 200, "a report")
             first = http.get("/v1/report").json()
             assert [d["uuid"] for d in first["devices"]] == ["GPU-b"]
-            what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo hangs"
+            what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo_v2 hangs"
             assert condition(first, "Complete") == ("False", f"nvml: {what}")
 
             def later() -> bool:

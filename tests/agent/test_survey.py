@@ -165,7 +165,7 @@ def test_nothing_grows_over_two_thousand_samples(survey: Start) -> None:
     before = agent.ask("vitals")
     agent.ask("steps 1000")
     agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # begins anew with every sample
-    agent.driver.say("MIG-1", "fail nvmlDeviceGetMemoryInfo 15")
+    agent.driver.say("MIG-1", "fail nvmlDeviceGetMemoryInfo_v2 15")
     agent.ask("steps 1000")
     after = agent.ask("vitals")
     assert (after["fds"], after["threads"]) == (before["fds"], before["threads"])

@@ -5,6 +5,7 @@ PodResources lie and listen where the flags point, and /proc and the cgroups are
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ class Whole:
 
     def __init__(self, folder: Path, gpus: Sequence[Gpu], replicas: int) -> None:
         self.folder = folder
+        #: Functions that the driver's library does not have.
+        self.missing: tuple[str, ...] = ()
         # A socket's path has 107 characters at most.
         self._short = tempfile.TemporaryDirectory()
         self.kubelet = Path(self._short.name)
@@ -73,7 +76,7 @@ class Whole:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "LD_LIBRARY_PATH": str(library_folder()),
+            "LD_LIBRARY_PATH": str(library_folder(self.missing)),
             "FAKE_NVML_TABLE": str(self.driver.table),
         }
 
@@ -116,6 +119,9 @@ class Whole:
         (folder / "cgroup").write_text(f"0::{cgroup}\n")
         (folder / "stat").write_text(f"{pid} ({command}) S " + "1 " * 50)
         return folder
+
+    def end_process(self, pid: int) -> None:
+        shutil.rmtree(self.proc / str(pid))
 
     def stop(self) -> None:
         self.served.stop()

@@ -174,14 +174,14 @@ def test_the_report_names_what_every_container_was_given_and_uses(
 def test_a_checksum_of_a_real_kubelet_is_the_one_that_we_compute(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2, numa=(0, 1))
     file = node.root / "device-plugins/kubelet_internal_checkpoint"
-    assert read_checkpoint(file).verified  # nothing but registered devices
+    assert read_checkpoint(file, verify=True).verified  # nothing but registered devices
     node.admit(gpu_pod("a"))
     node.admit(gpu_pod("b", containers=[gpu_container("one"), gpu_container("two")]))
-    assert read_checkpoint(file).verified
+    assert read_checkpoint(file, verify=True).verified
     spoilt = json.loads(file.read_text())
     spoilt["Data"]["PodDeviceEntries"][0]["ContainerName"] = "other"
     file.write_text(json.dumps(spoilt))
-    assert not read_checkpoint(file).verified
+    assert not read_checkpoint(file, verify=True).verified
 
 
 def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(

@@ -122,7 +122,7 @@ def _agent(folder: Path, address: str) -> Iterator[None]:
     whole.process(4242, "python", "/user.slice/session-1.scope")
     whole.driver.use(4242, {device: 2 * GIB})
     (other,) = {"GPU-a", "GPU-b"} - {device}
-    whole.driver.say(other, "fail nvmlDeviceGetMemoryInfo 15")
+    whole.driver.say(other, "fail nvmlDeviceGetMemoryInfo_v2 15")
     kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     flags = ["--no-publish", "--listen", address, "--interval", "1", *whole.flags]
     process = subprocess.Popen(

@@ -1,0 +1,199 @@
+"""What an agent costs the fullest node: 16 GPUs, 768 pods and 8,000 processes, some always new.
+
+    python -m benchmarks.agent --full [--seconds 120] [--samples 17280]
+
+Each GPU has 48 replicas and 500 processes: ten of each pod, and twenty of no pod. Three agents run
+after each other on the same node:
+
+* quiet, nothing changes: the baseline of this machine at this time;
+* arriving, a pod ends and another starts every half second, each a change of the checkpoint,
+  which is as often as anything wakes the agent;
+* a day, the same with clocks that move on by 5 s with every sample: 17,280 samples.
+
+CPU time counts, not the time of day, so other load on the machine changes little. Goals: under 3 %
+of one core while pods arrive, and under 80 MiB resident over the day.
+"""
+
+import contextlib
+import itertools
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.agent import Vitals, agent, scraped, vitals
+from tests.agent.scripted import ApiServer
+from tests.agent.whole import Whole
+from tests.driver import Gpu
+
+GPUS, REPLICAS, PROCESSES = 16, 48, 500
+PODS = GPUS * REPLICAS
+PROCESSES_OF_A_POD = 10
+#: Processes of no pod, on each GPU.
+STRANGERS = PROCESSES - REPLICAS * PROCESSES_OF_A_POD
+TAKES_BYTES = 1500 << 20
+ARRIVES_EVERY_S = 0.5
+INTERVAL_S = 5.0
+DAY_SAMPLES = int(86_400 / INTERVAL_S)
+MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.03
+#: Samples until imports are paid for and caches are filled.
+SETTLED_SAMPLES = 8
+
+
+@dataclass
+class Crowd:
+    """The pods of a node, of which the oldest is replaced when told."""
+
+    whole: Whole
+    api: ApiServer
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _uids: list[str] = field(default_factory=list)
+    _pids: dict[str, list[int]] = field(default_factory=dict)
+    _pid: Iterator[int] = field(default_factory=lambda: itertools.count(1_000_000))
+
+    def fill(self) -> None:
+        with self.whole.driver.batch():
+            for gpu in self.whole.driver.gpus:
+                for _ in range(STRANGERS):
+                    pid = next(self._pid)
+                    self.whole.process(pid, "python", "/user.slice/session.scope")
+                    self.whole.driver.use(pid, {gpu.uuid: 16 << 20})
+            for _ in range(PODS):
+                self._start()
+
+    def replace(self) -> None:
+        """The oldest pod ends with its processes, and a new one starts."""
+        with self.whole.driver.batch():
+            uid = self._uids.pop(0)
+            for pid in self._pids.pop(uid):
+                self.whole.driver.use(pid, {})
+                self.whole.end_process(pid)
+            with self.whole.node.lock:
+                first = self.whole.node.processes[uid, "main"].pid
+                self.whole.node.delete(uid)
+            self.whole.end_process(first)
+            self._start()
+        self.api.requests.clear()  # each report has hundreds of kilobytes
+
+    def _start(self) -> None:
+        number = next(self._numbers)
+        uid = f"{number:08x}-1111-4222-8333-{number:012x}"
+        with self.whole.node.lock:
+            device = self.whole.run(uid, f"llm-server-{number}", TAKES_BYTES // 2)
+        others = [next(self._pid) for _ in range(PROCESSES_OF_A_POD - 1)]
+        cgroup = f"/{self.whole.cgroup(uid).relative_to(self.whole.cgroups)}"
+        for pid in others:
+            self.whole.process(pid, "python", cgroup)
+            self.whole.driver.use(pid, {device: TAKES_BYTES // 2 // len(others)})
+        self._uids.append(uid)
+        self._pids[uid] = others
+
+
+@contextlib.contextmanager
+def arriving(crowd: Crowd, every_s: float) -> Iterator[None]:
+    """Within, the oldest pod is replaced every ``every_s`` seconds."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(every_s):
+            crowd.replace()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    core_ratio: float
+    p50_s: float
+    p99_s: float
+    samples: float
+
+
+def settled(url: str, samples: int) -> None:
+    while scraped(url, "headroom_hurried_cycles") < samples:
+        time.sleep(1.0)
+
+
+def steady(whole: Whole, api: ApiServer, seconds: float) -> Cost:
+    """What an agent costs in its usual life, from its settled state on."""
+    with agent(whole, api, "benchmarks.agent_hurried", "real") as (pid, url):
+        settled(url, SETTLED_SAMPLES)
+        before, samples = vitals(pid), scraped(url, "headroom_hurried_cycles")
+        time.sleep(seconds)
+        after = vitals(pid)  # without scrapes: they are not of the sample
+        return Cost(
+            (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s),
+            scraped(url, "headroom_hurried_cpu_p50"),
+            scraped(url, "headroom_hurried_cpu_p99"),
+            scraped(url, "headroom_hurried_cycles") - samples,
+        )
+
+
+def day(whole: Whole, api: ApiServer, samples: int) -> list[Vitals]:
+    """At the start, after each quarter, and so at the end of ``samples``."""
+    with agent(whole, api, "benchmarks.agent_hurried", "accelerated") as (pid, url):
+        settled(url, SETTLED_SAMPLES)
+        found = [vitals(pid)]
+        for quarter in range(1, 5):
+            settled(url, SETTLED_SAMPLES + samples * quarter // 4)
+            found.append(vitals(pid))
+        return found
+
+
+def main(seconds: float, samples: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="headroom-agent-") as folder:
+        gpus = [Gpu(f"GPU-{index:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c") for index in range(GPUS)]
+        whole = Whole(Path(folder), gpus, REPLICAS)
+        try:
+            with ApiServer.serving() as api:
+                api.create("uid-1")
+                crowd = Crowd(whole, api)
+                crowd.fill()
+                return measure(whole, api, crowd, seconds, samples)
+        finally:
+            whole.stop()
+
+
+def measure(whole: Whole, api: ApiServer, crowd: Crowd, seconds: float, samples: int) -> int:
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    _say(f"{GPUS} GPUs, {PODS} pods, {GPUS * PROCESSES} processes; {machine}")
+    quiet = steady(whole, api, seconds)
+    _say(_line("quiet", quiet))
+    with arriving(crowd, ARRIVES_EVERY_S):
+        busy = steady(whole, api, seconds)
+        _say(_line("pods arriving", busy))
+        _say(f"pods arriving cost {busy.core_ratio / quiet.core_ratio:.2f} times the quiet node")
+        met = [_goal("core", f"{busy.core_ratio:.2%}", "< 3 %", busy.core_ratio < MOST_CORE_RATIO)]
+        lives = day(whole, api, samples) if samples else []
+    if lives:
+        resident = " -> ".join(f"{each.resident_mib:.1f}" for each in lives)
+        _say(f"{samples} samples, {samples * INTERVAL_S / 3600:.1f} h: {resident} MiB resident")
+        peak_mib = lives[-1].peak_mib
+        met.append(_goal("peak", f"{peak_mib:.1f} MiB", "< 80 MiB", peak_mib < MOST_RESIDENT_MIB))
+    return 0 if all(met) else 1
+
+
+def _line(name: str, cost: Cost) -> str:
+    return (
+        f"{name:<14} {cost.core_ratio:7.2%} of a core; {cost.samples:.0f} samples, CPU of each:"
+        f" p50 {cost.p50_s * 1000:.0f} ms, p99 {cost.p99_s * 1000:.0f} ms"
+    )
+
+
+def _goal(what: str, figure: str, goal: str, met: bool) -> bool:
+    _say(f"{what:<8}{figure:>12}  {goal:<9} {'met' if met else 'NOT MET'}")
+    return met
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
