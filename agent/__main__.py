@@ -28,7 +28,7 @@ from agent.deadline import hurry
 from agent.devices import NvmlProbe
 from agent.kubelet.probe import KubeletProbe
 from agent.kubelet.watch import watched
-from agent.limits import LimitsProbe
+from agent.limits import ASK_EVERY_S, LimitsProbe
 from agent.nvml import Gate
 from agent.plugin import ConfigurationProbe
 from agent.podsm import pod_sm
@@ -296,7 +296,7 @@ def survey_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> Surv
         Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)
         if settings.dcgm_url
         else None,
-        LimitsProbe(gate, settings.driver_timeout_s, settings.cgroups),
+        LimitsProbe(gate, settings.driver_timeout_s, settings.cgroups, ASK_EVERY_S),
         StateFile(settings.state),
         incarnation,
         time.monotonic,

@@ -19,7 +19,7 @@ CHECKPOINT = "checkpoint"
 PODRESOURCES = "podresources"
 
 #: While the checkpoint changes with every sample, its checksum is computed this often.
-VERIFY_EVERY_S = 30.0
+VERIFY_EVERY_S = 300.0
 
 #: A kubelet that started less than this ago may not know its pods yet.
 SETTLED_AFTER_S = 10.0

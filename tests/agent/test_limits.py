@@ -86,7 +86,7 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
 
 
 def test_a_driver_before_r615_is_said_to_have_none(whole: Whole) -> None:
-    whole.driver.say("GPU-a", f"fail {CALL} 13")
+    whole.missing = (CALL,)
     status = reported(whole, "--pause", "0.1")
     assert source(status) == ("absent", "this driver has none; r615 and newer do")
     assert "limits" not in status
@@ -169,6 +169,32 @@ def test_containers_are_found_wherever_kubelets_put_them(
 
 def some_pod(root: Path) -> None:
     (root / f"kubepods/pod{UIDS[1]}/{'c' * 64}").mkdir(parents=True)
+
+
+def test_the_driver_is_asked_seldom_and_for_pods_that_are_there(tmp_path: Path) -> None:
+    some_pod(tmp_path)
+    (tmp_path / "cgroup.controllers").touch()
+    now_s, calls = [0.0], []
+
+    def limits(device: str, asked: Any) -> None:
+        calls.append(device)
+        granting(len(calls))(device, asked)
+
+    (tmp_path / f"kubepods/pod{UIDS[2]}/{'d' * 64}").mkdir(parents=True)
+    both = [*SAMPLE, held(UIDS[2], "A::1")]
+    probing = LimitsProbe(Gate(library(limits)), 30.0, tmp_path, 15.0, lambda: now_s[0])
+    try:
+        first = probing.follow(both)
+        assert (sorted(ids(first)), len(calls)) == (["c" * 64, "d" * 64], 2)
+        now_s[0] = 14.9
+        assert probing.follow(both) == first
+        assert ids(probing.follow(SAMPLE)) == ["c" * 64]  # the other pod is gone
+        assert len(calls) == 2
+        now_s[0] = 15.0
+        assert len(ids(probing.follow(both))) == 2
+        assert len(calls) == 4
+    finally:
+        probing.close()
 
 
 def test_a_call_that_hangs_costs_the_limits_alone(

@@ -35,7 +35,7 @@ def test_a_burst_of_pods_is_not_followed_by_silence(pods: int) -> None:
     ("cpu_s", "expected_s"),
     [
         pytest.param(0.002, 0.5, id="a small node"),
-        pytest.param(0.1, 4.0, id="768 pods: a fortieth of a core"),
+        pytest.param(0.08, 4.0, id="400 pods: a fiftieth of a core"),
         pytest.param(1.0, INTERVAL_S, id="never less often than without pods"),
     ],
 )
