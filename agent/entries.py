@@ -1,7 +1,7 @@
 """Decides how long the entries are that a driver wrote into a buffer of ours. Pure.
 
 Drivers disagree about the layout of one and the same call, and none reports which one it uses (the
-table in docs/drivers.md). So the buffer is filled with a pattern first: what the driver has not
+table in docs/agent.md). So the buffer is filled with a pattern first: what the driver has not
 written tells where its last entry ends. This is checked with every list, not once: an empty list
 shows nothing, and a wrong length reads as other processes with other memory.
 """

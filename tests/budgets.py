@@ -13,7 +13,7 @@ import pytest
 BUDGETS_S = {
     "admission": 60,
     "agent": 220,
-    "benchmarks": 75,
+    "benchmarks": 165,
     "certs": 10,
     "chaos": 100,
     "cluster": 35,
@@ -21,7 +21,7 @@ BUDGETS_S = {
     "contract": 15,
     "demo": 60,
     "deploy": 170,
-    "e2e": 1040,
+    "e2e": 950,
     "fuzz": 55,
     "gobin": 15,
     "helm": 5,

@@ -210,7 +210,7 @@ def test_list_that_does_not_fit_is_asked_for_again_with_more_room() -> None:
 def test_entries_are_as_long_as_the_driver_writes_them(
     entry_bytes: int, count: int, clears: bool
 ) -> None:
-    """The header of v3 says 24, and drivers write less or more (docs/drivers.md)."""
+    """The header of v3 says 24, and drivers write less or more (docs/agent.md)."""
 
     def call(handle: Any, room: Any, array: Any) -> int:
         size, room._obj.value = room._obj.value, count
