@@ -19,7 +19,6 @@ after the cycles than after the first tenth.
 
 import argparse
 import contextlib
-import dataclasses
 import itertools
 import os
 import platform
@@ -31,11 +30,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from benchmarks.vitals import Vitals, at_rest, vitals
 from tests.agent.exporter import StandIn as Exporter
 from tests.agent.scripted import ApiServer
 from tests.agent.whole import Whole
@@ -45,49 +44,6 @@ ROOT = Path(__file__).parents[1]
 GPUS, PROCESSES = 8, 64
 MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.01
 MOST_GROWN_MIB = 1.0
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class Vitals:
-    at_s: float
-    cpu_s: float
-    resident_mib: float
-    peak_mib: float
-    fds: int
-    threads: int
-
-
-def vitals(pid: int) -> Vitals:
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    status = Path(f"/proc/{pid}/status").read_text()
-
-    def mib(key: str) -> float:
-        found = re.search(rf"^{key}:\s+(\d+) kB$", status, re.M)
-        assert found is not None
-        return int(found[1]) / 1024
-
-    return Vitals(
-        time.monotonic(),
-        (int(stat[11]) + int(stat[12])) / TICKS_PER_S,
-        mib("VmRSS"),
-        mib("VmHWM"),
-        len(os.listdir(f"/proc/{pid}/fd")),
-        int(stat[17]),
-    )
-
-
-def at_rest(pid: int) -> Vitals:
-    """The least descriptors and threads of some moments: a scrape of ours takes one of each."""
-    moments = []
-    for _ in range(20):
-        moments.append(vitals(pid))
-        time.sleep(0.05)
-    return dataclasses.replace(
-        moments[-1],
-        fds=min(each.fds for each in moments),
-        threads=min(each.threads for each in moments),
-    )
 
 
 def scraped(url: str, name: str) -> float:

@@ -25,7 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.agent import Vitals, agent, scraped, vitals
+from benchmarks.agent import agent, scraped
+from benchmarks.vitals import Vitals, vitals
 from tests.agent.scripted import ApiServer
 from tests.agent.whole import Whole
 from tests.driver import Gpu

@@ -1,35 +1,25 @@
 """What an agent costs this machine, and what it keeps open."""
 
-import os
 import re
 import signal
 import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.children import Child, ChildFailed
 from benchmarks.gpu.lines import Line, judged
 from benchmarks.gpu.machine import Machine
+from benchmarks.vitals import Vitals, at_rest
 
 MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.01
 #: A shorter window says nothing about CPU.
 _LEAST_WINDOW_S = 30.0
 _STARTED_S = 60.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class Vitals:
-    at_s: float
-    cpu_s: float
-    resident_mib: float
-    peak_mib: float
-    fds: int
-    threads: int
+_TRIES = 10
 
 
 def cost(machine: Machine) -> Line:
@@ -39,8 +29,16 @@ def cost(machine: Machine) -> Line:
         _wait_until_ready(agent)
         time.sleep(machine.options.cost_s * 0.1)  # until the first samples are taken
         before = at_rest(agent.pid)
+        for _ in range(_TRIES):  # threads that start late are no growth
+            last, before = before, at_rest(agent.pid)
+            if not _grew(last, before):
+                break
         time.sleep(machine.options.cost_s * 0.9)
         after = at_rest(agent.pid)
+        for _ in range(_TRIES):  # a sample that is under way is none either
+            if not _grew(before, after):
+                break
+            after = at_rest(agent.pid)
         held = held_nodes(agent.pid)
         others = [pid for pid in _pids() if pid != agent.pid and held_nodes(pid)]
         agent.process.send_signal(signal.SIGTERM)
@@ -65,6 +63,10 @@ def cost(machine: Machine) -> Line:
     return judged("cost", summary, judge_cost(figures), figures)
 
 
+def _grew(before: Vitals, after: Vitals) -> bool:
+    return after.threads > before.threads or after.fds > before.fds
+
+
 def judge_cost(figures: dict[str, Any]) -> list[str]:
     before, after = figures["before"], figures["after"]
     differences = []
@@ -80,34 +82,6 @@ def judge_cost(figures: dict[str, Any]) -> list[str]:
     if figures["exit status"] != 0:
         differences.append(f"after SIGTERM it ends with status {figures['exit status']}")
     return differences
-
-
-def vitals(pid: int) -> Vitals:
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    status = Path(f"/proc/{pid}/status").read_text()
-
-    def mib(key: str) -> float:
-        found = re.search(rf"^{key}:\s+(\d+) kB$", status, re.M)
-        return int(found[1]) / 1024 if found else 0.0
-
-    return Vitals(
-        time.monotonic(),
-        (int(stat[11]) + int(stat[12])) / _TICKS_PER_S,
-        mib("VmRSS"),
-        mib("VmHWM"),
-        len(os.listdir(f"/proc/{pid}/fd")),
-        int(stat[17]),
-    )
-
-
-def at_rest(pid: int) -> Vitals:
-    """The fewest descriptors and threads of some moments: a sample opens files for a while."""
-    moments = []
-    for _ in range(20):
-        moments.append(vitals(pid))
-        time.sleep(0.05)
-    fds, threads = min(m.fds for m in moments), min(m.threads for m in moments)
-    return replace(moments[-1], fds=fds, threads=threads)
 
 
 def held_nodes(pid: int) -> dict[str, int]:
