@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from tests.controlplane import ROOT
 from tests.driver import Driver
 from tests.install.network import PodNetwork
-from tests.kubelet.runtime import Container, Runtime
+from tests.kubelet.runtime import Container, Runtime, cri
 from tests.processes import DIE_WITH_PARENT
 
 #: "$1" is a folder for the container, "$2" whether its file system may be written, "$3" how many
@@ -136,6 +138,41 @@ class ProcessRuntime(Runtime):
             container.process.kill()
         return super().StopContainer(request, context)
 
+    def ExecSync(self, request: Any, context: Any) -> Any:
+        """A probe's command, inside of the container as its own command is."""
+        container = self.containers[request.container_id]
+        if container.process is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "this container is only pretended")
+        enter = ("nsenter", "--target", str(container.process.pid))
+        try:
+            done = subprocess.run(
+                [
+                    *(*enter, "--mount", "--net", "--root"),
+                    *_as_told(container.config.linux.security_context),
+                    *request.cmd,
+                ],
+                env=self._environment(container),
+                capture_output=True,
+                timeout=request.timeout or None,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{request.cmd[0]} takes too long")
+        return cri.ExecSyncResponse(
+            stdout=done.stdout, stderr=done.stderr, exit_code=done.returncode
+        )
+
+    def _environment(self, container: Container) -> dict[str, str]:
+        is_agent = "agent" in container.config.image.image
+        return {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": "/",
+            **container.environment,
+            **(self._hardware if is_agent else {}),
+        }
+
     def stop(self) -> None:
         super().stop()
         for network in self._networks.values():
@@ -173,14 +210,7 @@ class ProcessRuntime(Runtime):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={
-                "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin",
-                "PYTHONPATH": str(ROOT),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "HOME": "/",
-                **container.environment,
-                **(self._hardware if "agent" in config.image.image else {}),
-            },
+            env=self._environment(container),
         )
         thread = threading.Thread(target=self._follow, args=(container, container.process))
         thread.start()

@@ -33,6 +33,8 @@ GPUS, REPLICAS = 4, 12
 TOGETHER = 12
 #: The agent's deadlines: of its own answer, and of the plugin's.
 DEADLINES_S = 6.0
+#: A pod that takes longer is explained.
+SLOW_S = 5.0
 #: Of one life of the agent.
 MAX_GROWN_THREADS, MAX_GROWN_DESCRIPTORS = 3, 8
 
@@ -55,6 +57,8 @@ class Soak:
         #: Name and uid of the pods that were deleted and may still be there.
         self.ending: dict[str, str] = {}
         self.number = 0
+        #: The last restarts, and when they were over.
+        self.restarted: list[str] = []
         self.began = self.vitals()
         #: Of plugin and kubelet in this life of the agent, and in the longest one.
         self.restarts = self.most_restarts = 0
@@ -105,6 +109,7 @@ class Soak:
         else:
             self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
             self.gpu_s.append(time.monotonic() - began_s)
+            self.explain(name, self.gpu_s[-1])
             found = {held.device for held in self.node.held(name)}
             if promised and found != {device}:
                 self.failures.append(f"{name} ({shape}) was promised {device} and got {found}")
@@ -120,7 +125,17 @@ class Soak:
         self.node.bind(pod)
         self.node.wait(lambda: self.node.runtime.running(name), f"a container of {name}")
         times.append(time.monotonic() - began_s)
+        self.explain(name, times[-1])
         self.node.delete(name)
+
+    def explain(self, name: str, took_s: float) -> None:
+        """Say what kubelet and agent logged of a pod that took long."""
+        if took_s < SLOW_S:
+            return
+        sys.stderr.write(f"{name} took {took_s:.1f} s, at {time.time():.1f}; {self.restarted}\n")
+        lines = [line for line in self.node.log("kubelet").splitlines() if name in line]
+        lines += self.node.log("agent").splitlines()[-12:]
+        sys.stderr.writelines(f"  {line[:300]}\n" for line in lines[-60:])
 
     def device(self) -> str:
         """The one with the most free replicas."""
@@ -157,6 +172,7 @@ class Soak:
                 self.node.wait(lambda: not self.steered.steered(), "a report that says so")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
+        self.restarted = [*self.restarted[-2:], f"{process} at {time.time():.1f}"]
         if process == "agent":
             self.began, self.restarts = self.vitals(), 0
         else:
@@ -174,7 +190,13 @@ class Soak:
         self.steered.forget(list(self.ending.values()))
         self.node.wait(lambda: not self.node.held(), "that every replica is free")
         self.life_ended()
-        self.bypassed = self.node.log("agent").count("steering_bypassed")
+        log = self.node.log("agent").splitlines()
+        for number, line in enumerate(log):
+            if "steering_bypassed" in line:
+                self.bypassed += 1
+                sys.stderr.writelines(
+                    f"  {each[:300]}\n" for each in log[max(0, number - 15) :][:17]
+                )
         if self.bypassed:
             self.failures.append(f"{self.bypassed} pods count as bypassing the agent")
         most_s = max(self.alone_s) + DEADLINES_S
