@@ -342,18 +342,19 @@ def _cluster(
 ) -> "tuple[Courier, Porter, NodeApi, KubernetesPublisher, ChoiceWatch]":
     """Whoever delivers to the cluster, answers for it, and asks it."""
     try:
+        from agent.apiserver import NoCluster, connect
         from agent.choicewatch import ChoiceWatch
-        from agent.cluster import KubernetesPublisher, NoCluster, connect
+        from agent.cluster import KubernetesPublisher
         from agent.nodeapi import NodeApi
     except ImportError as err:
         raise _CannotStart(
             f"{err}; right is: pip install 'headroom-gpu[agent]', or --no-publish"
         ) from err
     try:
-        client = connect()
+        server = connect()
     except NoCluster as err:
         raise _CannotStart(str(err)) from err
-    publisher = KubernetesPublisher(client, settings.node, settings.namespace, settings.heartbeat_s)
+    publisher = KubernetesPublisher(server, settings.node, settings.namespace, settings.heartbeat_s)
     courier = Courier(
         publisher,
         settings.heartbeat_s,
@@ -361,9 +362,9 @@ def _cluster(
         lambda: datetime.now(UTC),
         random.Random(),
     )
-    api = NodeApi(client, settings.node)
+    api = NodeApi(server, settings.node)
     porter = Porter(publisher, lambda: board.fresh, lambda: api.reserve_bytes, time.monotonic)
-    return courier, porter, api, publisher, ChoiceWatch(client, settings.node, wake.set)
+    return courier, porter, api, publisher, ChoiceWatch(server, settings.node, wake.set)
 
 
 def _version() -> str:

@@ -6,11 +6,11 @@ One watch of one object: it costs nothing while nothing changes, and a change is
 import random
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import structlog
 
+from agent.apiserver import ApiServer
 from agent.cluster import NotReached, lines
 from contract.gpunode import GROUP, PLURAL, VERSION
 from contract.kube import KubeStruct
@@ -43,11 +43,10 @@ _decoder = msgspec.json.Decoder(_Change)
 
 
 class ChoiceWatch:
-    """``client`` is a ``kubernetes.client.ApiClient``; ``changed`` is called from a thread of ours
-    after each change."""
+    """``changed`` is called from a thread of ours after each change."""
 
-    def __init__(self, client: Any, node: str, changed: Callable[[], object]) -> None:
-        self._client = client
+    def __init__(self, server: ApiServer, node: str, changed: Callable[[], object]) -> None:
+        self._server = server
         self._path = (
             f"/apis/{GROUP}/{VERSION}/{PLURAL}?watch=true&fieldSelector=metadata.name%3D{node}"
             # With this version the watch begins with the object as it is.
@@ -70,7 +69,7 @@ class ChoiceWatch:
         pause_s, trouble = _PAUSE_S, ""
         while not self._end.is_set():
             try:
-                for line in lines(self._client, self._path, _QUIET_S):
+                for line in lines(self._server, self._path, _QUIET_S):
                     self._take(line)
                     pause_s, trouble = _PAUSE_S, ""
                     if self._end.is_set():

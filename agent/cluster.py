@@ -1,18 +1,13 @@
-"""How reports and heartbeats reach the API server: a status patch and a Lease.
+"""How reports and heartbeats reach the API server: a status patch and a Lease."""
 
-The only module that imports ``kubernetes``, whose 20 MiB an agent without a cluster does not need.
-"""
-
-import os
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import urllib3
-from kubernetes import client, config
-from kubernetes.config import ConfigException
 
+from agent.apiserver import ApiServer
 from agent.publish import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from agent.summary import rfc3339
 from contract.annotations import OBSERVED_AT
@@ -27,30 +22,12 @@ _MOST_LINE_BYTES = 4 << 20
 _MOST_ERROR_BYTES = 4 << 10
 
 
-class NoCluster(Exception):
-    """There is no configuration that says where the API server is."""
-
-
 class NotReached(Exception):
     """The API server did not answer."""
 
 
-def connect() -> Any:
-    """An ApiClient for the cluster we run in, or $KUBECONFIG's. Raises ``NoCluster``."""
-    # Not config.load_config: it prefers a kubeconfig in our home, and prints.
-    untyped: Any = config
-    try:
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-            untyped.load_incluster_config()
-        else:
-            untyped.load_kube_config()
-    except (ConfigException, OSError) as err:
-        raise NoCluster(f"no cluster to report to: {err}; without one, pass --no-publish") from err
-    return client.ApiClient()
-
-
 def ask(
-    client: Any,
+    server: ApiServer,
     method: str,
     path: str,
     timeout_s: float,
@@ -59,28 +36,26 @@ def ask(
 ) -> urllib3.BaseHTTPResponse:
     """Whatever the API server answers to one request. Raises ``NotReached``.
 
-    ``client`` is a ``kubernetes.client.ApiClient``: it knows the host, the certificates and the
-    token (and reads it again when it was rotated). Requests are sent through its connection pool:
-    its generated methods change between majors, and would decode objects that nobody reads.
+    Not by generated methods: they would decode objects that nobody reads.
     """
     headers = {"Accept": accept}
     if body is not None:
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
     encoded = None if body is None else msgspec.json.encode(body)
     try:
-        return _request(client, method, path, headers, timeout_s, body=encoded)
-    except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+        return _request(server, method, path, headers, timeout_s, body=encoded)
+    except (urllib3.exceptions.HTTPError, OSError) as err:
         raise NotReached(str(err)) from err
 
 
-def lines(client: Any, path: str, quiet_s: float) -> Iterator[bytes]:
+def lines(server: ApiServer, path: str, quiet_s: float) -> Iterator[bytes]:
     """The lines of a watch as they come, until the API server ends it.
 
     Raises ``NotReached`` if it cannot be opened, sends nothing for ``quiet_s`` seconds or breaks.
     """
     headers = {"Accept": "application/json"}
     try:
-        answer = _request(client, "GET", path, headers, quiet_s, preload_content=False)
+        answer = _request(server, "GET", path, headers, quiet_s, preload_content=False)
         try:
             if answer.status != 200:
                 raise NotReached(f"{answer.status}: {_reason(answer.read(_MOST_ERROR_BYTES))}")
@@ -92,20 +67,23 @@ def lines(client: Any, path: str, quiet_s: float) -> Iterator[bytes]:
                 yield from whole
         finally:
             answer.close()
-    except (urllib3.exceptions.HTTPError, ConfigException, OSError) as err:
+    except (urllib3.exceptions.HTTPError, OSError) as err:
         raise NotReached(str(err)) from err
 
 
 def _request(
-    client: Any, method: str, path: str, headers: dict[str, str], timeout_s: float, **more: Any
+    server: ApiServer,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    timeout_s: float,
+    **more: Any,
 ) -> urllib3.BaseHTTPResponse:
     headers["User-Agent"] = "headroom-agent"
-    for auth in client.configuration.auth_settings().values():
-        headers[auth["key"]] = auth["value"]
-    answer: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
+    answer: urllib3.BaseHTTPResponse = server.pool.request(
         method,
-        client.configuration.host + path,
-        headers=headers,
+        server.address + path,
+        headers=headers | server.authentication(),
         timeout=timeout_s,
         retries=False,  # the caller tries again, with what is newest then
         **more,
@@ -128,12 +106,17 @@ _partial = msgspec.json.Decoder(_Partial)
 
 
 class KubernetesPublisher:
-    """Status patches and the Lease; ``client`` is a ``kubernetes.client.ApiClient``."""
+    """Status patches and the Lease."""
 
     def __init__(
-        self, client: Any, node: str, namespace: str, heartbeat_s: float, timeout_s: float = 5.0
+        self,
+        server: ApiServer,
+        node: str,
+        namespace: str,
+        heartbeat_s: float,
+        timeout_s: float = 5.0,
     ) -> None:
-        self._client = client
+        self._server = server
         self._node = node
         self._namespace = namespace
         self._heartbeat_s = heartbeat_s
@@ -195,7 +178,7 @@ class KubernetesPublisher:
         self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
     ) -> urllib3.BaseHTTPResponse:
         try:
-            return ask(self._client, method, path, self._timeout_s, accept, body)
+            return ask(self._server, method, path, self._timeout_s, accept, body)
         except NotReached as err:
             raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
 

@@ -10,10 +10,11 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from agent.apiserver import ApiServer
 from agent.cgroup import is_static
 from agent.cluster import NotReached, ask
 from agent.probes import (
@@ -79,16 +80,14 @@ class _Refused(Exception):
 
 
 class NodeApi:
-    """``client`` is a ``kubernetes.client.ApiClient``."""
-
     def __init__(
         self,
-        client: Any,
+        server: ApiServer,
         node: str,
         monotonic_s: Callable[[], float] = time.monotonic,
         timeout_s: float = 3.0,
     ) -> None:
-        self._client = client
+        self._server = server
         self._node = node
         self._monotonic_s = monotonic_s
         self._timeout_s = timeout_s
@@ -179,7 +178,7 @@ class NodeApi:
 
     def _get(self, path: str, kind: type[_T]) -> _T:
         try:
-            answer = ask(self._client, "GET", path, self._timeout_s)
+            answer = ask(self._server, "GET", path, self._timeout_s)
         except NotReached as err:
             self._reached = False
             raise _Refused("API server is not reached") from err

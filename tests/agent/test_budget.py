@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from kubernetes.client import ApiClient
 
+from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher
 from agent.publish import Courier
 from contract.gpunode import GPUNodeStatus
@@ -60,7 +61,7 @@ def test_an_hour_of_a_node(
     })  # fmt: skip
     now_s = 0
     with ApiClient(plane.configuration()) as client:
-        publisher = KubernetesPublisher(client, name, "default", 30.0)
+        publisher = KubernetesPublisher(of_client(client), name, "default", 30.0)
         courier = Courier(
             publisher,
             30.0,

@@ -17,6 +17,7 @@ import yaml
 from kubernetes.client import ApiClient
 from structlog.testing import capture_logs
 
+from agent.apiserver import of_client
 from agent.choicewatch import ChoiceWatch
 from agent.cluster import KubernetesPublisher
 from agent.publish import Courier, Held, NotDelivered
@@ -138,7 +139,9 @@ def publishing(
     configuration = plane.configuration(token(plane, sits_on))
     configuration.no_proxy = "*"
     with ApiClient(configuration) as kube:
-        yield KubernetesPublisher(kube, says, SYSTEM, heartbeat_s=30, timeout_s=timeout_s)
+        yield KubernetesPublisher(
+            of_client(kube), says, SYSTEM, heartbeat_s=30, timeout_s=timeout_s
+        )
         kube.rest_client.pool_manager.clear()
 
 
@@ -548,7 +551,9 @@ class TestDeviceChoice:
         configuration = installed.configuration(token(installed, "agent-a"))
         configuration.no_proxy = "*"
         with ApiClient(configuration) as kube:
-            watch = ChoiceWatch(kube, "agent-a", lambda: seen.append(watch.device_choice))
+            watch = ChoiceWatch(
+                of_client(kube), "agent-a", lambda: seen.append(watch.device_choice)
+            )
             assert watch.device_choice is None
             watch.start()
             until(lambda: seen == [""], "the choice at the start")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from agent.apiserver import of_client
 from agent.nodeapi import NodeApi, of_k3s
 from agent.probes import (
     HoldingReading,
@@ -41,7 +42,7 @@ class Asking:
         configuration = client.Configuration(host=url)
         configuration.no_proxy = "*"
         self._client = client.ApiClient(configuration)
-        self.api = NodeApi(self._client, "n1", lambda: self.now_s, timeout_s=5.0)
+        self.api = NodeApi(of_client(self._client), "n1", lambda: self.now_s, timeout_s=5.0)
 
     def close(self) -> None:
         self._client.rest_client.pool_manager.clear()

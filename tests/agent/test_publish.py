@@ -20,6 +20,7 @@ from kubernetes import client
 from kubernetes.config import ConfigException
 from structlog.testing import capture_logs
 
+from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher, status_patch
 from agent.publish import Courier, NotDelivered, NotThereYet
 from agent.summary import GROWN_BYTES
@@ -47,7 +48,7 @@ def publisher(api: ApiServer) -> Iterator[KubernetesPublisher]:
     configuration.api_key = {"authorization": "Bearer secret"}
     configuration.no_proxy = "*"
     with client.ApiClient(configuration) as kube:
-        yield KubernetesPublisher(kube, "n1", "headroom-system", heartbeat_s=30)
+        yield KubernetesPublisher(of_client(kube), "n1", "headroom-system", heartbeat_s=30)
         kube.rest_client.pool_manager.clear()
 
 
@@ -192,7 +193,7 @@ def test_server_that_does_not_listen_is_not_delivered() -> None:
     configuration = client.Configuration(host="http://127.0.0.1:9")
     configuration.no_proxy = "*"
     with client.ApiClient(configuration) as kube:
-        publisher = KubernetesPublisher(kube, "n1", "headroom-system", 30)
+        publisher = KubernetesPublisher(of_client(kube), "n1", "headroom-system", 30)
         with pytest.raises(NotDelivered, match="API server not reached"):
             publisher.report(status())
 
@@ -206,7 +207,7 @@ def test_token_that_cannot_be_read_again_is_not_delivered() -> None:
 
     configuration.refresh_api_key_hook = unreadable
     with client.ApiClient(configuration) as kube:
-        publisher = KubernetesPublisher(kube, "n1", "headroom-system", 30)
+        publisher = KubernetesPublisher(of_client(kube), "n1", "headroom-system", 30)
         with pytest.raises(NotDelivered, match="exists but empty"):
             publisher.heartbeat(NOW, VOUCH)
 

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 from kubernetes.client import ApiClient
 
+from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher
 from agent.publish import Courier
 from contract.gpunode import GPUNodeStatus, PodUse
@@ -80,7 +81,7 @@ class Agents:
             return datetime.now(UTC) + timedelta(seconds=mood.clock_s)
 
         courier = Courier(
-            KubernetesPublisher(self._client, name, namespace, heartbeat_s),
+            KubernetesPublisher(of_client(self._client), name, namespace, heartbeat_s),
             heartbeat_s,
             time.monotonic,
             now,

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import yaml
 from kubernetes.client import ApiClient
 
+from agent.apiserver import of_client
 from agent.choicewatch import ChoiceWatch
 from agent.cluster import KubernetesPublisher
 from agent.nodeapi import NodeApi
@@ -110,7 +111,7 @@ class InstalledNodes(Nodes):
         return token(self._plane, AGENT, {"boundObjectRef": reference})
 
     def _publisher(self, name: str) -> KubernetesPublisher:
-        return KubernetesPublisher(self.clients[name], name, NAMESPACE, heartbeat_s=30)
+        return KubernetesPublisher(of_client(self.clients[name]), name, NAMESPACE, heartbeat_s=30)
 
     def look_around(self) -> None:
         """What an agent asks besides writing reports."""
@@ -118,8 +119,8 @@ class InstalledNodes(Nodes):
             publisher = self._publisher(name)
             publisher.held()
             publisher.gpunode()
-            list(NodeApi(self.clients[name], name).read())
-            watch = ChoiceWatch(self.clients[name], name, lambda: None)
+            list(NodeApi(of_client(self.clients[name]), name).read())
+            watch = ChoiceWatch(of_client(self.clients[name]), name, lambda: None)
             watch.start()
             until(lambda watch=watch: watch.device_choice is not None, "a watch of the GPUNode")
             watch.stop()

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from kubernetes.client import ApiClient
 
+from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher
 from agent.publish import Held
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source, Summary
@@ -97,7 +98,7 @@ class Nodes:
             self._leases[name] = self._publisher(name).heartbeat(now, vouch)
 
     def _publisher(self, name: str) -> KubernetesPublisher:
-        return KubernetesPublisher(self._client, name, SYSTEM_NAMESPACE, heartbeat_s=30)
+        return KubernetesPublisher(of_client(self._client), name, SYSTEM_NAMESPACE, heartbeat_s=30)
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
         """Let the kubelets end the pods that went and admit those that were bound since the last

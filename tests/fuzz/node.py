@@ -20,6 +20,7 @@ import jsonschema
 import msgspec
 
 from agent import dcgm, knock
+from agent.apiserver import of_client
 from agent.cgroup import owner
 from agent.cluster import KubernetesPublisher
 from agent.gate import Limits, judge
@@ -351,7 +352,7 @@ def _client(data: bytes) -> Any:
 
 def _cluster(data: bytes) -> bool:
     client = _client(data)
-    publisher = KubernetesPublisher(client, "n", "ns", 30.0)
+    publisher = KubernetesPublisher(of_client(client), "n", "ns", 30.0)
     assert _SAMPLE is not None
     vouch = Vouch(sampled_at=STAMP, gpunode="g", observed_at=STAMP)
     taken = False
@@ -367,7 +368,7 @@ def _cluster(data: bytes) -> bool:
             taken = True
         except (NotDelivered, BadReport):
             pass
-    api = NodeApi(client, "n")
+    api = NodeApi(of_client(client), "n")
     _reports.make(*api.read())
     return taken
 

@@ -228,7 +228,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(control_plane())
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
-        steered = SteeredNode(stack.enter_context(node(plane, "soaked", gpus, REPLICAS)))
+        # The kubelet would put off pods that come in quick succession: "pull QPS exceeded".
+        soaked = stack.enter_context(node(plane, "soaked", gpus, REPLICAS, registryPullQPS=0))
+        steered = SteeredNode(soaked)
         soak = Soak(steered, lots)
         for number, each in enumerate(work):
             if each == "pod":

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
+from agent.apiserver import of_client
 from agent.cgroup import is_static
 from agent.kubelet.checkpoint import read_checkpoint
 from agent.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
@@ -408,7 +409,7 @@ def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
     (unresolved,) = agent.sample().pods
     assert (unresolved.uid, unresolved.name) == (entry["PodUID"], mirror)
 
-    agent.api = NodeApi(ApiClient(node.plane.configuration()), node.name)
+    agent.api = NodeApi(of_client(ApiClient(node.plane.configuration())), node.name)
     status = agent.sample()
     (row,) = status.pods
     assert (row.uid, row.name, row.used_bytes) == (node.uid(mirror), mirror, GIB)
@@ -434,13 +435,13 @@ def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
         {"metadata": {"labels": labels}},
         "application/merge-patch+json",
     )
-    agent.api = NodeApi(ApiClient(node.plane.configuration()), node.name)
+    agent.api = NodeApi(of_client(ApiClient(node.plane.configuration())), node.name)
     status = agent.sample()
     sources = {source.name: source for source in status.sources}
     assert sources["labels"].state == "degraded"  # the plugin says otherwise
     assert status.devices[0].sharing == "time-slicing"
     assert sources["configz"].state == "absent"  # this kubelet serves nothing
-    agent.api = NodeApi(ApiClient(node.plane.configuration("wrong")), node.name)
+    agent.api = NodeApi(of_client(ApiClient(node.plane.configuration("wrong"))), node.name)
     refused = {source.name: source for source in agent.sample().sources}
     assert refused["labels"].message == "API server answers 401"
 

@@ -12,6 +12,7 @@ import urllib3
 import yaml
 from kubernetes.client import ApiClient
 
+from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher
 from contract.gpunode import (
     Charge,
@@ -194,7 +195,7 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
         promises = {"uid-old": flagged}
         store.write_spec(after, msgspec.structs.replace(after.spec, reservations=promises))
         with ApiClient(plane.configuration()) as client:
-            publisher = KubernetesPublisher(client, "newer", "default", 30.0)
+            publisher = KubernetesPublisher(of_client(client), "newer", "default", 30.0)
             for count in (1, 0):
                 publisher.report(GPUNodeStatus(observed_at=STAMP, devices=[shared()] * count))
             client.rest_client.pool_manager.clear()
@@ -219,7 +220,7 @@ def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
         store.write_spec(held, most.spec)
         assert most.status is not None
         with ApiClient(plane.configuration()) as client:
-            KubernetesPublisher(client, "full", "default", 30.0).report(most.status)
+            KubernetesPublisher(of_client(client), "full", "default", 30.0).report(most.status)
             client.rest_client.pool_manager.clear()
         stored = plane.call("GET", f"{GPUNODES}/full")
     size = len(msgspec.json.encode(stored))

@@ -1,0 +1,65 @@
+"""How an agent in a pod reaches the API server."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.apiserver import NoCluster, connect, in_cluster
+
+ENVIRONMENT = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text("first\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
+)
+def test_address_and_certificate_are_those_of_the_pod(
+    host: str, address: str, account: Path
+) -> None:
+    server = in_cluster(ENVIRONMENT | {"KUBERNETES_SERVICE_HOST": host}, account)
+    assert server.address == address
+    pool = server.pool.connection_pool_kw
+    assert (pool["cert_reqs"], pool["ca_certs"]) == ("CERT_REQUIRED", str(account / "ca.crt"))
+
+
+def test_a_token_that_was_replaced_is_used_within_a_minute(account: Path) -> None:
+    now_s = 0.0
+    server = in_cluster(ENVIRONMENT, account, lambda: now_s)
+    assert server.authentication() == {"Authorization": "Bearer first"}
+    (account / "token").write_text("second")
+    assert server.authentication() == {"Authorization": "Bearer first"}
+    now_s = 60.0
+    assert server.authentication() == {"Authorization": "Bearer second"}
+    (account / "token").unlink()
+    now_s = 120.0
+    with pytest.raises(OSError, match="token"):
+        server.authentication()
+
+
+def test_a_pod_without_a_token_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(NoCluster, match=r"serviceaccount/token.*pass --no-publish"):
+        connect()
+
+
+def test_in_a_pod_the_kubernetes_package_is_not_imported(account: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from agent.apiserver import in_cluster;"
+        "import agent.cluster, agent.nodeapi, agent.choicewatch, agent.steering.helm;"
+        f"in_cluster({ENVIRONMENT!r}, Path({str(account)!r}));"
+        "print('kubernetes' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"
