@@ -19,6 +19,7 @@ HOST = "10.77.0.1"
 #: Of the Service ``kubernetes``: the first of the API server's range.
 API_SERVICE = "10.0.0.1"
 BRIDGE = "pods"
+BRIDGE_MAC = "02:00:00:00:00:01"
 _NAMESPACES = ("--net", "--mount", "--pid", "--mount-proc")
 _ALONE = "HEADROOM_TESTS_ALONE"
 
@@ -47,7 +48,9 @@ def build() -> None:
     """Once, in an empty network namespace."""
     for setting in (
         ("link", "set", "lo", "up"),
-        ("link", "add", BRIDGE, "type", "bridge"),
+        # An address of its own: else it takes that of a pod's device, and when that pod goes, the
+        # others send to an address that nobody has any more, for as long as they remember it.
+        ("link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge"),
         ("address", "add", f"{HOST}/16", "dev", BRIDGE),
         ("address", "add", f"{API_SERVICE}/32", "dev", BRIDGE),
         ("link", "set", BRIDGE, "up"),
