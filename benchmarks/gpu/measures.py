@@ -17,6 +17,7 @@ from typing import Any
 
 import pynvml
 
+from agent.__main__ import log_to_stderr
 from agent.activity import GPM_APART_S
 from agent.devices import Found, NvmlProbe
 from agent.nvml import Gate, NvmlError
@@ -239,6 +240,7 @@ def _print(answer: dict[str, Any]) -> None:
 
 
 def main(argv: list[str]) -> int:
+    log_to_stderr()  # the answer goes to stdout
     try:
         match argv:
             case ["identity"]:

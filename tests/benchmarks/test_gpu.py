@@ -144,7 +144,7 @@ def test_a_limit_of_time_that_the_driver_misses_differs(stage: Stage) -> None:
 
 
 def test_entries_of_32_bytes_are_recognised(stage: Stage) -> None:
-    stage.driver.say("", "driver 535.54.03")
+    stage.driver.say("", "driver 535.54.03", "entries 32")
     verdict, summary = stage.verdicts(*SHORT, "--only", "stride")["stride"]
     assert verdict == "ok"
     assert "Compute_v3: 3 of 32 bytes" in summary

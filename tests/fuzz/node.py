@@ -139,6 +139,7 @@ _ALLOCATABLE = field(1, field(1, "nvidia.com/gpu") + field(2, "GPU-x::0") + fiel
 
 class _Service(PodResources):
     def __init__(self, answer: bytes) -> None:
+        super().__init__("/nowhere")
         self._answer = answer
 
     def _call(self, method: str) -> bytes:

@@ -345,23 +345,23 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     (other,) = {"GPU-0", "GPU-1"} - {device}
     steered.choose("steered")
     steered.until_steered()
-    assert steered.place("p", device) == device
+    assert steered.place("steered", device) == device
     # A pod on its way counts on the choice, so the agent goes on choosing for it.
-    steered.promise(gpu_pod("late"), device, 4)
+    steered.promise(gpu_pod("on-the-way"), device, 4)
     steered.choose("predicted")
     node.wait(lambda: not steered.steered(), "a report without steering")
-    steered.bind("late")
-    node.wait(lambda: node.held("late"), "a pod that was admitted")
-    assert node.held("late")[0].device == device
+    steered.bind("on-the-way")
+    node.wait(lambda: node.held("on-the-way"), "a pod that was admitted")
+    assert node.held("on-the-way")[0].device == device
     node.wait(lambda: "plugin_brought_back" in node.log("agent"), "the plugin")
     node.wait(lambda: node.allocatable() == 6, "every replica")
     assert not list((node.root / "device-plugins").glob("headroom-*"))
-    assert steered.device("after") == other  # the plugin's choice
+    assert steered.device("then") == other  # the plugin's choice
     for choice in ("gated", "steered", "", "steered"):
         steered.choose(choice)
         wanted = [RESOURCE] if choice == "steered" else []
         node.wait(lambda wanted=wanted: steered.steered() == wanted, f"mode {choice}")
-    assert steered.place("last", other) == other
+    assert steered.place("at-last", other) == other
     assert node.allocatable() == 6
 
 

@@ -94,6 +94,12 @@ def play(steered: SteeredNode, change: str, before: State) -> None:
         node.wait(lambda: steered.observed_at() != seen, "a report of the new agent")
 
 
+def given_to_agent(steered: SteeredNode) -> bool:
+    """Whether an agent registered last, by what all agents of the node have logged."""
+    log = steered.node.log("agent")
+    return log.rfind("steering_registered") > log.rfind("plugin_brought_back")
+
+
 def check(steered: SteeredNode, state: State, number: int) -> None:
     """The node ends as documented, and the next pod gets the device that it should get."""
     node = steered.node
@@ -104,10 +110,12 @@ def check(steered: SteeredNode, state: State, number: int) -> None:
     if not state.steers and not state.stranded:
         folder = node.root / "device-plugins"
         node.wait(lambda: not list(folder.glob("headroom-*")), f"no trace in {state}")
+        # Between the two the kubelet has no replicas, which the Node may not show yet.
+        node.wait(lambda: not given_to_agent(steered), f"the plugin in its place in {state}")
     node.wait(lambda: node.allocatable() == replicas, f"{replicas} replicas in {state}")
     if not replicas:
         return
-    pods = [f"p{number}", f"p{number}-too"]
+    pods = [f"state-{number}", f"state-{number}-too"]
     if state.steers:
         # The plugin would take the devices in turn.
         assert [steered.place(pod, "GPU-1", gib=1) for pod in pods] == ["GPU-1", "GPU-1"]

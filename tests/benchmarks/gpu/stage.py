@@ -67,6 +67,7 @@ class Stage:
         """Line -> verdict and summary."""
         status, out, err = self.run(*args, **environment)
         assert status in (0, 1), out + err
+        assert (self.out / "report.json").exists(), out + err
         report: dict[str, Any] = json.loads((self.out / "report.json").read_text())
         found = {line["name"]: (line["verdict"], line["summary"]) for line in report["lines"]}
         assert status == any(verdict == "differs" for verdict, _ in found.values()), out
