@@ -33,6 +33,10 @@ NOTHING_STATUS = 2
 RECORDED = ROOT / "tests/recorded/gpu"
 
 
+#: Seconds after which an interruption that had no effect is tried again.
+_AGAIN_S = 2.0
+
+
 class Interrupted(BaseException):
     """A signal that ends the whole check."""
 
@@ -53,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.write(f"make gpu: no GPU to check: {err}\n")
             return NOTHING_STATUS
         except Interrupted as err:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             sys.stderr.write("\ninterrupted: every process that was started is ended\n")
             return 128 + int(err.args[0])
         finally:
@@ -183,6 +188,9 @@ def _readme(facts: report.Facts) -> str:
 
 
 def _interrupt(number: int, _frame: object) -> None:
+    """Raise in whatever runs, and again: Python drops an exception that meets a finalizer."""
+    signal.signal(signal.SIGALRM, lambda *_: _interrupt(number, None))
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     raise Interrupted(number)
 
 
