@@ -316,7 +316,7 @@ def _helm(
     choices: "ChoiceWatch",
     wake: threading.Event,
 ) -> "Helm":
-    """What makes the kubelet take the device that the ledger chose, if the node asks for that."""
+    """Steering, which makes the kubelet take the device that the ledger chose."""
     from agent.steering.helm import Helm
 
     def mode() -> DeviceChoice | None:

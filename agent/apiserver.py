@@ -48,7 +48,7 @@ def in_cluster(
     account: Path = ACCOUNT,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> ApiServer:
-    """What the kubelet tells every pod. Raises ``OSError`` if the token is not mounted."""
+    """Read what the kubelet mounts into a pod. Raises ``OSError`` if the token is missing."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     pool = urllib3.PoolManager(
         maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")

@@ -35,7 +35,7 @@ NOBODY = Owner((), "")
 
 @lru_cache(maxsize=1024)
 def owner(text: str) -> Owner:
-    """Whose the process is; the line that says most is believed.
+    """Return the owner of a process; the most detailed line counts.
 
     The processes of one container have the same text, and get the same answer.
     """

@@ -36,7 +36,7 @@ def ask(
 ) -> urllib3.BaseHTTPResponse:
     """Whatever the API server answers to one request. Raises ``NotReached``.
 
-    Not by generated methods: they would decode objects that nobody reads.
+    The package's generated methods are not used: they decode whole objects.
     """
     headers = {"Accept": accept}
     if body is not None:

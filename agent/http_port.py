@@ -26,7 +26,7 @@ MAX_REQUEST_BYTES = 16 << 10
 #: Seconds that a client may take to send its request, and for all of it with the answer.
 REQUEST_S = 5.0
 CONNECTION_S = 30.0
-#: What the kernel keeps of an answer that the client does not read.
+#: Bytes of an answer that the kernel buffers while the client does not read.
 _SEND_BUFFER_BYTES = 64 << 10
 #: Connections that wait to be accepted, and how many of them the loop accepts in one go.
 _BACKLOG = 1024

@@ -130,7 +130,7 @@ class Memory:
 
 
 class Sample(NamedTuple):
-    """What one process did with the SMs of a device."""
+    """SM utilisation of one process on a device."""
 
     pid: int
     #: By the driver's clock.

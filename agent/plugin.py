@@ -37,17 +37,17 @@ KUBELET = "kubelet"
 #: The sockets that the stock plugin names after its resources, and the kubelet's own.
 _PLUGIN_SOCKETS = "nvidia-*.sock"
 _KUBELET_SOCKET = "kubelet.sock"
-#: Of GKE's own device plugin (container-engine-accelerators), which has other flags and files.
+#: Sockets of GKE's own device plugin (container-engine-accelerators), which has other flags.
 _GKE_SOCKETS = "nvidiaGPU-*.sock"
 #: Cycles before a socket that no process listens on is tried again.
 _RETRY_EVERY = 12
 #: Seconds that all reads of one cycle may take together.
 READ_S = 2.0
 _MOST_BYTES = 1 << 20
-#: Of one file: parsing takes some hundred times its size, and 3 s for each MiB.
+#: Maximum size of a file: parsing takes some hundred times its size, and 3 s for each MiB.
 _MOST_FILE_BYTES = 256 << 10
 _MOST_DEPTH = 64
-#: Of one value in YAML, which can be a number to the base of 60.
+#: Maximum length of a YAML value, which can be a number to the base of 60.
 _MOST_VALUE_CHARS = 4096
 #: Dots in a line of TOML: each is one more table, whose whole name the decoder keeps.
 _MOST_DOTS = 64

@@ -141,7 +141,7 @@ class ProcessProbe:
 
 
 def _signature(folder: os.stat_result) -> int:
-    """Of a process's directory: the kernel makes another inode, later, for another process."""
+    """Identity of a process's directory: another process with this pid has another inode."""
     return folder.st_ino << 64 | folder.st_ctime_ns
 
 

@@ -1,4 +1,4 @@
-"""What the agent serves itself: /metrics and /v1/gate for the cluster, health and the report.
+"""HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
 
 Nothing here measures: a scrape costs no driver call, and an agent without any extender or cluster
 still serves. Only /v1/gate asks the API server, and at most once a second.

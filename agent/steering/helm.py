@@ -117,8 +117,8 @@ class Helm:
         self.answers = Counter[tuple[str, str]]()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """What is steered now, and what is in the way of it; who got a device without us is
-        noticed here."""
+        """Report what is steered and what is in the way, and detect pods that bypassed the
+        agent."""
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
             self._arrivals.see(row.uid for row in sample.pods if row.replica)
@@ -216,7 +216,7 @@ class Helm:
         if resource not in self._returning:
             self._returning[resource] = None
             _log.info("steering_ends", resource=resource)
-            self._changed()  # the next sample may find that nobody is on the way
+            self._changed()  # the next sample may find no pod on its way
         elif self._returning[resource] is None and may_choose_again(self._ledger, resource):
             thread = threading.Thread(target=keeper.stop, name="return", daemon=True)
             self._returning[resource] = thread
