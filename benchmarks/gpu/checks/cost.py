@@ -1,7 +1,6 @@
 """What an agent costs this machine, and what it keeps open."""
 
 import re
-import signal
 import sys
 import time
 import urllib.error
@@ -24,7 +23,8 @@ _TRIES = 10
 
 def cost(machine: Machine) -> Line:
     argv = [sys.executable, "-m", "agent", "--no-publish", "--node", "gpu-check"]
-    agent = machine.children.start([*argv, "--listen", "127.0.0.1:0"])
+    # Ports of its own: the machine may run an agent already.
+    agent = machine.children.start([*argv, "--listen", "127.0.0.1:0", "--local-port", "0"])
     try:
         _wait_until_ready(agent)
         time.sleep(machine.options.cost_s * 0.1)  # until the first samples are taken
@@ -41,7 +41,6 @@ def cost(machine: Machine) -> Line:
             after = at_rest(agent.pid)
         held = held_nodes(agent.pid)
         others = [pid for pid in _pids() if pid != agent.pid and held_nodes(pid)]
-        agent.process.send_signal(signal.SIGTERM)
     finally:
         status = agent.end(at_once=True)
     figures = {
