@@ -1,9 +1,14 @@
 """What an agent costs its node: memory and CPU of the real process, and whether either grows.
 
-    python -m benchmarks.agent [--seconds 60] [--cycles 10000]
-    python -m benchmarks.agent --full [--seconds 60] [--samples 17280]
+    python -m benchmarks.agent [--seconds 60] [--cycles 10000] [--python PATH]
+    python -m benchmarks.agent --full [--seconds 60] [--samples 17280] [--python PATH]
 
 The second measures the fullest node instead: see ``benchmarks.agent_full``.
+
+The agent runs as in a pod: it reaches the API server with the token and the certificate authority
+of a service account, not with a kubeconfig. ``--python`` names the interpreter that runs it, such
+as one with the packages of the agent's image (``pip install -r requirements/agent.txt``); ours has
+more, which the agent's packages import where they find them.
 
 The node has 8 GPUs and 64 processes of 64 pods: the driver is the fake library, checkpoint,
 PodResources and /proc are the stand-in's, the API server is a script of ours that takes every
@@ -32,12 +37,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from benchmarks.vitals import Vitals, at_rest, vitals
 from tests.agent.exporter import StandIn as Exporter
 from tests.agent.scripted import ApiServer
 from tests.agent.whole import Whole
+from tests.certificates import Authority
 from tests.driver import GIB, Gpu
 
 ROOT = Path(__file__).parents[1]
@@ -74,35 +78,51 @@ def exposition(collection: int) -> str:
 
 
 @contextlib.contextmanager
-def agent(whole: Whole, api: ApiServer, *flags: str) -> Iterator[tuple[int, str]]:
+def api_server(folder: Path) -> Iterator[ApiServer]:
+    """As a pod reaches it: ``folder/account`` is what the kubelet mounts into the pod."""
+    account = folder / "account"
+    account.mkdir()
+    authority = Authority(account, "ca")
+    (account / "token").write_text("t0ken")
+    with ApiServer.serving(authority.sign("api-server")) as api:
+        api.create("uid-1")
+        yield api
+
+
+@contextlib.contextmanager
+def agent(
+    python: str, whole: Whole, api: ApiServer, clock: str, *flags: str
+) -> Iterator[tuple[int, str]]:
     """Its process id and the address that it serves on."""
-    kubeconfig = whole.folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
+    host, _, port = api.url.removeprefix("https://").partition(":")
+    in_a_pod = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    arguments = [clock, str(whole.folder / "account"), "--listen", "127.0.0.1:0", *flags]
     with subprocess.Popen(
-        [*(sys.executable, "-m", *flags), "--listen", "127.0.0.1:0", *whole.flags],
-        env=os.environ
+        [python, "-m", "benchmarks.agent_hurried", *arguments, *whole.flags],
+        env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
         | whole.environment
-        | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1", "KUBECONFIG": str(kubeconfig)},
+        | in_a_pod
+        | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1"},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         try:
             assert process.stderr is not None
             said = process.stderr.readline()
-            port = re.search(r'"port": (\d+)', said)
-            assert port is not None, said
+            found = re.search(r'"port": (\d+)', said)
+            assert found is not None, said + process.stderr.read()
             # Else it would fill the pipe with its logs, and wait.
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield process.pid, f"http://127.0.0.1:{port[1]}"
+            yield process.pid, f"http://127.0.0.1:{found[1]}"
         finally:
             process.kill()
 
 
 def steady(
-    whole: Whole, api: ApiServer, exporter: Exporter, seconds: float
+    python: str, whole: Whole, api: ApiServer, exporter: Exporter, seconds: float
 ) -> tuple[Vitals, Vitals, int]:
     """Before and after ``seconds`` of its usual life, and how often it wrote."""
-    with agent(whole, api, "agent", "--dcgm-url", exporter.url) as (pid, url):
+    with agent(python, whole, api, "real", "--dcgm-url", exporter.url) as (pid, url):
         end_s = time.monotonic() + 60
         while scraped(url, "headroom_agent_writes_total") < 2 and time.monotonic() < end_s:
             time.sleep(0.2)
@@ -117,11 +137,11 @@ def steady(
 
 
 def many(
-    whole: Whole, api: ApiServer, exporter: Exporter, cycles: int
+    python: str, whole: Whole, api: ApiServer, exporter: Exporter, cycles: int
 ) -> tuple[Vitals, Vitals, float]:
     """After a tenth of the cycles and after all of them, and the seconds that one took."""
     flags = ("--dcgm-url", exporter.url, "--dcgm-interval", "0.5")
-    with agent(whole, api, "benchmarks.agent_hurried", "hurried", *flags) as (pid, url):
+    with agent(python, whole, api, "hurried", *flags) as (pid, url):
 
         def after(count: int) -> Vitals:
             while scraped(url, "headroom_hurried_cycles") < count:
@@ -142,11 +162,12 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=10_000, help="0: leave them out")
     parser.add_argument("--full", action="store_true", help="measure the fullest node instead")
     parser.add_argument("--samples", type=int, default=17_280, help="of a day, with --full")
+    parser.add_argument("--python", default=sys.executable, help="the agent's interpreter")
     args = parser.parse_args()
     if args.full:
         from benchmarks import agent_full
 
-        return agent_full.main(args.seconds, args.samples)
+        return agent_full.main(args.python, args.seconds, args.samples)
     with tempfile.TemporaryDirectory(prefix="headroom-agent-") as folder:
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
         whole = Whole(Path(folder), gpus, PROCESSES // GPUS)
@@ -154,16 +175,17 @@ def main() -> int:
             for number in range(PROCESSES):
                 uid = f"{number:08x}-1111-4222-8333-{number:012x}"
                 whole.run(uid, f"pod-{number}", 9 * GIB)
-            with ApiServer.serving() as api, Exporter().serving() as exporter:
-                api.create("uid-1")
+            with api_server(Path(folder)) as api, Exporter().serving() as exporter:
                 exporter.text = exposition(0)
-                return measure(whole, api, exporter, args.seconds, args.cycles)
+                return measure(args.python, whole, api, exporter, args.seconds, args.cycles)
         finally:
             whole.stop()
 
 
-def measure(whole: Whole, api: ApiServer, exporter: Exporter, seconds: float, cycles: int) -> int:
-    before, after, requests = steady(whole, api, exporter, seconds)
+def measure(
+    python: str, whole: Whole, api: ApiServer, exporter: Exporter, seconds: float, cycles: int
+) -> int:
+    before, after, requests = steady(python, whole, api, exporter, seconds)
     core_ratio = (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s)
     goals = [
         ("resident", f"{after.resident_mib:.1f} MiB", "< 80 MiB",
@@ -174,7 +196,7 @@ def measure(whole: Whole, api: ApiServer, exporter: Exporter, seconds: float, cy
     ]  # fmt: skip
     notes = [f"{requests} requests to the API server in {seconds:.0f} s; {after.threads} threads"]
     if cycles:
-        first, last, cycle_s = many(whole, api, exporter, cycles)
+        first, last, cycle_s = many(python, whole, api, exporter, cycles)
         grown_mib = last.resident_mib - first.resident_mib
         goals += [
             (f"grown over {cycles} cycles", f"{grown_mib:+.1f} MiB", "< 1 MiB",

@@ -1,6 +1,6 @@
 """What an agent costs the fullest node: 16 GPUs, 768 pods and 8,000 processes, some always new.
 
-    python -m benchmarks.agent --full [--seconds 120] [--samples 17280]
+    python -m benchmarks.agent --full [--seconds 60] [--samples 17280] [--python PATH]
 
 Each GPU has 48 replicas and 500 processes: ten of each pod, and twenty of no pod. Three agents run
 after each other on the same node:
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.agent import agent, scraped
+from benchmarks.agent import agent, api_server, scraped
 from benchmarks.vitals import Vitals, vitals
 from tests.agent.scripted import ApiServer
 from tests.agent.whole import Whole
@@ -125,9 +125,9 @@ def settled(url: str, samples: int) -> None:
         time.sleep(1.0)
 
 
-def steady(whole: Whole, api: ApiServer, seconds: float) -> Cost:
+def steady(python: str, whole: Whole, api: ApiServer, seconds: float) -> Cost:
     """What an agent costs in its usual life, from its settled state on."""
-    with agent(whole, api, "benchmarks.agent_hurried", "real") as (pid, url):
+    with agent(python, whole, api, "real") as (pid, url):
         settled(url, SETTLED_SAMPLES)
         before, samples = vitals(pid), scraped(url, "headroom_hurried_cycles")
         time.sleep(seconds)
@@ -140,9 +140,9 @@ def steady(whole: Whole, api: ApiServer, seconds: float) -> Cost:
         )
 
 
-def day(whole: Whole, api: ApiServer, samples: int) -> list[Vitals]:
+def day(python: str, whole: Whole, api: ApiServer, samples: int) -> list[Vitals]:
     """At the start, after each quarter, and so at the end of ``samples``."""
-    with agent(whole, api, "benchmarks.agent_hurried", "accelerated") as (pid, url):
+    with agent(python, whole, api, "accelerated") as (pid, url):
         settled(url, SETTLED_SAMPLES)
         found = [vitals(pid)]
         for quarter in range(1, 5):
@@ -151,31 +151,32 @@ def day(whole: Whole, api: ApiServer, samples: int) -> list[Vitals]:
         return found
 
 
-def main(seconds: float, samples: int) -> int:
+def main(python: str, seconds: float, samples: int) -> int:
     with tempfile.TemporaryDirectory(prefix="headroom-agent-") as folder:
         gpus = [Gpu(f"GPU-{index:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c") for index in range(GPUS)]
         whole = Whole(Path(folder), gpus, REPLICAS)
         try:
-            with ApiServer.serving() as api:
-                api.create("uid-1")
+            with api_server(Path(folder)) as api:
                 crowd = Crowd(whole, api)
                 crowd.fill()
-                return measure(whole, api, crowd, seconds, samples)
+                return measure(python, whole, api, crowd, seconds, samples)
         finally:
             whole.stop()
 
 
-def measure(whole: Whole, api: ApiServer, crowd: Crowd, seconds: float, samples: int) -> int:
+def measure(
+    python: str, whole: Whole, api: ApiServer, crowd: Crowd, seconds: float, samples: int
+) -> int:
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     _say(f"{GPUS} GPUs, {PODS} pods, {GPUS * PROCESSES} processes; {machine}")
-    quiet = steady(whole, api, seconds)
+    quiet = steady(python, whole, api, seconds)
     _say(_line("quiet", quiet))
     with arriving(crowd, ARRIVES_EVERY_S):
-        busy = steady(whole, api, seconds)
+        busy = steady(python, whole, api, seconds)
         _say(_line("pods arriving", busy))
         _say(f"pods arriving cost {busy.core_ratio / quiet.core_ratio:.2f} times the quiet node")
         met = [_goal("core", f"{busy.core_ratio:.2%}", "< 3 %", busy.core_ratio < MOST_CORE_RATIO)]
-        lives = day(whole, api, samples) if samples else []
+        lives = day(python, whole, api, samples) if samples else []
     if lives:
         resident = " -> ".join(f"{each.resident_mib:.1f}" for each in lives)
         _say(f"{samples} samples, {samples * INTERVAL_S / 3600:.1f} h: {resident} MiB resident")

@@ -1,23 +1,26 @@
 """The agent's own process, measured from within: CPU time and memory of every sample.
 
-    python -m benchmarks.agent_hurried CLOCK [flags of the agent]
+    python -m benchmarks.agent_hurried CLOCK ACCOUNT [flags of the agent]
 
 CLOCK ``real`` leaves the agent as it is, ``hurried`` takes samples without a pause, and
 ``accelerated`` moves the agent's clocks on by one interval with every sample, so that heartbeats,
-writes and caches come as often for each sample as on a node. Figures are added to ``/metrics``.
+writes and caches come as often for each sample as on a node. ACCOUNT is the folder with token and
+certificate authority of its service account. Figures are added to ``/metrics``.
 """
 
 import dataclasses
+import functools
 import resource
 import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent import __main__ as agent
-from agent import metrics, serve
+from agent import apiserver, metrics, serve
 
 #: Figures of so many samples are kept.
 MOST_SAMPLES = 5_000
@@ -79,7 +82,8 @@ def accelerate(interval_s: float) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    clock, *flags = argv
+    clock, account, *flags = argv
+    apiserver.in_cluster = functools.partial(apiserver.in_cluster, account=Path(account))
     agent.Camera = Measured
     serve.AgentCollector = Counting
     read = agent.read_settings

@@ -1,12 +1,15 @@
 """Just enough of an API server for one agent, scripted by the test."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.certificates import Certificate
 
 GPUNODE = "/apis/headroom.gpu/v1alpha1/gpunodes/n1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
@@ -75,7 +78,8 @@ class ApiServer:
 
     @classmethod
     @contextmanager
-    def serving(cls) -> Iterator["ApiServer"]:
+    def serving(cls, certificate: Certificate | None = None) -> Iterator["ApiServer"]:
+        """Serves on the loopback, with TLS if there is a certificate."""
         state = cls()
 
         class Handler(BaseHTTPRequestHandler):
@@ -101,9 +105,14 @@ class ApiServer:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate.cert, certificate.key)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        scheme = "http" if certificate is None else "https"
+        state.url = f"{scheme}://127.0.0.1:{server.server_address[1]}"
         try:
             yield state
         finally:
