@@ -15,6 +15,7 @@ of one core while pods arrive, and under 80 MiB resident over the day.
 """
 
 import contextlib
+import http.client
 import itertools
 import os
 import platform
@@ -43,6 +44,7 @@ DAY_SAMPLES = int(86_400 / INTERVAL_S)
 MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.03
 #: Samples until imports are paid for and caches are filled.
 SETTLED_SAMPLES = 8
+MOST_FAILURES = 30
 
 
 @dataclass
@@ -121,7 +123,18 @@ class Cost:
 
 
 def settled(url: str, samples: int) -> None:
-    while scraped(url, "headroom_hurried_cycles") < samples:
+    """Wait for so many samples. On clocks that run ahead, the agent takes some clients for slow
+    and disconnects them; it has ended if that happens ``MOST_FAILURES`` times in a row."""
+    failures = 0
+    while True:
+        try:
+            if scraped(url, "headroom_hurried_cycles") >= samples:
+                return
+            failures = 0
+        except (OSError, http.client.HTTPException):
+            failures += 1
+            if failures == MOST_FAILURES:
+                raise
         time.sleep(1.0)
 
 
