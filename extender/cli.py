@@ -1,8 +1,10 @@
 """The command line: what people type."""
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,32 +89,28 @@ def serve(
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="CAs in PEM: only clients with a certificate of theirs.")
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = LogLevel.INFO,
+    log_level: Annotated[LogLevel, typer.Option(help="Minimum log level.")] = LogLevel.INFO,
 ) -> None:
     """Serve the scheduler's verbs and the debug API."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[log_level.name]
-        )
-    )
-    try:
+    _log_at(log_level)
+    flags: dict[str, Any] = {
+        "host": host,
+        "verbs_host": verbs_host,
+        "debug_host": debug_host,
+        "insecure_verbs": insecure_verbs,
+        "verbs_port": verbs_port,
+        "debug_port": debug_port,
+        "debug_open": debug_open,
+        "debug_tls_cert": debug_tls_cert,
+        "debug_tls_key": debug_tls_key,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+    }
+    with _reported():
         # What talks to a cluster is an extra, and slow to import.
         if embedded is None:
             from extender.wiring.cluster import serve_cluster
-        flags: dict[str, Any] = {
-            "host": host,
-            "verbs_host": verbs_host,
-            "debug_host": debug_host,
-            "insecure_verbs": insecure_verbs,
-            "verbs_port": verbs_port,
-            "debug_port": debug_port,
-            "debug_open": debug_open,
-            "debug_tls_cert": debug_tls_cert,
-            "debug_tls_key": debug_tls_key,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "tls_client_ca": tls_client_ca,
-        }
         settings = load_settings(config, **flags)
         origin = Origin(config, dict(os.environ), flags)
         served = (
@@ -121,6 +119,37 @@ def serve(
             else serve_cluster(settings, typer.echo, origin=origin)
         )
         uvloop.run(served)
+
+
+@app.command()
+def webhook(
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables override it.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="Minimum log level.")] = LogLevel.INFO,
+) -> None:
+    """Serve the admission webhook."""
+    _log_at(log_level)
+    flags: dict[str, Any] = {"host": host}
+    with _reported():
+        from extender.wiring.webhook import serve_webhook
+
+        settings = load_settings(config, **flags)
+        origin = Origin(config, dict(os.environ), flags)
+        uvloop.run(serve_webhook(settings, typer.echo, origin=origin))
+
+
+def _log_at(level: LogLevel) -> None:
+    number = logging.getLevelNamesMapping()[level.name]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """Report the errors of a server on stderr, and exit: 2 for its settings, 1 for the machine."""
+    try:
+        yield
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err

@@ -26,6 +26,8 @@ import urllib3
 from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
 
+from extender.errors import BadSettings
+
 #: What a broken connection can raise below urllib3's own errors (TLS, a socket shut down by us).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
@@ -95,19 +97,26 @@ class Listing(Generic[T]):
     resource_version: str
 
 
-def load_configuration(kubeconfig: str | None = None, context: str | None = None) -> Configuration:
-    """The pod's own service account inside a cluster, else (or when named) a kubeconfig.
+def load_configuration(
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    hint: str = "example: export KUBECONFIG=$HOME/.kube/config",
+) -> Configuration:
+    """Return the pod's own service account inside a cluster, else (or if named) a kubeconfig.
 
-    Raises ``kubernetes.config.ConfigException`` where there is neither.
+    Raises ``BadSettings``, which ends with ``hint``, if there is neither.
     """
     configuration = Configuration()
     load: Any = kubernetes.config  # typed in some releases, in part
-    if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-        load.load_incluster_config(client_configuration=configuration)
-    else:
-        load.load_kube_config(
-            config_file=kubeconfig, context=context, client_configuration=configuration
-        )
+    try:
+        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            load.load_incluster_config(client_configuration=configuration)
+        else:
+            load.load_kube_config(
+                config_file=kubeconfig, context=context, client_configuration=configuration
+            )
+    except kubernetes.config.ConfigException as err:
+        raise BadSettings(f"no cluster is configured: {err}; {hint}") from err
     return configuration
 
 

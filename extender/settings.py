@@ -142,13 +142,12 @@ class Settings(BaseModel):
         9443,
         ge=0,
         le=65535,
-        description="The admission webhook's port, which is served where webhook_tls_cert is set; "
-        "0: any.",
+        description="Port of `headroom webhook`; 0: any.",
     )
     webhook_tls_cert: Path | None = Field(
         None,
-        description="Certificate in PEM, with the chain, for the name of the webhook's Service. An "
-        "API server calls webhooks over TLS only. May be the file of tls_cert.",
+        description="Certificate in PEM, with the chain, for the name of the webhook's Service. "
+        "`headroom webhook` needs it: an API server calls webhooks over TLS only.",
     )
     webhook_tls_key: Path | None = Field(
         None, description="Private key of webhook_tls_cert in PEM, unencrypted."
@@ -369,19 +368,15 @@ class Settings(BaseModel):
 
     @property
     def webhook_tls(self) -> TlsFiles | None:
-        """The files that the webhook is served with; None: there is no webhook."""
+        """The files that the webhook is served with; None: it cannot be served."""
         if self.webhook_tls_cert is None or self.webhook_tls_key is None:
             return None
         return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
 
     @property
     def shown(self) -> dict[str, Path]:
-        """The file of the certificate of each port that speaks TLS."""
-        files = {
-            "verbs": self.tls_cert,
-            "debug": self.debug_tls_cert,
-            "webhook": self.webhook_tls_cert,
-        }
+        """The file of the certificate of each port of the extender that speaks TLS."""
+        files = {"verbs": self.tls_cert, "debug": self.debug_tls_cert}
         return {port: path for port, path in files.items() if path is not None}
 
     @property

@@ -29,16 +29,70 @@ _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
 
 
-class Telemetry:
-    """Counters whose labels are known tell 0 from the start: what is absent raises no alarm."""
+class ProcessTelemetry:
+    """Metrics of every process. Counters with known labels start at 0: alerts need their series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        build = Info("headroom_build", "Version of Headroom.", registry=registry)
+        build.info({"version": own_version()})
+        self.settings_reloads = Counter(
+            "headroom_settings_reloads_total",
+            "Changes of the file of settings by outcome: taken, refused (the old ones go on).",
+            ["outcome"],
+            registry=registry,
+        )
+        self.loop_failures = Counter(
+            "headroom_loop_failures_total",
+            "Rounds of the process's own loops that ended with an exception, by loop. Each is "
+            "logged as loop_failed, and the loop goes on.",
+            ["loop"],
+            registry=registry,
+        )
+        for outcome in ("taken", "refused"):
+            self.settings_reloads.labels(outcome)
+
+
+class WebhookTelemetry(ProcessTelemetry):
+    """Metrics of the admission webhook."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.ready = Gauge(
+            "headroom_webhook_ready",
+            "1 while reviews can be answered, as /readyz tells.",
+            registry=registry,
+        )
+        self.admission_seconds = Histogram(
+            "headroom_admission_duration_seconds",
+            "Time from the last byte of a call to the admission webhook to the first of its "
+            "answer, by path: mutate or validate.",
+            ["path"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.admission_errors = Counter(
+            "headroom_admission_errors_total",
+            "Calls to the admission webhook that were not answered with a review: the API server "
+            "goes by the failure policy.",
+            ["path"],
+            registry=registry,
+        )
+
+    def exposition(self, ready: bool) -> bytes:
+        """What /metrics answers."""
+        self.ready.set(ready)
+        return generate_latest(self.registry)
+
+
+class Telemetry(ProcessTelemetry):
+    """Metrics of the extender."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         #: What is scraped just now, on the thread that does; None while nobody does.
         self.scraped: Snapshot | None = None
         self._scraping = threading.Lock()
-        build = Info("headroom_build", "Version of the extender.", registry=registry)
-        build.info({"version": own_version()})
         self.ready = Gauge(
             "headroom_ready",
             "1 while decisions can be made, as /readyz tells.",
@@ -55,21 +109,6 @@ class Telemetry:
             "headroom_verb_errors_total",
             "Scheduler calls that were answered with an error.",
             ["verb"],
-            registry=registry,
-        )
-        self.admission_seconds = Histogram(
-            "headroom_admission_duration_seconds",
-            "Time from the last byte of a call to the admission webhook to the first of its "
-            "answer, by path: mutate or validate.",
-            ["path"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.admission_errors = Counter(
-            "headroom_admission_errors_total",
-            "Calls to the admission webhook that were not answered with a review: the API server "
-            "goes by the failure policy.",
-            ["path"],
             registry=registry,
         )
         self.refused_nodes = Counter(
@@ -95,12 +134,6 @@ class Telemetry:
         self.observes = Gauge(
             "headroom_observe_only",
             "1 while the mode is observe, in which nothing is refused.",
-            registry=registry,
-        )
-        self.settings_reloads = Counter(
-            "headroom_settings_reloads_total",
-            "Changes of the file of settings by outcome: taken, refused (the old ones go on).",
-            ["outcome"],
             registry=registry,
         )
         self.binds = Counter(
@@ -181,13 +214,6 @@ class Telemetry:
             ["outcome"],
             registry=registry,
         )
-        self.loop_failures = Counter(
-            "headroom_loop_failures_total",
-            "Rounds of the extender's own loops that ended with an exception, by loop. Each is "
-            "logged as loop_failed, and the loop goes on.",
-            ["loop"],
-            registry=registry,
-        )
         self.events = Counter(
             "headroom_events_total",
             "Kubernetes Events by outcome: told (or told already by another replica), failed (and "
@@ -203,7 +229,6 @@ class Telemetry:
         for counter, outcomes in (
             (self.verb_errors, ("filter", "prioritize", "preempt", "bind")),
             (self.refused_nodes, [reason.code for reason in Reason]),
-            (self.settings_reloads, ("taken", "refused")),
             (self.binds, ("bound", "declined", "failed")),
             (self.predictions, [result.value for result in Result]),
             (self.evictions, ("evicted", "refused")),

@@ -23,7 +23,10 @@ _PR_SET_PDEATHSIG = 1
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["extender.cli", "extender.wiring.embedded", "extender.wiring.cluster"]
+    [
+        *("extender.cli", "extender.wiring.embedded", "extender.wiring.cluster"),
+        "extender.wiring.webhook",
+    ]
 )
 
 

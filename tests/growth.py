@@ -73,6 +73,12 @@ PASSING = {
 
 #: Stay, and grow.
 GROWS: dict[str, dict[str, Per | Fixed]] = {
+    "extender/admission/known.py": {
+        "KnownObjects._namespaces": Per("namespace", 4_000),
+        "KnownObjects._nodes": Per("node", 64 << 10),
+        "KnownObjects._statuses": Per("reservation or device", 8_000),
+        "KnownObjects._with_choice": Per("node", 200),
+    },
     "extender/cluster/activity.py": {
         "Activities._history": Per("device", 600),
         "Activities._gpus_of": Per("node", 500),

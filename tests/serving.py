@@ -30,8 +30,6 @@ class Server:
     debug: str
     #: What it logs, one JSON object a line.
     log: Path
-    #: None where its settings ask for none.
-    webhook: str | None = None
 
     def post(self, path: str, body: bytes | object, headers: Mapping[str, str] = {}) -> Reply:
         """POST to the scheduler's port; anything but bytes is sent as JSON."""
@@ -75,7 +73,7 @@ def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
                 line = stdout.readline()
             assert line, f"the server did not start: {log.read_text()}"
             where = json.loads(line)
-            yield Server(where["verbs"], where["debug"], log, where.get("webhook"))
+            yield Server(where["verbs"], where["debug"], log)
         finally:
             process.terminate()
             try:

@@ -50,8 +50,6 @@ def certs(
     """
     try:
         # What talks to a cluster is an extra, and slow to import.
-        from kubernetes.config import ConfigException
-
         from extender.certs.cluster import Certificates, wanted
         from extender.certs.plan import Terms
         from extender.kubeapi import ApiError, KubeApi, load_configuration
@@ -89,7 +87,7 @@ def certs(
             ).run(datetime.now(UTC), renew_ca)
         finally:
             api.close()
-    except (BadSettings, ConfigException) as err:
+    except BadSettings as err:
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(2) from err
     except (ApiError, StoreConflict) as err:

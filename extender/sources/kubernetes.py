@@ -3,35 +3,32 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from contract.kube import Pod
 from extender.kubeapi import KubeApi
 from extender.sources.health import Health
-from extender.sources.kinds import watched_kinds
+from extender.sources.kinds import Kind
 from extender.sources.reflector import DEFAULT_PACE, Deliver, Pace, Reflector
 
 log = structlog.get_logger(__name__)
 
 
 class KubernetesSources:
-    """Everything watched, each kind in a thread of its own.
+    """Watches ``kinds``, each in a thread of its own.
 
     ``deliver`` is called from those threads, several at a time, with the events of one kind in
-    their order; it should hand them over and return. ``lease_namespace`` is where the agents'
-    Leases are; of pods that do not ``concern`` anybody a list says nothing. ``give_way`` is called
-    in those threads too, before anything that takes a while.
+    their order; it should hand them over and return. ``give_way`` is called in those threads too,
+    before anything that takes a while.
     """
 
     def __init__(
         self,
         api: KubeApi,
         deliver: Deliver,
+        kinds: Sequence[Kind],
         *,
-        lease_namespace: str,
-        concerns: Callable[[Pod], bool] = lambda pod: True,
         pace: Pace = DEFAULT_PACE,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -41,7 +38,7 @@ class KubernetesSources:
             kind.name: Reflector(
                 kind, api, deliver, pace=pace, clock=clock, jitter=jitter, give_way=give_way
             )
-            for kind in watched_kinds(lease_namespace, concerns)
+            for kind in kinds
         }
         self._threads = [
             threading.Thread(target=reflector.run, name=f"watch-{name}", daemon=True)

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
-from kubernetes.config import ConfigException
 
 from extender.cluster.quotas import ResourceQuota
-from extender.errors import BadSettings
 from extender.kubeapi import ApiError, KubeApi, load_configuration
 from extender.kubeevents import KubeEvents
 from extender.kubenodes import KubeNodes
@@ -46,13 +44,9 @@ async def serve_cluster(
 ) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
     keep_what_answers_need()
-    try:
-        configuration = load_configuration()
-    except ConfigException as err:
-        raise BadSettings(
-            f"no cluster is configured: {err}; to try without one: "
-            "headroom serve --embedded FLEET.yaml"
-        ) from err
+    configuration = load_configuration(
+        hint="to try without one: headroom serve --embedded FLEET.yaml"
+    )
     api, loop_api = KubeApi(configuration), LoopApi(configuration)
     # Of its own, since whoever reads may ask for more than connections that binds need.
     reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
@@ -81,8 +75,7 @@ async def serve_cluster(
     sources = KubernetesSources(
         api,
         extender.tell,
-        lease_namespace=settings.agent_namespace,
-        concerns=extender.cluster.concerns,
+        watched_kinds(settings.agent_namespace, extender.cluster.concerns),
         pace=pace,
         give_way=extender.calls.give_way,
     )

@@ -6,13 +6,12 @@ from functools import partial
 
 import msgspec
 import yaml
-from kubernetes.config import ConfigException
 
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
 from extender.cluster.events import Relisted
 from extender.cluster.schedulerconfig import KIND
 from extender.cluster.surroundings import SELECTORS, Neighbour, Surroundings
-from extender.errors import BadSettings, NotSynced
+from extender.errors import NotSynced
 from extender.kubeapi import ApiError, ApiStatus, KubeApi, Listing, load_configuration
 from extender.settings import Settings
 from extender.sources.kinds import Kind, KubeObject, decode_identity, watched_kinds
@@ -93,12 +92,8 @@ def list_surroundings(
 
 
 def _api(kubeconfig: str | None, context: str | None) -> KubeApi:
-    try:
-        return KubeApi(load_configuration(kubeconfig, context))
-    except ConfigException as err:
-        raise BadSettings(
-            f"no cluster is configured: {err}; without one: headroom doctor --fleet FLEET.yaml"
-        ) from err
+    hint = "without one: headroom doctor --fleet FLEET.yaml"
+    return KubeApi(load_configuration(kubeconfig, context, hint))
 
 
 class _ConfigMap(KubeStruct, frozen=True):

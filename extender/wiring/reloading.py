@@ -13,7 +13,7 @@ import structlog
 
 from extender.configuration import look
 from extender.settings import RELOADED, Settings
-from extender.telemetry import Telemetry
+from extender.telemetry import ProcessTelemetry
 from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ class Reloading:
         origin: Origin,
         settings: Settings,
         take: Callable[[Settings], None],
-        telemetry: Telemetry,
+        telemetry: ProcessTelemetry,
     ) -> None:
         self._origin = origin
         self._settings = settings

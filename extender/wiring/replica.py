@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.admission.around import Around
 from extender.certs.expiry import CertificateCollector
 from extender.cluster.chores import knows_devices
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen
@@ -29,7 +28,6 @@ from extender.placement.misplaced import Misplaced
 from extender.placement.placed import Placement
 from extender.settings import Mode, Settings
 from extender.telemetry import Telemetry
-from extender.web.admission import webhook_app
 from extender.web.api.context import Context, no_quotas
 from extender.web.auth import Guard
 from extender.web.calls import Calls
@@ -51,7 +49,6 @@ from extender.wiring.peers import Peers
 from extender.wiring.preempting import Preempting
 from extender.wiring.reloading import ANYWHERE, Origin, Reloading
 from extender.wiring.retrying import Retrying
-from extender.wiring.surroundings import around
 from extender.wiring.telling import Telling
 from extender.wiring.tidying import Tidying
 from extender.wiring.watching import Watching
@@ -251,15 +248,6 @@ class Extender:
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
-
-    def webhook_app(self) -> FastAPI:
-        """The admission webhook, which has nothing to do with the ledger."""
-
-        def surroundings(namespace: str) -> Around:
-            return around(self.cluster, self.settings.wishes, namespace)
-
-        settings = self.settings
-        return webhook_app(surroundings, self.unready, self.telemetry, settings.max_body)
 
     def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:

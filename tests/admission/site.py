@@ -5,17 +5,21 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import urllib3
 import yaml
 
+from tests.admission.server import WebhookServer, start_webhook
 from tests.certificates import Authority
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, free_ports
 from tests.waiting import until
 
 SYSTEM = "headroom-system"
-EXTENDER, AGENT = "headroom-extender", "headroom-agent"
+EXTENDER, WEBHOOK, AGENT = "headroom-extender", "headroom-webhook", "headroom-agent"
+#: The extender.
+PROCESS = "admission-extender"
 TEAM = "admission-team"
 OPTED_OUT = "admission-opted-out"
 #: GPU nodes of these tests.
@@ -48,6 +52,7 @@ class Site:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self._undo = contextlib.ExitStack()
+        self._webhook: WebhookServer | None = None
         self._http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
 
     def send(
@@ -114,7 +119,7 @@ class Site:
                 "POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}
             )
             assert reply.status in (201, 409), reply
-        for account in (EXTENDER, AGENT):
+        for account in (EXTENDER, WEBHOOK, AGENT):
             self.create(ACCOUNTS, {"metadata": {"name": account}})
         for role in manifests("base/rbac.yaml"):
             if role["kind"] in ("Role", "ClusterRole"):
@@ -146,7 +151,7 @@ class Site:
         namespace = metadata.get("namespace")
         where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
         self.create(f"{where}/{role['kind'].lower()}s", role)
-        for account in (EXTENDER, AGENT):
+        for account in (EXTENDER, WEBHOOK, AGENT):
             if metadata["name"].startswith(account):
                 self.bind(metadata["name"], account, role["kind"], namespace)
 
@@ -163,36 +168,39 @@ class Site:
         self.create(f"{where}/{kind.lower()}bindings", binding)
 
     def serve(self, **settings: Any) -> None:
-        """Start an extender with the account's token; again, with other settings, once it is
-        killed."""
-        authority = Authority(self.plane.folder, "webhook-ca")
-        signed = authority.sign("webhook")
-        verbs, debug, webhook = free_ports(3)
-        given = {
-            "webhook_port": webhook,
-            "webhook_tls_cert": str(signed.cert),
-            "webhook_tls_key": str(signed.key),
-            **settings,
-        }
+        """Start an extender and a webhook, each with its account's token."""
+        verbs, debug = free_ports(2)
         config = self.plane.folder / "admission.headroom.yaml"
-        config.write_text(yaml.safe_dump(given))
-        kubeconfig = self.plane.folder / "admission.kubeconfig"
-        self.plane.write_kubeconfig(kubeconfig, {"token": self.token(EXTENDER)})
+        config.write_text(yaml.safe_dump(settings))
         self.plane.fork(
-            "admission-extender",
+            PROCESS,
             *("extender", "serve", "--debug-open", "--config", str(config)),
             *("--verbs-port", str(verbs), "--debug-port", str(debug)),
-            env={"KUBECONFIG": str(kubeconfig)},
+            env={"KUBECONFIG": str(self._kubeconfig(EXTENDER))},
         )
         self.verbs_url, self.debug_port = f"http://127.0.0.1:{verbs}", debug
-        for each in webhooks(f"https://127.0.0.1:{webhook}", authority):
+        self.serve_webhook(**settings)
+        until(self._is_ready, "the extender has listed everything")
+
+    def serve_webhook(self, **settings: Any) -> None:
+        """Start a webhook, again once it was killed, and have the API server call it."""
+        authority = Authority(self.plane.folder, "webhook-ca")
+        kubeconfig = self._kubeconfig(WEBHOOK)
+        name = "admission-webhook"
+        self._webhook = start_webhook(self.plane, name, authority, kubeconfig, **settings)
+        for each in webhooks(self._webhook.url, authority):
             path = f"{ADMISSION}/{each['kind'].lower()}s"
             self.send("DELETE", f"{path}/{each['metadata']['name']}")
             self.create(path, each)
-        until(self._is_ready, "the extender has listed everything")
 
-    def kill(self) -> None:
-        self.plane.kill("admission-extender")
+    def kill_webhook(self) -> None:
+        assert self._webhook is not None
+        self._webhook.stop()
+
+    def _kubeconfig(self, account: str) -> Path:
+        path = self.plane.folder / f"admission.{account}.kubeconfig"
+        self.plane.write_kubeconfig(path, {"token": self.token(account)})
+        return path
 
     def _is_ready(self) -> bool:
         self.plane.raise_if_ended()
@@ -204,8 +212,10 @@ class Site:
         return answer.status == 200
 
     def close(self) -> None:
-        if self.plane.runs("admission-extender"):
-            self.kill()
+        if self.plane.runs(PROCESS):
+            self.plane.kill(PROCESS)
+        if self._webhook is not None:
+            self._webhook.stop()
         self._undo.close()
         for node in NODES:
             path = f"{GPUNODES}/{node}"

@@ -1,10 +1,9 @@
 """The webhook's port as an API server meets it: TLS, bodies, certificates that are renewed."""
 
 import asyncio
-import json
-import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,22 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
+from extender.admission.decisions import Surroundings
 from extender.configuration import load_settings
 from extender.errors import BadSettings
-from extender.telemetry import Telemetry
-from extender.web.admission import webhook_app
-from tests.admission.reviews import around, manifest, patch_of, review
+from extender.telemetry import WebhookTelemetry
+from extender.web.admission import Webhook, webhook_app
+from tests.admission.reviews import around as nothing_around
+from tests.admission.reviews import manifest, patch_of, review
+from tests.admission.server import WebhookServer, start_webhook
 from tests.certificates import Authority, Certificate
-from tests.serving import Server, serving
+from tests.controlplane import ControlPlane
+from tests.monitoring.documented import documented
+from tests.monitoring.test_metrics import full_name
 
-FLEET = """
-nodes: [{name: gpu-a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}]
-namespaces: [{name: team-a, defaultVram: 6Gi}]
-"""
+TEAM = "team-of-the-served-webhook"
 
 
 @pytest.fixture(scope="module")
@@ -38,39 +40,37 @@ def certificate(authority: Authority) -> Certificate:
 
 
 @pytest.fixture(scope="module")
-def server(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served_with(certificate, tmp_path_factory.mktemp("settings")) as running:
+def server(
+    plane: ControlPlane, authority: Authority, certificate: Certificate
+) -> Iterator[WebhookServer]:
+    annotations = {"headroom.gpu/default-vram": "6Gi"}
+    namespace = {"metadata": {"name": TEAM, "annotations": annotations}}
+    plane.call("POST", "/api/v1/namespaces", namespace)
+    with served_with(plane, "served-webhook", authority, certificate) as running:
         yield running
 
 
 @contextmanager
-def served_with(certificate: Certificate, folder: Path) -> Iterator[Server]:
-    settings = folder / "headroom.yaml"
-    given = {
-        "webhook_port": 0,
-        "webhook_tls_cert": str(certificate.cert),
-        "webhook_tls_key": str(certificate.key),
-        "max_body": "64Ki",
-    }
-    settings.write_text(json.dumps(given))
-    with serving(FLEET, "--config", str(settings)) as running:
+def served_with(
+    plane: ControlPlane, name: str, authority: Authority, certificate: Certificate
+) -> Iterator[WebhookServer]:
+    running = start_webhook(
+        plane, name, authority, plane.kubeconfig(), certificate=certificate, max_body="64Ki"
+    )
+    try:
         yield running
-
-
-def url(server: Server) -> str:
-    assert server.webhook is not None
-    return server.webhook
+    finally:
+        running.stop()
 
 
 @pytest.fixture(scope="module")
-def http(server: Server, authority: Authority) -> Iterator[httpx.Client]:
-    context = ssl.create_default_context(cafile=str(authority.cert))
-    with httpx.Client(base_url=url(server), verify=context, timeout=30, trust_env=False) as client:
+def http(server: WebhookServer) -> Iterator[httpx.Client]:
+    with server.client() as client:
         yield client
 
 
 def test_a_pod_gets_its_namespace_s_default(http: httpx.Client) -> None:
-    answer = http.post("/mutate", json=review(manifest(None)))
+    answer = http.post("/mutate", json=review(manifest(None), namespace=TEAM))
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     patch = patch_of(answer.json()["response"])
@@ -83,7 +83,7 @@ def test_a_pod_gets_its_namespace_s_default(http: httpx.Client) -> None:
         {
             "op": "add",
             "path": "/metadata/annotations/headroom.gpu~1vram-from",
-            "value": "namespace team-a",
+            "value": f"namespace {TEAM}",
         },
         {"op": "add", "path": "/spec/schedulerName", "value": "headroom"},
     ]
@@ -113,19 +113,18 @@ def test_whatever_else_is_said_to_be_wrong(
     assert said in answer.text
 
 
-def test_nothing_is_served_without_tls(server: Server) -> None:
+def test_nothing_is_served_without_tls(server: WebhookServer) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.post(url(server).replace("https", "http") + "/mutate", timeout=10, trust_env=False)
+        httpx.post(server.url.replace("https", "http") + "/mutate", timeout=10, trust_env=False)
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(
-    authority: Authority, tmp_path: Path
+    plane: ControlPlane, authority: Authority, tmp_path: Path
 ) -> None:
     certificate, new = authority.sign("to-be-renewed"), Authority(tmp_path, "new-ca")
-    context = ssl.create_default_context(cafile=str(new.cert))
     with (
-        served_with(certificate, tmp_path) as server,
-        httpx.Client(base_url=url(server), verify=context, timeout=30, trust_env=False) as client,
+        served_with(plane, "renewed-webhook", authority, certificate) as server,
+        replace(server, authority=new).client() as client,
     ):
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             client.post("/mutate", json=review(manifest()))
@@ -133,24 +132,49 @@ def test_a_renewed_certificate_is_used_without_a_restart(
         assert client.post("/mutate", json=review(manifest())).status_code == 200
 
 
-def asked(app: FastAPI, path: str) -> httpx.Response:
+def webhook(
+    around: Surroundings = lambda namespace: nothing_around(), unready: Callable[[], str] = str
+) -> Webhook:
+    telemetry = WebhookTelemetry(CollectorRegistry())
+    return Webhook(around, unready, dict, telemetry, 1 << 20)
+
+
+def test_probes_are_answered_and_metrics_are_those_of_the_page(http: httpx.Client) -> None:
+    assert (http.get("/healthz").text, http.get("/readyz").text) == ("ok\n", "ok\n")
+    http.post("/mutate", json=review(manifest(None), namespace=TEAM))
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    named = {full_name(each) for each in families if not each.name.endswith("_created")}
+    shared = {
+        *("headroom_build_info", "headroom_settings_reloads_total"),
+        *("headroom_loop_failures_total", "headroom_certificate_end_timestamp_seconds"),
+    }
+    assert named == documented("The webhook").keys() | shared
+
+
+def test_a_webhook_that_is_stuck_says_so() -> None:
+    served = replace(webhook(), stuck=lambda: {"settings": 31.0})
+    answer = asked(webhook_app(served), "/healthz", "GET")
+    assert (answer.status_code, answer.text) == (503, "settings (31 s)\n")
+
+
+def asked(app: FastAPI, path: str, method: str = "POST") -> httpx.Response:
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
-            return await client.post(path, json=review(manifest()))
+            return await client.request(method, path, json=review(manifest()))
 
     return asyncio.run(ask())
 
 
 def test_a_replica_that_has_not_listed_does_not_take_absent_for_known() -> None:
     why = ["Headroom has not yet listed: namespaces"]
-    telemetry = Telemetry(CollectorRegistry())
-    app = webhook_app(lambda namespace: around(), lambda: "".join(why), telemetry, 1 << 20)
+    served = webhook(unready=lambda: "".join(why))
+    app = webhook_app(served)
     answer = asked(app, "/mutate")
     assert (answer.status_code, answer.text) == (503, f"Headroom: {why[0]}\n")
     why.clear()
     assert asked(app, "/mutate").status_code == 200
-    errors = telemetry.registry.get_sample_value(
+    errors = served.telemetry.registry.get_sample_value(
         "headroom_admission_errors_total", {"path": "mutate"}
     )
     assert errors == 1
@@ -160,8 +184,7 @@ def test_a_fault_of_ours_is_no_dropped_connection() -> None:
     def broken(namespace: str) -> Any:
         raise RuntimeError("broken")
 
-    app = webhook_app(broken, lambda: "", Telemetry(CollectorRegistry()), 1 << 20)
-    answer = asked(app, "/validate")
+    answer = asked(webhook_app(webhook(broken)), "/validate")
     assert answer.status_code == 500
     assert "internal error" in answer.text
 

@@ -211,7 +211,7 @@ def test_the_strictest_pod_security_takes_the_gate(site: Site) -> None:
 
 
 def test_a_dead_webhook_keeps_gpu_pods_waiting_and_nobody_else(site: Site) -> None:
-    site.kill()
+    site.kill_webhook()
     try:
         refused = create(site, manifest("8Gi"))
         assert refused.status == 500
@@ -225,5 +225,5 @@ def test_a_dead_webhook_keeps_gpu_pods_waiting_and_nobody_else(site: Site) -> No
         assert site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body).status == 201
         assert annotate(site, NAMESPACE, {"team/note": "x"}).status == 200
     finally:
-        site.serve(gate_image=GATE_IMAGE)
+        site.serve_webhook(gate_image=GATE_IMAGE)
     until(lambda: create(site, manifest("8Gi")).status == 201, "GPU pods are created again")

@@ -16,7 +16,7 @@ NOW = datetime(2026, 11, 22, tzinfo=UTC)
 def test_the_end_is_told_of_each_port_and_anew_after_a_renewal(tmp_path: Path) -> None:
     cert, other = tmp_path / "tls.crt", tmp_path / "other.crt"
     cert.write_bytes(new_authority("x", NOW, timedelta(days=1)).cert)
-    files = {"tls_cert": cert, "tls_key": cert, "webhook_tls_cert": other, "webhook_tls_key": cert}
+    files = {"tls_cert": cert, "tls_key": cert, "debug_tls_cert": other, "debug_tls_key": cert}
     registry = CollectorRegistry()
     registry.register(CertificateCollector(load_settings(None, {}, **files).shown))
 
@@ -24,9 +24,8 @@ def test_the_end_is_told_of_each_port_and_anew_after_a_renewal(tmp_path: Path) -
         return registry.get_sample_value(NAME, {"port": port})
 
     assert ends("verbs") == (NOW + timedelta(days=1)).timestamp()
-    assert ends("webhook") is None  # it cannot be read
-    assert ends("debug") is None  # without TLS
+    assert ends("debug") is None  # it cannot be read
     other.write_text("no certificate")
-    assert ends("webhook") is None
+    assert ends("debug") is None
     other.write_bytes(new_authority("x", NOW, timedelta(days=3)).cert)
-    assert ends("webhook") == (NOW + timedelta(days=3)).timestamp()
+    assert ends("debug") == (NOW + timedelta(days=3)).timestamp()

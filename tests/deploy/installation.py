@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from tests.e2e.nodes import Nodes, Shape
 from tests.waiting import PATIENCE_S, until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
+WEBHOOK = "headroom-webhook"
 ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -142,12 +143,13 @@ class Installation:
         self.manifest.write_text(named_images(overlay(DEPLOY / "overlays" / platform)))
         self.objects: Objects = objects(self.manifest.read_text())
         self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
-        self.debug_port = self.scheduler_port = 0
+        self.debug_port = self.scheduler_port = self.webhook_port = 0
 
     @classmethod
     def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
         """Another one in the same cluster, after the first is gone."""
-        shutil.rmtree(plane.folder / "etc", ignore_errors=True)
+        for name in ("etc", "webhook"):
+            shutil.rmtree(plane.folder / name, ignore_errors=True)
         return cls(plane, platform, *names)
 
     def apply(self, *flags: str) -> str:
@@ -169,29 +171,16 @@ class Installation:
         ).stdout
 
     def start(self, replica: str = "") -> None:
-        """Both containers of one more of the scheduler's pods; returns when the extender is ready,
-        which is the one that answers from then on."""
+        """Both containers of one more of the scheduler's pods, and one more of the webhook's;
+        returns when extender and webhook are ready, which are those that answer from then on."""
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
-        verbs_port, self.debug_port, webhook_port, self.scheduler_port = free_ports(4)
-        folder = self.mounted(spec["spec"], replica)
-        command, config, file = extender["args"]
-        settings = folder / Path(file).relative_to("/etc/headroom")
-        text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
-        ports = {"verbs": verbs_port, "debug": self.debug_port, "webhook": webhook_port}
-        text += "".join(f"{name}_port: {port}\n" for name, port in ports.items())
-        settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
-        self.plane.fork(
-            f"extender{replica}",
-            *("extender", command, config, str(settings)),
-            env=self._environment(spec["spec"]["serviceAccountName"]),
-        )
-        deadline_s = time.monotonic() + PATIENCE_S
-        while (told := self.answers("/readyz"))[0] != 200:
-            log = self.plane.log(f"extender{replica}")[-4000:]
-            assert time.monotonic() < deadline_s, f"the extender is not ready: {told}\n{log}"
-            time.sleep(0.05)
-        self._find_webhook(webhook_port)
+        verbs_port, self.debug_port, self.scheduler_port = free_ports(3)
+        folder = self.mounted(spec["spec"], f"etc{replica}")
+        ports = {"verbs": verbs_port, "debug": self.debug_port}
+        self._fork(f"extender{replica}", extender, spec["spec"], folder, ports)
+        self._wait(f"extender{replica}", self.answers, "/readyz")
+        self._start_webhook(replica)
         name, *flags = scheduler["command"]
         configured = folder / "scheduler/kube-scheduler.yaml"
         content = yaml.safe_load(configured.read_text())
@@ -207,9 +196,45 @@ class Installation:
 
     def end(self, replica: str = "") -> None:
         """As a pod ends that is deleted."""
-        for name in ("kube-scheduler", "extender"):
+        for name in ("kube-scheduler", "extender", "webhook"):
             if self.plane.runs(f"{name}{replica}"):
                 self.plane.end(f"{name}{replica}")
+
+    def _start_webhook(self, replica: str) -> None:
+        spec = self.objects["Deployment", NAMESPACE, WEBHOOK]["spec"]["template"]["spec"]
+        (self.webhook_port,) = free_ports(1)
+        folder = self.mounted(spec, f"webhook{replica}")
+        ports = {"webhook": self.webhook_port}
+        self._fork(f"webhook{replica}", spec["containers"][0], spec, folder, ports)
+        self._wait(f"webhook{replica}", self.webhook_answers, "/readyz")
+        self._find_webhook(self.webhook_port)
+
+    def _fork(
+        self,
+        name: str,
+        container: dict[str, Any],
+        spec: dict[str, Any],
+        folder: Path,
+        ports: dict[str, int],
+    ) -> None:
+        """The process of a container of ours, on these ports of the loopback."""
+        command, config, file = container["args"]
+        settings = folder / Path(file).relative_to("/etc/headroom")
+        text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
+        text += "".join(f"{each}_port: {port}\n" for each, port in ports.items())
+        settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
+        self.plane.fork(
+            name,
+            *("extender", command, config, str(settings)),
+            env=self._environment(spec["serviceAccountName"]),
+        )
+
+    def _wait(self, name: str, answers: Callable[[str], tuple[int, str]], path: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (told := answers(path))[0] != 200:
+            log = self.plane.log(name)[-4000:]
+            assert time.monotonic() < deadline_s, f"{name} is not ready: {told}\n{log}"
+            time.sleep(0.05)
 
     def _find_webhook(self, port: int) -> None:
         """No Service leads anywhere here; whom to trust is said by the certificates' Job."""
@@ -232,9 +257,9 @@ class Installation:
                 )
             self.plane.call("PATCH", path, changes, "application/json-patch+json")
 
-    def mounted(self, spec: dict[str, Any], replica: str) -> Path:
+    def mounted(self, spec: dict[str, Any], name: str) -> Path:
         """A folder that has what the pod has in /etc/headroom."""
-        root = self.plane.folder / f"etc{replica}"
+        root = self.plane.folder / name
         where = {
             mount["name"]: root / Path(mount["mountPath"]).relative_to("/etc/headroom")
             for container in spec["containers"]
@@ -255,15 +280,20 @@ class Installation:
 
     def answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
         """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""
+        who = f"Authorization: Bearer {as_token}\r\n" if as_token else ""
+        return self._get(self.debug_port, f"headroom-debug.{NAMESPACE}.svc", path, who)
+
+    def webhook_answers(self, path: str) -> tuple[int, str]:
+        return self._get(self.webhook_port, f"{WEBHOOK}.{NAMESPACE}.svc", path)
+
+    def _get(self, port: int, service: str, path: str, who: str = "") -> tuple[int, str]:
         import ssl
 
         context = ssl.create_default_context(cafile=str(self.plane.folder / "etc/tls/ca.crt"))
-        who = f"Authorization: Bearer {as_token}\r\n" if as_token else ""
-        service = f"headroom-debug.{NAMESPACE}.svc"
         head = f"GET {path} HTTP/1.1\r\nHost: {service}\r\n{who}Connection: close\r\n\r\n"
         try:
             with (
-                socket.create_connection(("127.0.0.1", self.debug_port), timeout=10) as raw,
+                socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
                 context.wrap_socket(raw, server_hostname=service) as tls,
             ):
                 tls.sendall(head.encode())

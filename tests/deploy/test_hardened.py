@@ -9,6 +9,7 @@ from agent.settings import read_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, SERVING, objects, overlay, pod_specs
 
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
+WEBHOOK = ("Deployment", NAMESPACE, "headroom-webhook")
 AGENT = ("DaemonSet", NAMESPACE, "headroom-agent")
 
 
@@ -17,8 +18,11 @@ def spec_of(platform: str, key: tuple[str, str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_schedulers_pods_keep_to_the_restricted_level(platform: str) -> None:
-    spec = spec_of(platform, SCHEDULER)
+@pytest.mark.parametrize("deployment", [SCHEDULER, WEBHOOK], ids=lambda key: key[2])
+def test_deployments_keep_to_the_restricted_level(
+    platform: str, deployment: tuple[str, str, str]
+) -> None:
+    spec = spec_of(platform, deployment)
     pod = spec["securityContext"]
     assert pod["runAsNonRoot"] is True
     assert pod["runAsUser"] == 65532

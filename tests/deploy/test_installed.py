@@ -23,6 +23,7 @@ from tests.deploy.installation import (
     CERTS,
     EXTENDER,
     GPUNODES,
+    WEBHOOK,
     AuditedPlane,
     Installation,
     token,
@@ -53,6 +54,7 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "resourcequotas", "list", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
     },
+    WEBHOOK: set(),
     AGENT: set(),
     CERTS: {
         ("", "secrets", "patch", NAMESPACE),
@@ -61,6 +63,7 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
 #: Asked for, not given, and done without (agent/nodeapi.py).
 REFUSED: dict[str, set[Right]] = {
     EXTENDER: set(),
+    WEBHOOK: set(),
     AGENT: {("", "nodes/proxy", "get", "")},
     CERTS: set(),
 }
@@ -141,9 +144,17 @@ def kube_scheduler_was_elected_with_our_lease(installation: Installation) -> Non
 def probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
     """As a kubelet asks: whatever certificate is shown is as good."""
     deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
-    ports = {"debug-tls": installation.debug_port, 10259: installation.scheduler_port}
+    webhook = installation.objects["Deployment", NAMESPACE, WEBHOOK]
+    ports = {
+        "debug-tls": installation.debug_port,
+        10259: installation.scheduler_port,
+        "webhook": installation.webhook_port,
+    }
     asked = 0
-    for container in deployment["spec"]["template"]["spec"]["containers"]:
+    for container in (
+        *deployment["spec"]["template"]["spec"]["containers"],
+        *webhook["spec"]["template"]["spec"]["containers"],
+    ):
         for name, probe in container.items():
             if name.endswith("Probe"):
                 get = probe["httpGet"]
@@ -151,7 +162,7 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
                 answer = httpx.get(url, verify=False, timeout=10.0)
                 assert (answer.status_code, answer.text.strip()) == (200, "ok"), url
                 asked += 1
-    assert asked == 5
+    assert asked == 8
     url = f"https://127.0.0.1:{installation.scheduler_port}/metrics"
     assert httpx.get(url, verify=False, timeout=10.0).status_code in (401, 403)
 
@@ -192,7 +203,7 @@ def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
 
 
 def what_was_really_asked_for_is_what_the_roles_give(installation: Installation) -> None:
-    for account in (EXTENDER, AGENT, CERTS):
+    for account in (EXTENDER, WEBHOOK, AGENT, CERTS):
         found = asked(installation, account)
         refused = {right for right, codes in found.items() if 403 in codes}
         assert refused == REFUSED[account], account
@@ -233,6 +244,8 @@ def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
 FORBIDDEN = (
     (EXTENDER, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     (EXTENDER, "GET", "/api/v1/secrets"),
+    (WEBHOOK, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+    (WEBHOOK, "GET", "/api/v1/pods"),
     (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-tls"),
     (AGENT, "GET", "/api/v1/pods"),
     (CERTS, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),

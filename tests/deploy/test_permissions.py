@@ -79,6 +79,12 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.wiring.clients:": set(),
     "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }
+#: ``serve_webhook`` names no path: it watches three of the kinds of ``watched_kinds``.
+WEBHOOK: set[Right] = (
+    rights("", "nodes", "list", "watch")
+    | rights("", "namespaces", "list", "watch")
+    | rights(*GPUNODES, "list", "watch")
+)
 AGENT: dict[str, set[Right]] = {
     "agent.choicewatch:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.cluster:ask": set(),  # of whoever calls it
@@ -114,6 +120,7 @@ MIRROR: dict[str, set[Right]] = {
 }
 ROLES = {
     "headroom-extender": EXTENDER,
+    "headroom-webhook": {"extender.sources.kinds:watched_kinds": WEBHOOK},
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
     "headroom-extender-mirror": MIRROR,

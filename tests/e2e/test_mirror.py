@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.admission.server import start_webhook
 from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
@@ -20,6 +21,7 @@ QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
 #: Two GPUs of 24 GiB.
 WHOLE = ("49152", "49152")
 KCM = "kube-controller-manager"
+WEBHOOK = "mirror-webhook"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +31,18 @@ class Mirrored:
     port: int
 
     def serve(self, mirror: bool) -> str:
-        """Start the extender with its webhook; returns the verbs' address."""
-        signed = self.authority.sign("webhook")
-        settings = {
-            "webhook_port": self.port,
-            "webhook_tls_cert": str(signed.cert),
-            "webhook_tls_key": str(signed.key),
-            "mirror_vram": mirror,
-        }
-        return self.cluster.start_extender(settings=settings)
+        """Start the webhook and the extender; returns the verbs' address."""
+        plane = self.cluster.plane
+        kubeconfig = plane.kubeconfig()
+        self.stop_webhook()
+        start_webhook(
+            plane, WEBHOOK, self.authority, kubeconfig, port=self.port, mirror_vram=mirror
+        )
+        return self.cluster.start_extender(settings={"mirror_vram": mirror})
+
+    def stop_webhook(self) -> None:
+        if self.cluster.plane.runs(WEBHOOK):
+            self.cluster.plane.kill(WEBHOOK)
 
     def shown(self) -> tuple[str | None, str | None]:
         """Capacity and allocatable of the node."""
@@ -70,6 +75,7 @@ def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mi
         made.append((f"{ADMISSION}/{each['kind'].lower()}s", each))
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.close)
+        undo.callback(mirrored.stop_webhook)
         cluster.create()
         for path, body in made:
             plane.call("POST", path, body)

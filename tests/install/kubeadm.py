@@ -64,7 +64,7 @@ class KubeadmPlane(Plane):
 
 class Variant(Play):
     components = ("default-scheduler",)
-    deployment = "headroom-extender"
+    deployments = ("headroom-extender", "headroom-webhook")
 
     def run(self) -> None:
         for step in (self.install, self.configure, self.place, self.lose_an_extender):

@@ -114,9 +114,9 @@ def until(done: Callable[[], object], what: str, patience_s: float = PATIENCE_S)
 
 
 class Play:
-    #: What it adds to the overlay, of ``deploy``; and what carries the extenders then.
+    #: What it adds to the overlay, of ``deploy``; and the Deployments that there are then.
     components: tuple[str, ...] = ()
-    deployment = "headroom-scheduler"
+    deployments = ("headroom-scheduler", "headroom-webhook")
 
     def __init__(self, plane: Plane, machines: Sequence[Machine]) -> None:
         self.plane = plane
@@ -136,10 +136,11 @@ class Play:
 
     def install(self) -> None:
         self.found["applied"] = self.apply("v1").splitlines()
-        until(self.rolled_out, "the Deployment")
+        until(self.rolled_out, "the Deployments")
         until(self.agents_ready, "the agents")
         until(self.initialised, "GPUNodes that are initialised")
         self.found["scheduler_pods"] = len(self.ours("extender"))
+        self.found["webhook_pods"] = len(self.ours("webhook"))
         self.found["agents"] = len(self.ours("agent"))
 
     def place(self) -> None:
@@ -172,14 +173,19 @@ class Play:
         for pod in self.pods():
             self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
         until(lambda: not self.pods(), "pods that are gone")
-        before = {pod["metadata"]["uid"] for pod in self.ours("extender")}
+        before = self.uids("extender") | self.uids("webhook")
         stop = threading.Event()
         load = Load(self, stop)
         load.start()
         # What is done and gone cannot be in the way of the new one.
         until(lambda: not self.jobs(), "the end of the first certificates' Job")
         self.apply("v2")
-        until(lambda: self.rolled_out() and not before & self.uids("extender"), "the new replicas")
+        until(
+            lambda: (
+                self.rolled_out() and not before & (self.uids("extender") | self.uids("webhook"))
+            ),
+            "the new replicas",
+        )
         until(lambda: not self.old_agents("v1"), "the new agents")
         time.sleep(2.0)
         stop.set()
@@ -251,7 +257,7 @@ class Play:
     def images(self) -> set[str]:
         return {
             container["image"]
-            for component in ("extender", "agent")
+            for component in ("extender", "webhook", "agent")
             for pod in self.ours(component)
             for container in pod["spec"]["containers"]
         }
@@ -266,7 +272,10 @@ class Play:
         return found
 
     def rolled_out(self) -> bool:
-        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{self.deployment}"
+        return all(map(self._rolled_out, self.deployments))
+
+    def _rolled_out(self, deployment: str) -> bool:
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}"
         found = self.plane.call("GET", path)
         status, wanted = found.get("status", {}), found["spec"]["replicas"]
         return (

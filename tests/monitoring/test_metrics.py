@@ -15,13 +15,12 @@ from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
 from tests.waiting import until
 
-#: Told by an agent that steers, which needs a kubelet and a cluster.
-ELSEWHERE = {"headroom_agent_steered_total"}
+#: Of an agent that steers, which needs a kubelet and a cluster; and of the webhook, which needs a
+#: cluster (tests/admission/test_served.py).
+ELSEWHERE = {"headroom_agent_steered_total", *documented("The webhook")}
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
-    "headroom_admission_duration_seconds",
     "headroom_certificate_end_timestamp_seconds",
-    "headroom_admission_errors_total",
     "headroom_events_total",
     "headroom_report_age_seconds",
     "headroom_device_sm_occupancy_ratio",

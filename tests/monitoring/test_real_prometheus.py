@@ -1,5 +1,6 @@
 """Every query of the dashboard and every rule is run by a real Prometheus on real scrapes."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, start_http_server
 
+from extender.telemetry import WebhookTelemetry
 from tests.debian import Unavailable
 from tests.history.server import Prometheus, prometheus
 from tests.monitoring.conftest import World
@@ -43,15 +46,29 @@ QUERIES = {
 @pytest.fixture(scope="module")
 def real(world: World) -> Iterator[Prometheus]:
     try:
-        with prometheus(world.port) as running:
+        with prometheus(world.port) as running, webhook_metrics() as webhook:
             extender = world.extender.debug.removeprefix("http://")
-            running.watch([extender, world.agent], RULES)
+            running.watch([extender, world.agent, webhook], RULES)
             running.run()
             asked = 'headroom_history_queries_total{outcome="answered"} > 0'
             until(lambda: answered(running, asked), "the extender has asked it for history")
             yield running
     except Unavailable as err:
         pytest.skip(f"needs a real Prometheus: {err}")
+
+
+@contextlib.contextmanager
+def webhook_metrics() -> Iterator[str]:
+    """The address of the metrics of a webhook that is ready. Its process needs a cluster."""
+    telemetry = WebhookTelemetry(CollectorRegistry())
+    telemetry.ready.set(1)
+    server, thread = start_http_server(0, "127.0.0.1", telemetry.registry)
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def answered(real: Prometheus, query: str) -> list[Any]:

@@ -62,7 +62,7 @@ def following(
     """All kinds, synced."""
     seen = Recorder()
     api = KubeApi(plane.configuration())
-    sources = KubernetesSources(api, seen, lease_namespace=NAMESPACE, pace=pace)
+    sources = KubernetesSources(api, seen, watched_kinds(NAMESPACE), pace=pace)
     sources.start()
     try:
         seen.until(lambda _: sources.synced)
@@ -271,7 +271,7 @@ def test_a_server_that_freezes_is_noticed_and_found_again(plane: ControlPlane) -
 def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None:
     seen = Recorder()
     api = KubeApi(plane.configuration(STRANGER_TOKEN))
-    sources = KubernetesSources(api, seen, lease_namespace=NAMESPACE, pace=PACE)
+    sources = KubernetesSources(api, seen, watched_kinds(NAMESPACE), pace=PACE)
     sources.start()
     seen.until(lambda _: all(health.reconnects > 1 for health in sources.health))
     assert not sources.synced

@@ -1,0 +1,73 @@
+"""The admission webhook in a process of its own, as ``headroom webhook`` runs it in a cluster."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.certificates import Authority, Certificate
+from tests.controlplane import ControlPlane, free_ports
+from tests.waiting import until
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookServer:
+    """A process of the plane, by this name, which listens on the loopback."""
+
+    plane: ControlPlane
+    name: str
+    port: int
+    authority: Authority
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        context = ssl.create_default_context(cafile=str(self.authority.cert))
+        return httpx.Client(base_url=self.url, verify=context, timeout=30, trust_env=False)
+
+    def is_ready(self) -> bool:
+        self.plane.raise_if_ended()
+        try:
+            with self.client() as http:
+                return http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> None:
+        if self.plane.runs(self.name):
+            self.plane.kill(self.name)
+
+
+def start_webhook(
+    plane: ControlPlane,
+    name: str,
+    authority: Authority,
+    kubeconfig: Path,
+    *,
+    certificate: Certificate | None = None,
+    port: int = 0,
+    **settings: Any,
+) -> WebhookServer:
+    """Returns when it has listed what it needs; ``settings`` are those of its file."""
+    signed = certificate or authority.sign("webhook")
+    server = WebhookServer(plane, name, port or free_ports(1)[0], authority)
+    given = {
+        "webhook_port": server.port,
+        "webhook_tls_cert": str(signed.cert),
+        "webhook_tls_key": str(signed.key),
+        **settings,
+    }
+    config = plane.folder / f"{name}.headroom.yaml"
+    config.write_text(yaml.safe_dump(given))
+    plane.fork(
+        name,
+        *("extender", "webhook", "--config", str(config)),
+        env={"KUBECONFIG": str(kubeconfig)},
+    )
+    until(server.is_ready, f"{name} has listed what it needs")
+    return server
