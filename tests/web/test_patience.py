@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from extender.web.calls import Calls
-from extender.wiring import patience, serving
+from extender.wiring import patience, ports
 from tests.listening import listening
 from tests.waiting import until
 
@@ -77,7 +77,7 @@ def test_a_client_that_never_asks_is_let_go_of(port: int) -> None:
 def test_half_a_request_does_not_keep_it_from_ending(
     monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    monkeypatch.setattr(serving, "GRACE_S", 1)
+    monkeypatch.setattr(ports, "GRACE_S", 1)
     with contextlib.ExitStack() as after, served(calls) as port:
         client = after.enter_context(socket.create_connection(("127.0.0.1", port)))
         client.sendall(HALF)
