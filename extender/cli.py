@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,84 +54,137 @@ class LogLevel(Enum):
     ERROR = "error"
 
 
+Config = Annotated[
+    Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables override it.")
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+VerbsHost = Annotated[str | None, typer.Option(help="Address of kube-scheduler's port.")]
+DebugHost = Annotated[str | None, typer.Option(help="Address of the debug API's port.")]
+InsecureVerbs = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure-verbs", help="Let other machines have pods bound without a certificate."
+    ),
+]
+VerbsPort = Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")]
+DebugPort = Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")]
+DebugOpen = Annotated[
+    bool | None,
+    typer.Option("--debug-open", help="Debug API for every process of this machine."),
+]
+DebugTlsCert = Annotated[
+    Path | None, typer.Option(help="Certificate in PEM: the debug API speaks TLS only.")
+]
+DebugTlsKey = Annotated[Path | None, typer.Option(help="Its private key in PEM.")]
+TlsCert = Annotated[
+    Path | None, typer.Option(help="Certificate in PEM: kube-scheduler's port speaks TLS only.")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key in PEM.")]
+TlsClientCa = Annotated[
+    Path | None, typer.Option(help="CAs in PEM: only clients with a certificate of theirs.")
+]
+Level = Annotated[LogLevel, typer.Option(help="Minimum log level.")]
+
+
 @app.command()
 def serve(
     embedded: Annotated[
         Path | None,
         typer.Option(help="Serve the nodes of this fleet file from memory, without a cluster."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables come before.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    verbs_host: Annotated[str | None, typer.Option(help="That of kube-scheduler's port.")] = None,
-    debug_host: Annotated[str | None, typer.Option(help="That of the debug API's port.")] = None,
-    insecure_verbs: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure-verbs", help="Let other machines have pods bound without a certificate."
-        ),
-    ] = None,
-    verbs_port: Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")] = None,
-    debug_port: Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")] = None,
-    debug_open: Annotated[
-        bool | None,
-        typer.Option("--debug-open", help="Debug API for every process of this machine."),
-    ] = None,
-    debug_tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate in PEM: the debug API speaks TLS only.")
-    ] = None,
-    debug_tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate in PEM: kube-scheduler's port speaks TLS only.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="CAs in PEM: only clients with a certificate of theirs.")
-    ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Minimum log level.")] = LogLevel.INFO,
+    config: Config = None,
+    host: Host = None,
+    verbs_host: VerbsHost = None,
+    debug_host: DebugHost = None,
+    insecure_verbs: InsecureVerbs = None,
+    verbs_port: VerbsPort = None,
+    debug_port: DebugPort = None,
+    debug_open: DebugOpen = None,
+    debug_tls_cert: DebugTlsCert = None,
+    debug_tls_key: DebugTlsKey = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Serve the scheduler's verbs and the debug API."""
+    """Serve the scheduler's verbs and the debug API from one process."""
+    flags = _flags(locals(), "embedded", "config", "log_level")
     _log_at(log_level)
-    flags: dict[str, Any] = {
-        "host": host,
-        "verbs_host": verbs_host,
-        "debug_host": debug_host,
-        "insecure_verbs": insecure_verbs,
-        "verbs_port": verbs_port,
-        "debug_port": debug_port,
-        "debug_open": debug_open,
-        "debug_tls_cert": debug_tls_cert,
-        "debug_tls_key": debug_tls_key,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-    }
     with _reported():
-        # What talks to a cluster is an extra, and slow to import.
-        if embedded is None:
-            from extender.wiring.cluster import serve_cluster
         settings = load_settings(config, **flags)
         origin = Origin(config, dict(os.environ), flags)
-        served = (
-            serve_embedded(settings, load_fleet(embedded), typer.echo, origin)
-            if embedded
-            else serve_cluster(settings, typer.echo, origin=origin)
-        )
-        uvloop.run(served)
+        if embedded is not None:
+            uvloop.run(serve_embedded(settings, load_fleet(embedded), typer.echo, origin))
+            return
+        # What talks to a cluster is an extra, and slow to import.
+        from extender.wiring.cluster import serve_cluster
+
+        uvloop.run(serve_cluster(settings, typer.echo, origin=origin))
+
+
+@app.command()
+def extender(
+    config: Config = None,
+    host: Host = None,
+    verbs_host: VerbsHost = None,
+    debug_host: DebugHost = None,
+    insecure_verbs: InsecureVerbs = None,
+    verbs_port: VerbsPort = None,
+    debug_port: DebugPort = None,
+    debug_open: DebugOpen = None,
+    debug_tls_cert: DebugTlsCert = None,
+    debug_tls_key: DebugTlsKey = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Serve the scheduler's verbs; on the second port health, metrics and the journal."""
+    flags = _flags(locals(), "config", "log_level")
+    _log_at(log_level)
+    _serve_part("extender", config, flags)
+
+
+@app.command()
+def console(
+    config: Config = None,
+    host: Host = None,
+    debug_host: DebugHost = None,
+    debug_port: DebugPort = None,
+    debug_open: DebugOpen = None,
+    debug_tls_cert: DebugTlsCert = None,
+    debug_tls_key: DebugTlsKey = None,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Serve the debug API and its page; read-only."""
+    flags = _flags(locals(), "config", "log_level")
+    _log_at(log_level)
+    _serve_part("console", config, flags)
+
+
+def _flags(given: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """The settings among the arguments of a command."""
+    return {name: value for name, value in given.items() if name not in others}
+
+
+def _serve_part(part: str, config: Path | None, flags: dict[str, Any]) -> None:
+    with _reported():
+        from extender.wiring.cluster import Parts, serve_cluster
+
+        settings = load_settings(config, **flags)
+        origin = Origin(config, dict(os.environ), flags)
+        uvloop.run(serve_cluster(settings, typer.echo, origin=origin, parts=Parts(part)))
 
 
 @app.command()
 def webhook(
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables override it.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Minimum log level.")] = LogLevel.INFO,
+    config: Config = None,
+    host: Host = None,
+    log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve the admission webhook."""
+    flags = _flags(locals(), "config", "log_level")
     _log_at(log_level)
-    flags: dict[str, Any] = {"host": host}
     with _reported():
         from extender.wiring.webhook import serve_webhook
 

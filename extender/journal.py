@@ -6,7 +6,7 @@ resourceVersion that makes the Binding conditional, was in the filter call befor
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,7 +18,15 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
 from extender.placement.snapshot import CODE_OF, Rows
-from extender.records import DEFAULT_BOUNDS, Asked, Bounds, Filtered, Part, Preempted, Records
+from extender.records import (
+    DEFAULT_BOUNDS,
+    Asked,
+    Bounds,
+    Filtered,
+    Part,
+    Preempted,
+    Records,
+)
 
 #: Pods for which others were to leave, of which it is remembered who.
 MOST_PREEMPTING = 256
@@ -99,8 +107,10 @@ class Decision:
 class Journal:
     """Bounded in number and bytes: the pod decided about longest ago is forgotten first."""
 
-    def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+    def __init__(self, bounds: Bounds = DEFAULT_BOUNDS, max_shown_bytes: int | None = None) -> None:
+        """``max_shown_bytes``: memory for pods; ``MAX_SHOWN_BYTES`` if not given."""
         self.records = Records(bounds)
+        self._max_shown_bytes = MAX_SHOWN_BYTES if max_shown_bytes is None else max_shown_bytes
         #: Uid -> decision, and the memory that it takes.
         self._by_uid: dict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
@@ -111,18 +121,8 @@ class Journal:
         self._preempted: Bounded[str, tuple[str, Preempted]] = Bounded(MOST_PREEMPTING)
 
     def record(self, decision: Decision) -> None:
-        metadata = decision.pod.metadata
-        self._forget(metadata.uid)
-        size_bytes = pod_bytes(decision.pod)
-        if decision.offered_nodes is not None:
-            size_bytes += len(decision.offered_nodes.bits)
-        self._by_uid[metadata.uid] = decision, size_bytes
-        self._schedulers[scheduler_of(decision.pod)] = None
-        self._uid_of[metadata.namespace, metadata.name] = metadata.uid
-        self.shown_bytes += size_bytes
-        most = self.records.bounds.decisions
-        while len(self._by_uid) > most or self.shown_bytes > MAX_SHOWN_BYTES:
-            self._forget(next(iter(self._by_uid)))
+        """Keep a filter call, and put it on record."""
+        self.keep(decision)
         part = Filtered(
             decision.at_s,
             micros(decision.took_s),
@@ -134,6 +134,26 @@ class Journal:
             decision.observed,
         )
         self.note(decision.pod, part, decision.at_s, decision.only)
+
+    def keep(self, decision: Decision) -> None:
+        """Keep the last filter call about a pod, in the place of the one before."""
+        metadata = decision.pod.metadata
+        self._forget(metadata.uid)
+        size_bytes = pod_bytes(decision.pod)
+        if decision.offered_nodes is not None:
+            size_bytes += len(decision.offered_nodes.bits)
+        self._by_uid[metadata.uid] = decision, size_bytes
+        self._schedulers[scheduler_of(decision.pod)] = None
+        self._uid_of[metadata.namespace, metadata.name] = metadata.uid
+        self.shown_bytes += size_bytes
+        most = self.records.bounds.decisions
+        while len(self._by_uid) > most or self.shown_bytes > self._max_shown_bytes:
+            self._forget(next(iter(self._by_uid)))
+
+    def asked_by(self, schedulers: Iterable[str]) -> None:
+        """Schedulers that asked another process about pods."""
+        for name in schedulers:
+            self._schedulers[name] = None
 
     def _forget(self, uid: str) -> None:
         decision, size_bytes = self._by_uid.pop(uid, (None, 0))

@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 import kubernetes.config
 import msgspec
 import urllib3
-from kubernetes.client import Configuration
+from kubernetes.client import Configuration as Configuration
 from kubernetes.client.rest import RESTClientObject
 
 from extender.errors import BadSettings
@@ -311,6 +311,13 @@ def request_headers(configuration: Configuration, accept: str) -> dict[str, str]
         if setting["in"] == "header" and setting["value"]:
             headers[setting["key"]] = setting["value"]
     return headers
+
+
+def authorization(configuration: Configuration) -> str:
+    """The header that authenticates this process by its token; empty if it has none."""
+    settings: Any = configuration.auth_settings()
+    values = (setting["value"] for setting in settings.values() if setting["in"] == "header")
+    return next(filter(None, values), "")
 
 
 def refusal(

@@ -11,6 +11,7 @@ One thread writes; others may read at any time what they were handed.
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
@@ -179,12 +180,13 @@ class Record:
     def times(self, kind: type) -> int:
         return self._times[_PLACE_OF[kind]]
 
-    def put(self, part: Part) -> int:
-        """Returns by how many bytes it has grown."""
+    def put(self, part: Part, times: int | None = None) -> int:
+        """Returns by how many bytes it has grown; ``times``: how often that verb was called, one
+        more than before if not given."""
         place, said = _PLACE_OF[type(part)], _encode(part)
         before = self._parts[place]
         self._parts[place] = said
-        self._times[place] += 1
+        self._times[place] = self._times[place] + 1 if times is None else times
         grown = len(said) - len(before) + (0 if before else PART_BYTES)
         self.size_bytes += grown
         return grown
@@ -230,6 +232,25 @@ class Records:
         self.version += 1
         record.version = self.version
         self._forget(at_s)
+
+    def adopt(self, record: Record) -> None:
+        """Put a record of another process in the place of the one with its id."""
+        texts = len(record.decision_id) + len(record.namespace) + len(record.name)
+        if texts > MOST_NAME_CHARS:
+            return
+        record.size_bytes += RECORD_BYTES + texts
+        before = self._records.pop(record.decision_id, None)
+        self.size_bytes += record.size_bytes - (before.size_bytes if before else 0)
+        self._records[record.decision_id] = record
+        self.version += 1
+        record.version = self.version
+        self._forget(record.at_s)
+
+    def newer_than(self, version: int) -> list[Record]:
+        """Those that were written to since that version, the oldest first."""
+        newer = list(takewhile(lambda record: record.version > version, self.newest_first()))
+        newer.reverse()
+        return newer
 
     def of_id(self, decision_id: str) -> Record | None:
         return self._records.get(decision_id)

@@ -25,7 +25,7 @@ EXAMPLES = {
     "tls_cert": "/etc/headroom/tls/tls.crt",
     "tls_key": "/etc/headroom/tls/tls.key",
     "tls_client_ca": "/etc/headroom/client/ca.crt",
-    "peers": "[headroom-peers.headroom-system.svc]",
+    "extenders": "[headroom-journal.headroom-system.svc]",
     "max_body": "16Mi",
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
@@ -282,14 +282,11 @@ class Settings(BaseModel):
     journal_age_s: float = Field(
         DEFAULT_BOUNDS.age_s, gt=0, description="Seconds after which a decision is forgotten."
     )
-    peers: Places = Field(
+    extenders: Places = Field(
         (),
-        description="Where the debug APIs of the other replicas are: names or addresses, each with "
-        "a port unless it is debug_port; best the one name of a headless Service, which stands for "
-        "all replicas. Whoever finds itself among them does not ask itself.",
-    )
-    peers_timeout_s: float = Field(
-        0.5, gt=0, le=30, description="Peers that take longer are left out, and named."
+        description="The extenders whose journals the console follows: names or addresses, each "
+        "with a port unless it is debug_port; best the one name of a headless Service, which has "
+        "an address for each. A process that finds itself among them does not follow itself.",
     )
     prometheus_url: Url | None = Field(
         None,

@@ -85,19 +85,60 @@ class WebhookTelemetry(ProcessTelemetry):
         return generate_latest(self.registry)
 
 
-class Telemetry(ProcessTelemetry):
-    """Metrics of the extender."""
+class ViewTelemetry(ProcessTelemetry):
+    """Metrics of a process that follows the cluster. ``ready`` names its gauge of readiness: with
+    one name for all, the alert about one of them could not fire while another is ready."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, ready: str) -> None:
         super().__init__(registry)
         #: What is scraped just now, on the thread that does; None while nobody does.
         self.scraped: Snapshot | None = None
         self._scraping = threading.Lock()
-        self.ready = Gauge(
-            "headroom_ready",
-            "1 while decisions can be made, as /readyz tells.",
+        self.ready = Gauge(ready, "1 while /readyz answers 200.", registry=registry)
+        self.history_queries = Counter(
+            "headroom_history_queries_total",
+            "Queries to Prometheus for SM activity by outcome: answered or failed.",
+            ["outcome"],
             registry=registry,
         )
+        self.history_devices = Gauge(
+            "headroom_history_devices",
+            "Devices of which there is fresh history of SM activity.",
+            registry=registry,
+        )
+        self.loop_lag_seconds = Histogram(
+            "headroom_loop_lag_seconds",
+            "How late the event loop woke up, sampled 20 times a second: what a scheduler call "
+            "that comes at such a moment waits for, before anything is done for it.",
+            buckets=_LAG_SECONDS,
+            registry=registry,
+        )
+        self.generation = Gauge(
+            "headroom_snapshot_generation",
+            "Generation of the snapshot that decisions are made on.",
+            registry=registry,
+        )
+        for outcome in ("answered", "failed"):
+            self.history_queries.labels(outcome)
+
+    def exposition(self, snap: Snapshot, ready: bool) -> bytes:
+        """What /metrics answers; one at a time. The snapshot is let go of at the end: while it is
+        held, the next ones are copied."""
+        with self._scraping:
+            self.scraped = snap
+            try:
+                self.generation.set(snap.generation)
+                self.ready.set(ready)
+                return generate_latest(self.registry)
+            finally:
+                self.scraped = None
+
+
+class Telemetry(ViewTelemetry):
+    """Metrics of the extender."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, "headroom_ready")
         self.verb_seconds = Histogram(
             "headroom_verb_duration_seconds",
             "Time from the last byte of a scheduler call to the first of its answer.",
@@ -181,24 +222,6 @@ class Telemetry(ProcessTelemetry):
             ["choice"],
             registry=registry,
         )
-        self.history_queries = Counter(
-            "headroom_history_queries_total",
-            "Queries to Prometheus for SM activity by outcome: answered or failed.",
-            ["outcome"],
-            registry=registry,
-        )
-        self.history_devices = Gauge(
-            "headroom_history_devices",
-            "Devices of which there is fresh history of SM activity.",
-            registry=registry,
-        )
-        self.loop_lag_seconds = Histogram(
-            "headroom_loop_lag_seconds",
-            "How late the event loop woke up, sampled 20 times a second: what a scheduler call "
-            "that comes at such a moment waits for, before anything is done for it.",
-            buckets=_LAG_SECONDS,
-            registry=registry,
-        )
         self.ledger_conflicts = Counter(
             "headroom_ledger_conflicts_total",
             "Writes that the API server refused because somebody else wrote the object first, by "
@@ -221,11 +244,6 @@ class Telemetry(ProcessTelemetry):
             ["reason", "outcome"],
             registry=registry,
         )
-        self.generation = Gauge(
-            "headroom_snapshot_generation",
-            "Generation of the snapshot that decisions are made on.",
-            registry=registry,
-        )
         for counter, outcomes in (
             (self.verb_errors, ("filter", "prioritize", "preempt", "bind")),
             (self.refused_nodes, [reason.code for reason in Reason]),
@@ -233,7 +251,6 @@ class Telemetry(ProcessTelemetry):
             (self.predictions, [result.value for result in Result]),
             (self.evictions, ("evicted", "refused")),
             (self.preemptions, ("proposed", "corrected", "added", "controller", "nobody")),
-            (self.history_queries, ("answered", "failed")),
             (self.ledger_conflicts, CONFLICTING),
             (self.wakes, ("woken", "overtaken", "failed")),
             (self.loop_failures, ("intake", "reservations", "nodes", "notices", "wakes")),
@@ -247,15 +264,3 @@ class Telemetry(ProcessTelemetry):
         for surprise in Surprise:
             for overcommitted in ("yes", "no"):
                 self.misses.labels(surprise.value, overcommitted)
-
-    def exposition(self, snap: Snapshot, ready: bool) -> bytes:
-        """What /metrics answers; one at a time. The snapshot is let go of at the end: while it is
-        held, the next ones are copied."""
-        with self._scraping:
-            self.scraped = snap
-            try:
-                self.generation.set(snap.generation)
-                self.ready.set(ready)
-                return generate_latest(self.registry)
-            finally:
-                self.scraped = None

@@ -29,7 +29,7 @@ def _places(places: tuple[str, ...]) -> tuple[str, ...]:
         if not sound or "@" in place:
             raise ValueError(
                 f"{place!r} is no place; right is, for example, "
-                "headroom-peers.headroom-system.svc or 10.1.2.3:8889"
+                "headroom-journal.headroom-system.svc or 10.1.2.3:8889"
             )
     return places
 

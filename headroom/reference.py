@@ -24,14 +24,14 @@ _HEAD = """\
 
 ## The extender
 
-    headroom serve --config headroom.yaml
+    headroom extender --config headroom.yaml    # console and webhook read the same file
     headroom config check headroom.yaml    # 0: it would start; 2: what is wrong, with its line
 
 Settings come from a YAML file, from variables of the environment and from the command line, and
 of each setting the command line comes before its variable, and that before the file. The variable
 is `HEADROOM_` and the name in capitals (`HEADROOM_STALE_AFTER_S=60`); a part of a setting comes
 after two underscores (`HEADROOM_SCORE_WEIGHTS__SLACK=2`); lists are written with commas. Which
-flags there are: `headroom serve --help`.
+flags there are: `headroom extender --help`.
 
 What is unknown, cannot be read or contradicts itself is refused at the start, with the line of
 the file, the variable or the flag, and a right example:
@@ -123,8 +123,7 @@ GROUPS = {
         "journal_decisions",
         "journal_bytes",
         "journal_age_s",
-        "peers",
-        "peers_timeout_s",
+        "extenders",
     ),
     "History of SM activity ([sm-activity.md](sm-activity.md))": (
         "prometheus_url",
@@ -164,7 +163,7 @@ def _extender() -> Iterator[str]:
 def unit(name: str, field: FieldInfo) -> str:
     """What a value is, or in what it is counted."""
     kind = next((each for each in get_args(field.annotation) if each is not NoneType), None)
-    kind = field.annotation if kind is None or name in ("resources", "peers") else kind
+    kind = field.annotation if kind is None or name in ("resources", "extenders") else kind
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(f"`{each.value}`" for each in kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -184,7 +183,7 @@ def unit(name: str, field: FieldInfo) -> str:
         ("_name", "name"),
         ("_image", "image"),
         ("resources", "list of names"),
-        ("peers", "list of places"),
+        ("extenders", "list of places"),
     ):
         if name.endswith(ending):
             return said

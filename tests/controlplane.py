@@ -33,6 +33,7 @@ TOKENS = {
     "scheduler-of-the-tests": "system:kube-scheduler",
     "controllers-of-the-tests": "system:kube-controller-manager",
     "extender-of-the-tests": "headroom-extender",
+    "console-of-the-tests": "headroom-console",
     "agent-of-the-tests": "headroom-agent",
     "viewer-of-the-tests": "headroom-viewer",
     "certs-of-the-tests": "headroom-certs",

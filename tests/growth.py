@@ -175,6 +175,11 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Journal._uid_of": Fixed(10_000 * 700),
         "NodeSets._last": Per("node", 4 * 200),
     },
+    "extender/journalstream.py": {
+        "Copy._sets": Per("node", 4 * 4 * 200),
+        "Cursor._sets": Fixed(8 * 4 * 200),
+        "Cursor._shown": Fixed(8 * 1_000 * 200),
+    },
     # Of the demo and of headroom serve --embedded: nobody else writes there.
     "extender/ledger/embedded.py": {
         "EmbeddedStore._gpunodes": Per("node", 64 << 10),
@@ -255,19 +260,29 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._tasks": Fixed(64 * 2_000),
     },
     "extender/wiring/machinery.py": {"Observed._lags": Fixed(6_000 * 100)},
-    "extender/wiring/peers.py": {
-        "Peers._own": Fixed(16 * 300),
-        "Peers._places": Fixed(16 * 300),
+    "extender/wiring/cluster.py": {"Cluster.awaited": Fixed(1_000)},
+    "extender/wiring/clusterview.py": {"ClusterView.outcome_seen": Fixed(1_000)},
+    "extender/wiring/following.py": {
+        "Following._addresses": Fixed(16 * 10_000),
+        # Together with those of ``_streams``.
+        "Following._ended": Fixed(0),
+        "Following._own": Fixed(16 * 300),
+        "Following._places": Fixed(16 * 300),
+        # Records, and pods as kube-scheduler showed them.
+        "Following._streams": Fixed(4 * (16 + 8) * MIB),
+        "Following._threads": Fixed(1_000),
+        "Following._unresolved": Fixed(16 * 500),
     },
+    "extender/wiring/pending.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/wiring/preempting.py": {
         "Preempting._not_before_s": Fixed(1_024 * 300),
         "Preempting._told": Fixed(1_024 * 2_000),
     },
     "extender/wiring/retrying.py": {"Retrying._released": Per("pod", 200)},
-    "extender/wiring/telling.py": {
-        "Telling._conditions": Per("pod", 2_000),
-        "Telling._told": Per("pod", 500),
-    },
+    "extender/wiring/telling.py": {"Telling._told": Per("pod", 500)},
     "extender/wiring/tidying.py": {"Tidying._looking": Per("node", 4_000)},
-    "extender/wiring/watching.py": {"Watching._told": Fixed(10_000 * 500)},
+    "extender/wiring/watching.py": {
+        "Watching._told": Fixed(10_000 * 500),
+        "Watching._versions": Fixed(32 * 200),
+    },
 }

@@ -26,6 +26,7 @@ from extender.cluster.events import Relisted
 from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.settings import Settings
 from extender.web.wire import decode_offer
+from extender.wiring.console import Console
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.replica import Extender
 from extender.wiring.serving import serve
@@ -132,7 +133,8 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         ("/drive/allocations/{verb}", allocations),
     ):
         verbs.router.add_route(path, endpoint, methods=["POST"])
-    debug = extender.debug_app()
+    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    debug = console.app()
 
     def announce(line: str) -> None:
         said = msgspec.json.decode(line)
@@ -140,4 +142,5 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0))
 
     await asyncio.sleep(0)
-    await serve(extender, extender.open_ledger(Awaited(store)), verbs, debug, announce)
+    ledger = extender.open_ledger(Awaited(store))
+    await serve(extender, ledger, verbs, debug, announce, console=console)

@@ -32,7 +32,7 @@ from extender.kubeapi import ApiStatus, KubeApi
 #: The authorities with their keys; nobody but this command reads it.
 AUTHORITIES = "headroom-ca"
 #: Whose serving certificate it is: each Service of ours, by the names that its clients use.
-SERVICES = ("headroom-extender", "headroom-debug", "headroom-peers", "headroom-webhook")
+SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
 #: The webhook configurations whose servers show it.
 WEBHOOKS = "app.kubernetes.io/part-of=headroom"
 WEBHOOK_KINDS = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations")

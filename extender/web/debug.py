@@ -5,7 +5,7 @@ immutable; the snapshot is taken before them, on the event loop, which alone may
 group of views is a module of ``web.api`` with a ``router``, and a line here.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Security
@@ -20,6 +20,7 @@ from extender.web.api import (
     events,
     explain,
     fleet,
+    journal,
     nodes,
     page,
     pending,
@@ -60,8 +61,18 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def debug_app(context: Context) -> FastAPI:
-    """The ASGI application of the debug port; it describes itself in /openapi.json."""
+def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
+    """The ASGI application of the console; it describes itself in /openapi.json. ``with_journal``:
+    there is an extender in the same process, whose journal others may follow."""
+    return _app(context, (*_GROUPS, journal) if with_journal else _GROUPS)
+
+
+def extender_app(context: Context) -> FastAPI:
+    """The ASGI application of the extender's second port: probes, metrics, journal."""
+    return _app(context, (probes, journal))
+
+
+def _app(context: Context, groups: Sequence[Any]) -> FastAPI:
     guard = context.guard
     app = FastAPI(
         dependencies=[] if guard is None else [Depends(_guarded(guard))],
@@ -73,7 +84,7 @@ def debug_app(context: Context) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for group in _GROUPS:
+    for group in groups:
         app.include_router(group.router(context))
     tell_problems(app, context.replica)
     app.add_middleware(Bounded)

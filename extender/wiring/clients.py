@@ -40,7 +40,7 @@ def client_ca(api: KubeApi) -> str:
     except ApiStatus as err:
         if err.status == 403:
             raise ClientCaUnknown(
-                f"the extender may not get ConfigMap {NAME}; right is Role headroom-extender of "
+                f"the console may not get ConfigMap {NAME}; right is Role headroom-console of "
                 "namespace kube-system, in deploy/base/rbac.yaml"
             ) from err
         if err.status == 404:

@@ -1,13 +1,22 @@
-"""Serves a real cluster: what its API server tells comes in, what is promised is kept in it."""
+"""Serves a real cluster: what its API server tells comes in, reservations are written to it."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import Enum
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry
 
 from extender.cluster.quotas import ResourceQuota
-from extender.kubeapi import ApiError, KubeApi, load_configuration
+from extender.kubeapi import (
+    ApiError,
+    Configuration,
+    KubeApi,
+    authorization,
+    load_configuration,
+)
 from extender.kubeevents import KubeEvents
 from extender.kubenodes import KubeNodes
 from extender.kubequotas import KubeQuotas
@@ -20,20 +29,93 @@ from extender.settings import Settings
 from extender.sources.kinds import watched_kinds
 from extender.sources.kubernetes import KubernetesSources
 from extender.sources.reflector import DEFAULT_PACE, Pace
+from extender.telemetry import ViewTelemetry
 from extender.tls import ServerTls
 from extender.web.auth import Guard
 from extender.wiring.clients import keep_client_ca
+from extender.wiring.clusterview import ClusterView
+from extender.wiring.console import Console
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.mirroring import Mirroring
+from extender.wiring.pending import PendingPods
 from extender.wiring.readiness import DISPENSABLE, unready
 from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender
-from extender.wiring.serving import serve
+from extender.wiring.serving import serve, serve_views
 
 log = structlog.get_logger()
 
 NOTHING_LISTED = "Headroom has not yet listed: everything"
+
+
+class Parts(Enum):
+    """What one process runs."""
+
+    EXTENDER = "extender"
+    CONSOLE = "console"
+    BOTH = "both"
+
+
+class Cluster:
+    """The API server, and what its watches say."""
+
+    def __init__(self, configuration: Configuration, settings: Settings, pace: Pace) -> None:
+        self.configuration = configuration
+        self.api = KubeApi(configuration)
+        # Connections of its own: readers may ask for more than binds leave.
+        self.reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
+        self.guard = (
+            None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
+        )
+        self.debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
+        self.awaited = [
+            kind.type
+            for kind in watched_kinds(settings.agent_namespace)
+            if kind.name not in DISPENSABLE
+        ]
+        self._settings = settings
+        self._pace = pace
+        self._quotas = KubeQuotas(self.reviews)
+        self._sources: KubernetesSources | None = None
+
+    def unready(self) -> str:
+        health = self._sources.health if self._sources else ()
+        return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
+
+    def quotas(self, namespace: str) -> Sequence[ResourceQuota] | None:
+        try:
+            return self._quotas.of(namespace)
+        except (ApiError, msgspec.MsgspecError) as err:
+            log.warning("quotas_not_read", namespace=namespace, error=str(err))
+            return None
+
+    @contextlib.asynccontextmanager
+    async def followed_by(self, view: ClusterView, for_people: bool) -> AsyncIterator[None]:
+        """While the context lasts, the view gets what the watches say. ``for_people``: readers may
+        show a client certificate, too."""
+        settings = self._settings
+        view.cluster.budgets.awaited = True
+        self._sources = sources = KubernetesSources(
+            self.api,
+            view.tell,
+            watched_kinds(settings.agent_namespace, view.cluster.concerns),
+            pace=self._pace,
+            give_way=view.calls.give_way,
+        )
+        view.observed.health = lambda: sources.health
+        sources.start()
+        if for_people and self.guard is not None and self.debug_tls is not None:
+            know = self.debug_tls.know
+            view.loops.keep("client-ca", lambda: keep_client_ca(self.reviews, know))
+        try:
+            async with history_brought(settings, view):
+                yield
+        finally:
+            view.loops.stop()
+            await view.loop.run_in_executor(None, sources.stop)
+            self.api.close()
+            self.reviews.close()
 
 
 async def serve_cluster(
@@ -41,68 +123,65 @@ async def serve_cluster(
     announce: Callable[[str], None],
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
+    parts: Parts = Parts.BOTH,
 ) -> None:
-    """Serve the cluster that the kubernetes package's configuration points at, until a signal."""
+    """Serve the cluster that the kubernetes package's configuration points at, until a signal.
+    Raises ``BadSettings``."""
     keep_what_answers_need()
-    configuration = load_configuration(
-        hint="to try without one: headroom serve --embedded FLEET.yaml"
-    )
-    api, loop_api = KubeApi(configuration), LoopApi(configuration)
-    # Of its own, since whoever reads may ask for more than connections that binds need.
-    reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
-    guard = None if settings.debug_open else Guard(KubeReviews(reviews), time.monotonic)
-    readable = KubeQuotas(reviews)
+    hint = "to try without one: headroom serve --embedded FLEET.yaml"
+    cluster = Cluster(load_configuration(hint=hint), settings, pace)
+    if parts is Parts.CONSOLE:
+        await _serve_console(cluster, settings, announce, origin)
+    else:
+        await _serve_extender(cluster, settings, announce, origin, parts is Parts.BOTH)
 
-    def quotas(namespace: str) -> Sequence[ResourceQuota] | None:
-        try:
-            return readable.of(namespace)
-        except (ApiError, msgspec.MsgspecError) as err:
-            log.warning("quotas_not_read", namespace=namespace, error=str(err))
-            return None
 
-    debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-    sources: KubernetesSources | None = None
-
-    def missing() -> str:
-        health = sources.health if sources else ()
-        return unready(health, settings.blind_after_s) if health else NOTHING_LISTED
-
-    post = KubeEvents(api, time.time).post
-    watched = watched_kinds(settings.agent_namespace)
-    awaited = [kind.type for kind in watched if kind.name not in DISPENSABLE]
-    extender = Extender(settings, missing, post, awaited, origin)
-    extender.cluster.budgets.awaited = True
-    sources = KubernetesSources(
-        api,
-        extender.tell,
-        watched_kinds(settings.agent_namespace, extender.cluster.concerns),
-        pace=pace,
-        give_way=extender.calls.give_way,
-    )
-    watches = sources
-    extender.observed.health = lambda: watches.health
-    store = KubernetesStore(loop_api, api, lease_namespace=settings.agent_namespace)
+async def _serve_extender(
+    cluster: Cluster,
+    settings: Settings,
+    announce: Callable[[str], None],
+    origin: Origin,
+    with_console: bool,
+) -> None:
+    loop_api = LoopApi(cluster.configuration)
+    post = KubeEvents(cluster.api, time.time).post
+    extender = Extender(settings, cluster.unready, post, cluster.awaited, origin)
+    store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
     hands = KubernetesHands(loop_api, extender.post)
     extender.send_away(store, ledger, hands)
     extender.make_room(RoomMaker(store, hands, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
-    sources.start()
-    mirroring = Mirroring(
-        extender.cluster, settings.mirror_vram, extender.unready, KubeNodes(api).show
-    )
-    extender.retrying.start(extender.loops, ledger)
-    mirroring.start(extender.loops)
-    if guard is not None and debug_tls is not None:
-        know = debug_tls.know
-        extender.loops.keep("client-ca", lambda: keep_client_ca(reviews, know))
+    console = None
+    second = extender.app(cluster.guard)
+    if with_console:
+        console = Console(extender, lambda: extender.telling.pending, extender.journal)
+        console.following.authorization = lambda: authorization(cluster.configuration)
+        second = console.app(cluster.guard, cluster.quotas)
     try:
-        async with history_brought(settings, extender):
-            debug = extender.debug_app(guard, quotas)
-            await serve(extender, ledger, verbs, debug, announce, debug_tls)
+        async with cluster.followed_by(extender, with_console):
+            extender.retrying.start(extender.loops, ledger)
+            Mirroring(
+                extender.cluster,
+                settings.mirror_vram,
+                extender.unready,
+                KubeNodes(cluster.api).show,
+            ).start(extender.loops)
+            await serve(extender, ledger, verbs, second, announce, cluster.debug_tls, console)
     finally:
-        extender.loops.stop()
-        await extender.loop.run_in_executor(None, sources.stop)
-        api.close()
         await loop_api.close()
-        reviews.close()
+
+
+async def _serve_console(
+    cluster: Cluster, settings: Settings, announce: Callable[[str], None], origin: Origin
+) -> None:
+    telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
+    view = ClusterView(settings, cluster.unready, telemetry, cluster.awaited, origin)
+    pods = PendingPods(view.cluster)
+    console = Console(view, lambda: pods.pending)
+    pods.decision = console.journals.of_uid
+    console.following.authorization = lambda: authorization(cluster.configuration)
+    app = console.app(cluster.guard, cluster.quotas)
+    async with cluster.followed_by(view, True):
+        pods.start(view.loops, view.unready)
+        await serve_views(view, console, app, announce, cluster.debug_tls)

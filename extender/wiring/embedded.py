@@ -14,6 +14,7 @@ from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.settings import Settings
 from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
+from extender.wiring.console import Console
 from extender.wiring.history import history_brought
 from extender.wiring.memory import keep_what_answers_need
 from extender.wiring.reloading import ANYWHERE, Origin
@@ -60,12 +61,13 @@ async def serve_embedded(
     def shown(pod: Pod) -> None:
         store.admit(pod)
 
-    debug = extender.debug_app()
+    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    debug = console.app()
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, shown)
     async with history_brought(settings, extender):
         debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-        await serve(extender, ledger, verbs, debug, announce, debug_tls)
+        await serve(extender, ledger, verbs, debug, announce, debug_tls, console)
 
 
 def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:

@@ -14,7 +14,7 @@ from extender.cluster.activity import Key
 from extender.cluster.events import ActivitySeen
 from extender.placement.activity import Activity
 from extender.settings import Settings
-from extender.wiring.replica import Extender
+from extender.wiring.clusterview import ClusterView
 
 #: Less than a millisecond of the loop's time, and what it then has for others.
 _NODES_AT_ONCE = 8
@@ -24,7 +24,7 @@ _DEVICES_AT_ONCE = 256
 
 
 @contextlib.asynccontextmanager
-async def history_brought(settings: Settings, extender: Extender) -> AsyncIterator[None]:
+async def history_brought(settings: Settings, view: ClusterView) -> AsyncIterator[None]:
     """While the context lasts, history comes in; where settings name no Prometheus, none does."""
     if settings.prometheus_url is None:
         yield
@@ -33,7 +33,7 @@ async def history_brought(settings: Settings, extender: Extender) -> AsyncIterat
     from extender.sources.history import Span
     from extender.sources.prometheus import Asked, PrometheusHistory
 
-    telemetry, activities = extender.telemetry, extender.cluster.activities
+    telemetry, activities = view.telemetry, view.cluster.activities
 
     def told(answered: bool, devices: int) -> None:
         telemetry.history_queries.labels("answered" if answered else "failed").inc()
@@ -42,7 +42,7 @@ async def history_brought(settings: Settings, extender: Extender) -> AsyncIterat
     def hand_on(
         history: Mapping[Key, Activity], moved: Collection[Key], stopping: threading.Event
     ) -> None:
-        extender.deliver([ActivitySeen(history, ())])
+        view.deliver([ActivitySeen(history, ())])
         nodes: dict[str, None] = {}
         for i, key in enumerate(moved):
             if (node := activities.node_of(key)) is not None:
@@ -51,7 +51,7 @@ async def history_brought(settings: Settings, extender: Extender) -> AsyncIterat
                 time.sleep(0)
         names = list(nodes)
         for at in range(0, len(names), _NODES_AT_ONCE):
-            extender.deliver([ActivitySeen(history, names[at : at + _NODES_AT_ONCE])])
+            view.deliver([ActivitySeen(history, names[at : at + _NODES_AT_ONCE])])
             if stopping.wait(_PAUSE_S):
                 return
 
@@ -69,4 +69,4 @@ async def history_brought(settings: Settings, extender: Extender) -> AsyncIterat
     try:
         yield
     finally:
-        await extender.loop.run_in_executor(None, source.stop)
+        await view.loop.run_in_executor(None, source.stop)

@@ -1,4 +1,4 @@
-"""Serves the ports of a replica, and runs all that goes on for ever beside them, until a signal."""
+"""Serves the ports of the extender, of the console, or of both in one process, until a signal."""
 
 import sys
 from collections.abc import Callable
@@ -7,12 +7,11 @@ from fastapi import FastAPI
 
 from extender.ledger.protocol import Ledger
 from extender.tls import ServerTls
-from extender.wiring.lag import sample_lag
-from extender.wiring.memory import collect_in_lulls
+from extender.wiring.clusterview import ClusterView
+from extender.wiring.console import Console
 from extender.wiring.patience import Certified, counting
 from extender.wiring.ports import Port, serve_ports
 from extender.wiring.replica import Extender
-from extender.wiring.watching import start_watching
 
 #: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
 #: loop asks several times in each call.
@@ -23,41 +22,68 @@ async def serve(
     extender: Extender,
     ledger: Ledger,
     verbs: FastAPI,
-    debug: FastAPI,
+    second: FastAPI,
+    announce: Callable[[str], None],
+    debug_tls: ServerTls | None = None,
+    console: Console | None = None,
+) -> None:
+    """Serve kube-scheduler's calls, and on the debug port ``second``: the extender's own, or that
+    of a console in the same process."""
+    settings = extender.settings
+    tls = ServerTls(settings.tls) if settings.tls else None
+    ports = [
+        Port(
+            "verbs",
+            settings.verbs_at,
+            settings.verbs_port,
+            verbs,
+            counting(extender.calls),
+            tls,
+        ),
+        _debug_port(extender, second, debug_tls),
+    ]
+    sys.setswitchinterval(SWITCH_S)
+
+    def started() -> None:
+        extender.start()
+        extender.start_controllers(ledger)
+        if console is not None:
+            console.start()
+
+    def stopping() -> None:  # a server that ends waits for clients that follow
+        extender.feed.close()
+        if console is not None:
+            console.feed.close()
+
+    try:
+        await serve_ports(ports, announce, started=started, stopping=stopping)
+    finally:
+        extender.loops.stop()
+        if console is not None:
+            await extender.loop.run_in_executor(None, console.following.stop)
+
+
+async def serve_views(
+    view: ClusterView,
+    console: Console,
+    app: FastAPI,
     announce: Callable[[str], None],
     debug_tls: ServerTls | None = None,
 ) -> None:
-    settings = extender.settings
-    tls = ServerTls(settings.tls) if settings.tls else None
-    counted = counting(extender.calls)
-    ports = [
-        Port("verbs", settings.verbs_at, settings.verbs_port, verbs, counted, tls),
-        Port("debug", settings.debug_at, settings.debug_port, debug, Certified, debug_tls),
-    ]
-    sys.setswitchinterval(SWITCH_S)
+    """Serve the console alone."""
+
+    def started() -> None:
+        view.start()
+        console.start()
+
+    ports = [_debug_port(view, app, debug_tls)]
     try:
-        await serve_ports(
-            ports,
-            announce,
-            started=lambda: _start_loops(extender, ledger),
-            stopping=extender.feed.close,  # a server that ends waits for clients that follow
-        )
+        await serve_ports(ports, announce, started=started, stopping=console.feed.close)
     finally:
-        extender.loops.stop()
+        view.loops.stop()
+        await view.loop.run_in_executor(None, console.following.stop)
 
 
-def _start_loops(extender: Extender, ledger: Ledger) -> None:
-    loops = extender.loops
-    extender.tidying.start(loops, ledger)
-    extender.telling.start(loops, extender.unready)
-    extender.reloading.start(loops)
-    if extender.preempting:
-        extender.preempting.start(loops, extender.idle)
-    start_watching(loops, extender.watching, extender.begun)
-    loops.keep("lag", lambda: sample_lag(extender.note_lag))
-    loops.keep("memory", lambda: _collect(extender))
-
-
-async def _collect(extender: Extender) -> None:
-    await extender.begun.wait()
-    await collect_in_lulls(extender.calls)
+def _debug_port(view: ClusterView, app: FastAPI, tls: ServerTls | None) -> Port:
+    settings = view.settings
+    return Port("debug", settings.debug_at, settings.debug_port, app, Certified, tls)

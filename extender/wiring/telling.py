@@ -8,31 +8,27 @@ takes over, it tells each pod once more, in the same Event. All that is remember
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
 
 from contract.kube import Pod
-from contract.reasons import Reason
 from extender.cluster.state import ClusterState
-from extender.cluster.waiting import Explaining, Pending, main_reason, told_by_condition
+from extender.cluster.waiting import Explaining, Pending
 from extender.journal import Decision, Journal
 from extender.placement.snapshot import Snapshot
 from extender.wiring.announcing import Post
 from extender.wiring.loops import Loops
+from extender.wiring.pending import EVERY_S, PendingPods
 
 log = structlog.get_logger()
 
-#: Between two rounds.
-EVERY_S = 1.0
 #: Between two looks at a pod, and so at least between two changes of its Event.
 AGAIN_AFTER_S = 60.0
 #: In one round no other pod is begun with after so long.
 SPENT_S = 0.1
-#: Pods that are looked at before others have a turn.
-LOOKED_AT_TOGETHER = 128
 
 
 @dataclass(slots=True)
@@ -59,7 +55,6 @@ class Telling:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._journal = journal
         self._post = post
         self._per_round = per_round if post is not None else 0
         self._give_way = give_way
@@ -67,10 +62,12 @@ class Telling:
         self._monotonic_s = monotonic_s
         #: Uid -> what was told.
         self._told: dict[str, _Told] = {}
-        #: Uid -> a pod, and what its condition says.
-        self._conditions: dict[str, tuple[Pod, dict[Reason, int]]] = {}
-        #: Who waits, as of the last round; replaced, never changed in place.
-        self.pending = Pending()
+        self._pods = PendingPods(cluster, journal.of_uid)
+
+    @property
+    def pending(self) -> Pending:
+        """Who waits, as of the last round."""
+        return self._pods.pending
 
     def at_most(self, per_round: int) -> None:
         """From now on tell so many in one round."""
@@ -85,40 +82,19 @@ class Telling:
 
     async def once(self, now_s: float) -> None:
         """One round: see who waits, and tell those whose turn it is."""
-        unbound = self._cluster.unbound()
-        there = {pod.metadata.uid for pod in unbound}
+        there = {pod.metadata.uid for pod in self._cluster.unbound()}
         self._told = {uid: told for uid, told in self._told.items() if uid in there}
-        self._conditions = {uid: c for uid, c in self._conditions.items() if uid in there}
-        pending = Pending()
         due: list[tuple[float, str, Pod, Decision]] = []
-        for number, pod in enumerate(unbound):
-            if number % LOOKED_AT_TOGETHER == 0:
-                await asyncio.sleep(0)  # kube-scheduler's calls do not wait for all of them
+        for pod, decision in await self._pods.once():
             uid = pod.metadata.uid
-            decision = self._journal.of_uid(uid)
-            if decision is None:
-                refused: Mapping[Reason, int] = self._said(pod)
-            elif decision.fits:
-                continue  # it is being bound
-            else:
-                refused = decision.refused
-                told = self._told.get(uid)
-                if told is None or now_s - told.looked_at_s >= AGAIN_AFTER_S:
-                    due.append((told.looked_at_s if told else -1.0, uid, pod, decision))
-            pending.add(main_reason(refused), pod.metadata.creation_timestamp or "")
-        self.pending = pending
+            told = self._told.get(uid)
+            if told is None or now_s - told.looked_at_s >= AGAIN_AFTER_S:
+                due.append((told.looked_at_s if told else -1.0, uid, pod, decision))
         if self._per_round and due:
             first = heapq.nsmallest(self._per_round, due, key=lambda each: each[:2])
             turn = [(pod, decision) for *_, pod, decision in first]
             snap, loop = self._cluster.snapshot(), asyncio.get_running_loop()
             await loop.run_in_executor(self._pool, self._tell, turn, snap, now_s)
-
-    def _said(self, pod: Pod) -> dict[Reason, int]:
-        uid = pod.metadata.uid
-        known = self._conditions.get(uid)
-        if known is None or known[0] is not pod:
-            known = self._conditions[uid] = pod, told_by_condition(pod)
-        return known[1]
 
     def _tell(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
         assert self._post is not None

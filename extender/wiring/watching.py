@@ -6,7 +6,6 @@ that decides has to tell anybody. What came and went between two looks is not se
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
 
 import msgspec
 import structlog
@@ -15,8 +14,9 @@ from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.quantity import format_bytes
 from extender.bounded import Bounded
 from extender.cluster.state import NOTHING, ClusterState
+from extender.journals import Journals
 from extender.placement.snapshot import REASONS, NodeTerms
-from extender.records import BindTried, Filtered, Ranked, Record, Records
+from extender.records import BindTried, Filtered, Ranked, Record
 from extender.web.feed import Feed
 from extender.wiring.loops import Loops
 
@@ -25,6 +25,8 @@ log = structlog.get_logger()
 LOOK_EVERY_S = 0.5
 #: Nodes, or decisions, that are looked at before others have a turn.
 AT_ONCE = 50
+#: Whose journals are read: more than are followed at once.
+MAX_EXTENDERS = 32
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
@@ -59,18 +61,19 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class Watching:
-    """``name`` begins the ids of the promises that this replica makes."""
+    """``name`` begins the ids of the reservations of this process; "" begins those of any."""
 
-    def __init__(self, cluster: ClusterState, records: Records, feed: Feed, name: str) -> None:
+    def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
         self._cluster = cluster
-        self._records = records
+        self._journals = journals
         self._feed = feed
         self._name = name
         #: None before the first look, of which nothing is news.
         self._seen: dict[str, _Seen] | None = None
-        self._version = 0
+        #: Extender -> the version of its records at the last look.
+        self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
         #: Decision -> what was told of it, of those on record.
-        self._told: Bounded[str, str] = Bounded(records.bounds.decisions)
+        self._told: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
 
     def look(self, now_s: float) -> Iterator[None]:
         """Tell what is new; calls may come between two steps."""
@@ -152,10 +155,12 @@ class Watching:
         return "bound_elsewhere" if pod.node and pod.node != node else "taken_back"
 
     def _decisions(self) -> Iterator[None]:
-        version = self._version
-        news = list(takewhile(lambda r: r.version > version, self._records.newest_first()))
-        self._version = self._records.version
-        for number, record in enumerate(reversed(news), 1):
+        news: list[Record] = []
+        for replica, journal in self._journals.each():
+            news += journal.records.newer_than(self._versions.get(replica, 0))
+            self._versions[replica] = journal.records.version
+        news.sort(key=lambda record: record.at_s)
+        for number, record in enumerate(news, 1):
             cause, message = _decided(record)
             if cause and self._told.get(record.decision_id) != cause:
                 self._told[record.decision_id] = cause

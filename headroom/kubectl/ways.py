@@ -18,11 +18,11 @@ from headroom.kubectl.client import TIMEOUT_S, UNREACHABLE, Trouble, Way
 from headroom.kubectl.tls import Files, checked, within_a_tunnel
 
 NAMESPACE = "headroom-system"
-SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=extender"
+SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
 PORT = 8889
 #: Names of container ports; the debug API's, where none is named so, is ``PORT``, without TLS.
 PLAIN_NAME, TLS_NAME = "debug", "debug-tls"
-#: What one needs in the extender's namespace.
+#: What one needs in the namespace of the console.
 _RIGHTS = (
     "{resources: [pods], verbs: [list]} and {resources: [pods/portforward], verbs: [get, create]}"
 )
@@ -67,7 +67,7 @@ class Target:
 
 
 class Tunnel:
-    """To a ready pod of the extender, through the API server that the kubeconfig names."""
+    """To a ready pod of the console, through the API server that the kubeconfig names."""
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
         """Raises ``Trouble``."""
@@ -125,7 +125,7 @@ class Tunnel:
         if ready:
             return target(min(ready, key=lambda pod: str(pod.metadata.name)))
         if pods:
-            why = f"no extender in namespace {self._namespace} is ready"
+            why = f"no console in namespace {self._namespace} is ready"
             raise Trouble(
                 f"{why}; see: kubectl -n {self._namespace} get pods -l {SELECTOR}", UNREACHABLE
             )
@@ -192,7 +192,7 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
 
 
 def target(pod: Any) -> Target:
-    """Of a pod of the extender, as its container ports are named."""
+    """Of a pod of the console, as its container ports are named."""
     ports = {
         port.name: port.container_port
         for container in pod.spec.containers

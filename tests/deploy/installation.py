@@ -4,7 +4,9 @@ Nothing runs pods here. What the manifests say of a process is carried out for i
 token, its flags, its files, with other ports and folders.
 """
 
+import http.client
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -29,7 +31,7 @@ from tests.e2e.nodes import Nodes, Shape
 from tests.waiting import PATIENCE_S, until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
-WEBHOOK = "headroom-webhook"
+WEBHOOK, CONSOLE = "headroom-webhook", "headroom-console"
 ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -143,12 +145,12 @@ class Installation:
         self.manifest.write_text(named_images(overlay(DEPLOY / "overlays" / platform)))
         self.objects: Objects = objects(self.manifest.read_text())
         self.nodes = InstalledNodes(plane, names, Shape(gpus=2))
-        self.debug_port = self.scheduler_port = self.webhook_port = 0
+        self.debug_port = self.journal_port = self.scheduler_port = self.webhook_port = 0
 
     @classmethod
     def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
         """Another one in the same cluster, after the first is gone."""
-        for name in ("etc", "webhook"):
+        for name in ("etc", "webhook", "console"):
             shutil.rmtree(plane.folder / name, ignore_errors=True)
         return cls(plane, platform, *names)
 
@@ -171,16 +173,17 @@ class Installation:
         ).stdout
 
     def start(self, replica: str = "") -> None:
-        """Both containers of one more of the scheduler's pods, and one more of the webhook's;
-        returns when extender and webhook are ready, which are those that answer from then on."""
+        """Both containers of one more of the scheduler's pods, one more of the webhook's and of the
+        console's; returns when they are ready, and they answer from then on."""
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
-        verbs_port, self.debug_port, self.scheduler_port = free_ports(3)
+        verbs_port, self.journal_port, self.scheduler_port = free_ports(3)
         folder = self.mounted(spec["spec"], f"etc{replica}")
-        ports = {"verbs": verbs_port, "debug": self.debug_port}
+        ports = {"verbs": verbs_port, "debug": self.journal_port}
         self._fork(f"extender{replica}", extender, spec["spec"], folder, ports)
-        self._wait(f"extender{replica}", self.answers, "/readyz")
+        self._wait(f"extender{replica}", self.journal_answers, "/readyz")
         self._start_webhook(replica)
+        self._start_console(replica)
         name, *flags = scheduler["command"]
         configured = folder / "scheduler/kube-scheduler.yaml"
         content = yaml.safe_load(configured.read_text())
@@ -196,7 +199,7 @@ class Installation:
 
     def end(self, replica: str = "") -> None:
         """As a pod ends that is deleted."""
-        for name in ("kube-scheduler", "extender", "webhook"):
+        for name in ("kube-scheduler", "extender", "webhook", "console"):
             if self.plane.runs(f"{name}{replica}"):
                 self.plane.end(f"{name}{replica}")
 
@@ -208,6 +211,14 @@ class Installation:
         self._fork(f"webhook{replica}", spec["containers"][0], spec, folder, ports)
         self._wait(f"webhook{replica}", self.webhook_answers, "/readyz")
         self._find_webhook(self.webhook_port)
+
+    def _start_console(self, replica: str) -> None:
+        spec = self.objects["Deployment", NAMESPACE, CONSOLE]["spec"]["template"]["spec"]
+        (self.debug_port,) = free_ports(1)
+        folder = self.mounted(spec, f"console{replica}")
+        ports = {"debug": self.debug_port}
+        self._fork(f"console{replica}", spec["containers"][0], spec, folder, ports)
+        self._wait(f"console{replica}", self.answers, "/readyz")
 
     def _fork(
         self,
@@ -221,6 +232,8 @@ class Installation:
         command, config, file = container["args"]
         settings = folder / Path(file).relative_to("/etc/headroom")
         text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
+        # Nothing resolves the name of a Service here.
+        text = re.sub("extenders: .*", f"extenders: [127.0.0.1:{self.journal_port}]", text)
         text += "".join(f"{each}_port: {port}\n" for each, port in ports.items())
         settings.write_text(text.replace("\nhost: 0.0.0.0", "\nhost: 127.0.0.1"))
         self.plane.fork(
@@ -280,28 +293,35 @@ class Installation:
 
     def answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
         """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""
-        who = f"Authorization: Bearer {as_token}\r\n" if as_token else ""
-        return self._get(self.debug_port, f"headroom-debug.{NAMESPACE}.svc", path, who)
+        return self._get(self.debug_port, f"headroom-debug.{NAMESPACE}.svc", path, as_token)
+
+    def journal_answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
+        """The extender's second port."""
+        return self._get(self.journal_port, f"headroom-journal.{NAMESPACE}.svc", path, as_token)
 
     def webhook_answers(self, path: str) -> tuple[int, str]:
         return self._get(self.webhook_port, f"{WEBHOOK}.{NAMESPACE}.svc", path)
 
-    def _get(self, port: int, service: str, path: str, who: str = "") -> tuple[int, str]:
+    def _get(
+        self, port: int, service: str, path: str, as_token: str | None = None
+    ) -> tuple[int, str]:
         import ssl
 
         context = ssl.create_default_context(cafile=str(self.plane.folder / "etc/tls/ca.crt"))
-        head = f"GET {path} HTTP/1.1\r\nHost: {service}\r\n{who}Connection: close\r\n\r\n"
+        connection = http.client.HTTPConnection(service)
+        headers = {"Authorization": f"Bearer {as_token}"} if as_token else {}
         try:
             with (
                 socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
                 context.wrap_socket(raw, server_hostname=service) as tls,
             ):
-                tls.sendall(head.encode())
-                answer = b"".join(iter(lambda: tls.recv(1 << 16), b"")).decode()
+                connection.sock = tls
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
         except ConnectionRefusedError:
             self.plane.raise_if_ended()
             return 0, ""
-        return int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
 
     def settle(self) -> None:
         """All nodes are reported and initialised."""

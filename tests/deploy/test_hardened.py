@@ -10,6 +10,7 @@ from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, SERVING, objects
 
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
 WEBHOOK = ("Deployment", NAMESPACE, "headroom-webhook")
+CONSOLE = ("Deployment", NAMESPACE, "headroom-console")
 AGENT = ("DaemonSet", NAMESPACE, "headroom-agent")
 
 
@@ -18,7 +19,7 @@ def spec_of(platform: str, key: tuple[str, str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("deployment", [SCHEDULER, WEBHOOK], ids=lambda key: key[2])
+@pytest.mark.parametrize("deployment", [SCHEDULER, WEBHOOK, CONSOLE], ids=lambda key: key[2])
 def test_deployments_keep_to_the_restricted_level(
     platform: str, deployment: tuple[str, str, str]
 ) -> None:

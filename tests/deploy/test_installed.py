@@ -21,6 +21,7 @@ from tests.deploy.commands import commands
 from tests.deploy.installation import (
     AGENT,
     CERTS,
+    CONSOLE,
     EXTENDER,
     GPUNODES,
     WEBHOOK,
@@ -50,11 +51,13 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "pods/eviction", "create", ""),
         ("", "pods", "get", ""),
         ("", "events", "create", ""),
-        # When a pod that waits could be changed; tests/e2e/test_following.py asks with this role.
-        ("", "resourcequotas", "list", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
     },
     WEBHOOK: set(),
+    CONSOLE: {
+        # When a pod that waits could be changed; tests/e2e/test_following.py asks with this role.
+        ("", "resourcequotas", "list", ""),
+    },
     AGENT: set(),
     CERTS: {
         ("", "secrets", "patch", NAMESPACE),
@@ -64,6 +67,7 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
 REFUSED: dict[str, set[Right]] = {
     EXTENDER: set(),
     WEBHOOK: set(),
+    CONSOLE: set(),
     AGENT: {("", "nodes/proxy", "get", "")},
     CERTS: set(),
 }
@@ -145,8 +149,10 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
     """As a kubelet asks: whatever certificate is shown is as good."""
     deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
     webhook = installation.objects["Deployment", NAMESPACE, WEBHOOK]
+    console = installation.objects["Deployment", NAMESPACE, CONSOLE]
     ports = {
         "debug-tls": installation.debug_port,
+        "journal-tls": installation.journal_port,
         10259: installation.scheduler_port,
         "webhook": installation.webhook_port,
     }
@@ -154,6 +160,7 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
     for container in (
         *deployment["spec"]["template"]["spec"]["containers"],
         *webhook["spec"]["template"]["spec"]["containers"],
+        *console["spec"]["template"]["spec"]["containers"],
     ):
         for name, probe in container.items():
             if name.endswith("Probe"):
@@ -162,7 +169,7 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
                 answer = httpx.get(url, verify=False, timeout=10.0)
                 assert (answer.status_code, answer.text.strip()) == (200, "ok"), url
                 asked += 1
-    assert asked == 8
+    assert asked == 11
     url = f"https://127.0.0.1:{installation.scheduler_port}/metrics"
     assert httpx.get(url, verify=False, timeout=10.0).status_code in (401, 403)
 
@@ -180,8 +187,21 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     create = "create", "clusterrolebinding", "viewer", "--clusterrole=headroom-viewer"
     installation.plane.kubectl(*create, "--user=headroom-viewer")
     until(lambda: installation.answers("/v1/status", VIEWER_TOKEN)[0] == 200, "it is let in")
-    assert "headroom_ready 1.0" in installation.answers("/metrics", VIEWER_TOKEN)[1]
+    assert "headroom_console_ready 1.0" in installation.answers("/metrics", VIEWER_TOKEN)[1]
+    assert "headroom_ready 1.0" in installation.journal_answers("/metrics", VIEWER_TOKEN)[1]
+    # Nothing else of the extender's is for people, and without a token nothing at all.
+    assert installation.journal_answers("/v1/nodes", VIEWER_TOKEN)[0] == 404
+    assert installation.journal_answers("/v1/journal")[0] == 401
+    assert installation.journal_answers("/v1/journal", STRANGER_TOKEN)[0] == 403
+    until(lambda: heard(installation), "the console reads the journal, by its own token")
+    told = installation.answers("/v1/decisions", VIEWER_TOKEN)[1]
+    assert {"one", "two"} <= {each["name"] for each in json.loads(told)["decisions"]}
     installation.plane.kubectl("delete", "clusterrolebinding", "viewer")
+
+
+def heard(installation: Installation) -> Any:
+    """The extenders from which the console hears."""
+    return json.loads(installation.answers("/v1/status", VIEWER_TOKEN)[1])["peers"]
 
 
 def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
@@ -203,7 +223,7 @@ def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
 
 
 def what_was_really_asked_for_is_what_the_roles_give(installation: Installation) -> None:
-    for account in (EXTENDER, WEBHOOK, AGENT, CERTS):
+    for account in (EXTENDER, WEBHOOK, CONSOLE, AGENT, CERTS):
         found = asked(installation, account)
         refused = {right for right, codes in found.items() if 403 in codes}
         assert refused == REFUSED[account], account
@@ -244,6 +264,8 @@ def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
 FORBIDDEN = (
     (EXTENDER, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     (EXTENDER, "GET", "/api/v1/secrets"),
+    (CONSOLE, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+    (CONSOLE, "GET", "/api/v1/namespaces/kube-system/configmaps"),
     (WEBHOOK, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     (WEBHOOK, "GET", "/api/v1/pods"),
     (AGENT, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/headroom-tls"),

@@ -46,6 +46,9 @@ WATCHED = (
     | rights("resource.k8s.io", "resourceslices", "list", "watch")
     | rights("policy", "poddisruptionbudgets", "list", "watch")
 )
+REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create") | rights(
+    "authorization.k8s.io", "subjectaccessreviews", "create"
+)
 
 #: Module and function -> what it asks the API server for, of the role of that name.
 EXTENDER: dict[str, set[Right]] = {
@@ -53,12 +56,8 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kubeapi:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
     "extender.kubeevents:KubeEvents._write": rights("", "events", "create", "patch"),
-    "extender.kubequotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "extender.kubereviews:": set(),
-    "extender.kubereviews:KubeReviews._review": (
-        rights("authentication.k8s.io", "tokenreviews", "create")
-        | rights("authorization.k8s.io", "subjectaccessreviews", "create")
-    ),
+    "extender.kubereviews:KubeReviews._review": REVIEWS,
     "extender.ledger.hands:KubernetesHands._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kubernetes:": set(),
     "extender.ledger.kubernetes:_pod_path": set(),
@@ -75,6 +74,11 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create"),
     "extender.ledger.kubernetes:KubernetesStore.touch_pod": rights("", "pods", "patch"),
     "extender.sources.kinds:_slices": set(),
+    "extender.sources.kinds:watched_kinds": WATCHED,
+}
+CONSOLE: dict[str, set[Right]] = {
+    "extender.kubequotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
+    "extender.kubereviews:KubeReviews._review": REVIEWS,
     "extender.sources.kinds:watched_kinds": WATCHED,
     "extender.wiring.clients:": set(),
     "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
@@ -120,6 +124,7 @@ MIRROR: dict[str, set[Right]] = {
 }
 ROLES = {
     "headroom-extender": EXTENDER,
+    "headroom-console": CONSOLE,
     "headroom-webhook": {"extender.sources.kinds:watched_kinds": WEBHOOK},
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
@@ -129,7 +134,7 @@ ROLES = {
 OTHERS = {
     "extender.web.serving:verbs_app",
     "extender.web.admission:webhook_app",
-    "extender.wiring.peers:Peers._get",
+    "extender.wiring.following:_Stream._read",
     "extender.wiring.listing:list_surroundings",  # headroom doctor
     "agent.dcgm:Exporter._scrape",
     "agent.knock:ask",

@@ -28,6 +28,8 @@ REPLICA_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets"
 JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
+#: Roles of the console.
+OF_THE_CONSOLE = ("headroom-console", "headroom-journal")
 PATIENCE_S = 60.0
 #: What of its settings decides how kube-scheduler is answered, as it is shipped beside one.
 _FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
@@ -313,14 +315,19 @@ def said(pod: Mapping[str, Any]) -> str:
 
 
 def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
-    """The role to the user of its name."""
+    """The role to the user of its name; those of the console to the extender, too, since most tests
+    run both in one process (``headroom serve``)."""
     name, kind = role["metadata"]["name"], role["kind"]
+    users = ["headroom-console", "headroom-extender"] if name in OF_THE_CONSOLE else [name]
     return {
         "apiVersion": role["apiVersion"],
         "kind": f"{kind}Binding",
         "metadata": role["metadata"],
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
-        "subjects": [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}],
+        "subjects": [
+            {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+            for user in users
+        ],
     }
 
 

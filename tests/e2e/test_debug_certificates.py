@@ -33,7 +33,7 @@ VIEWER_TOKEN = "viewer-of-the-tests"
 OF_SYSTEM = f"{RBAC}/namespaces/{SYSTEM_NAMESPACE}"
 SYSTEM_PODS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
 BINDINGS = f"{RBAC}/clusterrolebindings"
-ROLE = f"{RBAC}/namespaces/kube-system/roles/headroom-extender"
+ROLE = f"{RBAC}/namespaces/kube-system/roles/headroom-console"
 
 
 @pytest.fixture
@@ -122,14 +122,14 @@ def test_where_the_ca_may_not_be_read_tokens_are_taken_all_the_same(
             for line in cluster.plane.log("extender").splitlines()
             if "client_ca_unknown" in line
         )
-        assert told["message"].startswith(f"the extender may not get ConfigMap {CONFIG_MAP}; right")
+        assert told["message"].startswith(f"the console may not get ConfigMap {CONFIG_MAP}; right")
         assert answer(cluster, tmp_path, None, ADMIN_TOKEN).status_code == 200
         watcher = plane.clients_ca.sign("early-watcher", [GROUP])
         unknown = answer(cluster, tmp_path, watcher)
         assert unknown.status_code == 401
         assert "client_ca_unknown" in unknown.json()["detail"]
     finally:
-        plane.call("PUT", ROLE, {**role, "metadata": {"name": "headroom-extender"}})
+        plane.call("PUT", ROLE, {**role, "metadata": {"name": "headroom-console"}})
     cluster.until(
         lambda: answer(cluster, tmp_path, watcher).status_code == 200, "it is read in the end"
     )
@@ -204,7 +204,7 @@ def installed(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     port = int(cluster.debug_url().rpartition(":")[2])
     container = {"name": "extender", "image": "none"}
     container["ports"] = [{"name": "debug-tls", "containerPort": port}]  # type: ignore[assignment]
-    labels = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
+    labels = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "console"}
     pod = {
         "metadata": {"name": "extender", "labels": labels},
         "spec": {"nodeName": "streams", "containers": [container]},
@@ -236,7 +236,7 @@ def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_says_why_not(
     viewer = plane.kubeconfig(VIEWER_TOKEN)
     nothing_ready = headroom("--kubeconfig", viewer, "top")
     assert nothing_ready.status == 3
-    assert "no extender in namespace headroom-system is ready" in nothing_ready.stderr
+    assert "no console in namespace headroom-system is ready" in nothing_ready.stderr
     becomes_ready(cluster)
 
     file = tmp_path / "kubeconfig"

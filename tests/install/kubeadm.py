@@ -64,7 +64,7 @@ class KubeadmPlane(Plane):
 
 class Variant(Play):
     components = ("default-scheduler",)
-    deployments = ("headroom-extender", "headroom-webhook")
+    deployments = ("headroom-extender", "headroom-webhook", "headroom-console")
 
     def run(self) -> None:
         for step in (self.install, self.configure, self.place, self.lose_an_extender):

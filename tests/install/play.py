@@ -116,7 +116,7 @@ def until(done: Callable[[], object], what: str, patience_s: float = PATIENCE_S)
 class Play:
     #: What it adds to the overlay, of ``deploy``; and the Deployments that there are then.
     components: tuple[str, ...] = ()
-    deployments = ("headroom-scheduler", "headroom-webhook")
+    deployments = ("headroom-scheduler", "headroom-webhook", "headroom-console")
 
     def __init__(self, plane: Plane, machines: Sequence[Machine]) -> None:
         self.plane = plane
@@ -141,6 +141,7 @@ class Play:
         until(self.initialised, "GPUNodes that are initialised")
         self.found["scheduler_pods"] = len(self.ours("extender"))
         self.found["webhook_pods"] = len(self.ours("webhook"))
+        self.found["console_pods"] = len(self.ours("console"))
         self.found["agents"] = len(self.ours("agent"))
 
     def place(self) -> None:
@@ -173,19 +174,14 @@ class Play:
         for pod in self.pods():
             self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
         until(lambda: not self.pods(), "pods that are gone")
-        before = self.uids("extender") | self.uids("webhook")
+        before = self.servers()
         stop = threading.Event()
         load = Load(self, stop)
         load.start()
         # What is done and gone cannot be in the way of the new one.
         until(lambda: not self.jobs(), "the end of the first certificates' Job")
         self.apply("v2")
-        until(
-            lambda: (
-                self.rolled_out() and not before & (self.uids("extender") | self.uids("webhook"))
-            ),
-            "the new replicas",
-        )
+        until(lambda: self.rolled_out() and not before & self.servers(), "the new replicas")
         until(lambda: not self.old_agents("v1"), "the new agents")
         time.sleep(2.0)
         stop.set()
@@ -257,10 +253,14 @@ class Play:
     def images(self) -> set[str]:
         return {
             container["image"]
-            for component in ("extender", "webhook", "agent")
+            for component in ("extender", "webhook", "console", "agent")
             for pod in self.ours(component)
             for container in pod["spec"]["containers"]
         }
+
+    def servers(self) -> set[str]:
+        """The uids of the pods of all Deployments."""
+        return self.uids("extender") | self.uids("webhook") | self.uids("console")
 
     def uids(self, component: str) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.ours(component)}

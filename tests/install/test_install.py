@@ -80,7 +80,7 @@ def test_nothing_outlives_a_play_that_is_killed() -> None:
 def test_one_command_brings_up_schedulers_and_agents(played: dict[str, Any]) -> None:
     assert "deployment.apps/headroom-scheduler serverside-applied" in played["applied"]
     assert played["scheduler_pods"] == 2
-    assert played["webhook_pods"] == 2
+    assert played["webhook_pods"] == played["console_pods"] == 2
     assert played["agents"] == NODES
 
 

@@ -15,9 +15,12 @@ from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
 from tests.waiting import until
 
-#: Of an agent that steers, which needs a kubelet and a cluster; and of the webhook, which needs a
-#: cluster (tests/admission/test_served.py).
-ELSEWHERE = {"headroom_agent_steered_total", *documented("The webhook")}
+#: Of an agent that steers, which needs a kubelet and a cluster; of the webhook, which needs a
+#: cluster (tests/admission/test_served.py); and of a console in a process of its own.
+ELSEWHERE = {
+    *("headroom_agent_steered_total", "headroom_console_ready"),
+    *documented("The webhook"),
+}
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
     "headroom_certificate_end_timestamp_seconds",

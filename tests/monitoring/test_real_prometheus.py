@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from extender.telemetry import WebhookTelemetry
 from tests.debian import Unavailable
@@ -59,9 +59,11 @@ def real(world: World) -> Iterator[Prometheus]:
 
 @contextlib.contextmanager
 def webhook_metrics() -> Iterator[str]:
-    """The address of the metrics of a webhook that is ready. Its process needs a cluster."""
+    """The address of the metrics of a webhook and a console that are ready. Both need a cluster."""
     telemetry = WebhookTelemetry(CollectorRegistry())
     telemetry.ready.set(1)
+    ready = Gauge("headroom_console_ready", "As of a console.", registry=telemetry.registry)
+    ready.set(1)
     server, thread = start_http_server(0, "127.0.0.1", telemetry.registry)
     try:
         yield f"127.0.0.1:{server.server_port}"

@@ -13,14 +13,14 @@ from extender.cluster.events import GPUNodeSeen, NodeSeen
 from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
+from extender.journals import Followed, Journals
 from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
 from extender.web.api.context import Context, no_quotas
 from extender.web.auth import Guard
 from extender.web.calls import Calls
-from extender.web.debug import debug_app
+from extender.web.debug import console_app
 from extender.web.feed import Feed
-from extender.web.peers import AskPeers, nobody
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
 #: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.
@@ -39,8 +39,8 @@ class Asked:
         default_factory=lambda: ClusterState(RULES, STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
-    #: What the other replicas say.
-    peers: AskPeers = nobody
+    #: The other extenders, as far as their journals were read.
+    followed: list[Followed] = field(default_factory=list)
     feed: Feed = field(default_factory=Feed.over)
     guard: Guard | None = None
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
@@ -48,22 +48,22 @@ class Asked:
     app: FastAPI = field(init=False)
 
     def __post_init__(self) -> None:
+        replica = f"replica-{next(_NUMBERS)}"
         self.context = Context(
             self.cluster,
-            self.journal,
+            Journals(replica, self.journal, lambda: self.followed),
             Telemetry(CollectorRegistry()),
             Calls(),
             lambda: "",
             lambda: self.now_s,
             lambda: WALL_S + self.now_s,
-            f"replica-{next(_NUMBERS)}",
-            lambda path, credentials: self.peers(path, credentials),
+            replica,
             self.feed,
             guard=self.guard,
             quotas=self.quotas,
             scheduler="default-scheduler",
         )
-        self.app = debug_app(self.context)
+        self.app = console_app(self.context, with_journal=True)
 
     def add_node(self, name: str) -> None:
         """With two shared GPUs, reported now."""

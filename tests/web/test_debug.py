@@ -13,13 +13,14 @@ from contract.kube import ObjectMeta, Pod
 from extender.cluster.events import NodeSeen, PodSeen
 from extender.cluster.state import ClusterState
 from extender.journal import Journal
+from extender.journals import Journals
 from extender.placement.rules import Rules
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import Telemetry
 from extender.web.api.answers import json_chunks
 from extender.web.api.context import Context
 from extender.web.calls import Calls
-from extender.web.debug import debug_app
+from extender.web.debug import console_app
 from tests.builders import kube_node
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
@@ -120,7 +121,7 @@ def test_embedded_routes_refuse_what_is_wrong_and_change_nothing(server: Server)
 
 def context(cluster: ClusterState) -> Context:
     telemetry, clocks = Telemetry(CollectorRegistry()), (lambda: 0.0, lambda: 0.0)
-    return Context(cluster, Journal(), telemetry, Calls(), lambda: "", *clocks)
+    return Context(cluster, Journals("one", Journal()), telemetry, Calls(), lambda: "", *clocks)
 
 
 class Owned(ClusterState):
@@ -146,7 +147,7 @@ def test_snapshots_are_made_by_who_owns_the_cluster_alone(path: str) -> None:
         cluster = Owned()
         waits = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"))
         cluster.apply([NodeSeen(kube_node()), PodSeen(waits)])
-        app = debug_app(context(cluster))
+        app = console_app(context(cluster))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
             answer = await client.get(path)

@@ -1,13 +1,14 @@
 """Decisions are found by pod, node and time, and put together from what each replica did."""
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
+from extender.journal import Journal
+from extender.journals import Followed
+from extender.journalstream import StateLine
 from extender.records import BindTried, Filtered, Ranked
 from extender.web.decisions import DecisionsBody
-from extender.web.peers import PeerAnswer
 from tests.web.asking import WALL_S, Asked
 
 
@@ -68,33 +69,28 @@ def test_pages_of_decisions_put_together_are_the_whole(asked: Asked) -> None:
     assert seen == ["uid-1.1", "uid-3.1", "uid-2.1", "uid-0.1"]
 
 
-def test_a_decision_nobody_knows_is_not_found_and_says_who_was_not_asked(asked: Asked) -> None:
-    asked.peers = lambda path, credentials: [PeerAnswer("10.0.0.7:8889", None, "refused")]
+def followed(other: Asked, trouble: str = "") -> Followed:
+    state = StateLine(other.context.replica, "1.2.3", WALL_S, 7, "", "enforce")
+    return Followed("10.0.0.7:8889", other.journal, state, 0.5, trouble)
+
+
+def test_a_decision_nobody_knows_is_not_found_and_says_who_is_not_heard(asked: Asked) -> None:
+    asked.followed = [followed(Asked(), "refused")]
     answer = asked.get("/v1/decisions/uid-9.1")
     assert answer.status_code == 404
-    assert "10.0.0.7:8889 did not answer" in answer.json()["detail"]
+    assert "nothing is heard of 10.0.0.7:8889" in answer.json()["detail"]
 
 
-def test_what_peers_did_is_put_together_with_our_own(asked: Asked) -> None:
+def test_what_other_extenders_did_is_put_together_with_our_own(asked: Asked) -> None:
     other = Asked()
     ranked = Ranked(WALL_S + 5, 200, 3, 2, "gpu-b")
     note(other, "uid-1.1", "q", ranked, WALL_S + 5, "gpu-b")
     again = Filtered(WALL_S + 4, 900, 3, 5, 1, {2: 4}, ())
     note(other, "uid-1.1", "q", again, WALL_S + 4)
     note(other, "uid-8.1", "only", again, WALL_S + 4)
-    paths: list[tuple[str, str | None]] = []
-
-    def ask(path: str, credentials: str | None) -> Sequence[PeerAnswer]:
-        paths.append((path, credentials))
-        answer = other.get(path)
-        return [
-            PeerAnswer("other", answer.content if answer.status_code == 200 else b""),
-            PeerAnswer("older", b'{"an": "older version"}'),
-            PeerAnswer("gone", None, "refused"),
-        ]
-
-    asked.peers = ask
-    body = asked.get("/v1/decisions", {"Authorization": "Bearer t"}).json()
+    gone = Followed("10.0.0.9:8889", Journal(), None, None, "refused")
+    asked.followed = [followed(other), gone]
+    body = asked.get("/v1/decisions").json()
     assert DecisionsBody.model_validate(body)
     assert [each["decision_id"] for each in body["decisions"]] == [
         "uid-1.1",
@@ -107,14 +103,10 @@ def test_what_peers_did_is_put_together_with_our_own(asked: Asked) -> None:
     assert (whole["filter"]["times"], whole["filter"]["fits"]) == (2, 1)
     assert whole["filter"]["replica"] == whole["prioritize"]["replica"] == other.context.replica
     assert whole["bind"]["replica"] == asked.context.replica
-    assert {each["peer"] for each in body["unanswered"]} == {"older", "gone"}
-    ((path, credentials),) = paths
-    assert credentials == "Bearer t"
-    assert "peers=false" in path
+    assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "refused"}]
     assert asked.get("/v1/decisions/uid-8.1").json()["decision"]["name"] == "only"
-    paths.clear()
-    assert "uid-8.1" not in ids(asked, "peers=false")
-    assert paths == []
+    asked.followed = []
+    assert "uid-8.1" not in ids(asked)
 
 
 def test_decisions_come_as_a_table(asked: Asked) -> None:

@@ -5,22 +5,24 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis import checks
 
+from extender.journals import Journals
 from extender.web.api.context import Context
 from extender.web.calls import Calls
-from extender.web.debug import debug_app
+from extender.web.debug import console_app
 from tests.fuzz.world import WALL_S, World
 
 _world = World()
-_app = debug_app(
+_app = console_app(
     Context(
         _world.cluster,
-        _world.journal,
+        Journals("one", _world.journal),
         _world.telemetry,
         Calls(),
         lambda: "",
         lambda: _world.now_s,
         lambda: WALL_S,
-    )
+    ),
+    with_journal=True,
 )
 schema = schemathesis.openapi.from_asgi("/openapi.json", _app)
 

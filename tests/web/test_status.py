@@ -9,9 +9,10 @@ from contract.gpunode import GPUNode
 from contract.kube import NodeStatus, Pod
 from extender.cluster.agreement import mismatches
 from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.journal import Decision
+from extender.journal import Decision, Journal
+from extender.journals import Followed
+from extender.journalstream import StateLine
 from extender.records import Filtered
-from extender.web.peers import PeerAnswer
 from tests.builders import gpunode, kube_node, pod, promise, shared, use
 from tests.serving import serving
 from tests.waiting import until
@@ -117,15 +118,25 @@ def test_the_journal_says_its_size_and_its_bounds() -> None:
 
 
 def test_peers_are_told_of_in_short() -> None:
-    asked, other = Asked(), Asked()
-    asked.peers = lambda path, credentials: [
-        PeerAnswer("other", other.get(path).content),
-        PeerAnswer("10.0.0.9:8889", None, "no answer within 0.5 s"),
+    asked = Asked()
+    state = StateLine("other", "1.2.3", WALL_S, 7, "Headroom only observes", "observe")
+    asked.followed = [
+        Followed("10.0.0.8:8889", Journal(), state, 0.25, ""),
+        Followed("10.0.0.9:8889", Journal(), None, None, "connection refused"),
     ]
     body = status(asked)
-    (peer,) = body["peers"]
-    assert (peer["replica"], peer["ready"]) == (other.context.replica, True)
-    assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "no answer within 0.5 s"}]
+    assert body["peers"] == [
+        {
+            "replica": "other",
+            "version": "1.2.3",
+            "ready": False,
+            "not_ready_because": "Headroom only observes",
+            "snapshot_generation": 7,
+            "mode": "observe",
+            "heard_s": 0.25,
+        }
+    ]
+    assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "connection refused"}]
 
 
 def test_a_real_process_tells_its_memory_and_how_late_its_loop_is() -> None:

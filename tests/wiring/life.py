@@ -36,6 +36,7 @@ from extender.wiring import (
     tidying,
     watching,
 )
+from extender.wiring.console import Console
 from extender.wiring.lag import sample_lag
 from extender.wiring.mirroring import Mirroring
 from extender.wiring.reloading import Origin
@@ -126,6 +127,7 @@ class World:
     store: Store
     #: Of settings.
     file: Path
+    console: Console
     #: Those of the replica, once they are made.
     verbs: Any = None
     #: Exceptions that kube-scheduler was answered with.
@@ -305,7 +307,8 @@ async def _live(file: Path) -> Told:
         lambda operation, when: world.fault(operation, when) if world else None,
         extender.tell,
     )
-    world = World(extender, store, file)
+    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    world = World(extender, store, file, console)
     ledger = extender.open_ledger(Awaited(store))
     extender.send_away(Awaited(store), ledger, world)
     extender.make_room(RoomMaker(Awaited(store), world, time.time, extender.new_id))
@@ -336,7 +339,7 @@ def start(world: World, ledger: Any) -> None:
     extender.preempting.start(each, extender.idle)
     extender.reloading.start(each)
     Mirroring(extender.cluster, True, extender.unready, world.show).start(each)
-    start_watching(each, extender.watching, extender.begun)
+    start_watching(each, world.console.watching, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 
 

@@ -185,7 +185,7 @@ def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
 
         loops.start("x", once, 60.0)
         await asyncio.sleep(0)
-        transport = httpx.ASGITransport(extender.debug_app())
+        transport = httpx.ASGITransport(extender.app())
 
         async def health() -> tuple[int, str]:
             async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:

@@ -15,9 +15,10 @@ from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, No
 from extender.cluster.state import ClusterState
 from extender.settings import Settings
 from extender.web.calls import GIVE_WAY_S, Calls
+from extender.wiring.clusterview import NOT_TAKEN_IN
 from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
-from extender.wiring.replica import NOT_TAKEN_IN, Extender
+from extender.wiring.replica import Extender
 from tests.builders import gpunode, kube_node, pod, shared
 
 KINDS = (Node, Namespace, GPUNode, Lease, ResourceSlice, Pod)

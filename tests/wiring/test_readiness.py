@@ -60,7 +60,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         said = ""
         extender = Extender(Settings(), unready=lambda: said)
         server = EmbeddedStore(extender.deliver, time.monotonic)
-        transport = httpx.ASGITransport(extender.debug_app())
+        transport = httpx.ASGITransport(extender.app())
         debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
         verbs = extender.verbs(extender.open_ledger(Awaited(server)), shown=lambda pod: None)
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))

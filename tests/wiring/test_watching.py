@@ -9,8 +9,10 @@ from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.kube import Pod
 from extender.cluster.events import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
 from extender.cluster.state import ClusterState
+from extender.journal import Journal
+from extender.journals import Journals
 from extender.placement.rules import Rules
-from extender.records import BindTried, Bounds, Filtered, Ranked, Records
+from extender.records import BindTried, Bounds, Filtered, Ranked
 from extender.web.feed import Feed
 from extender.wiring.watching import Watching
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
@@ -21,9 +23,10 @@ EPOCH_S = 1_795_219_200.0
 class Looking:
     def __init__(self) -> None:
         self.state = ClusterState(Rules(), 90.0, EPOCH_S)
-        self.records = Records(Bounds())
+        journal = Journal(Bounds())
+        self.records = journal.records
         self.feed = Feed(lambda: EPOCH_S, lambda: 1)
-        self.watching = Watching(self.state, self.records, self.feed, "ours")
+        self.watching = Watching(self.state, Journals("ours", journal), self.feed, "ours")
         self.version = 0
         self.state.apply([NodeSeen(kube_node("n"))])
 

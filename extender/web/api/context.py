@@ -10,14 +10,13 @@ from starlette.requests import Request
 
 from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
-from extender.journal import Journal
+from extender.journals import Journals
 from extender.placement.snapshot import Snapshot
-from extender.telemetry import Telemetry
+from extender.telemetry import ViewTelemetry
 from extender.web.auth import Guard, visible_to
 from extender.web.calls import Calls
 from extender.web.feed import Feed
 from extender.web.machinery import Machinery, SettingsView, enforcing, unknown
-from extender.web.peers import AskPeers, nobody
 from extender.web.visible import Sees, everything
 
 
@@ -29,8 +28,8 @@ def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
 @dataclass(frozen=True, slots=True)
 class Context:
     cluster: ClusterState
-    journal: Journal
-    telemetry: Telemetry
+    journal: Journals
+    telemetry: ViewTelemetry
     calls: Calls
     #: Why nothing can be decided yet, in a sentence; "" when it can.
     unready: Callable[[], str]
@@ -38,7 +37,6 @@ class Context:
     wall_s: Callable[[], float]
     #: Names this process: another one counts its generations anew.
     replica: str = "one"
-    ask_peers: AskPeers = nobody
     feed: Feed = field(default_factory=Feed.over)
     machinery: Callable[[], Machinery] = unknown
     #: Who may read; None: everybody who gets here.

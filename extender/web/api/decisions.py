@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated
-from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from starlette.responses import Response
 
+from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
 from extender.records import Record
 from extender.web.api.answers import (
@@ -34,7 +34,6 @@ from extender.web.decisions import (
     merged,
     position,
 )
-from extender.web.peers import AskedPeers, Credentials, read
 from extender.web.visible import Sees
 
 USUAL_PAGE = 100
@@ -98,42 +97,28 @@ class Sought:
             and (self.before is None or (stamp(record.at_s), record.decision_id) < self.before)
         )
 
-    def query(self, limit: int) -> str:
-        """The same for a peer, which is to answer with what it knows itself."""
-        asked = {
-            "pod": self.pod and "/".join(self.pod),
-            "uid": self.uid,
-            "node": self.node,
-            "since": None if self.since_s is None else stamp(self.since_s),
-            "continue": self.before and "_".join(self.before),
-            "limit": limit,
-            "offered_nodes": "true" if self.offered_nodes else None,
-            "peers": "false",
-        }
-        return urlencode({name: value for name, value in asked.items() if value is not None})
-
 
 def decisions(
-    context: Context,
-    sought: Sought,
-    limit: int,
-    ask_peers: bool,
-    credentials: str | None,
-    sees: Sees,
+    context: Context, sought: Sought, limit: int, sees: Sees
 ) -> tuple[list[DecisionView], list[Unanswered]]:
-    """At most so many, the newest first, and who did not say what it knows of them."""
-    own = (
-        decision_view(record, context.replica, sees, _offered_nodes(context, record, sought))
-        for record in _gently(context)
-        if sought.wants(record)
-    )
-    found = list(islice(own, limit))
-    if not ask_peers:
-        return found, []
-    answers = context.ask_peers(f"/v1/decisions?{sought.query(limit)}", credentials)
-    bodies, unanswered = read(answers, DecisionsBody)
-    theirs = [view for body in bodies for view in body.decisions]
-    return merged([*found, *theirs])[:limit], unanswered
+    """At most so many, the newest first, and the extenders whose decisions may be missing."""
+    found: list[DecisionView] = []
+    for replica, journal in context.journal.each():
+        wanted = (record for record in _gently(context, journal) if sought.wants(record))
+        found += [
+            decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
+            for record in islice(wanted, limit)
+        ]
+    return merged(found)[:limit], unheard(context)
+
+
+def unheard(context: Context) -> list[Unanswered]:
+    """The extenders from which nothing comes at present, and why."""
+    return [
+        Unanswered(peer=each.place, message=each.trouble)
+        for each in context.journal.followed()
+        if each.trouble and not each.is_gone
+    ]
 
 
 def router(context: Context) -> APIRouter:
@@ -152,8 +137,6 @@ def router(context: Context) -> APIRouter:
         since: AskedSince = None,
         offered_nodes: AskedNodes = False,
         form: AskedForm = Form.JSON,
-        ask_peers: AskedPeers = True,
-        credentials: Credentials = None,
     ) -> Response:
         """The last decisions of all replicas, the newest first; 100 unless ``limit`` says more.
         One to which another call came meanwhile can come again on the next page."""
@@ -167,7 +150,7 @@ def router(context: Context) -> APIRouter:
             offered_nodes=offered_nodes,
         )
         limit = page.limit or USUAL_PAGE
-        found, unanswered = decisions(context, sought, limit + 1, ask_peers, credentials, sees)
+        found, unanswered = decisions(context, sought, limit + 1, sees)
         shown = found[:limit]
         more = "_".join(position(shown[-1])) if len(found) > limit else None
         body = DecisionsBody(
@@ -183,19 +166,14 @@ def router(context: Context) -> APIRouter:
     def one(
         decision_id: DecisionId,
         snap: Newest,
-        ask_peers: AskedPeers = True,
-        credentials: Credentials = None,
     ) -> Response:
         """One decision: what every verb made of it, on whichever replica."""
-        record = context.journal.records.of_id(decision_id)
-        found = [decision_view(record, context.replica)] if record else []
-        unanswered: list[Unanswered] = []
-        if ask_peers:
-            path = f"/v1/decisions/{quote(decision_id, safe='')}?peers=false"
-            bodies, unanswered = read(context.ask_peers(path, credentials), DecisionBody)
-            found += [body.decision for body in bodies]
+        unanswered = unheard(context)
+        found = [
+            decision_view(record, replica) for replica, record in context.journal.of_id(decision_id)
+        ]
         if not found:
-            silent = "".join(f"; {each.peer} did not answer" for each in unanswered)
+            silent = "".join(f"; nothing is heard of {each.peer}" for each in unanswered)
             raise HTTPException(
                 404,
                 f"decision {decision_id} is not known, or not any more{silent}; "
@@ -212,17 +190,17 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _offered_nodes(context: Context, record: Record, sought: Sought) -> list[str] | None:
-    decision = context.journal.of_uid(record.uid) if sought.offered_nodes else None
+def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str] | None:
+    decision = journal.of_uid(record.uid) if sought.offered_nodes else None
     if decision is None or decision.decision_id != record.decision_id:
         return None
     offered = decision.offered_nodes
     return offered.names() if offered else None
 
 
-def _gently(context: Context) -> Iterator[Record]:
+def _gently(context: Context, journal: Journal) -> Iterator[Record]:
     """All records, the newest first; calls go before some more of them are looked at."""
-    for number, record in enumerate(context.journal.records.newest_first()):
+    for number, record in enumerate(journal.records.newest_first()):
         if number % 100 == 0:
             context.calls.give_way()
         yield record

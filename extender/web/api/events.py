@@ -62,9 +62,14 @@ class EventsBody(Body):
 class Impatient(StreamingResponse):
     """Ends where the client does not take what it is sent, and calls ``left`` however it ends."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes], left: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes],
+        left: Callable[[], None],
+        media_type: str = "text/event-stream",
+    ) -> None:
         headers = {"Cache-Control": "no-store"}
-        super().__init__(pieces, media_type="text/event-stream", headers=headers)
+        super().__init__(pieces, media_type=media_type, headers=headers)
         self._pieces, self._left = pieces, left
 
     async def stream_response(self, send: Send) -> None:

@@ -25,7 +25,6 @@ from extender.web.api.decisions import Sought, decisions
 from extender.web.bodies import stamp
 from extender.web.decisions import DecisionView
 from extender.web.explained import ExplainBody, Explained, explain_body
-from extender.web.peers import AskedPeers, Credentials
 from extender.web.visible import Sees, unnamed
 
 Namespace = Annotated[str, Path(examples=["default"])]
@@ -49,8 +48,6 @@ def router(context: Context) -> APIRouter:
         name: PodName,
         snap: Newest,
         sees: Visible,
-        ask_peers: AskedPeers = True,
-        credentials: Credentials = None,
     ) -> Response:
         """Why the pod waits, or where it is: its request as understood, reasons counted, the
         nearest nodes with their devices, what would help; and the last decision about it."""
@@ -61,8 +58,6 @@ def router(context: Context) -> APIRouter:
             # Not of an earlier pod of this name, as those of StatefulSets have.
             Sought(uid=pod.metadata.uid, offered_nodes=True),
             LOOKED_BACK,
-            ask_peers,
-            credentials,
             sees,
         )
         last, offered = _last(found), _offered(found)

@@ -22,10 +22,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from extender.web.api.described import describe_fields
-from extender.web.peers import REPLICA
 
 log = structlog.get_logger()
 
+#: Header that names the replica that answers.
+REPLICA = "Headroom-Replica"
 PROBLEM_JSON = "application/problem+json"
 _TYPES = {
     400: "bad-request",

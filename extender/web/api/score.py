@@ -23,7 +23,6 @@ from extender.web.api.decisions import Sought, decisions
 from extender.web.bodies import Body, stamp
 from extender.web.decisions import DecisionView, Unanswered
 from extender.web.explained import NearestView, nearest_view, not_tried
-from extender.web.peers import AskedPeers, Credentials
 from extender.web.visible import Sees
 
 
@@ -109,8 +108,6 @@ def router(context: Context) -> APIRouter:
         node: NodeName,
         snap: Newest,
         sees: Visible,
-        ask_peers: AskedPeers = True,
-        credentials: Credentials = None,
     ) -> Response:
         """Why the pod would go to this node, or would not: every check that fails, or the score by
         its terms and how it ranks among all nodes. Reckoned anew, beside what was answered."""
@@ -142,7 +139,7 @@ def router(context: Context) -> APIRouter:
             return cluster.activities.age_s(terms, now_s, at_s)
 
         sought = Sought(uid=of.metadata.uid)
-        stored, unanswered = decisions(context, sought, 1, ask_peers, credentials, sees)
+        stored, unanswered = decisions(context, sought, 1, sees)
         untried = None
         if not of.node:
             untried = not_tried(of, bool(stored), context.schedulers())

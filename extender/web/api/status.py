@@ -14,10 +14,10 @@ from extender.journal import MAX_SHOWN_BYTES
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import encoded
 from extender.web.api.context import Context
+from extender.web.api.decisions import unheard
 from extender.web.bodies import Body, stamp
 from extender.web.decisions import Unanswered
 from extender.web.machinery import LagView, SettingsView, SourceView, enforcing
-from extender.web.peers import AskedPeers, Credentials, read
 
 T = TypeVar("T")
 
@@ -44,13 +44,15 @@ class CountsView(BaseModel):
 
 
 class JournalView(BaseModel):
+    """The journals of all extenders that are followed, together."""
+
     decisions: int
     bytes: int
     #: Besides, pods as kube-scheduler showed them last, for their binds: 3 KiB each as a rule.
     pods_shown: int
     pods_shown_bytes: int
     oldest_age_s: float | None
-    #: The settings that bound it.
+    #: The settings that bound each.
     most_decisions: int
     most_bytes: int
     most_shown_bytes: int
@@ -58,13 +60,17 @@ class JournalView(BaseModel):
 
 
 class PeerView(BaseModel):
+    """Another extender, by what it said last of itself."""
+
     replica: str
     version: str
     ready: bool
     not_ready_because: str | None
     snapshot_generation: int
-    #: As ``settings.mode`` below; null where the peer is too old to say.
-    mode: str | None = None
+    #: As ``settings.mode`` below.
+    mode: str
+    #: Seconds since it was heard of.
+    heard_s: float | None
 
 
 class StatusBody(Body):
@@ -96,16 +102,9 @@ def router(context: Context) -> APIRouter:
     cluster = context.cluster
 
     @routes.get("/v1/status", response_model=StatusBody)
-    def status(
-        snap: Newest, ask_peers: AskedPeers = True, credentials: Credentials = None
-    ) -> Response:
+    def status(snap: Newest) -> Response:
         """Whether this replica sees and decides, how much it holds, whether ledger, API server and
         agents agree, and how its peers are."""
-        bodies: list[StatusBody] = []
-        unanswered: list[Unanswered] = []
-        if ask_peers:
-            answers = context.ask_peers("/v1/status?peers=false", credentials)
-            bodies, unanswered = read(answers, StatusBody)
         machinery, missing = context.machinery(), context.unready()
         with context.computes:
             found = Counter(
@@ -135,16 +134,18 @@ def router(context: Context) -> APIRouter:
             loop_lag=machinery.loop_lag,
             peers=[
                 PeerView(
-                    replica=each.replica,
-                    version=each.version,
-                    ready=each.ready,
-                    not_ready_because=each.not_ready_because,
-                    snapshot_generation=each.snapshot_generation,
-                    mode=each.settings.mode,
+                    replica=state.replica,
+                    version=state.version,
+                    ready=not state.not_ready_because,
+                    not_ready_because=state.not_ready_because or None,
+                    snapshot_generation=state.generation,
+                    mode=state.mode,
+                    heard_s=each.heard_s and round(each.heard_s, 3),
                 )
-                for each in bodies
+                for each in context.journal.followed()
+                if not (each.trouble or each.is_gone) and (state := each.state) is not None
             ],
-            unanswered=unanswered,
+            unanswered=unheard(context),
         )
         return encoded(body)
 
@@ -189,15 +190,19 @@ def router(context: Context) -> APIRouter:
         )
 
     def _journal() -> JournalView:
-        records = context.journal.records
-        oldest_at_s, bounds = records.oldest_at_s, records.bounds
-        age_s = None if oldest_at_s is None else round(context.wall_s() - oldest_at_s, 3)
+        journals = [journal for _, journal in context.journal.each()]
+        bounds = context.journal.own.records.bounds
+        ages_s = [
+            context.wall_s() - oldest_at_s
+            for journal in journals
+            if (oldest_at_s := journal.records.oldest_at_s) is not None
+        ]
         return JournalView(
-            decisions=len(records),
-            bytes=records.size_bytes,
-            pods_shown=context.journal.shown,
-            pods_shown_bytes=context.journal.shown_bytes,
-            oldest_age_s=age_s,
+            decisions=sum(len(journal.records) for journal in journals),
+            bytes=sum(journal.records.size_bytes for journal in journals),
+            pods_shown=sum(journal.shown for journal in journals),
+            pods_shown_bytes=sum(journal.shown_bytes for journal in journals),
+            oldest_age_s=round(max(ages_s), 3) if ages_s else None,
             most_decisions=bounds.decisions,
             most_bytes=bounds.size_bytes,
             most_shown_bytes=MAX_SHOWN_BYTES,

@@ -71,13 +71,12 @@
 {{- end }}
 {{- end -}}
 
-{{/* What the values say of the webhook's Deployment. Changes .object. */}}
-{{- define "headroom.webhook" -}}
-{{- $values := .root.Values }}
-{{- $_ := set .object.spec "replicas" $values.webhook.replicas }}
+{{/* What .values say of the Deployment of webhook or console. Changes .object. */}}
+{{- define "headroom.part" -}}
+{{- $_ := set .object.spec "replicas" .values.replicas }}
 {{- include "headroom.pulling" (dict "root" .root "spec" .object.spec.template.spec) }}
 {{- $container := index .object.spec.template.spec.containers 0 }}
-{{- $_ := set $container "resources" (mergeOverwrite $container.resources $values.webhook.resources) }}
+{{- $_ := set $container "resources" (mergeOverwrite $container.resources .values.resources) }}
 {{- end -}}
 
 {{/* What deploy/default-scheduler changes: extenders alone, whose verbs the cluster's own kube-scheduler calls. Changes .object. */}}
@@ -87,7 +86,7 @@
 {{- if and (has $object.kind (list "Deployment" "PodDisruptionBudget")) (eq $name "headroom-scheduler") }}
 {{- $_ := set $object.metadata "name" "headroom-extender" }}
 {{- end }}
-{{- if and (eq $object.kind "Deployment") (ne $name "headroom-webhook") }}
+{{- if and (eq $object.kind "Deployment") (not (has $name (list "headroom-webhook" "headroom-console"))) }}
 {{- $_ := unset $object.spec.template.metadata.annotations "checksum/scheduler-config" }}
 {{- $spec := $object.spec.template.spec }}
 {{- range $container := $spec.containers }}

@@ -1,0 +1,109 @@
+"""Extender and console as two processes, each with the rights of its own account."""
+
+from typing import Any
+
+import httpx
+
+from tests.controlplane import ADMIN_TOKEN, ControlPlane, free_ports
+from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
+
+
+class Apart:
+    """Both processes of a cluster; readers of either show a token."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.plane = cluster, cluster.plane
+        self.verbs, self.journal, self.debug = free_ports(3)
+
+    def start_extender(self) -> None:
+        ports = ("--verbs-port", str(self.verbs), "--debug-port", str(self.journal))
+        self._fork("extender", *ports)
+
+    def start_console(self) -> None:
+        config = self.plane.folder / "console.yaml"
+        config.write_text(f"extenders: [127.0.0.1:{self.journal}]\n")
+        self._fork("console", "--config", str(config), "--debug-port", str(self.debug))
+
+    def _fork(self, part: str, *arguments: str) -> None:
+        kubeconfig = self.plane.kubeconfig(f"{part}-of-the-tests")
+        self.plane.fork(part, "extender", part, *arguments, env={"KUBECONFIG": str(kubeconfig)})
+        self.cluster._started.append(part)
+
+    def get(self, path: str) -> Any:
+        """The console's answer; None if it does not answer 200."""
+        url = f"http://127.0.0.1:{self.debug}{path}"
+        shown = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        try:
+            answer = httpx.get(url, headers=shown, timeout=30, trust_env=False)
+        except httpx.TransportError:
+            return None
+        return answer.json() if answer.status_code == 200 else None
+
+    def decisions(self) -> dict[str, str]:
+        """Pod -> the node that its last decision names."""
+        found = (self.get("/v1/decisions") or {}).get("decisions", [])
+        return {each["name"]: each["node"] for each in reversed(found)}
+
+
+def test_the_console_shows_what_the_extender_decides_and_neither_needs_the_other(
+    new_cluster: NewCluster, plane: ControlPlane
+) -> None:
+    cluster = new_cluster(2)
+    apart = Apart(cluster)
+    apart.start_extender()
+    apart.start_console()
+    cluster.start_scheduler(f"http://127.0.0.1:{apart.verbs}")
+    cluster.settle()
+    cluster.create_pod("first", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
+    cluster.until(lambda: apart.decisions().get("first") == cluster.node_of("first"), "it is shown")
+    cluster.create_pod("large", "30Gi")
+    cluster.until(lambda: bool(cluster.refusal("large")), "the large one waits")
+    cluster.until(lambda: "large" in apart.decisions(), "its decision is known")
+    explained = apart.get("/v1/explain/pods/e2e/large")
+    assert explained["verdict"] == "refused"
+    assert explained["last_decision"]["filter"]["offered"] == 2
+    assert explained["unanswered"] == []
+    (extender,) = apart.get("/v1/status")["peers"]
+    assert extender["replica"] == explained["last_decision"]["filter"]["replica"]
+
+    cluster.kill("console")
+    cluster.create_pod("second", "20Gi")
+    cluster.until(lambda: bool(cluster.node_of("second")), "pods are bound without a console")
+    apart.start_console()
+    cluster.until(
+        lambda: apart.decisions().get("second") == cluster.node_of("second"),
+        "a new console is told what was decided meanwhile",
+    )
+
+    cluster.kill("extender")
+    cluster.until(
+        lambda: bool((apart.get("/v1/decisions") or {}).get("unanswered")), "it is named as gone"
+    )
+    assert {"first", "second", "large"} <= apart.decisions().keys()
+    assert apart.get("/v1/capacity?vram=1Gi")["snapshot_generation"] > 0
+
+
+def test_whoever_may_not_read_is_told_so_by_both(new_cluster: NewCluster) -> None:
+    apart = Apart(new_cluster(1))
+    apart.start_extender()
+    apart.start_console()
+    cluster = apart.cluster
+    for port, path in ((apart.journal, "/v1/journal"), (apart.debug, "/v1/nodes")):
+        url = f"http://127.0.0.1:{port}"
+
+        def answers(url: str = url) -> bool:
+            try:
+                return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        cluster.until(answers, f"{url} answers")
+        assert httpx.get(url + path, trust_env=False).status_code == 401
+        stranger = {"Authorization": "Bearer stranger-of-the-tests"}
+        assert httpx.get(url + path, headers=stranger, trust_env=False).status_code == 403
+    # What the extender has is for its console and for Prometheus.
+    url = f"http://127.0.0.1:{apart.journal}/v1/nodes"
+    admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    assert httpx.get(url, headers=admin, trust_env=False).status_code == 404

@@ -1,0 +1,192 @@
+"""A journal that is followed: what a reader has in the end is what the extender has."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.journal import MAX_NODE_SETS, Decision, Journal, NodeSets
+from extender.journalstream import (
+    BadLine,
+    Copy,
+    Cursor,
+    DecisionLine,
+    NodesLine,
+    StateLine,
+    encode,
+)
+from extender.records import Bounds, Candidates, Filtered, Preempted, Ranked, Record, Victim
+from tests.builders import pod
+
+AT_S = 1_795_219_200.0
+KINDS = (Filtered, Ranked, Candidates, Preempted)
+
+
+def decision(
+    journal: Journal,
+    shown: Pod,
+    row_of: Mapping[str, int],
+    rows: list[int],
+    sets: NodeSets,
+    at_s: float = AT_S,
+) -> None:
+    metadata = shown.metadata
+    named = sets.offered(row_of, np.array(rows, np.int64))
+    which = f"{metadata.uid}.{metadata.resource_version}"
+    refused = {Reason.STALE_REPORT: 2}
+    journal.record(Decision(shown, which, at_s, 7, 5, 2, refused, offered_nodes=named))
+
+
+def read(copy: Copy, cursor: Cursor) -> list[bytes]:
+    lines = [encode(line) for line in cursor.lines()]
+    for line in lines:
+        copy.take(line)
+    return lines
+
+
+def said(record: Record) -> tuple[object, ...]:
+    parts = tuple((record.part(kind), record.times(kind)) for kind in KINDS)  # type: ignore[type-var]
+    return record.decision_id, record.at_s, record.first_at_s, record.node, parts
+
+
+def content(journal: Journal) -> list[tuple[object, ...]]:
+    return [said(record) for record in journal.records.newest_first()]
+
+
+def test_a_reader_gets_parts_counts_pod_and_the_nodes_that_were_offered() -> None:
+    journal, sets = Journal(), NodeSets()
+    rows = {"gpu-a": 0, "gpu-b": 1, "gpu-c": 2}
+    decision(journal, pod("8Gi"), rows, [0, 2], sets)
+    journal.note(pod("8Gi"), Ranked(AT_S, 4, 7, 2, "gpu-a"), AT_S, "gpu-a")
+    victim = Victim("default", "v", "uid-v", 3, True)
+    journal.note(pod("8Gi"), Preempted(AT_S, 1, 2, 1, "gpu-a", (victim,)), AT_S)
+    copy, cursor = Copy(Journal()), Cursor(journal)
+    assert len(read(copy, cursor)) == 2  # names of the nodes, and the decision
+    assert content(copy.journal) == content(journal)
+    kept = copy.journal.of_uid("uid-p")
+    assert kept is not None
+    assert kept.pod == pod("8Gi")
+    assert kept.refused == {Reason.STALE_REPORT: 2}
+    assert kept.offered_nodes is not None
+    assert kept.offered_nodes.names() == ["gpu-a", "gpu-c"]
+    assert copy.journal.of_pod("default", "p") == kept
+    assert read(copy, cursor) == []
+    assert not cursor.is_behind
+
+
+def test_a_decision_that_changes_is_sent_again_without_its_pod_and_counted_once() -> None:
+    journal, sets = Journal(), NodeSets()
+    copy, cursor = Copy(Journal()), Cursor(journal)
+    decision(journal, pod("8Gi"), {"gpu-a": 0}, [0], sets)
+    read(copy, cursor)
+    journal.note(pod("8Gi"), Ranked(AT_S, 4, 7, 2, "gpu-a"), AT_S, "gpu-a")
+    (line,) = read(copy, cursor)
+    assert msgspec.json.decode(line)["shown"] is None
+    decision(journal, pod("8Gi"), {"gpu-a": 0}, [0], sets)
+    read(copy, cursor)
+    assert content(copy.journal) == content(journal)
+    (record,) = copy.journal.records.newest_first()
+    assert (record.times(Filtered), record.node) == (2, "gpu-a")
+
+
+def test_a_reader_that_was_away_goes_on_after_the_last_decision_that_it_read() -> None:
+    journal, sets = Journal(), NodeSets()
+    copy = Copy(Journal())
+    decision(journal, pod("8Gi", uid="uid-1"), {"gpu-a": 0}, [0], sets)
+    read(copy, Cursor(journal))
+    decision(journal, pod("8Gi", uid="uid-2"), {"gpu-a": 0}, [0], sets)
+    lines = read(copy, Cursor(journal, copy.version))
+    assert [msgspec.json.decode(line)["type"] for line in lines] == ["nodes", "decision"]
+    assert content(copy.journal) == content(journal)
+
+
+def test_names_of_nodes_are_sent_when_they_change_and_only_the_last_sets_are_kept() -> None:
+    journal, sets = Journal(), NodeSets()
+    copy, cursor = Copy(Journal()), Cursor(journal)
+    numbers = []
+    for number in range(MAX_NODE_SETS + 3):
+        decision(journal, pod("8Gi", uid=f"uid-{number}"), {f"gpu-{number}": 0}, [0], sets)
+        lines = [msgspec.json.decode(line) for line in read(copy, cursor)]
+        numbers += [line["number"] for line in lines if line["type"] == "nodes"]
+    assert numbers == list(range(1, MAX_NODE_SETS + 4))
+    last = copy.journal.of_uid(f"uid-{MAX_NODE_SETS + 2}")
+    assert last is not None
+    assert last.offered_nodes is not None
+    assert last.offered_nodes.names() == [f"gpu-{MAX_NODE_SETS + 2}"]
+
+
+def test_the_state_names_the_extender_and_the_schedulers_that_ask_it() -> None:
+    copy = Copy(Journal())
+    state = StateLine("r1", "1.2.3", AT_S, 9, "", "enforce", ("headroom", "other"))
+    copy.take(encode(state))
+    assert copy.state == state
+    assert copy.journal.schedulers == ["headroom", "other"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b'{"type":"later-version"}',
+        b'{"type":"decision"}',
+        b"[" * 100_000,
+        encode(DecisionLine("u.1", "d", "p", AT_S, AT_S, "", 1, times=(1,))),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_an_error_and_changes_nothing(line: bytes) -> None:
+    copy = Copy(Journal())
+    with pytest.raises(BadLine):
+        copy.take(line)
+    assert content(copy.journal) == []
+
+
+def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
+    journal, sets = Journal(), NodeSets()
+    decision(journal, pod("8Gi"), {"gpu-a": 0}, [0], sets)
+    copy = Copy(Journal())
+    for line in Cursor(journal).lines():
+        if not isinstance(line, NodesLine):
+            copy.take(encode(line))
+    kept = copy.journal.of_uid("uid-p")
+    assert kept is not None
+    assert kept.offered_nodes is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["filter", "rank", "preempt", "read"])),
+        max_size=40,
+    )
+)
+def test_whenever_it_is_read_the_copy_ends_as_the_journal_is(
+    steps: list[tuple[int, str]],
+) -> None:
+    bounds = Bounds(decisions=4)
+    journal, sets = Journal(bounds), NodeSets()
+    copy, cursor = Copy(Journal(bounds)), Cursor(journal)
+    for number, (which, step) in enumerate(steps):
+        about, at_s = pod("8Gi", uid=f"uid-{which}"), AT_S + number
+        match step:
+            case "filter":
+                decision(journal, about, {"gpu-a": 0}, [0], sets, at_s)
+            case "rank":
+                journal.note(about, Ranked(at_s, 4, 7, 2, "gpu-a"), at_s, "gpu-a")
+            case "preempt":
+                journal.note(about, Preempted(at_s, 1, 2, 1), at_s)
+            case "read":
+                read(copy, cursor)
+    read(copy, cursor)
+    assert content(copy.journal) == content(journal)
+    assert copy.journal.records.size_bytes == journal.records.size_bytes
+    for which in range(6):
+        ours, theirs = journal.of_uid(f"uid-{which}"), copy.journal.of_uid(f"uid-{which}")
+        if ours is not None and journal.records.of_id(ours.decision_id) is not None:
+            assert theirs is not None
+            assert (theirs.pod, theirs.at_s) == (ours.pod, ours.at_s)

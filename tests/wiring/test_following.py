@@ -1,0 +1,252 @@
+"""Any extender answers for all: it follows the journals of the others."""
+
+import contextlib
+import http.server
+import json
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from extender.journalstream import DecisionLine, StateLine, encode
+from extender.records import DEFAULT_BOUNDS, Filtered
+from extender.wiring import following
+from extender.wiring.following import Following
+from tests.certificates import Authority
+from tests.serving import Server, binding, offer, pod, serving
+from tests.waiting import until
+
+FLEET = """
+nodes:
+  - {name: a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+  - {name: b, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+"""
+
+
+class Extender(http.server.BaseHTTPRequestHandler):
+    """Answers each request for its journal with ``lines``, and then stays silent."""
+
+    status = 200
+    lines: bytes = b""
+    seen: list[tuple[str, str | None]]
+    let_go: threading.Event
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, self.headers["Authorization"]))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.lines)
+        self.wfile.flush()
+        self.let_go.wait(30.0)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+FILTERED = Filtered(0.0, 1, 7, 5, 2, {1: 3}, ())
+
+
+def state(replica: str = "other") -> bytes:
+    return encode(StateLine(replica, "1.2.3", 0.0, 7, "", "enforce"))
+
+
+@contextlib.contextmanager
+def extender(
+    lines: bytes = state(), status: int = 200, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, type[Extender]]]:
+    """Its place, and what it was asked."""
+    handler = type(
+        "Handler",
+        (Extender,),
+        {"status": status, "lines": lines, "seen": [], "let_go": threading.Event()},
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", handler
+        finally:
+            handler.let_go.set()
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def follows(*places: str, cert: Path | None = None, shown: str = "") -> Iterator[Any]:
+    found = Following(places, 1, "me", DEFAULT_BOUNDS, cert)
+    found.authorization = lambda: shown
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def troubles(found: Following) -> dict[str, str]:
+    return {each.place: each.trouble for each in found.now()}
+
+
+def heard(found: Following) -> list[str]:
+    return [each.state.replica for each in found.now() if each.state and not each.trouble]
+
+
+def nobody_there() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_it_shows_its_own_token_and_reads_who_the_other_is() -> None:
+    with extender() as (place, handler), follows(place, shown="Bearer of-this-process") as found:
+        until(lambda: heard(found) == ["other"], "the state is read")
+        assert handler.seen == [("/v1/journal", "Bearer of-this-process")]
+
+
+def test_over_tls_an_extender_shows_the_certificate_that_we_show(tmp_path: Path) -> None:
+    signed = Authority(tmp_path, "ca").sign("replica")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(signed.cert, signed.key)
+    another = Authority(tmp_path, "another").sign("replica-of-another").cert
+    with extender(tls=context) as (place, handler):
+        with follows(place, cert=signed.cert) as found:
+            until(lambda: heard(found) == ["other"], "it is trusted")
+        asked = len(handler.seen)
+        with follows(place, cert=another) as found:
+            refused = "certificate verify failed"
+            until(lambda: refused in troubles(found).get(place, ""), "it is not")
+        assert len(handler.seen) == asked, "a server with another certificate was sent the token"
+
+
+def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
+    gone = nobody_there()
+    with (
+        extender() as (place, _),
+        extender(status=403) as (closed, _),
+        extender(b'{"type":"of-a-later-version"}\n') as (later, _),
+        follows(gone, place, closed, later, "no.such.name.invalid") as found,
+    ):
+        until(lambda: heard(found) == ["other"], "one is followed all the same")
+        until(lambda: "403" in troubles(found).get(closed, ""), "it is not let in")
+        until(lambda: "cannot be read" in troubles(found).get(later, ""), "another version")
+        told = troubles(found)
+        assert "refused" in told[gone]
+        assert "was not resolved" in told["no.such.name.invalid"]
+
+
+def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_missed() -> None:
+    note = encode(DecisionLine("uid-1.1", "d", "p", 0.0, 0.0, "", 1, (1, 0, 0, 0, 0), FILTERED))
+    with extender(state("first") + note) as (place, handler), follows(place) as found:
+        until(lambda: heard(found) == ["first"], "the first is followed")
+        handler.lines = state("second")
+        before, handler.let_go = handler.let_go, threading.Event()
+        before.set()
+        until(lambda: "second" in heard(found), "the second is followed")
+        gone = {each.state.replica: each for each in found.now() if each.is_gone}
+        assert gone["first"].journal.records.of_id("uid-1.1") is not None
+        (second,) = (each for each in found.now() if not each.is_gone)
+        assert second.journal.records.of_id("uid-1.1") is None
+        asked = [path for path, _ in handler.seen]
+        assert "/v1/journal?replica=first&after=1" in asked
+
+
+def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "RESOLVE_S", 0.05)
+    resolve, asked = following._addresses, []
+
+    def failing(place: tuple[str, int]) -> list[tuple[str, int]]:
+        asked.append(place)
+        if len(asked) > 1:
+            raise OSError("temporary failure")
+        return resolve(place)
+
+    monkeypatch.setattr(following, "_addresses", failing)
+    with extender() as (place, _), follows(place) as found:
+        until(lambda: heard(found) == ["other"] and len(asked) > 3, "it is followed all the same")
+        assert len(found.now()) == 1
+
+
+def test_an_extender_finds_itself_among_the_others_and_does_not_follow_itself() -> None:
+    with extender(state("me")) as (place, handler), follows(place) as found:
+        until(lambda: handler.seen and not found.now(), "it is recognised")
+        assert len(handler.seen) == 1
+
+
+def test_an_extender_that_ended_is_named_and_what_it_decided_stays() -> None:
+    with contextlib.ExitStack() as running, contextlib.ExitStack() as first:
+        one = first.enter_context(serving(FLEET))
+        two = running.enter_context(beside(one))
+        one.post("/filter", offer(pod("p", "12Gi"), "a", "b"))
+        until(lambda: ids(two) == ["uid-p.1"], "the decision of the other")
+        place = f"127.0.0.1:{port(one)}"
+        first.close()
+
+        def unanswered() -> list[str]:
+            return [each["peer"] for each in two.get("/v1/decisions").json()["unanswered"]]
+
+        until(lambda: unanswered() == [place], "it is named")
+        assert ids(two) == ["uid-p.1"]
+
+
+def port(server: Server) -> int:
+    found = urlsplit(server.debug).port
+    assert found is not None
+    return found
+
+
+def ids(server: Server) -> list[str]:
+    return [each["decision_id"] for each in server.get("/v1/decisions").json()["decisions"]]
+
+
+@contextlib.contextmanager
+def beside(other: Server, *more: str) -> Iterator[Server]:
+    """A second replica, which follows the first."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
+        config.write(json.dumps({"extenders": [f"127.0.0.1:{port(other)}", *more]}))
+        config.flush()
+        with serving(FLEET, "--config", config.name) as server:
+            yield server
+
+
+def test_whoever_is_asked_answers_for_both_replicas() -> None:
+    """Filter and prioritize came to one, bind to the other; both keep fleets of their own."""
+    shown, gone = pod("p", "12Gi"), nobody_there()
+    with serving(FLEET) as one, beside(one, gone) as two:
+        one.post("/filter", offer(shown, "a", "b", "unknown"))
+        (best,) = one.post("/prioritize", offer(shown, "a", "b")).json()
+        two.post("/filter", offer(pod("other", "1Gi"), "a"))
+        # It knows the pod from its store, as a cluster tells every replica.
+        two.post("/filter", offer(shown, "a", "b"))
+        assert two.post("/bind", binding(shown, best["Host"])).json()["Error"] == ""
+
+        def decision() -> Any:
+            return two.get("/v1/decisions/uid-p.1").json()["decision"]
+
+        until(lambda: decision()["prioritize"], "what the other did is known")
+        whole = two.get("/v1/decisions/uid-p.1").json()
+        told: dict[str, Any] = whole["decision"]
+        assert told["prioritize"]["winner"] == best["Host"] == told["bind"]["node"]
+        assert told["bind"]["outcome"] == "bound"
+        assert len({told[verb]["replica"] for verb in ("prioritize", "bind")}) == 2
+        assert told["filter"]["times"] == 2
+        assert [each["peer"] for each in whole["unanswered"]] == [gone]
+        assert ids(two) == ["uid-p.1", "uid-other.1"]
+        assert one.get("/v1/decisions").json()["unanswered"] == []
+
+        explained = two.get("/v1/explain/pods/default/p").json()
+        assert explained["last_decision"] == told
+        placement = json.loads(explained["annotations"]["headroom.gpu/placement"])
+        assert placement["decision"] == "uid-p.1"
+        logged = [json.loads(line) for line in Path(two.log).read_text().splitlines()]
+        assert [entry["decision_id"] for entry in logged if entry["event"] == "bind"] == ["uid-p.1"]
+        (peer,) = two.get("/v1/status").json()["peers"]
+        assert peer["heard_s"] < 15.0
