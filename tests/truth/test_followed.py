@@ -276,7 +276,7 @@ def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
 def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
     async def play() -> tuple[list[float | None], list[dict[str, object]]]:
         replicas = [Extender(Settings(), unready=lambda: "") for _ in range(2)]
-        own = promised(f"{replicas[0]._name}-1")
+        own = promised(f"{replicas[0].name}-1")
         told: list[Event] = [
             NodeSeen(kube_node()),
             *(PodSeen(pod(uid=uid, name=uid, node="n")) for uid in ("p", "old")),
