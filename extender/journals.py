@@ -15,7 +15,7 @@ class Followed:
     #: Its address.
     place: str
     journal: Journal
-    #: What it said last of itself; None before that.
+    #: The last state that it sent; None before the first.
     state: StateLine | None
     #: Seconds since it was heard of; None before that.
     heard_s: float | None

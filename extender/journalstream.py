@@ -105,7 +105,7 @@ def encode(line: Line) -> bytes:
 
 
 class Cursor:
-    """What one reader was sent. ``after``: the version up to which it knows the records already."""
+    """The position of one reader. ``after``: the last version of the records that it has read."""
 
     def __init__(self, journal: Journal, after: int = 0) -> None:
         self._journal = journal

@@ -80,7 +80,7 @@ class WebhookTelemetry(ProcessTelemetry):
         )
 
     def exposition(self, ready: bool) -> bytes:
-        """What /metrics answers."""
+        """Return the body of /metrics."""
         self.ready.set(ready)
         return generate_latest(self.registry)
 
@@ -91,7 +91,7 @@ class ViewTelemetry(ProcessTelemetry):
 
     def __init__(self, registry: CollectorRegistry, ready: str) -> None:
         super().__init__(registry)
-        #: What is scraped just now, on the thread that does; None while nobody does.
+        #: The snapshot of the scrape in progress; None between scrapes.
         self.scraped: Snapshot | None = None
         self._scraping = threading.Lock()
         self.ready = Gauge(ready, "1 while /readyz answers 200.", registry=registry)
@@ -122,8 +122,8 @@ class ViewTelemetry(ProcessTelemetry):
             self.history_queries.labels(outcome)
 
     def exposition(self, snap: Snapshot, ready: bool) -> bytes:
-        """What /metrics answers; one at a time. The snapshot is let go of at the end: while it is
-        held, the next ones are copied."""
+        """Return the body of /metrics, for one scrape at a time. The reference to the snapshot is
+        dropped at the end: the next snapshots are copied while it is held."""
         with self._scraping:
             self.scraped = snap
             try:

@@ -22,7 +22,7 @@ from extender.placement.rules import Rules
 
 T = TypeVar("T")
 
-#: What has to be watched, by the names of ``extender.sources.kinds``.
+#: Kinds to watch, by their names in ``extender.sources.kinds``.
 KINDS = ("nodes", "namespaces", "gpunodes")
 
 
@@ -73,7 +73,7 @@ class KnownObjects:
                     self._replace(event)
 
     def around(self, rules: Rules, wishes: Wishes, namespace: str) -> Around:
-        """What a decision about a pod of this namespace looks at."""
+        """Return the inputs of a decision about a pod of this namespace."""
         known = self._namespaces.get(namespace)
         metadata = known.metadata if known else None
         of_namespace = OfNamespace(

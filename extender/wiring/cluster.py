@@ -50,7 +50,7 @@ NOTHING_LISTED = "Headroom has not yet listed: everything"
 
 
 class Parts(Enum):
-    """What one process runs."""
+    """The parts that one process runs."""
 
     EXTENDER = "extender"
     CONSOLE = "console"

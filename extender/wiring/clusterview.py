@@ -29,7 +29,7 @@ NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
 
 
 class ClusterView:
-    """What the extender decides on, and what the console shows."""
+    """The state of the cluster, for the decisions of the extender and the views of the console."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ClusterView:
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
         self.calls = Calls()
-        #: What can be prepared before the next call; whether there was anything to do.
+        #: Prepares the next call by one step; returns whether there was one.
         self._ahead: Callable[[], bool] = bool
         self.intake = Intake(
             self.cluster, self.calls, self._took, self._turned, lambda: self._ahead(), self.loops
@@ -111,7 +111,7 @@ class ClusterView:
         guard: Guard | None = None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
     ) -> Context:
-        """What views of this process are made from."""
+        """Return the inputs of all views of this process."""
         return Context(
             self.cluster,
             journal,

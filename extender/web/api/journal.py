@@ -73,9 +73,9 @@ def router(context: Context) -> APIRouter:
         },
     )
     async def journal(replica: AskedReplica = None, after: AskedAfter = 0) -> Response:
-        """What this extender decides, for other processes of Headroom: lines of JSON without an
-        end, of which each replaces what was said of the same decision before. First all decisions
-        on record, or those after the version ``after``."""
+        """Stream the decisions of this extender to consoles, as lines of JSON. Each line replaces
+        the earlier lines of its decision. The stream begins with all decisions on record, or with
+        those after the version ``after``."""
         nonlocal streams
         if streams >= MAX_STREAMS:
             raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
