@@ -1,8 +1,7 @@
-"""What Prometheus is told of the fleet: read off one snapshot when it asks.
+"""Metrics of the fleet, read from one snapshot when Prometheus scrapes.
 
-It runs on a thread beside kube-scheduler's calls, and gives way to them all the time. How many
-series there are is bounded: single devices are told up to a maximum, whole nodes first, pods and
-nodes only where something is wrong with them.
+The number of series is bounded: single devices are reported up to a maximum, whole nodes first, and
+pods and nodes only if something is wrong with them.
 """
 
 import time
@@ -11,17 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from extender.cluster.freshness import age
 from extender.cluster.state import ClusterState
 from extender.cluster.totals import (
-    FleetTotals,
     Totals,
     fenced,
     nodes_by_state,
     report_ages_s,
     some_devices,
+    totals,
 )
 from extender.cluster.waiting import Pending
 from extender.placement.equation import DeviceTerms
@@ -29,8 +27,6 @@ from extender.placement.snapshot import Snapshot
 
 #: Pods and nodes with something wrong, of each kind; the worst are told.
 MOST_OFFENDERS = 100
-#: Samples that are made, or written, before calls have a turn.
-_TOGETHER = 64
 
 _FLEET = (
     ("capacity", "Physical memory of all devices, driver reserve included.", "capacity"),
@@ -73,20 +69,6 @@ _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
 )
 
 
-class _Unhurried(list[Sample]):
-    """Samples that let calls go first while they are written."""
-
-    def __init__(self, samples: Iterable[Sample], give_way: Callable[[], None]) -> None:
-        super().__init__(samples)
-        self._give_way = give_way
-
-    def __iter__(self) -> Iterator[Sample]:
-        for number, sample in enumerate(super().__iter__()):
-            if number % _TOGETHER == 0:
-                self._give_way()
-            yield sample
-
-
 class FleetCollector(Collector):
     """``snapshot`` returns the newest that there is, on any thread; ``pending`` who waits."""
 
@@ -95,17 +77,14 @@ class FleetCollector(Collector):
         cluster: ClusterState,
         snapshot: Callable[[], Snapshot | None],
         pending: Callable[[], Pending],
-        give_way: Callable[[], None],
         most_devices: int,
         stale_after_s: float,
     ) -> None:
         self._cluster = cluster
         self._snapshot = snapshot
         self._pending = pending
-        self._give_way = give_way
         self._most_devices = most_devices
         self._stale_after_s = stale_after_s
-        self._totals = FleetTotals(give_way)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is read off the fleet to be registered."""
@@ -118,10 +97,10 @@ class FleetCollector(Collector):
         snap = self._snapshot()
         if snap is None:
             return
-        totals = self._totals.of(snap)
-        yield from _fleet(totals)
+        fleet = totals(snap)
+        yield from _fleet(fleet)
         yield from self._nodes(snap)
-        yield from self._devices(snap, totals)
+        yield from self._devices(snap, fleet.devices)
 
     def _overcommitted(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
@@ -204,32 +183,29 @@ class FleetCollector(Collector):
             stale.add_metric([name], late[name])
         yield stale
 
-    def _devices(self, snap: Snapshot, totals: Totals) -> Iterator[Metric]:
+    def _devices(self, snap: Snapshot, devices: int) -> Iterator[Metric]:
         told = list(some_devices(snap, self._most_devices))
         for name, text, figure in _OF_DEVICE:
             family = GaugeMetricFamily(
                 f"headroom_ledger_device_{name}_bytes", text, labels=["node", "device"]
             )
-            for number, (node, terms) in enumerate(told):
-                if number % _TOGETHER == 0:
-                    self._give_way()
+            for node, terms in told:
                 if terms.believed:
                     family.add_metric([node, terms.device.uuid], figure(terms))
-            family.samples = _Unhurried(family.samples, self._give_way)
             yield family
         yield GaugeMetricFamily(
             "headroom_ledger_devices_left_out",
             "Devices that are in the sums and have no series of their own (setting device_series).",
-            value=totals.devices - len(told),
+            value=devices - len(told),
         )
 
 
-def _fleet(totals: Totals) -> Iterator[Metric]:
+def _fleet(fleet: Totals) -> Iterator[Metric]:
     for name, text, attribute in _FLEET:
         yield GaugeMetricFamily(
-            f"headroom_fleet_{name}_bytes", text, value=getattr(totals, attribute)
+            f"headroom_fleet_{name}_bytes", text, value=getattr(fleet, attribute)
         )
-    yield GaugeMetricFamily("headroom_fleet_devices", "Memories of devices.", value=totals.devices)
+    yield GaugeMetricFamily("headroom_fleet_devices", "Memories of devices.", value=fleet.devices)
     drift = GaugeMetricFamily(
         "headroom_ledger_drift_bytes",
         "By how much ledger and measurement differ, over all devices: used by pods beyond what "
@@ -237,5 +213,5 @@ def _fleet(totals: Totals) -> Iterator[Metric]:
         labels=["kind"],
     )
     for attribute, kind in _DRIFT.items():
-        drift.add_metric([kind], getattr(totals, attribute))
+        drift.add_metric([kind], getattr(fleet, attribute))
     yield drift

@@ -158,11 +158,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ClusterState._want_calm": Per("pod", 200),
         "ClusterState._with_choice": Per("node", 200),
     },
-    "extender/cluster/sums.py": {
-        "RunningSums._nodes": Per("node", 100),
-        "RunningSums._parts": Per("node", 2_000),
-        "RunningSums._sums": Per("resource or model", 2_000),
-    },
     "extender/cluster/waking.py": {
         "Waking._beside": Fixed(256 * 2_000),
         "Waking._waits": Per("pod", 4_000),

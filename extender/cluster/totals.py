@@ -1,23 +1,21 @@
 """The equation summed over the fleet."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from contract.reasons import Reason
 from extender.cluster.overuses import first_of_each_memory
-from extender.cluster.sums import RunningSums
 from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.placement.snapshot import REASONS, Snapshot
 
 #: Of a node that takes pods, beside the codes of the reasons of those that do not.
 OPEN = "open"
-_ALL = "all"
 STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Totals:
     """Bytes, but for ``devices``; devices whose figures cannot be believed count as devices only.
     Devices that share one memory count as one."""
@@ -38,15 +36,35 @@ class Totals:
     unused: int = 0
     unpromised: int = 0
 
+    def add(self, terms: DeviceTerms) -> None:
+        self.devices += 1
+        if not terms.believed:
+            return
+        headroom_bytes = terms.headroom_bytes
+        self.capacity += terms.device.memory_bytes
+        self.allocatable += terms.allocatable_bytes
+        self.promised += terms.promised_bytes
+        self.awaited += terms.awaited_bytes
+        self.committed += terms.committed_bytes
+        self.used += terms.device.used_bytes
+        self.unowned += terms.unowned_bytes
+        self.headroom += max(0, headroom_bytes)
+        self.overcommitted += max(0, -headroom_bytes)
+        self.unpromised += terms.strays_bytes
+        for holder in terms.holders:
+            if holder.measured_bytes is not None:
+                beyond_bytes = holder.measured_bytes - holder.requested_bytes
+                self.beyond += max(0, beyond_bytes)
+                self.unused += max(0, -beyond_bytes)
 
-class FleetTotals:
-    """For one thread at a time. ``between`` is called before each node that changed is summed."""
 
-    def __init__(self, between: Callable[[], None] = lambda: None) -> None:
-        self._sums = RunningSums(lambda node: {_ALL: astuple(_sum(node))}, between)
-
-    def of(self, snap: Snapshot) -> Totals:
-        return Totals(*self._sums.of(snap.nodes).get(_ALL, ()))
+def totals(snap: Snapshot) -> Totals:
+    """The sums over all devices of the snapshot."""
+    found = Totals()
+    for node in snap.nodes:
+        for terms in first_of_each_memory(node.devices):
+            found.add(terms)
+    return found
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
@@ -84,30 +102,3 @@ def some_devices(snap: Snapshot, most: int) -> Iterator[tuple[str, DeviceTerms]]
                 return
             left -= 1
             yield node.name, terms
-
-
-def _sum(node: NodeTerms) -> Totals:
-    found = [_of_device(terms) for terms in first_of_each_memory(node.devices)]
-    return Totals(*(sum(column) for column in zip(*map(astuple, found), strict=True)))
-
-
-def _of_device(terms: DeviceTerms) -> Totals:
-    if not terms.believed:
-        return Totals(devices=1)
-    measured = [(h.measured_bytes, h.requested_bytes) for h in terms.holders]
-    known = [(used, asked) for used, asked in measured if used is not None]
-    return Totals(
-        devices=1,
-        capacity=terms.device.memory_bytes,
-        allocatable=terms.allocatable_bytes,
-        promised=terms.promised_bytes,
-        awaited=terms.awaited_bytes,
-        committed=terms.committed_bytes,
-        used=terms.device.used_bytes,
-        unowned=terms.unowned_bytes,
-        headroom=max(0, terms.headroom_bytes),
-        overcommitted=max(0, -terms.headroom_bytes),
-        beyond=sum(max(0, used - asked) for used, asked in known),
-        unused=sum(max(0, asked - used) for used, asked in known),
-        unpromised=terms.strays_bytes,
-    )

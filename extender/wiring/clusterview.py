@@ -116,7 +116,6 @@ class ClusterView:
             self.cluster,
             journal,
             self.telemetry,
-            self.calls,
             self.unready,
             time.monotonic,
             time.time,

@@ -52,7 +52,6 @@ class Console:
                 view.cluster,
                 lambda: view.telemetry.scraped,
                 pending,
-                view.calls.give_way,
                 settings.device_series,
                 settings.stale_after_s,
             )

@@ -1,4 +1,4 @@
-"""The sums of the fleet are those of its devices, whatever changed since they were last taken."""
+"""The sums of the fleet are those of its devices."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ import pytest
 
 from contract.reasons import Reason
 from extender.cluster.totals import (
-    FleetTotals,
     Totals,
     fenced,
     nodes_by_state,
     report_ages_s,
     some_devices,
+    totals,
 )
 from extender.placement.snapshot import NodeTerms
 from extender.placement.table import build
@@ -38,7 +38,7 @@ def node(name: str, **other: object) -> NodeTerms:
 
 
 def test_every_term_is_added_up() -> None:
-    assert FleetTotals().of(build([FULL, node("m")])) == Totals(
+    assert totals(build([FULL, node("m")])) == Totals(
         devices=3,
         capacity=72 * GIB,
         allocatable=72 * GIB,
@@ -53,35 +53,26 @@ def test_every_term_is_added_up() -> None:
         unused=3 * GIB,
         unpromised=2 * GIB,
     )
-    assert FleetTotals().of(build([])) == Totals()
+    assert totals(build([])) == Totals()
 
 
 def test_too_much_on_one_device_is_not_made_up_for_by_another() -> None:
     promises = {"u": promise({"a": 20 * GIB}), "v": promise({"a": 8 * GIB})}
     uses = [use("u", "a", 0, replica="0"), use("v", "a", 0, replica="1")]
     over = weighed(shared("a", free=2, allocated=2), shared("b"), pods=uses, promises=promises)
-    totals = FleetTotals().of(build([over]))
-    assert (totals.overcommitted, totals.headroom) == (4 * GIB, 24 * GIB)
+    found = totals(build([over]))
+    assert (found.overcommitted, found.headroom) == (4 * GIB, 24 * GIB)
 
 
 def test_what_cannot_be_believed_is_counted_and_not_added() -> None:
-    totals = FleetTotals().of(build([weighed(LOST)]))
-    assert totals == Totals(devices=1)
+    found = totals(build([weighed(LOST)]))
+    assert found == Totals(devices=1)
 
 
 def test_a_memory_that_devices_share_counts_once() -> None:
     cut = weighed(mig("m1", 1), mig("m2", 1), mig("m3", 2))
-    totals = FleetTotals().of(build([cut]))
-    assert (totals.devices, totals.capacity) == (2, 20 * GIB)
-
-
-def test_sums_follow_what_changes_comes_and_goes() -> None:
-    between: list[int] = []
-    totals = FleetTotals(lambda: between.append(1))
-    one, other = node("a"), node("b")
-    for nodes in ([one], [one, other], [FULL, other], [other], []):
-        assert totals.of(build(nodes)) == FleetTotals().of(build(nodes))
-    assert len(between) == 4  # one for each that came, or another in its place
+    found = totals(build([cut]))
+    assert (found.devices, found.capacity) == (2, 20 * GIB)
 
 
 def test_nodes_are_counted_by_what_closes_them() -> None:
@@ -118,7 +109,7 @@ def test_some_devices_are_the_first_by_the_names_of_nodes(most: int) -> None:
 def test_no_sum_is_forgotten() -> None:
     """Each field of the sums is other than 0 somewhere above, or it is not tested."""
     fields = {field.name for field in dataclasses.fields(Totals)}
-    told = FleetTotals().of(build([FULL]))
+    told = totals(build([FULL]))
     waits = weighed(shared("a"), promises={"u": promise({"a": 30 * GIB})})
-    waited = FleetTotals().of(build([waits]))
+    waited = totals(build([waits]))
     assert {name for name in fields if getattr(told, name) or getattr(waited, name)} == fields

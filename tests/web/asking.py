@@ -18,7 +18,6 @@ from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
 from extender.web.api.context import Context, no_quotas
 from extender.web.auth import Guard
-from extender.web.calls import Calls
 from extender.web.debug import console_app
 from extender.web.feed import Feed
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
@@ -53,7 +52,6 @@ class Asked:
             self.cluster,
             Journals(replica, self.journal, lambda: self.followed),
             Telemetry(CollectorRegistry()),
-            Calls(),
             lambda: "",
             lambda: self.now_s,
             lambda: WALL_S + self.now_s,

@@ -7,7 +7,6 @@ from schemathesis import checks
 
 from extender.journals import Journals
 from extender.web.api.context import Context
-from extender.web.calls import Calls
 from extender.web.debug import console_app
 from tests.fuzz.world import WALL_S, World
 
@@ -17,7 +16,6 @@ _app = console_app(
         _world.cluster,
         Journals("one", _world.journal),
         _world.telemetry,
-        Calls(),
         lambda: "",
         lambda: _world.now_s,
         lambda: WALL_S,

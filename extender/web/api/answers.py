@@ -1,11 +1,10 @@
 """How views are answered: as JSON or as a table, whole or in pages, or not at all where the caller
 has them already.
 
-A view of the whole fleet takes a while, and kube-scheduler's calls must not wait for it. So it is
-made and sent piece by piece, by one thread at a time, which gives way to calls in between.
+A list is encoded and sent in chunks, so that an answer of any length takes little memory.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, TypeVar
 
@@ -14,15 +13,13 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from extender.web.api.context import Context
 from extender.web.api.tables import Columns, Table, written
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
-#: Sent at once, of a view that is made piece by piece.
+#: Least size of a chunk, but for the last.
 _CHUNK_BYTES = 1 << 16
 
-T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
 
 
@@ -95,7 +92,6 @@ def encoded(body: BaseModel, tag: str | None = None) -> Response:
 
 
 def listed(
-    context: Context,
     form: Form,
     body: BaseModel,
     name: str,
@@ -107,76 +103,57 @@ def listed(
     """The body, whose list of this name is empty, with these views in it; or these as a table, with
     a last line where there are ``more`` to continue with."""
     if form is Form.TABLE:
-        lines = table_chunks(context, views, table, more)
-        return StreamingResponse(on_threads(lines), media_type=TEXT, headers=_headers(tag))
-    chunks = json_chunks(context, body, name, views)
-    return StreamingResponse(on_threads(chunks), media_type=JSON, headers=_headers(tag))
+        return streamed(_table_parts(views, table, more), TEXT, _headers(tag))
+    return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
-async def on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+def streamed(
+    parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The parts one after another, each made when it is sent."""
+    return StreamingResponse(_on_threads(chunked(parts)), 200, headers, media_type)
+
+
+async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """What Starlette makes of an iterator, but for its end: there that is an exception that holds
     on to itself, and with it to all that the chunks were made of, until garbage is collected."""
     while (chunk := await run_in_threadpool(next, chunks, None)) is not None:
         yield chunk
 
 
-def only(context: Context, found: Iterable[T], wanted: Callable[[T], bool]) -> list[T]:
-    """Those that are wanted; calls go before the next one is looked at."""
-    some = []
-    with context.computes:
-        for each in found:
-            if wanted(each):
-                some.append(each)
-            context.calls.give_way()
-    return some
+def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
+    chunk = bytearray()
+    for part in parts:
+        chunk += part
+        if len(chunk) > _CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk)
 
 
-def json_chunks(
-    context: Context, body: BaseModel, name: str, views: Iterable[BaseModel]
-) -> Iterator[bytes]:
+def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterator[bytes]:
     """The JSON of the body with the views in its empty list of this name."""
     before, _, after = body.model_dump_json(by_alias=True).partition(f'"{name}":[]')
-    chunk = [f'{before}"{name}":['.encode()]
-    size, views, between = 0, iter(views), b""
-    while True:
-        with context.computes:
-            for view in views:
-                piece = view.model_dump_json(by_alias=True).encode()
-                chunk += [between, piece]
-                size, between = size + len(piece), b","
-                context.calls.give_way()
-                if size > _CHUNK_BYTES:
-                    break
-            else:
-                break
-        yield b"".join(chunk)
-        chunk, size = [], 0
-    yield b"".join([*chunk, b"]", after.encode()])
+    yield f'{before}"{name}":['.encode()
+    between = ""
+    for view in views:
+        yield (between + view.model_dump_json(by_alias=True)).encode()
+        between = ","
+    yield f"]{after}".encode()
 
 
-def table_chunks(
-    context: Context, views: Iterable[V], table: Table[V], more: str | None
-) -> Iterator[bytes]:
+def _table_parts(views: Iterable[V], table: Table[V], more: str | None) -> Iterator[bytes]:
     """The views in columns, which are as wide as the widest of all fields in them."""
     rows: list[Sequence[str]] = [table.headers]
     columns = Columns(table.headers)
-    with context.computes:
-        for view in views:
-            for fields in table.rows(view):
-                rows.append(tuple(map(written, fields)))
-                columns.fit(rows[-1])
-            context.calls.give_way()
-    chunk, size = list[str](), 0
+    for view in views:
+        for fields in table.rows(view):
+            rows.append(tuple(map(written, fields)))
+            columns.fit(rows[-1])
     for row in rows:
-        chunk.append(columns.line(row))
-        size += len(chunk[-1])
-        if size > _CHUNK_BYTES:
-            yield "".join(chunk).encode()
-            chunk, size = [], 0
-            context.calls.give_way()
+        yield columns.line(row).encode()
     if more:
-        chunk.append(f"# there are more: continue={more}\n")
-    yield "".join(chunk).encode()
+        yield f"# there are more: continue={more}\n".encode()
 
 
 def _headers(tag: str | None) -> dict[str, str]:

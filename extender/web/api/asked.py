@@ -1,8 +1,7 @@
 """What callers ask about: a pod of the cluster, or one that is made up and read as if it came."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from fastapi import HTTPException
 
@@ -19,7 +18,6 @@ from extender.cluster.state import ClusterState
 from extender.placement.request import Unreadable, VramRequest
 from extender.web.api.context import Context
 
-T = TypeVar("T")
 #: Of a pod that is made up.
 NAMESPACE = "default"
 
@@ -82,15 +80,3 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
             f"{namespace} get events",
         )
     return pod
-
-
-def paced(context: Context, steps: Iterator[T]) -> Iterator[T]:
-    """Step by step: calls go before the next one, and other views between two."""
-    while True:
-        with context.computes:
-            context.calls.give_way()
-            try:
-                one = next(steps)
-            except StopIteration:
-                return
-        yield one

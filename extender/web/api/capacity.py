@@ -15,7 +15,7 @@ from extender.placement.capacity import device_classes, space, told
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
 from extender.web.api.answers import TABLE_TOO, AskedForm, Form, listed
-from extender.web.api.asked import made_up, of_size, paced, understood, usual_resource
+from extender.web.api.asked import made_up, of_size, understood, usual_resource
 from extender.web.api.context import Context
 from extender.web.api.spaces import SpaceView, space_view
 from extender.web.api.tables import Field, Table, gib
@@ -133,16 +133,13 @@ def router(context: Context) -> APIRouter:
             "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
         )
         request = of_size(understood(cluster, pod, "query"))
-        with context.computes:
-            context.calls.give_way()
-            may_run = eligible_nodes(pod, snap, cluster.node)
-            verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
-            found = space(verdicts)
-            classes = device_classes(verdicts)
+        may_run = eligible_nodes(pod, snap, cluster.node)
+        verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
+        found = space(verdicts)
         fitting = np.flatnonzero(verdicts.fits)
         left = snap.node_headroom_bytes[verdicts.rows[fitting]]
         order = fitting[np.argsort(-left, kind="stable")].tolist()
-        pods = dict(paced(context, counted(cluster, verdicts, order[:most_nodes])))
+        pods = dict(counted(cluster, verdicts, order[:most_nodes]))
         whole = sum(pods.values()) + len(order[most_nodes:])
         at_least = len(order) > most_nodes
         body = CapacityBody(
@@ -162,7 +159,7 @@ def router(context: Context) -> APIRouter:
                     nodes=each.nodes,
                     largest_fitting_bytes=each.largest_fitting_bytes,
                 )
-                for each in classes
+                for each in device_classes(verdicts)
             ],
             reasons=reasons_of(verdicts),
             ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
@@ -171,7 +168,7 @@ def router(context: Context) -> APIRouter:
         )
         wanted = by_node or form is Form.TABLE
         views = _by_node(verdicts, pods) if wanted else iter(())
-        return listed(context, form, body, "nodes", views, _TABLE)
+        return listed(form, body, "nodes", views, _TABLE)
 
     return routes
 

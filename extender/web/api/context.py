@@ -1,6 +1,5 @@
 """What every view of the debug API is made from, given to each group of routes once."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -14,7 +13,6 @@ from extender.journals import Journals
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import ViewTelemetry
 from extender.web.auth import Guard, visible_to
-from extender.web.calls import Calls
 from extender.web.feed import Feed
 from extender.web.machinery import Machinery, SettingsView, enforcing, unknown
 from extender.web.visible import Sees, everything
@@ -30,7 +28,6 @@ class Context:
     cluster: ClusterState
     journal: Journals
     telemetry: ViewTelemetry
-    calls: Calls
     #: Why nothing can be decided yet, in a sentence; "" when it can.
     unready: Callable[[], str]
     monotonic_s: Callable[[], float]
@@ -49,8 +46,6 @@ class Context:
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: Setting scheduler_name: the scheduler that asks Headroom.
     scheduler: str = "headroom"
-    #: Each thread that computes has its share of the interpreter; together they have one.
-    computes: threading.Lock = field(default_factory=threading.Lock)
 
     async def newest(self) -> Snapshot:
         """A dependency: taken on the event loop, which alone may make a snapshot."""

@@ -104,7 +104,7 @@ def decisions(
     """At most so many, the newest first, and the extenders whose decisions may be missing."""
     found: list[DecisionView] = []
     for replica, journal in context.journal.each():
-        wanted = (record for record in _gently(context, journal) if sought.wants(record))
+        wanted = (record for record in journal.records.newest_first() if sought.wants(record))
         found += [
             decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
             for record in islice(wanted, limit)
@@ -160,7 +160,7 @@ def router(context: Context) -> APIRouter:
             continue_=more,
             unanswered=unanswered,
         )
-        return listed(context, form, body, "decisions", shown, _TABLE, more=more)
+        return listed(form, body, "decisions", shown, _TABLE, more=more)
 
     @routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
     def one(
@@ -196,14 +196,6 @@ def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str
         return None
     offered = decision.offered_nodes
     return offered.names() if offered else None
-
-
-def _gently(context: Context, journal: Journal) -> Iterator[Record]:
-    """All records, the newest first; calls go before some more of them are looked at."""
-    for number, record in enumerate(journal.records.newest_first()):
-        if number % 100 == 0:
-            context.calls.give_way()
-        yield record
 
 
 def moment_s(text: str, now_s: float) -> float:

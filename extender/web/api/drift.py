@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
             return unchanged(tag)
         body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
         views = drift_views(context.cluster) if pods else iter(())
-        return listed(context, form, body, "pods", views, _TABLE, tag)
+        return listed(form, body, "pods", views, _TABLE, tag)
 
     return routes
 

@@ -137,7 +137,7 @@ def router(context: Context) -> APIRouter:
                 events=[],
             )
             found = map(view, feed.past(after, from_s))
-            return listed(context, form, body, "events", found, _TABLE)
+            return listed(form, body, "events", found, _TABLE)
         try:
             follower = feed.join()
         except TooManyFollowers:

@@ -65,18 +65,16 @@ def router(context: Context) -> APIRouter:
         holding: list[list[Held]] = []
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
-            with context.computes:
-                context.calls.give_way()
-                everywhere = fit(request, snap, rows, context.monotonic_s())
-                digest = verdict_digest(everywhere)
-                may_run = eligible_nodes(pod, snap, cluster.node)
-                where = feasible(pod, may_run, everywhere, offered)
-                verdicts = fit(request, snap, where.rows, everywhere.now_s)
-                market = cluster.usual.market
-                explanation = explain(verdicts, cluster.rules.weights, market=market)
-                holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
-                if not pod.node:
-                    helps = advice(cluster, pod, verdicts, explanation, holding, where)
+            everywhere = fit(request, snap, rows, context.monotonic_s())
+            digest = verdict_digest(everywhere)
+            may_run = eligible_nodes(pod, snap, cluster.node)
+            where = feasible(pod, may_run, everywhere, offered)
+            verdicts = fit(request, snap, where.rows, everywhere.now_s)
+            market = cluster.usual.market
+            explanation = explain(verdicts, cluster.rules.weights, market=market)
+            holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
+            if not pod.node:
+                helps = advice(cluster, pod, verdicts, explanation, holding, where)
         if any(each.recreates for each in helps):
             quotas = context.quotas(namespace)
             helps = allowed(helps, None if quotas is None else exceeded(quotas))

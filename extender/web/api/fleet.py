@@ -1,8 +1,7 @@
 """The fleet in sums, model by model: are we full, and what is in the way?"""
 
-from collections import Counter
-from dataclasses import asdict, astuple, dataclass, fields
-from operator import sub
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import numpy as np
@@ -11,9 +10,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.cluster.sums import RunningSums
 from extender.placement.equation import DeviceTerms
-from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.placement.snapshot import REASONS, Snapshot
 from extender.web.api.answers import (
     TABLE_TOO,
     TAGGED,
@@ -57,7 +55,6 @@ class FleetBody(Body):
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
-    running = RunningSums(_by_model, context.calls.give_way)
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
     @routes.get("/v1/fleet", response_model=FleetBody, responses=TABLE_TOO | TAGGED)
@@ -66,24 +63,16 @@ def router(context: Context) -> APIRouter:
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
-        closed, stale = _closed(snap, context.monotonic_s())
-        with context.computes:
-            found = dict(running.of(snap.nodes))
-            for of_node in running.parts(stale):
-                for model, sums in of_node.items():
-                    found[model] = _without_room(found[model], sums)
-                context.calls.give_way()
-        models = [_Sums(*sums).view(model) for model, sums in found.items()]
-        models.sort(key=lambda each: (-each.allocatable_bytes, each.model))
+        now_s = context.monotonic_s()
         body = FleetBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
             nodes=len(snap.nodes),
-            closed=[reason_view(*each) for each in closed.most_common()],
+            closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
             models=[],
             overcommitted_bytes=context.overcommitted_bytes(),
         )
-        return listed(context, form, body, "models", models, _TABLE, tag)
+        return listed(form, body, "models", _models(snap, now_s), _TABLE, tag)
 
     return routes
 
@@ -97,11 +86,11 @@ class _Sums:
     used_bytes: int = 0
     fenced: int = 0
     overcommitted: int = 0
-    #: What pods can be given, where the node takes any.
+    #: Only of nodes that take pods.
     headroom_bytes: int = 0
     replicas_free: int = 0
 
-    def add(self, terms: DeviceTerms) -> None:
+    def add(self, terms: DeviceTerms, is_open: bool) -> None:
         self.devices += 1
         self.allocatable_bytes += terms.allocatable_bytes
         self.promised_bytes += terms.promised_bytes + terms.awaited_bytes
@@ -109,41 +98,27 @@ class _Sums:
         self.used_bytes += terms.device.used_bytes
         self.fenced += terms.fence is not None
         self.overcommitted += terms.headroom_bytes < 0
-        if terms.fence is None:
+        if is_open and terms.fence is None:
             self.headroom_bytes += max(0, terms.headroom_bytes)
             self.replicas_free += terms.device.replicas.free
 
-    def view(self, model: str) -> ModelView:
-        return ModelView(model=model, **asdict(self))
+
+def _models(snap: Snapshot, now_s: float) -> list[ModelView]:
+    sums = defaultdict[str, _Sums](_Sums)
+    are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
+    for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
+        for terms in node.devices:
+            sums[terms.device.model].add(terms, is_open)
+    models = [ModelView(model=model, **asdict(each)) for model, each in sums.items()]
+    return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
 
 
-#: Only nodes that take pods add to the fields from here on.
-_FOR_PODS = [each.name for each in fields(_Sums)].index("headroom_bytes")
-
-
-def _by_model(node: NodeTerms) -> dict[str, tuple[int, ...]]:
-    sums: dict[str, _Sums] = {}
-    for terms in node.devices:
-        sums.setdefault(terms.device.model, _Sums()).add(terms)
-    found = {model: astuple(of_model) for model, of_model in sums.items()}
-    if node.reason is None:
-        return found
-    return {model: _without_room(each, each) for model, each in found.items()}
-
-
-def _without_room(sums: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
-    """The sums without what these have for pods."""
-    return *sums[:_FOR_PODS], *map(sub, sums[_FOR_PODS:], taken[_FOR_PODS:])
-
-
-def _closed(snap: Snapshot, now_s: float) -> tuple[Counter[Reason], list[int]]:
-    """Why nodes take nothing, and the rows of those of which that is only their report's age."""
+def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:
+    """Why nodes take nothing."""
     counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
     closed = Counter({why: n for why, n in zip(REASONS, counts, strict=True) if why and n})
-    stale = np.flatnonzero((snap.node_reason == 0) & (snap.fresh_until_s < now_s)).tolist()
-    if stale:
-        closed[Reason.STALE_REPORT] += len(stale)
-    return closed, stale
+    stale = (snap.node_reason == 0) & (snap.fresh_until_s < now_s)
+    return closed + Counter({Reason.STALE_REPORT: int(stale.sum())})
 
 
 _TABLE: Table[ModelView] = Table(

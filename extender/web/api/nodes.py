@@ -23,7 +23,6 @@ from extender.web.api.answers import (
     encoded,
     holds,
     listed,
-    only,
     unchanged,
 )
 from extender.web.api.context import Context
@@ -99,7 +98,7 @@ def router(context: Context) -> APIRouter:
 
         rows = np.arange(len(snap.nodes))
         if troubled or wanted:
-            rows = np.array(only(context, rows.tolist(), lambda row: shows(snap.nodes[row])), int)
+            rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
         places = _Places(snap) if order is Order.NAME else _by_fullness(snap)
         ordered = places.sorted(rows)
         begin = bisect_right(ordered, page.after, key=places.of) if page.after else 0
@@ -116,7 +115,7 @@ def router(context: Context) -> APIRouter:
             overcommitted_bytes=context.overcommitted_bytes(),
         )
         views = (view(snap.nodes[row]) for row in shown)
-        return listed(context, form, body, "nodes", views, _TABLE, tag, more)
+        return listed(form, body, "nodes", views, _TABLE, tag, more)
 
     @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
     def one_node(name: NodeName, snap: Newest, held: Held = None) -> Response:

@@ -82,7 +82,7 @@ def router(context: Context) -> APIRouter:
         # Pods of one Deployment may run on the same nodes.
         known: dict[bytes, Eligible] = {}
         views = (_view(waiting[key], context, snap, known) for key in shown)
-        return listed(context, form, body, "pods", views, _TABLE, more=more)
+        return listed(form, body, "pods", views, _TABLE, more=more)
 
     return routes
 

@@ -115,25 +115,23 @@ def router(context: Context) -> APIRouter:
         of = pod_named(context, namespace, name)
         request = understood(cluster, of, f"pod {pod}")
         now_s, at_s = context.monotonic_s(), context.wall_s()
-        with context.computes:
-            context.calls.give_way()
-            if of.node:
-                trial = Trial(cluster, snap, now_s)
-                trial.release(of.metadata.uid)
-                snap = trial.snapshot()
-            if node not in snap.row_of:
-                raise HTTPException(
-                    404, f"node {node} is not known; GET /v1/nodes lists those that are"
-                )
-            may_run = eligible_nodes(of, snap, cluster.node)
-            row = snap.row_of[node]
-            # The node itself is compared with the eligible ones, whether it is one or not.
-            rows = np.union1d(may_run.rows, [row])
-            verdicts = fit(request, snap, rows, now_s)
-            weights, market = cluster.rules.weights, cluster.usual.market
-            found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
-            held = blockers(cluster, verdicts, found.node)
-            obstacles = may_run.obstacles.get(row, ())
+        if of.node:
+            trial = Trial(cluster, snap, now_s)
+            trial.release(of.metadata.uid)
+            snap = trial.snapshot()
+        if node not in snap.row_of:
+            raise HTTPException(
+                404, f"node {node} is not known; GET /v1/nodes lists those that are"
+            )
+        may_run = eligible_nodes(of, snap, cluster.node)
+        row = snap.row_of[node]
+        # The node itself is compared with the eligible ones, whether it is one or not.
+        rows = np.union1d(may_run.rows, [row])
+        verdicts = fit(request, snap, rows, now_s)
+        weights, market = cluster.rules.weights, cluster.usual.market
+        found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
+        held = blockers(cluster, verdicts, found.node)
+        obstacles = may_run.obstacles.get(row, ())
 
         def aged(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)

@@ -5,20 +5,17 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from extender.cluster.inputs import FORMAT, Head, decided, facts, pods, settled
 from extender.cluster.redaction import Redaction
 from extender.placement.snapshot import Snapshot
-from extender.web.api.answers import JSON, on_threads
-from extender.web.api.asked import paced
+from extender.web.api.answers import JSON, streamed
 from extender.web.api.context import Context
 from extender.web.bodies import stamp
 
 #: The last about so many pods.
 MOST_DECISIONS = 100
-#: Sent at once.
-_CHUNK_BYTES = 1 << 16
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 Redact = Annotated[
@@ -57,31 +54,25 @@ def router(context: Context) -> APIRouter:
             rest, nodes = hidden.settled(rest), map(hidden.facts, nodes)
             known, last = map(hidden.pod, known), map(hidden.decided, last)
         sections = {"nodes": nodes, "pods": known, "decisions": last}
-        return StreamingResponse(
-            on_threads(_chunks(context, {"head": head, "settled": rest}, sections)),
-            media_type=JSON,
-        )
+        return streamed(_parts({"head": head, "settled": rest}, sections), JSON)
 
     return routes
 
 
-def _chunks(
-    context: Context, first: dict[str, msgspec.Struct], sections: Mapping[str, Iterable[object]]
+def _parts(
+    first: dict[str, msgspec.Struct], sections: Mapping[str, Iterable[object]]
 ) -> Iterator[bytes]:
     """One JSON object, a line for each thing in it."""
-    chunk = [b"{\n"]
-    chunk += [b'"%b": %b,\n' % (name.encode(), _encode(one)) for name, one in first.items()]
-    size, between = 0, b""
-    for name, things in sections.items():
-        chunk.append(b'%b"%b": [' % (between, name.encode()))
-        between = b"\n"
-        for piece in paced(context, map(_encode, things)):
-            chunk += [between, piece]
-            between = b",\n"
-            size += len(piece)
-            if size > _CHUNK_BYTES:
-                yield b"".join(chunk)
-                chunk, size = [], 0
-        chunk.append(b"]")
+    yield b"{"
+    between = b"\n"
+    for name, one in first.items():
+        yield b'%b"%b": %b' % (between, name.encode(), _encode(one))
         between = b",\n"
-    yield b"".join([*chunk, b"\n}\n"])
+    for name, things in sections.items():
+        yield b',\n"%b": [' % name.encode()
+        between = b"\n"
+        for thing in things:
+            yield between + _encode(thing)
+            between = b",\n"
+        yield b"]"
+    yield b"\n}\n"

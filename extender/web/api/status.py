@@ -1,8 +1,7 @@
 """Whether the machinery is sound."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -18,8 +17,6 @@ from extender.web.api.decisions import unheard
 from extender.web.bodies import Body, stamp
 from extender.web.decisions import Unanswered
 from extender.web.machinery import LagView, SettingsView, SourceView, enforcing
-
-T = TypeVar("T")
 
 
 class ReportsView(BaseModel):
@@ -106,13 +103,11 @@ def router(context: Context) -> APIRouter:
         """Whether this replica sees and decides, how much it holds, whether ledger, API server and
         agents agree, and how its peers are."""
         machinery, missing = context.machinery(), context.unready()
-        with context.computes:
-            found = Counter(
-                mismatch.value
-                for gpunode in gently(cluster.gpunodes())
-                for mismatch in mismatches(cluster, gpunode)
-            )
-            reports, counts = _reports(snap), _counts(snap)
+        found = Counter(
+            mismatch.value
+            for gpunode in cluster.gpunodes()
+            for mismatch in mismatches(cluster, gpunode)
+        )
         body = StatusBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
@@ -125,8 +120,8 @@ def router(context: Context) -> APIRouter:
             not_ready_because=missing or None,
             sources=machinery.sources,
             behind=machinery.behind,
-            reports=reports,
-            counts=counts,
+            reports=_reports(snap),
+            counts=_counts(snap),
             mismatches={each.value: found[each.value] for each in Mismatch},
             overcommitted_bytes=context.overcommitted_bytes(),
             journal=_journal(),
@@ -149,18 +144,12 @@ def router(context: Context) -> APIRouter:
         )
         return encoded(body)
 
-    def gently(things: Iterable[T]) -> Iterator[T]:
-        """Calls go before the next one is looked at."""
-        for thing in things:
-            context.calls.give_way()
-            yield thing
-
     def _reports(snap: Snapshot) -> ReportsView:
         now_s, at_s = context.monotonic_s(), context.wall_s()
         reported = Counter[bool]()
         oldest_s: float | None = None
-        missing = sum(unreported(cluster, node) for node in gently(cluster.nodes()))
-        for gpunode in gently(cluster.gpunodes()):
+        missing = sum(unreported(cluster, node) for node in cluster.nodes())
+        for gpunode in cluster.gpunodes():
             row = snap.row_of.get(gpunode.name)
             if gpunode.status is None or row is None:
                 continue

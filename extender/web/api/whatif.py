@@ -25,7 +25,6 @@ from extender.web.api.asked import (
     NAMESPACE,
     made_up,
     of_size,
-    paced,
     understood,
     usual_resource,
 )
@@ -93,12 +92,10 @@ def router(context: Context) -> APIRouter:
         schedulers = context.schedulers()
         kinds = [list(_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
         trial = Trial(cluster, snap, now_s)
-        changes = _Changes()
-        for _ in paced(context, _changes(cluster, trial, asked, changes)):
-            pass
+        changes = _changes(cluster, trial, asked)
         coming = [*changes.moving, *(each for kind in kinds for each in kind)]
         rooms = _rooms(context, coming, changes)
-        told = [*paced(context, _placed(trial, coming, rooms))]
+        told = list(_placed(trial, coming, rooms))
         sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
         after = trial.snapshot()
         placements = [_placement_view(c, p) for c, p in told if isinstance(p, Placed)]
@@ -113,7 +110,7 @@ def router(context: Context) -> APIRouter:
             refusals=refusals,
             added=changes.added,
             not_checked=_not_checked(coming, rooms),
-            spaces=[*paced(context, _spaces(cluster, trial, sizes, snap, after, now_s))],
+            spaces=list(_spaces(cluster, trial, sizes, snap, after, now_s)),
         )
         return encoded(body)
 
@@ -188,10 +185,9 @@ class _Changes:
     released: list[VramRequest] = field(default_factory=list)
 
 
-def _changes(
-    cluster: ClusterState, trial: Trial, asked: WhatifAsked, changes: _Changes
-) -> Iterator[None]:
-    """Change the copy step by step, and fill in ``changes``."""
+def _changes(cluster: ClusterState, trial: Trial, asked: WhatifAsked) -> _Changes:
+    """Change the copy."""
+    changes = _Changes()
     for key in dict.fromkeys(asked.release):
         namespace, _, name = key.partition("/")
         pod = cluster.pod_named(namespace, name)
@@ -202,7 +198,6 @@ def _changes(
         request = cluster.understand(pod)
         if isinstance(request, VramRequest):
             changes.released.append(request)
-        yield
     for node in dict.fromkeys(asked.drain):
         if node not in trial.snapshot().row_of:
             raise _no_node("drain", node)
@@ -212,7 +207,6 @@ def _changes(
                 changes.moving.append(_Coming(request, pod, node))
         if len(changes.moving) > MOST_PODS:
             raise _too_many("drain", f"more than {MOST_PODS} pods would have to move")
-        yield
     for node, count in asked.replicas.items():
         if not 1 <= count <= MAX_REPLICAS:
             raise HTTPException(
@@ -224,14 +218,12 @@ def _changes(
             raise _no_node("replicas", node) from err
         except ValueError as err:
             raise HTTPException(422, f"body replicas.{node}: {count}, but {err}") from err
-        yield
     for new in asked.add:
-        for _ in range(new.count):
-            try:
-                changes.added.extend(trial.add(new.like, 1))
-            except KeyError as err:
-                raise _no_node("add.like", new.like) from err
-            yield
+        try:
+            changes.added.extend(trial.add(new.like, new.count))
+        except KeyError as err:
+            raise _no_node("add.like", new.like) from err
+    return changes
 
 
 def _no_node(where: str, node: str) -> HTTPException:
