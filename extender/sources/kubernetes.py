@@ -19,8 +19,7 @@ class KubernetesSources:
     """Watches ``kinds``, each in a thread of its own.
 
     ``deliver`` is called from those threads, several at a time, with the events of one kind in
-    their order; it should hand them over and return. ``give_way`` is called in those threads too,
-    before anything that takes a while.
+    their order; it should hand them over and return.
     """
 
     def __init__(
@@ -32,12 +31,9 @@ class KubernetesSources:
         pace: Pace = DEFAULT_PACE,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
-        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self._reflectors = {
-            kind.name: Reflector(
-                kind, api, deliver, pace=pace, clock=clock, jitter=jitter, give_way=give_way
-            )
+            kind.name: Reflector(kind, api, deliver, pace=pace, clock=clock, jitter=jitter)
             for kind in kinds
         }
         self._threads = [

@@ -80,10 +80,7 @@ class Reflector:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         wait: Callable[[float], object] | None = None,
-        give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """``give_way`` is called before each object is decoded: others may need the interpreter
-        more."""
         self._kind = kind
         self._api = api
         self._deliver = deliver
@@ -92,7 +89,6 @@ class Reflector:
         self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._give_way = give_way
         #: What was delivered is the state at this resourceVersion; None: list first.
         self._version: str | None = None
         #: Where the kind was found.
@@ -259,7 +255,6 @@ class Reflector:
 
     def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
         """One object, or what can be saved of it; None when that is nothing."""
-        self._give_way()
         try:
             obj = self._kind.decode(raw)
         except (ValueError, RecursionError) as err:

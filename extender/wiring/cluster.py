@@ -101,7 +101,6 @@ class Cluster:
             view.tell,
             watched_kinds(settings.agent_namespace, view.cluster.concerns),
             pace=self._pace,
-            give_way=view.calls.give_way,
         )
         view.observed.health = lambda: sources.health
         sources.start()

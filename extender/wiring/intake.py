@@ -82,10 +82,8 @@ class Intake:
 
     def tell(self, events: Sequence[Event]) -> None:
         """What the cluster tells, from any thread: applied when there is time, in the order of
-        calls. It is late as it is, and what we did meanwhile does not wait for it. The thread that
-        reads a watch waits here while a call is under way: it would only take its time."""
+        calls. It is late as it is, and what we did meanwhile does not wait for it."""
         if threading.get_ident() != self._owner:
-            self._calls.give_way()
             self._wait_for_room()
         self._told.append(events)
         if not self._woken:

@@ -97,7 +97,6 @@ class Extender(ClusterView):
             self.journal,
             self.post if post else None,
             settings.waiting_events_per_s,
-            self.calls.give_way,
             self._events_pool,
         )
         self.outcome_seen.append(self._note)

@@ -40,8 +40,7 @@ class _Told:
 class Telling:
     """``post`` writes an Event, on a thread of ``pool``; None where nobody is to be told.
 
-    ``per_round`` pods at most are reckoned with and told in one round. ``give_way`` is called
-    before each, on the thread.
+    At most ``per_round`` pods are explained and told in one round.
     """
 
     def __init__(
@@ -50,14 +49,12 @@ class Telling:
         journal: Journal,
         post: Post | None,
         per_round: int,
-        give_way: Callable[[], None],
         pool: Executor,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._post = post
         self._per_round = per_round if post is not None else 0
-        self._give_way = give_way
         self._pool = pool
         self._monotonic_s = monotonic_s
         #: Uid -> what was told.
@@ -103,7 +100,6 @@ class Telling:
         for pod, decision in turn:
             if self._monotonic_s() > until_s:
                 return  # of a large fleet each kind of request takes a while
-            self._give_way()
             again = pod.metadata.uid in self._told
             told = self._told.setdefault(pod.metadata.uid, _Told(now_s))
             told.looked_at_s = now_s

@@ -107,7 +107,6 @@ def following(
     pace: Pace = QUICK,
     deliver: Callable[[Sequence[Event]], None] | None = None,
     clock: Callable[[], float] = lambda: 100.0,
-    give_way: Callable[[], None] = lambda: None,
 ) -> Iterator[Followed]:
     seen = Recorder()
     waits: list[float] = []
@@ -121,7 +120,6 @@ def following(
             jitter=lambda: 1.0,
             wait=waits.append,
             clock=clock,
-            give_way=give_way,
         )
         thread = threading.Thread(target=reflector.run)
         thread.start()
@@ -287,15 +285,6 @@ def test_a_version_in_doubt_is_listed_again(ending: Answer) -> None:
     assert followed.queries == ["list", "watch 5", "list", "watch 9"]
     assert followed.waits == [1.0]
     assert followed.reflector.health.lists == 2
-
-
-def test_before_each_object_is_decoded_others_may_have_their_turn() -> None:
-    turns: list[None] = []
-    both = [json.dumps(change("ADDED", name, 6)).encode() + b"\n" for name in "cd"]
-    pages = page(5, obj("a", 1), obj("b", 2)), watch(b"".join(both)), HANG
-    with following(*pages, give_way=lambda: turns.append(None)) as followed:
-        followed.told(3)
-    assert len(turns) == 4
 
 
 def test_what_came_before_an_error_in_the_stream_is_told() -> None:

@@ -36,7 +36,6 @@ class World:
             self.journal,
             self._post,
             per_round,
-            lambda: None,
             self.pool,
             lambda: next(self.seconds),
         )
@@ -113,7 +112,7 @@ def test_nobody_is_reckoned_with_where_nobody_is_to_be_told() -> None:
     for world in (World(per_round=0), World()):
         telling = world.telling
         if world.telling._per_round:
-            telling = Telling(world.state, world.journal, None, 9, lambda: None, world.pool)
+            telling = Telling(world.state, world.journal, None, 9, world.pool)
         world.refuse("a")
         asyncio.run(telling.once(0.0))
         assert telling.pending.pods == {"memory_on_any": 1}
