@@ -1,4 +1,4 @@
-"""kube-scheduler's calls come first, then what we did ourselves, then what the cluster tells."""
+"""Our own changes are applied at once, watch events in turns of the event loop."""
 
 import asyncio
 import threading
@@ -7,14 +7,11 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from unittest.mock import patch
 
-import pytest
-
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
 from extender.cluster.state import ClusterState
 from extender.settings import Settings
-from extender.web.calls import GIVE_WAY_S, Calls
 from extender.wiring.clusterview import NOT_TAKEN_IN
 from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
@@ -66,35 +63,6 @@ def test_a_burst_is_applied_between_the_turns_of_others() -> None:
         assert known(extender) == len(NAMES)
         # Whoever called meanwhile found some of it done, and never had to wait for all of it.
         assert len([count for count in set(seen) if 0 < count < len(NAMES)]) > 3
-
-    play(script)
-
-
-def test_nothing_is_applied_while_a_call_is_under_way_but_calls_cannot_hold_it_up_for_ever() -> (
-    None
-):
-    async def script(extender: Extender) -> None:
-        extender.calls.under_way = 1
-        extender.tell(reports(names=NAMES[:3]))
-        until_s = time.monotonic() + GIVE_WAY_S / 2
-        while time.monotonic() < until_s:
-            await asyncio.sleep(0)
-            assert known(extender) == 0
-        await extender.intake.idle()
-        assert known(extender) == 3
-
-    play(script)
-
-
-def test_who_reads_a_watch_gives_way_to_calls_and_the_loop_does_not() -> None:
-    async def script(extender: Extender) -> None:
-        with patch.object(Calls, "give_way") as waits:
-            extender.tell(reports(names=NAMES[:1]))
-            waits.assert_not_called()
-            await asyncio.to_thread(extender.tell, reports(names=NAMES[1:2]))
-            waits.assert_called_once()
-        await extender.intake.idle()
-        assert known(extender) == 2
 
     play(script)
 
@@ -196,62 +164,6 @@ def test_a_list_that_comes_later_makes_no_replica_unready() -> None:
             await asyncio.sleep(0)
 
     play(script)
-
-
-def test_a_thread_that_computes_gives_way_to_calls_for_a_moment() -> None:
-    calls, done = Calls(), threading.Event()
-
-    def compute() -> None:
-        calls.give_way()
-        done.set()
-
-    compute()
-    assert done.is_set()
-    done.clear()
-    with patch("extender.web.calls.GIVE_WAY_S", 3600.0):
-        calls.begin()
-        thread = threading.Thread(target=compute, daemon=True)
-        thread.start()
-        assert not done.wait(0.05)
-        calls.end()
-        assert done.wait(30)
-        thread.join(30)
-
-
-def test_a_thread_that_computes_sleeps_now_and_then_though_nobody_calls() -> None:
-    """Whatever lets go of the interpreter only for a moment lets nobody else have it."""
-    calls, now_s, slept = Calls(), [100.0], list[float]()
-    with (
-        patch("extender.web.calls.time.monotonic", lambda: now_s[0]),
-        patch("extender.web.calls.time.sleep", slept.append),
-    ):
-        calls.give_way()
-        assert len(slept) == 1
-        for _ in range(20):
-            now_s[0] += 0.0001
-            calls.give_way()
-        assert len(slept) in (4, 5)
-
-
-def test_a_call_that_does_not_end_is_given_way_to_once() -> None:
-    """A client may send its body slowly, and what the cluster tells is many objects."""
-    calls, slept = Calls(), list[float]()
-    with (
-        patch("extender.web.calls.time.monotonic", lambda: 100.0 + sum(slept)),
-        patch("extender.web.calls.time.sleep", slept.append),
-    ):
-        calls.begin()
-        for _ in range(3):
-            calls.give_way()
-        assert sum(slept) == pytest.approx(GIVE_WAY_S, abs=0.001)
-        calls.begin()  # another one meanwhile is no reason either
-        calls.give_way()
-        assert sum(slept) == pytest.approx(GIVE_WAY_S, abs=0.001)
-        calls.end()
-        calls.end()
-        calls.begin()
-        calls.give_way()
-        assert sum(slept) == pytest.approx(2 * GIVE_WAY_S, abs=0.002)
 
 
 def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
