@@ -66,7 +66,8 @@ PASSING = {
     "extender/web/api/tables.py": ["Columns._widths"],
     "extender/web/api/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/web/wire.py": [
-        *("FilterResult.failed_nodes", "PreemptResult.node_name_to_meta_victims"),
+        *("FilterResult.failed_nodes", "FilterResult.failed_and_unresolvable_nodes"),
+        "PreemptResult.node_name_to_meta_victims",
     ],
     "extender/wiring/reloading.py": ["Origin.env", "Origin.flags"],
 }
