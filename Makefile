@@ -14,7 +14,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs lock
 
 demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
-	@$(RUN) -m extender demo $(ARGS)
+	@$(RUN) -m benchmarks.demo $(ARGS)
 
 check: $(VENV)/test.stamp  ## the quick subset, in a minute or two: style, types, layers, unit and property tests
 	$(VENV)/bin/ruff check .

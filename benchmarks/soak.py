@@ -98,8 +98,6 @@ def soak(pods: int, nodes: int) -> tuple[float, float]:
             state.apply([GPUNodeSeen(given, time.monotonic())])
         state.apply([PodGone(uid, ended=True)])
         state.observations.take()
-        while verbs.work_ahead():
-            pass
         if number + 1 == pods // 5:
             early = rss_mib()
         if (number + 1) % max(1, pods // 10) == 0:

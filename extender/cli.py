@@ -291,23 +291,5 @@ def replay(
         raise typer.Exit(2) from err
 
 
-@app.command()
-def demo(
-    trace: Annotated[
-        Path | None, typer.Option(help="Folder with nodes.csv and pods.csv to play instead.")
-    ] = None,
-    pods: Annotated[int | None, typer.Option(help="Pods of each seed.")] = None,
-    seeds: Annotated[int, typer.Option(help="How often all of it is played.")] = 3,
-) -> None:
-    """Play the main job on this machine: four pods on one GPU, then 1,213 nodes before a referee.
-
-    On a terminal the server stays up until Ctrl-C. Otherwise the last line is the result. The exit
-    status is 1 if Headroom overcommitted any device.
-    """
-    from extender.demo import run
-
-    raise typer.Exit(run(trace, pods, seeds))
-
-
 def main() -> None:
     app()

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from fastapi import FastAPI
 
 from extender.tls import ServerTls
-from extender.web.calls import Calls
-from extender.wiring.patience import counting
+from extender.wiring.patience import Patient
 from extender.wiring.ports import Port, PortServer
 
 
 @contextlib.contextmanager
-def listening(app: FastAPI, calls: Calls, tls: ServerTls | None = None) -> Iterator[int]:
+def listening(
+    app: FastAPI, tls: ServerTls | None = None, protocol: type[Patient] = Patient
+) -> Iterator[int]:
     """On this port; asked to end with the context, and awaited."""
-    server = PortServer(Port("tests", "127.0.0.1", 0, app, counting(calls), tls))
+    server = PortServer(Port("tests", "127.0.0.1", 0, app, protocol, tls))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

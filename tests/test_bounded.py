@@ -10,7 +10,7 @@ from tests.controlplane import ROOT
 from tests.growth import GROWS, MIB, PASSING, Fixed
 
 #: Commands that end by themselves, and the metrics, whose labels are few.
-OTHERS = ("extender/convert/", "extender/demo/", "extender/certs/", "extender/telemetry.py")
+OTHERS = ("extender/convert/", "extender/certs/", "extender/telemetry.py")
 MAKERS = {
     *("dict", "set", "frozenset", "list", "deque", "defaultdict", "Counter", "OrderedDict"),
     *("Bounded", "bytearray", "Queue", "WeakKeyDictionary", "WeakValueDictionary"),

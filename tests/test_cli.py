@@ -18,7 +18,7 @@ def headroom(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_no_command_shows_the_commands() -> None:
     shown = headroom()
     assert "serve" in shown.stdout + shown.stderr
-    assert "demo" in shown.stdout + shown.stderr
+    assert "console" in shown.stdout + shown.stderr
 
 
 def test_bad_fleet_file_is_one_line_without_a_stack_trace(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_level_of_logs_that_there_is_none_of_is_refused_with_those_there_are()
 
 def test_what_needs_no_cluster_needs_no_client_of_one() -> None:
     """The demo's environment has none."""
-    hidden = "import sys; sys.modules['kubernetes'] = None; import extender.cli, extender.demo"
+    hidden = "import sys; sys.modules['kubernetes'] = None; import extender.cli, benchmarks.demo"
     done = subprocess.run(
         [sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, check=False
     )

@@ -95,7 +95,7 @@ class Product(Scheduler):
         rows = snap.rows([name_of(node) for node in nodes])
         usual = self._cluster.usual
         usual.see(request, pod, snap, rows)
-        weighing = self._weighings.weigh(request, snap, now_s)
+        weighing = self._weighings.weigh(request, snap)
         ranking = weighing.rank(request, snap, rows, now_s, usual.market)
         if ranking.winner is None:
             self._store.delete_pod(NAMESPACE, job.name)

@@ -27,7 +27,7 @@ from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.settings import Settings
 from extender.web.wire import decode_offer
 from extender.wiring.console import Console
-from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.memory import limit_heap
 from extender.wiring.replica import Extender
 from extender.wiring.serving import serve
 
@@ -61,7 +61,7 @@ def replica(nodes: int, pods_per_device: int, target: Any = None) -> Iterator[Wh
 
 def run(nodes: int, pods_per_device: int, pipe: Connection, best_only: bool = False) -> None:
     quiet()
-    keep_what_answers_need()
+    limit_heap()
     uvloop.run(_run(Fleet(nodes, pods_per_device), pipe, best_only))
 
 
@@ -87,7 +87,6 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
     """Serve until a signal."""
     own = extender.verbs(extender.open_ledger(Awaited(store)), shown=lambda pod: None)
-    # The last, as it is those that are served for which the extender works ahead.
     verbs = extender.verbs_app(extender.open_ledger(Awaited(store)), shown=lambda pod: None)
     reports = 0
 

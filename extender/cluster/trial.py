@@ -93,7 +93,7 @@ class Trial:
     def place(self, request: VramRequest, where: Eligible) -> Placed | NotPlaced:
         """Place the pod on the best of these nodes. It must ask for a GPU."""
         snap, rows = self.snapshot(), where.rows
-        weighing = self._weighings.weigh(request, snap, self._now_s)
+        weighing = self._weighings.weigh(request, snap)
         ranking = weighing.rank(request, snap, rows, self._now_s, self._market)
         if ranking.winner is None:
             codes = weighing.codes(snap, rows, self._now_s)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from extender.placement.aside import spare_bytes
 from extender.placement.chances import may_have_free_replica
-from extender.placement.copies import Copies
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
 
@@ -24,8 +23,8 @@ _COLUMNS = tuple(
 class Table:
     """Nodes by name, each with its row of columns.
 
-    Replacing a node costs that row, and so does the snapshot after it: of the columns in which a
-    figure changed, the rows that did are copied, while nobody has an older snapshot any more.
+    A snapshot has copies of the columns that changed since the snapshot before, and shares the
+    others with it.
     """
 
     def __init__(self) -> None:
@@ -34,8 +33,9 @@ class Table:
         self._resources: dict[str, int] = {}
         self._columns = _absent(0, 0)
         self._per_node = _absent_nodes(0)
-        self._columns_shown = {name: Copies() for name in self._columns}
-        self._per_node_shown = {name: Copies() for name in self._per_node}
+        #: The last snapshot's read-only copies of columns that were not written since.
+        self._columns_shown: dict[str, NDArray[Any]] = {}
+        self._per_node_shown: dict[str, NDArray[Any]] = {}
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
@@ -96,7 +96,7 @@ class Table:
         column, sm_ppm = self._columns["sm_ppm"], [_sm_ppm(terms) for terms in node.devices]
         if column[row, : len(sm_ppm)].tolist() != sm_ppm:
             column[row, : len(sm_ppm)] = sm_ppm
-            self._columns_shown["sm_ppm"].wrote(row)
+            self._columns_shown.pop("sm_ppm", None)
             self._write_of_node(row, "changed_in", self.next_generation)
 
     def get(self, name: str) -> NodeTerms | None:
@@ -126,13 +126,13 @@ class Table:
                 self._name_rank = _ranks([node.name for node in self._nodes])
                 self._members_changed = False
             self._generation += 1
-            of_node = self._newest(self._per_node, self._per_node_shown)
+            of_node = self._frozen(self._per_node, self._per_node_shown)
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
-                columns=Columns(**self._newest(self._columns, self._columns_shown)),
+                columns=Columns(**self._frozen(self._columns, self._columns_shown)),
                 node_reason=of_node["reason"],
                 gated=of_node["gated"],
                 fresh_until_s=of_node["fresh_until_s"],
@@ -147,11 +147,16 @@ class Table:
             )
         return self._latest
 
-    def _newest(
-        self, arrays: Mapping[str, NDArray[Any]], shown: Mapping[str, Copies]
+    def _frozen(
+        self, arrays: Mapping[str, NDArray[Any]], shown: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        rows = len(self._nodes)
-        return {name: shown[name].newest(array[:rows]) for name, array in arrays.items()}
+        """Bring ``shown`` up to date with the arrays, and return a copy of it."""
+        for name, array in arrays.items():
+            now = array[: len(self._nodes)]
+            if name not in shown or shown[name].shape != now.shape:
+                shown[name] = now.copy(order="K")
+                shown[name].flags.writeable = False
+        return dict(shown)
 
     def _make_room(self, rows: int, slots: int) -> None:
         old_rows, old_slots = self._columns["resource"].shape
@@ -176,7 +181,7 @@ class Table:
             padded = [*figures, *[-1] * absent]
             if column[row].tolist() != padded:
                 column[row] = padded
-                self._columns_shown[name].wrote(row)
+                self._columns_shown.pop(name, None)
         believed_bytes = [terms.device.memory_bytes for terms in node.devices if terms.believed]
         per_node = {
             "reason": CODE_OF[node.reason],
@@ -199,7 +204,7 @@ class Table:
         array = self._per_node[name]
         if array[row] != figure:
             array[row] = figure
-            self._per_node_shown[name].wrote(row)
+            self._per_node_shown.pop(name, None)
 
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
         """As ``Columns`` has them."""

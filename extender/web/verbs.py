@@ -5,9 +5,8 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -36,16 +35,12 @@ from extender.records import TERMS, Asked, Candidate, Candidates, Ranked
 from extender.telemetry import Telemetry
 from extender.web import wire
 from extender.web.coming import Coming
-from extender.web.names import Names, NodeIndex
 from extender.web.pace import Pace
 
 log = structlog.get_logger()
 
 #: Of those that were ranked, on record with the terms of their scores.
 CONTENDERS = 5
-#: Rankings that wait for that; each keeps its snapshot in memory.
-MOST_UNEXPLAINED = 4
-
 #: All are alike: kube-scheduler decides as it would without us.
 NO_PREFERENCE = wire.encode_priorities(None)
 #: Of a pod that was told before why it waits.
@@ -64,8 +59,14 @@ SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 Binder = Callable[[wire.BindArgs, Pod | None, GPUNode | None], Awaitable[str]]
 
 
-def at_once(work: Callable[[], None]) -> None:
-    work()
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The best of some rows."""
+
+    #: Index into the rows.
+    place: int
+    #: The best of the rows with the terms of their scores, the winner first.
+    contenders: tuple[Contender, ...]
 
 
 class TurnedAway:
@@ -85,11 +86,10 @@ class TurnedAway:
 class Verbs:
     """``unready`` says in a sentence why nothing can be decided yet, "" when it can.
 
-    ``shown`` is told every pod that a filter call shows, before it is decided about. ``soon`` does
-    what no answer waits for, when the answer is out and before the next call. While ``observes``
-    nothing is refused and nothing is preferred. With ``best_only`` filter answers with the best
-    node alone where no preference of users' could speak for another: kube-scheduler then scores
-    none.
+    ``shown`` is called with every pod that a filter call shows, before the decision. While
+    ``observes`` nothing is rejected and nothing is preferred. With ``best_only`` filter returns the
+    best node alone, unless a user's preference could favour another: kube-scheduler then scores no
+    node.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class Verbs:
         shown: Callable[[Pod], None],
         monotonic_s: Callable[[], float],
         wall_s: Callable[[], float],
-        soon: Callable[[Callable[[], None]], object] = at_once,
         observes: Callable[[], bool] = bool,
         best_only: bool = False,
     ) -> None:
@@ -114,22 +113,10 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
-        self._soon = soon
         #: Whether all is let pass, and what would have been decided goes on record only.
         self._observes = observes
         self._best_only = best_only
         self._weighings = Weighings(cluster.rules.weights)
-        #: A pod, the default of its namespace, and what it asks for: what filter understood,
-        #: prioritize is asked about next.
-        self._understood: tuple[Pod, str | None, VramRequest | Unreadable] | None = None
-        self._index: NodeIndex | None = None
-        #: What filter answered last: kube-scheduler asks prioritize about these next.
-        self._passed: Names | None = None
-        self._passed_rows = np.empty(0, np.int64)
-        #: What prioritize ranked and nobody has yet looked at any closer.
-        self._unexplained: deque[tuple[Pod, Callable[..., tuple[Contender, ...]]]] = deque(
-            maxlen=MOST_UNEXPLAINED
-        )
         #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
         #: about one next.
         self._turned_away: Bounded[str, TurnedAway] = Bounded(MOST_TURNED_AWAY)
@@ -137,18 +124,10 @@ class Verbs:
         self._node_sets = NodeSets()
         self._pace = Pace()
 
-    def work_ahead(self) -> bool:
-        """Between calls: a step towards the next ones, then what can be told of the last ones;
-        false where there is nothing to do."""
-        ahead = self._weighings.ahead(self._cluster.settled(), self._monotonic_s())
-        return ahead or self._keep_contenders()
-
     def rules_changed(self) -> None:
         """What was made of the rules of before is forgotten."""
         self._weighings = Weighings(self._cluster.rules.weights)
-        self._understood = self._passed = None
         self._coming.rules_changed()
-        self._unexplained.clear()
 
     def filter(self, body: bytes) -> bytes:
         """Which of the offered nodes can take the pod, and why not the others."""
@@ -162,13 +141,13 @@ class Verbs:
             return self.filter_error(str(err))
         if unready:
             against = _nothing(offered)
-            return wire.encode_filter(offered, offered.names, against == 0, against, SENTENCES)
+            return wire.encode_filter(offered, against == 0, against, SENTENCES)
         if self._offers_only_new(offered):
             return self._filter_new(offered, began_s, observes)
         self._shown(offered.pod)
         snap = self._cluster.settled()
-        request = self._understand(offered.pod)
-        rows = self._rows(offered.names, snap)
+        request = self._cluster.understand(offered.pod)
+        rows = snap.rows(offered.names)
         codes = self._codes(request, rows, snap)
         wanted = request if isinstance(request, VramRequest) and request.asks else None
         sure = True
@@ -181,47 +160,43 @@ class Verbs:
             if offered.objects:
                 self._answer_new(offered.objects, wanted, rows, codes)
         against = _nothing(offered) if observes else codes
-        kept, ranked = against == 0, 0
+        kept = against == 0
+        first: _Chosen | None = None
         known = bool((rows[kept] >= 0).all())
         if wanted and not observes and self._best_only and known:
             places = np.flatnonzero(kept)
             first = self._undisputed(offered.pod, wanted, rows[places], snap)
-            if first is not None:  # the others are not refused, only left out
+            if first is not None:  # the others are not rejected, only left out
                 against, kept = _nothing(offered), np.zeros(len(rows), np.bool_)
-                kept[places[first]], ranked = True, len(places)
-        passed = offered.names.only(kept)
-        self._passed, self._passed_rows = passed, rows[kept]
+                kept[places[first.place]] = True
+        passed = np.flatnonzero(kept)
         only = ""
         if wanted and len(passed) == 1 and known and not observes:  # then prioritize is not called
-            only = snap.nodes[int(self._passed_rows[0])].name
+            only = offered.names[passed[0]]
             self._coming.expect(offered.pod, wanted, only, self._monotonic_s())
-        answer = wire.encode_filter(offered, passed, kept, against, SENTENCES)
+        answer = wire.encode_filter(offered, kept, against, SENTENCES)
         if wanted and not len(passed) and self._crowded(offered.pod, began_s):
             answer = wire.encode_filter_error(TRY_AGAIN)
         took_s = self._monotonic_s() - began_s
-        named = partial(self._node_sets.offered, snap.row_of, rows)
-        at, nodes = snap.generation, len(offered.names)
-        what = offered.pod, request, at, nodes, codes, sure, only, took_s, observes, named
-        record = partial(self._record, *what)
-        self._soon(record)
-        if ranked:
-            self._note_ranked(offered.pod, began_s, snap, ranked, only)
-        if wanted and not observes:  # to let go of who was turned away before takes a while
-            last = TurnedAway(offered.pod, rows, codes, snap, began_s)
-            self._soon(partial(self._turn_away, last))
+        at, nodes = snap.generation, self._node_sets.offered(snap.row_of, rows)
+        self._record(offered.pod, request, at, nodes, codes, sure, only, took_s, observes)
+        if first is not None:
+            self._note_ranked(offered.pod, began_s, snap, len(places), only, first.contenders)
+        if wanted and not observes:
+            self._turn_away(TurnedAway(offered.pod, rows, codes, snap, began_s))
         return answer
 
     def _offers_only_new(self, offered: wire.Offered) -> bool:
         """Whether the nodes are whole objects of which none is known: an autoscaler's templates."""
         if not offered.objects:
             return False
-        return bool((self._rows(offered.names, self._cluster.settled()) < 0).all())
+        return bool((self._cluster.settled().rows(offered.names) < 0).all())
 
     def _filter_new(self, offered: wire.Offered, began_s: float, observes: bool) -> bytes:
         """Answer filter for an autoscaler's templates. Nothing is kept of the call: no bind follows
         it, and the pod may be a template too."""
         pod, codes = offered.pod, _nothing(offered)
-        request = self._understand(pod)
+        request = self._cluster.understand(pod)
         if isinstance(request, Unreadable):
             codes[:] = CODE_OF[request.reason]
         elif request.asks:
@@ -237,7 +212,7 @@ class Verbs:
             fits=int((codes == 0).sum()),
             took_ms=round(1000 * (self._monotonic_s() - began_s), 3),
         )
-        return wire.encode_filter(offered, offered.names.only(kept), kept, against, SENTENCES)
+        return wire.encode_filter(offered, kept, against, SENTENCES)
 
     def _answer_new(
         self, objects: Sequence[msgspec.Raw], request: VramRequest, rows: Rows, codes: Codes
@@ -259,24 +234,25 @@ class Verbs:
         where it takes nothing away. Raises ``wire.MalformedBody``."""
         began_s = self._monotonic_s()
         observes = self._observes()
-        offered = wire.decode_offer(body, self._passed)
+        offered = wire.decode_offer(body)
         if self._offers_only_new(offered):
             return NO_PREFERENCE
         snap = self._cluster.settled()
-        request = self._understand(offered.pod)
+        request = self._cluster.understand(offered.pod)
         winner: str | None = None
+        contenders: tuple[Contender, ...] = ()
         if isinstance(request, VramRequest):
-            rows = self._rows(offered.names, snap)
+            rows = snap.rows(offered.names)
             if not request.asks:  # nothing to remember: it is none of ours
                 chosen = aside(snap, rows)
                 return NO_PREFERENCE if observes else wire.encode_alike(offered.names, chosen)
             known = rows >= 0
-            first = self._first(offered.pod, request, rows[known], snap)
+            first = self._first(request, rows[known], snap)
             if first is not None:
-                winner = snap.nodes[int(rows[known][first])].name
+                winner, contenders = first.contenders[0].node, first.contenders
                 if not observes:
                     self._coming.expect(offered.pod, request, winner, self._monotonic_s())
-        self._note_ranked(offered.pod, began_s, snap, len(offered.names), winner or "")
+        self._note_ranked(offered.pod, began_s, snap, len(offered.names), winner or "", contenders)
         return NO_PREFERENCE if observes else wire.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
@@ -370,26 +346,13 @@ class Verbs:
         log.warning("bind_error", message=message)
         return wire.encode_bind(message)
 
-    def _understand(self, pod: Pod) -> VramRequest | Unreadable:
-        default = self._cluster.namespaces.default_vram(pod.metadata.namespace)
-        if self._understood is None or self._understood[:2] != (pod, default):
-            self._understood = pod, default, self._cluster.understand(pod)
-        return self._understood[2]
-
-    def _rows(self, names: Names, snap: Snapshot) -> Rows:
-        """Row of each name; -1 where it is not known."""
-        if self._index is None or not self._index.serves(snap):
-            self._index = NodeIndex(snap)
-            self._passed = None
-        return self._passed_rows if names is self._passed else self._index.rows(names)
-
     def _codes(self, request: VramRequest | Unreadable, rows: Rows, snap: Snapshot) -> Codes:
         """The code of each node's reason; 0 where the pod fits."""
         if isinstance(request, Unreadable):
             return np.full(len(rows), CODE_OF[request.reason], np.int8)
         if not request.asks:
             return np.zeros(len(rows), np.int8)
-        weighing = self._weighings.weigh(request, snap, self._monotonic_s())
+        weighing = self._weighings.weigh(request, snap)
         unknown = rows < 0
         if not unknown.any():
             return weighing.codes(snap, rows, self._monotonic_s())
@@ -409,25 +372,27 @@ class Verbs:
                 held = held or reason is not None
         return held
 
-    def _first(self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot) -> int | None:
-        """Place of the best of these rows; None where none fits. Who comes next is looked into
-        later."""
-        weighing = self._weighings.weigh(request, snap, self._monotonic_s())
-        market = self._cluster.usual.market
-        ranking = weighing.rank(request, snap, rows, self._monotonic_s(), market)
-        if ranking.winner is not None:
-            ranked = request, snap, rows, ranking, weighing.standing
-            self._unexplained.append((pod, partial(best, *ranked)))
-        return ranking.winner
+    def _first(self, request: VramRequest, rows: Rows, snap: Snapshot) -> _Chosen | None:
+        """The best of these rows; None if the pod fits on none."""
+        now_s, market = self._monotonic_s(), self._cluster.usual.market
+        weighing = self._weighings.weigh(request, snap)
+        ranking = weighing.rank(request, snap, rows, now_s, market)
+        if ranking.winner is None:
+            return None
+        ranked = request, snap, rows, ranking, weighing.standing
+        return _Chosen(ranking.winner, best(*ranked, now_s, market, CONTENDERS))
 
-    def _undisputed(self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot) -> int | None:
-        """The same of several, if kube-scheduler could not prefer another for what users said."""
+    def _undisputed(
+        self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot
+    ) -> _Chosen | None:
+        """The best of several rows, unless users' preferences could make kube-scheduler take
+        another."""
         if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.speak_of(pod):
             return None
-        first = self._first(pod, request, rows, snap)
+        first = self._first(request, rows, snap)
         if first is None:
             return None
-        node = self._cluster.node(snap.nodes[int(rows[first])].name)
+        node = self._cluster.node(snap.nodes[int(rows[first.place])].name)
         return None if node is None or shuns(node, pod) else first
 
     def _crowded(self, pod: Pod, now_s: float) -> bool:
@@ -440,44 +405,31 @@ class Verbs:
         return True
 
     def _note_ranked(
-        self, pod: Pod, began_s: float, snap: Snapshot, offered: int, winner: str
+        self,
+        pod: Pod,
+        began_s: float,
+        snap: Snapshot,
+        offered: int,
+        winner: str,
+        contenders: Sequence[Contender],
     ) -> None:
         took_us = micros(self._monotonic_s() - began_s)
         told = Ranked(self._wall_s(), took_us, snap.generation, offered, winner)
-        self._soon(partial(self._journal.note, pod, told, told.at_s, winner))
-
-    def _keep_contenders(self) -> bool:
-        """Put on record who came next to the winner, and why; kube-scheduler did not wait for
-        it."""
-        if not self._unexplained:
-            return False
-        pod, best_now = self._unexplained.popleft()
-        contenders = best_now(self._monotonic_s(), self._cluster.usual.market, CONTENDERS)
-        part = Candidates(
-            tuple(
-                Candidate(
-                    each.node,
-                    round(1000 * each.score),
-                    tuple(round(1000 * each.terms[name]) for name in TERMS),
-                )
-                for each in contenders
-            )
-        )
-        self._journal.note(pod, part, self._wall_s())
-        return True
+        self._journal.note(pod, told, told.at_s, winner)
+        if contenders:
+            self._journal.note(pod, Candidates(tuple(map(_candidate, contenders))), told.at_s)
 
     def _record(
         self,
         pod: Pod,
         request: VramRequest | Unreadable,
         generation: int,
-        offered: int,
+        offered: OfferedNodes,
         codes: Codes,
         sure: bool,
         only: str,
         took_s: float,
         observed: bool,
-        named: Callable[[], OfferedNodes],
     ) -> None:
         metadata = pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
@@ -488,7 +440,7 @@ class Verbs:
             decision_id=decision_id(metadata.uid, metadata.resource_version),
             at_s=self._wall_s(),
             generation=generation,
-            offered=offered,
+            offered=len(codes),
             fits=nodes_by_code[0],
             refused=counts,
             sure=sure,
@@ -496,7 +448,7 @@ class Verbs:
             asked=_asked(request),
             only=only,
             observed=observed,
-            offered_nodes=named(),
+            offered_nodes=offered,
         )
         self._journal.record(decision)
         if not observed:
@@ -514,6 +466,11 @@ class Verbs:
             fits=decision.fits,
             took_ms=round(1000 * decision.took_s, 3),
         )
+
+
+def _candidate(contender: Contender) -> Candidate:
+    terms = tuple(round(1000 * contender.terms[name]) for name in TERMS)
+    return Candidate(contender.node, round(1000 * contender.score), terms)
 
 
 def _nothing(offered: wire.Offered) -> Codes:

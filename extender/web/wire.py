@@ -17,7 +17,6 @@ from contract.kube import Pod
 from contract.pod_limits import MAX_POD_BYTES, sized
 from extender.cluster.kept import kept_pod
 from extender.cluster.preemption import Offer
-from extender.web.names import Names
 
 
 class MalformedBody(ValueError):
@@ -34,23 +33,17 @@ MAX_SCORE = 10
 
 
 class FilterArgs(msgspec.Struct, rename="pascal"):
-    """Of filter and prioritize alike."""
+    """The body of a filter or prioritize call."""
 
     pod: Pod | None = None
     nodes: NodeList | None = None
-    node_names: msgspec.Raw = NULL
+    node_names: list[str] | None = None
 
 
 class RawPod(msgspec.Struct, rename="pascal"):
-    """The pod of the same as it came."""
+    """The undecoded pod of the same body."""
 
     pod: msgspec.Raw = NULL
-
-
-class NamedNodes(msgspec.Struct, rename="pascal"):
-    """The names of the same, where they have to be read one by one."""
-
-    node_names: list[str] | None = None
 
 
 class BindArgs(msgspec.Struct, rename="pascal"):
@@ -105,10 +98,10 @@ def _count(number: int) -> int:
 
 class FilterResult(msgspec.Struct, rename="pascal"):
     nodes: dict[str, list[msgspec.Raw]] | None = None
-    node_names: msgspec.Raw = NULL
+    node_names: list[str] | None = None
     failed_nodes: dict[str, str] = {}
     #: Node -> sentence.
-    failed_and_unresolvable_nodes: msgspec.Raw = msgspec.Raw(b"{}")
+    failed_and_unresolvable_nodes: dict[str, str] = {}
     error: str = ""
 
 
@@ -136,7 +129,6 @@ class _NamedNode(msgspec.Struct):
 T = TypeVar("T")
 _filter_args = msgspec.json.Decoder(FilterArgs)
 _raw_pod = msgspec.json.Decoder(RawPod)
-_named_nodes = msgspec.json.Decoder(NamedNodes)
 _bind_args = msgspec.json.Decoder(BindArgs)
 _preempt_args = msgspec.json.Decoder(PreemptArgs)
 _named_node = msgspec.json.Decoder(_NamedNode)
@@ -147,30 +139,23 @@ class Offered(msgspec.Struct):
     """The pod and the nodes of a filter or prioritize call."""
 
     pod: Pod
-    names: Names
+    names: list[str]
     #: Whole nodes in the order of ``names``, where they were sent; they go back as they came.
     objects: list[msgspec.Raw] | None
 
 
-def decode_offer(body: bytes, expected: Names | None = None) -> Offered:
-    """Read the body of filter or prioritize; raises ``MalformedBody``.
-
-    The names that are ``expected`` are not read again when they came.
-    """
+def decode_offer(body: bytes) -> Offered:
+    """Read the body of filter or prioritize; raises ``MalformedBody``."""
     args = _decoded(_filter_args, body)
     pod = kept_pod(_whole(args.pod))
     if len(body) > MAX_POD_BYTES:  # most of it may be nodes
         pod = sized(pod, len(_decoded(_raw_pod, body).pod))
-    if args.node_names != NULL:
-        json = bytes(args.node_names)
-        names = expected if expected and json == expected.json else Names.plain(json)
-        if names is None:
-            names = Names.of(_decoded(_named_nodes, body).node_names or ())
-        return Offered(pod, names, None)
+    if args.node_names is not None:
+        return Offered(pod, args.node_names, None)
     if args.nodes is None or args.nodes.items is None:
         raise MalformedBody('neither NodeNames nor Nodes.items is given, as in "NodeNames":["n1"]')
-    found = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
-    return Offered(pod, Names.of(found), args.nodes.items)
+    names = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
+    return Offered(pod, names, args.nodes.items)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -215,36 +200,27 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
 
 def encode_filter(
     offered: Offered,
-    passed: Names,
     kept: NDArray[np.bool_],
     codes: NDArray[np.int8],
     sentences: Sequence[str],
 ) -> bytes:
-    """The nodes offered that are ``kept``, whose names have ``passed``, go back in the form they
-    came in; of the others those are refused with a reason whose ``codes`` has not 0, but its place
-    among ``sentences``.
+    """Return the answer to filter, in the form in which the nodes were offered.
 
-    Refused nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
+    ``kept``: (n,) the nodes that pass. ``codes``: (n,) of each other node the place of the reason
+    among ``sentences`` for which it is rejected; 0: it is left out without a reason.
+
+    Rejected nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
     could only find that no victim is needed, and newer schedulers then retry without end.
     """
+    rejected = zip(offered.names, codes.tolist(), strict=True)
     result = FilterResult(
-        failed_and_unresolvable_nodes=msgspec.Raw(_refusals(offered.names, codes, sentences))
+        failed_and_unresolvable_nodes={name: sentences[code] for name, code in rejected if code}
     )
     if offered.objects is None:
-        result.node_names = msgspec.Raw(passed.json)
+        result.node_names = list(compress(offered.names, kept.tolist()))
     else:
         result.nodes = {"items": list(compress(offered.objects, kept.tolist()))}
     return _encoder.encode(result)
-
-
-def _refusals(names: Names, codes: NDArray[np.int8], sentences: Sequence[str]) -> bytes:
-    """{name: sentence} of the refused nodes."""
-    groups: list[bytes] = []
-    for code in np.flatnonzero(np.bincount(codes)).tolist():
-        if code:
-            sentence = b":%b" % _encoder.encode(sentences[code])
-            groups.append(names.joined(b"%b," % sentence, codes == code) + sentence)
-    return b"{%b}" % b",".join(groups)
 
 
 def encode_filter_error(message: str) -> bytes:
@@ -263,12 +239,12 @@ def encode_priorities(winner: str | None) -> bytes:
     return _encoder.encode([Priority(host=winner, score=MAX_SCORE)])
 
 
-def encode_alike(names: Names, chosen: NDArray[np.bool_]) -> bytes:
-    """The same of several, between which kube-scheduler has the choice."""
-    if not chosen.any() or chosen.all():
+def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
+    """A list of {Host, Score}: the same score for each chosen node; empty if all are chosen."""
+    if chosen.all():
         return b"[]"
-    score = b',"Score":%d}' % MAX_SCORE
-    return b'[{"Host":%b%b]' % (names.joined(b'%b,{"Host":' % score, chosen), score)
+    hosts = compress(names, chosen.tolist())
+    return _encoder.encode([Priority(host=host, score=MAX_SCORE) for host in hosts])
 
 
 def encode_bind(message: str) -> bytes:

@@ -36,7 +36,7 @@ from extender.wiring.clients import keep_client_ca
 from extender.wiring.clusterview import ClusterView
 from extender.wiring.console import Console
 from extender.wiring.history import history_brought
-from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.memory import limit_heap
 from extender.wiring.mirroring import Mirroring
 from extender.wiring.pending import PendingPods
 from extender.wiring.readiness import DISPENSABLE, unready
@@ -126,7 +126,7 @@ async def serve_cluster(
 ) -> None:
     """Serve the cluster that the kubernetes package's configuration points at, until a signal.
     Raises ``BadSettings``."""
-    keep_what_answers_need()
+    limit_heap()
     hint = "to try without one: headroom serve --embedded FLEET.yaml"
     cluster = Cluster(load_configuration(hint=hint), settings, pace)
     if parts is Parts.CONSOLE:

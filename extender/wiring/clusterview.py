@@ -22,7 +22,7 @@ from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
 from extender.wiring.loops import Loops
 from extender.wiring.machinery import Observed
-from extender.wiring.memory import collect_in_lulls
+from extender.wiring.memory import collect_garbage
 from extender.wiring.reloading import ANYWHERE, Origin, Reloading
 
 NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
@@ -50,11 +50,7 @@ class ClusterView:
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
         self.calls = Calls()
-        #: Prepares the next call by one step; returns whether there was one.
-        self._ahead: Callable[[], bool] = bool
-        self.intake = Intake(
-            self.cluster, self.calls, self._took, self._turned, lambda: self._ahead(), self.loops
-        )
+        self.intake = Intake(self.cluster, self._took, self._turned, self.loops)
         self.observed = Observed(lambda: self.intake.is_behind)
         #: Set when all that was awaited was weighed.
         self.begun = asyncio.Event()
@@ -151,7 +147,7 @@ class ClusterView:
 
     async def _collect(self) -> None:
         await self.begun.wait()
-        await collect_in_lulls(self.calls)
+        await collect_garbage()
 
 
 def _epoch_s() -> float:

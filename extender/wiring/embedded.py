@@ -16,7 +16,7 @@ from extender.tls import ServerTls
 from extender.web.embedded import add_embedded_routes
 from extender.wiring.console import Console
 from extender.wiring.history import history_brought
-from extender.wiring.memory import keep_what_answers_need
+from extender.wiring.memory import limit_heap
 from extender.wiring.reloading import ANYWHERE, Origin
 from extender.wiring.replica import Extender
 from extender.wiring.serving import serve
@@ -41,7 +41,7 @@ async def serve_embedded(
             f"host is {far[0]}: the embedded server lets everybody read and write, so it "
             "listens on a loopback address only; right is host: 127.0.0.1"
         )
-    keep_what_answers_need()
+    limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "", origin=origin)
     store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)

@@ -1,9 +1,8 @@
-"""When what is heard is applied: our own doings at once, what the cluster tells a little at a time
-and after kube-scheduler's calls.
+"""Applies changes to the state: our own at once, watch events in short turns of the event loop.
 
-Of a fleet of 5,000 nodes a burst of reports, or a list, is seconds of work, and a call waits for
-milliseconds at most. A snapshot, and what is weighed ahead for the calls to come, cost nearly as
-much for one node as for many, so what is told within a moment is taken together.
+In turns, a list of thousands of objects delays a call of kube-scheduler by one turn at most. Watch
+events that arrive within ``TOGETHER_S`` share one snapshot, as it costs nearly the same for one
+changed node as for many.
 """
 
 import asyncio
@@ -15,10 +14,9 @@ from functools import partial
 
 from extender.cluster.events import Event
 from extender.cluster.state import ClusterState
-from extender.web.calls import GIVE_WAY_S, Calls
 from extender.wiring.loops import STUCK_AFTER_S, Loops
 
-#: A turn goes on for so long before others have theirs; a call waits for one at most.
+#: Longest turn: a call waits for at most one.
 TURN_S = 0.001
 #: What comes within this time after a snapshot is for the next one, and is not waited for longer
 #: where there is more to do.
@@ -34,24 +32,20 @@ class Intake:
     """The one place that changes ``cluster``, on the loop of the thread that made it.
 
     ``took`` is called with events that were applied, or will be visible when the nodes that they
-    changed were weighed; ``turned`` after every turn that weighed; ``ahead`` does one step towards
-    the next calls and says whether there was any.
+    changed were weighed; ``turned`` after every turn that weighed.
     """
 
     def __init__(
         self,
         cluster: ClusterState,
-        calls: Calls,
         took: Callable[[Sequence[Event]], None],
         turned: Callable[[], None],
-        ahead: Callable[[], bool],
         loops: Loops,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         self._cluster = cluster
-        self._calls = calls
-        self._took, self._turned, self._ahead = took, turned, ahead
+        self._took, self._turned = took, turned
         self._loops = loops
         self._moved_s = time.monotonic()
         self._ours: deque[Sequence[Event]] = deque()
@@ -61,7 +55,7 @@ class Intake:
         #: Events to be taken once more, each by itself: of those that were taken together with
         #: it, one raised an exception.
         self._again: deque[Event] = deque()
-        self._snapshot_due = self._ahead_due = False
+        self._snapshot_due = False
         #: Set while no turn is to come.
         self._idle = asyncio.Event()
         self._idle.set()
@@ -69,8 +63,6 @@ class Intake:
         #: The next turn, where it waits for more to come.
         self._later: asyncio.TimerHandle | None = None
         self._snapshot_at_s = -TOGETHER_S
-        #: Since when a turn waits for calls to end; None while none does.
-        self._gives_way_since_s: float | None = None
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Our own doings, from any thread: applied at once on the loop's, in the order of calls."""
@@ -81,8 +73,8 @@ class Intake:
             self._loop.call_soon_threadsafe(self._take_ours)
 
     def tell(self, events: Sequence[Event]) -> None:
-        """What the cluster tells, from any thread: applied when there is time, in the order of
-        calls. It is late as it is, and what we did meanwhile does not wait for it."""
+        """Queue watch events, from any thread: applied in turns, in the order of calls. A thread
+        waits here while the queue is full."""
         if threading.get_ident() != self._owner:
             self._wait_for_room()
         self._told.append(events)
@@ -155,9 +147,7 @@ class Intake:
             self._loop.call_later(RETRY_S, self._turn)
 
     def _take_turn(self) -> None:
-        if self._must_give_way():
-            self._loop.call_later(_LOOK_AGAIN_S, self._turn)
-        elif self._work():
+        if self._work():
             self._loop.call_soon(self._turn)
         else:
             self._idle.set()
@@ -165,25 +155,12 @@ class Intake:
             if self._told:  # by a thread, since `_work` looked
                 self._begin()
 
-    def _must_give_way(self) -> bool:
-        now_s = time.monotonic()
-        if not self._calls.under_way:
-            self._gives_way_since_s = None
-        elif self._gives_way_since_s is None:
-            self._gives_way_since_s = now_s
-        elif now_s - self._gives_way_since_s > GIVE_WAY_S:
-            self._gives_way_since_s = None
-        return self._gives_way_since_s is not None
-
     def _work(self) -> bool:
-        """One thing at a time; false where nothing is left to do."""
+        """Do one turn; return whether anything is left to do."""
         if self._snapshot_due:
             self._cluster.snapshot()
-            self._snapshot_due, self._ahead_due = False, True
+            self._snapshot_due = False
             self._snapshot_at_s = time.monotonic()
-        elif self._ahead_due:
-            self._ahead_due = False
-            self._ahead_due = self._ahead()
         elif self.is_behind:
             until_s = time.monotonic() + TURN_S
             while self._step() and time.monotonic() < until_s:
@@ -191,7 +168,7 @@ class Intake:
             self._guarded(self._turned)
             late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
             self._snapshot_due = late or not self.is_behind
-        return self._snapshot_due or self._ahead_due or self.is_behind
+        return self._snapshot_due or self.is_behind
 
     def _step(self) -> bool:
         """Take all that was told before weighing any node: of what was told twice once is enough;

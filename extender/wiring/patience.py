@@ -15,9 +15,7 @@ from typing import Any
 from httptools import HttpParserCallbackError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from extender.web.calls import Calls
 from extender.web.certificates import PEER, peer_of
-from extender.wiring.onepiece import OnePiece
 
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
 REQUEST_S = 30.0
@@ -199,41 +197,3 @@ class Certified(Patient):
         if self._peer is not None:
             scope: Any = self.scope
             scope[PEER] = self._peer
-
-
-def counting(calls: Calls) -> type[Patient]:
-    """Connections that tell which calls are under way, from their first byte to their answer."""
-
-    class Counting(Patient):
-        _is_counted = False
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self._out = OnePiece(transport)
-            super().connection_made(self._out)  # type: ignore[arg-type]
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._ended()
-            super().connection_lost(exc)
-
-        def on_message_begin(self) -> None:
-            if not self._is_counted:
-                self._is_counted = True
-                calls.begin()
-            super().on_message_begin()
-
-        def on_message_complete(self) -> None:
-            if self.url.endswith(b"/bind"):
-                self._ended()  # it waits for others from now on, and for us no more
-            super().on_message_complete()
-
-        def on_response_complete(self) -> None:
-            self._out.flush()
-            self._ended()
-            super().on_response_complete()
-
-        def _ended(self) -> None:
-            if self._is_counted:
-                self._is_counted = False
-                calls.end()
-
-    return Counting

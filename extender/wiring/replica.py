@@ -218,11 +218,9 @@ class Extender(ClusterView):
             shown,
             time.monotonic,
             time.time,
-            self.loop.call_soon,
             lambda: self.observes,
             self.settings.filter_best_only,
         )
-        self._ahead = verbs.work_ahead
         self._rules_changed = verbs.rules_changed
         self.preempting = Preempting(
             self.cluster,

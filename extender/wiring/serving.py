@@ -9,7 +9,7 @@ from extender.ledger.protocol import Ledger
 from extender.tls import ServerTls
 from extender.wiring.clusterview import ClusterView
 from extender.wiring.console import Console
-from extender.wiring.patience import Certified, counting
+from extender.wiring.patience import Certified, Patient
 from extender.wiring.ports import Port, serve_ports
 from extender.wiring.replica import Extender
 
@@ -32,14 +32,7 @@ async def serve(
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
     ports = [
-        Port(
-            "verbs",
-            settings.verbs_at,
-            settings.verbs_port,
-            verbs,
-            counting(extender.calls),
-            tls,
-        ),
+        Port("verbs", settings.verbs_at, settings.verbs_port, verbs, Patient, tls),
         _debug_port(extender, second, debug_tls),
     ]
     sys.setswitchinterval(SWITCH_S)

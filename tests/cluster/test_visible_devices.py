@@ -109,7 +109,7 @@ def test_what_was_kept_of_a_pod_that_does_not_is_not_said_of_one_that_does() -> 
     chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
     snap = state.snapshot()
     rows = snap.rows(["n"])
-    said = [weighings.weigh(r, snap, NOW_S).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
+    said = [weighings.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
     assert said == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
 
 

@@ -1,8 +1,8 @@
 """Replica counting: what stock Kubernetes sees, and what it does not."""
 
-from extender.demo.counting import CountingScheduler
-from extender.demo.fleet import Fleet, Group, Shape
-from extender.demo.workload import DemoPod
+from benchmarks.demo.counting import CountingScheduler
+from benchmarks.demo.fleet import Fleet, Group, Shape
+from benchmarks.demo.workload import DemoPod
 
 GPU = Shape("A10", 1, 24576, 2)
 

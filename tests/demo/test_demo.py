@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from extender.demo.match import Result
-from extender.demo.referee import Verdict
-from extender.demo.server import Server
-from extender.demo.table import summary
-from extender.demo.wire import ServerFailed
+from benchmarks.demo.match import Result
+from benchmarks.demo.referee import Verdict
+from benchmarks.demo.server import Server
+from benchmarks.demo.table import summary
+from benchmarks.demo.wire import ServerFailed
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "150", "--seeds", "2"]
@@ -27,7 +27,7 @@ LAST = re.compile(
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "extender", "demo", *arguments]
+    return [sys.executable, "-m", "benchmarks.demo", *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:

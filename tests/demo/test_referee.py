@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.demo import referee as module
-from extender.demo.referee import Gpu, Landed, Referee
+from benchmarks.demo import referee as module
+from benchmarks.demo.referee import Gpu, Landed, Referee
 
 GIB = 1 << 30
 SHARED = Gpu(24 * GIB, replicas=4)

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.demo.fleet import DemoNode, Fleet, Group, Shape
-from extender.demo.scheduler import HeadroomScheduler, unschedulable_message
-from extender.demo.wire import ServerFailed
-from extender.demo.workload import DemoPod
+from benchmarks.demo.fleet import DemoNode, Fleet, Group, Shape
+from benchmarks.demo.scheduler import HeadroomScheduler, unschedulable_message
+from benchmarks.demo.wire import ServerFailed
+from benchmarks.demo.workload import DemoPod
 
 Answer = Callable[[str, Any], tuple[int, object]]
 NODES = Fleet((Group(Shape("A10", 1, 24576, 3), 3, 2),)).nodes

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from extender.demo.fleet import Shape
-from extender.demo.trace import BadTrace, read_shapes, read_workload
+from benchmarks.demo.fleet import Shape
+from benchmarks.demo.trace import BadTrace, read_shapes, read_workload
 
 NODES = "name,gpu,model,gpu_mem_mib\nn0,2,P100,16280\nn1,8,G2,22731\nn2,2,P100,16280\nc,0,,0\n"
 PODS = "name,num_gpu,vram_mib\na,1,-1\nb,1,10456\nc,0,0\nd,8,-1\n"
@@ -113,8 +113,8 @@ def test_bad_files_are_refused_by_name(
 
 @pytest.mark.skipif(not OPENB.is_dir(), reason="the research trace stays out of the repository")
 def test_the_built_in_figures_are_those_of_the_trace() -> None:
-    from extender.demo.fleet import PUBLISHED
-    from extender.demo.workload import PUBLISHED_PODS, published
+    from benchmarks.demo.fleet import PUBLISHED
+    from benchmarks.demo.workload import PUBLISHED_PODS, published
 
     assert set(read_shapes(OPENB)) == set(PUBLISHED)
     trace = read_workload(OPENB)

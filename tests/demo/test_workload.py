@@ -6,10 +6,9 @@ import msgspec
 import pytest
 import yaml
 
-from contract.kube import Pod
-from extender.demo import fleet as fleets
-from extender.demo.fleet import Fleet, Shape, divide
-from extender.demo.workload import (
+from benchmarks.demo import fleet as fleets
+from benchmarks.demo.fleet import Fleet, Shape, divide
+from benchmarks.demo.workload import (
     PUBLISHED_PODS,
     SHARED,
     WHOLE,
@@ -18,6 +17,7 @@ from extender.demo.workload import (
     published,
     quantile_mib,
 )
+from contract.kube import Pod
 
 
 def test_the_whole_list_has_the_published_counts() -> None:

@@ -16,10 +16,10 @@ from kubernetes.client import ApiClient
 from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher
 from agent.publish import Held
+from benchmarks.demo.referee import Gpu, Landed, Referee
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source, Summary
 from contract.heartbeat import Vouch
 from contract.quantity import format_bytes, parse_bytes
-from extender.demo.referee import Gpu, Landed, Referee
 from tests.controlplane import ControlPlane
 
 GIB = 1 << 30

@@ -201,7 +201,7 @@ class TestPinned:
         rows = snap.rows(["n"])
         for policy in (ScoringPolicy.PACK, ScoringPolicy.SPREAD):
             asked = request(pinned("4Gi", annotations={POLICY: policy.value}))
-            kept = weighings.weigh(asked, snap, NOW_S).rank(asked, snap, rows, NOW_S)
+            kept = weighings.weigh(asked, snap).rank(asked, snap, rows, NOW_S)
             assert kept.scores == rank(fit(asked, snap, rows, NOW_S), Weights()).scores
 
 

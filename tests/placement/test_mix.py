@@ -221,7 +221,7 @@ def test_ranks_by_what_is_kept_are_those_of_the_terms_with_the_market() -> None:
     found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
     verdicts = fit(asked, snap, np.arange(5), NOW_S)
     told = rank(verdicts, Weights(), found)
-    weighing = Weighings(Weights()).weigh(asked, snap, NOW_S)
+    weighing = Weighings(Weights()).weigh(asked, snap)
     kept = weighing.rank(asked, snap, np.arange(5), NOW_S, found)
     assert kept.scores.tolist() == told.scores.tolist()
     total = sum(Weights().parts[name] * term for name, term in told.terms.items())
@@ -292,7 +292,7 @@ def test_pods_of_several_devices_go_by_no_price() -> None:
         verdicts = fit(asked, snap, rows, NOW_S)
         assert verdicts.fits.all()
         told = rank(verdicts, Weights(), found)
-        weighing = Weighings(Weights()).weigh(asked, snap, NOW_S)
+        weighing = Weighings(Weights()).weigh(asked, snap)
         assert weighing.rank(asked, snap, rows, NOW_S, found).winner == told.winner
         winners.append(told.winner == 0)
     assert winners == [False, True]

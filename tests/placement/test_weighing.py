@@ -1,7 +1,6 @@
 """What was kept and brought up to date equals what is weighed from nothing."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -12,14 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.placement import weighing
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest, understand
 from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.table import Table, build
-from extender.placement.weighing import AHEAD, AHEAD_FOR_S, Weighings
+from extender.placement.weighing import Weighings
 from tests.builders import FRESH_S, NOW_S, gate, pod, request, shared, weighed
 from tests.placement.worlds import World, pods, worlds
 
@@ -29,7 +27,7 @@ names = st.sampled_from("abcde")
 
 def agree(weighings: Weighings, what: VramRequest, snap: Snapshot, ranked: bool = True) -> None:
     rows = snap.rows([node.name for node in snap.nodes][::-1])
-    weighing = weighings.weigh(what, snap, NOW_S)
+    weighing = weighings.weigh(what, snap)
     for now_s in (NOW_S, LATE_S):
         verdicts = fit(what, snap, rows, now_s)
         assert weighing.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
@@ -78,11 +76,6 @@ class Changes(RuleBasedStateMachine):
     def ask_again(self, which: int, ranked: bool) -> None:
         if which < len(self.asked):
             agree(self.weighings, self.asked[which], self.table.snapshot(), ranked)
-
-    @rule(steps=st.integers(1, 3))
-    def work_ahead(self, steps: int) -> None:
-        for _ in range(steps):
-            self.weighings.ahead(self.table.snapshot(), NOW_S)
 
     @invariant()
     def sums_are_those_of_the_columns(self) -> None:
@@ -136,36 +129,3 @@ def test_a_node_that_went_before_anybody_ranked_is_ranked_no_more() -> None:
         agree(weighings, what, table.snapshot(), ranked=False)
     table.drop("a")
     agree(weighings, what, table.snapshot())
-
-
-class TestAhead:
-    """What was asked for lately is weighed when nodes change, one kind at a time."""
-
-    def weighed_ahead(self, asked: dict[str, float], now_s: float) -> list[int]:
-        """How many nodes were weighed in each step; ``asked``: VRAM -> when."""
-        table, weighings, steps = Table(), Weighings(Weights()), []
-        table.put(weighed(shared(), name="a"))
-        for vram, at_s in asked.items():
-            weighings.weigh(request(pod(vram)), table.snapshot(), at_s)
-        table.put(weighed(shared(), name="b"))
-        snap = table.snapshot()
-        with patch.object(weighing, "fit", side_effect=fit) as fitted:
-            while weighings.ahead(snap, now_s):
-                steps.append(len(fitted.call_args.args[2]))
-            done = fitted.call_count
-            for vram in asked:
-                weighings.weigh(request(pod(vram)), snap, now_s)
-        assert fitted.call_count == len(asked)
-        assert done == len(steps)
-        return steps
-
-    def test_each_kind_in_a_step_of_its_own(self) -> None:
-        assert self.weighed_ahead({"1Gi": 100.0, "2Gi": 101.0}, 102.0) == [1, 1]
-
-    def test_not_what_nobody_asked_for_lately(self) -> None:
-        late_s = 100.0 + AHEAD_FOR_S + 1
-        assert self.weighed_ahead({"1Gi": 100.0, "2Gi": 105.0}, late_s) == [1]
-
-    def test_not_more_kinds_than_some(self) -> None:
-        asked = {f"{i}Gi": 100.0 + i / 100 for i in range(1, AHEAD + 4)}
-        assert len(self.weighed_ahead(asked, 101.0)) == AHEAD

@@ -122,8 +122,6 @@ def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> 
     ranked = json.loads(
         world.call("prioritize", json.dumps(offer(shown, *NODES[:4])).encode()).body
     )
-    while world.verbs.work_ahead():
-        pass
     victims = {NODES[0]: {"Pods": [{"UID": "uid-sits"}]}}
     world.call("preempt", json.dumps({"Pod": shown, "NodeNameToMetaVictims": victims}).encode())
     record = world.journal.records.of_id("uid-half.1")

@@ -1,7 +1,6 @@
 """What the verbs remember of earlier calls changes no answer."""
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +14,7 @@ from extender.cluster.state import ClusterState
 from extender.journal import Journal
 from extender.placement.rules import Rules
 from extender.telemetry import Telemetry
-from extender.web.verbs import Verbs, at_once
+from extender.web.verbs import Verbs
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, promise, shared
 from tests.serving import pod
 
@@ -25,11 +24,7 @@ NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
 
 
-def verbs_on(
-    state: ClusterState,
-    journal: Journal | None = None,
-    soon: Callable[[Callable[[], None]], object] = at_once,
-) -> Verbs:
+def verbs_on(state: ClusterState, journal: Journal | None = None) -> Verbs:
     async def bind(*_: object) -> str:
         return ""
 
@@ -42,7 +37,6 @@ def verbs_on(
         shown=lambda pod: None,
         monotonic_s=lambda: NOW_S,
         wall_s=lambda: 0.0,
-        soon=soon,
     )
 
 
@@ -104,21 +98,3 @@ def test_rows_that_moved_since_filter_are_looked_up_again() -> None:
     calls.lose("a")  # the last node takes over its row
     calls.report("c", 20)
     calls.prioritize_what_passed("1Gi")
-
-
-def test_no_answer_waits_for_the_record_of_it() -> None:
-    state = ClusterState(Rules(), 1e9, EPOCH_S)
-    journal, later = Journal(), list[Callable[[], None]]()
-    verbs = verbs_on(state, journal, later.append)
-    state.apply([NodeSeen(kube_node("a")), GPUNodeSeen(gpunode(shared("a"), name="a"), NOW_S)])
-    args = {"Pod": pod("p", "1Gi"), "Nodes": None, "NodeNames": ["a"]}
-    body = json.dumps(args).encode()
-    assert json.loads(verbs.filter(body))["NodeNames"] == ["a"]
-    assert json.loads(verbs.prioritize(body)) == [{"Host": "a", "Score": 10}]
-    assert not journal.latest(1)
-    assert not journal.records.version
-    for work in later:
-        work()
-    (decision,) = journal.latest(1)
-    assert (decision.offered, decision.fits) == (1, 1)
-    assert journal.records.version == 2

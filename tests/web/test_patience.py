@@ -3,15 +3,14 @@
 import contextlib
 import select
 import socket
-import struct
 from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from extender.web.calls import Calls
 from extender.wiring import patience, ports
+from extender.wiring.patience import Patient
 from tests.listening import listening
 from tests.waiting import until
 
@@ -19,21 +18,16 @@ HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
 
 @pytest.fixture
-def calls() -> Calls:
-    return Calls()
-
-
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Iterator[int]:
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Served as in a replica, with less patience."""
     monkeypatch.setattr(patience, "REQUEST_S", 0.3)
     monkeypatch.setattr(patience, "SILENT_S", 0.6)
-    with served(calls) as port:
+    with served() as port:
         yield port
 
 
 @contextlib.contextmanager
-def served(calls: Calls) -> Iterator[int]:
+def served(protocol: type[Patient] = Patient) -> Iterator[int]:
     app = FastAPI()
 
     @app.post("/p")
@@ -41,8 +35,23 @@ def served(calls: Calls) -> Iterator[int]:
     async def post(request: Request) -> str:
         return str(len(await request.body()))
 
-    with listening(app, calls) as port:
+    with listening(app, protocol=protocol) as port:
         yield port
+
+
+class Counting(Patient):
+    """Counts the requests of which something has come."""
+
+    begun = 0
+
+    def on_message_begin(self) -> None:
+        type(self).begun += 1
+        super().on_message_begin()
+
+
+@pytest.fixture
+def counting() -> type[Counting]:
+    return type("OfThisTest", (Counting,), {})
 
 
 def everything(port: int, sent: bytes) -> bytes:
@@ -75,13 +84,13 @@ def test_a_client_that_never_asks_is_let_go_of(port: int) -> None:
 
 
 def test_half_a_request_does_not_keep_it_from_ending(
-    monkeypatch: pytest.MonkeyPatch, calls: Calls
+    monkeypatch: pytest.MonkeyPatch, counting: type[Counting]
 ) -> None:
     monkeypatch.setattr(ports, "GRACE_S", 1)
-    with contextlib.ExitStack() as after, served(calls) as port:
+    with contextlib.ExitStack() as after, served(counting) as port:
         client = after.enter_context(socket.create_connection(("127.0.0.1", port)))
         client.sendall(HALF)
-        until(lambda: calls.under_way, "half a request has come")
+        until(lambda: counting.begun == 1, "half a request has come")
 
 
 def test_the_others_are_answered_meanwhile(port: int) -> None:
@@ -89,48 +98,6 @@ def test_the_others_are_answered_meanwhile(port: int) -> None:
         slow.sendall(HALF)
         whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
         assert everything(port, whole).endswith(b'"2"')
-
-
-def test_a_call_is_under_way_from_its_first_byte_to_its_answer(port: int, calls: Calls) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        for _ in range(2):
-            client.sendall(HALF)
-            until(lambda: calls.under_way == 1, "the call is under way")
-            client.sendall(b"}" * 99)
-            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-            until(lambda: calls.under_way == 0, "the call has ended")
-        client.sendall(HALF)
-        until(lambda: calls.under_way == 1, "the call is under way")
-    until(lambda: calls.under_way == 0, "the call has ended with its connection")
-
-
-def test_a_bind_is_under_way_until_it_was_read(port: int, calls: Calls) -> None:
-    """From then on it waits for the API server, and nobody else has to wait for that."""
-    seen: list[int] = []
-    complete = patience.Patient.on_message_complete
-
-    def note(connection: patience.Patient) -> None:
-        seen.append(calls.under_way)
-        complete(connection)
-
-    whole = b"POST /bind HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(patience.Patient, "on_message_complete", note)
-        assert everything(port, whole).endswith(b'"2"')
-        assert everything(port, whole.replace(b"/bind", b"/p")).endswith(b'"2"')
-    assert seen == [0, 1]
-
-
-def test_an_answer_is_sent_in_one_piece(port: int) -> None:
-    """A head that came alone would wake the reader for nothing."""
-    whole = b"POST /p HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        for _ in range(20):
-            client.sendall(whole)
-            assert client.recv(1 << 16).endswith(b'\r\n\r\n"2"')
-        told = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
-        (data_segments_in,) = struct.unpack_from("=I", told, 152)
-        assert data_segments_in == 20
 
 
 def test_an_answer_without_a_body_is_sent_all_the_same(port: int) -> None:
@@ -160,26 +127,26 @@ LONG = b"x" * 100_000
         ),
     ],
 )
-def test_headers_that_are_too_long_are_rejected(calls: Calls, sent: bytes) -> None:
-    with served(calls) as port:
+def test_headers_that_are_too_long_are_rejected(sent: bytes) -> None:
+    with served() as port:
         assert b"HTTP/1.1 431 " in everything(port, sent)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 300_000])
-def test_a_long_body_does_not_count_as_headers(calls: Calls, size: int) -> None:
+def test_a_long_body_does_not_count_as_headers(size: int) -> None:
     chunk = b"%x\r\n%s\r\n" % (1000, b"x" * 1000)
     chunked = b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (size // 1000) + b"0\r\n\r\n"
     whole = b"Content-Length: %d\r\n\r\n%s" % (size, b"x" * size)
-    with served(calls) as port:
+    with served() as port:
         for sent in (chunked, whole):
             head = b"POST /p HTTP/1.1\r\nConnection: close\r\n"
             assert everything(port, head + sent).endswith(b'"%d"' % size)
 
 
-def test_requests_that_come_together_do_not_count_as_headers(calls: Calls) -> None:
+def test_requests_that_come_together_do_not_count_as_headers() -> None:
     whole = b"POST /p HTTP/1.1\r\nContent-Length: 50000\r\n\r\n" + b"x" * 50_000
     last = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-    with served(calls) as port:
+    with served() as port:
         assert everything(port, whole * 5 + last).count(b'"50000"') == 5
 
 
@@ -189,27 +156,27 @@ def ended(*clients: socket.socket) -> bool:
 
 
 def test_of_too_many_connections_those_that_wait_longest_are_dropped(
-    monkeypatch: pytest.MonkeyPatch, calls: Calls
+    monkeypatch: pytest.MonkeyPatch, counting: type[Counting]
 ) -> None:
     monkeypatch.setattr(patience, "MAX_CONNECTIONS", 4)
     whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
-    with contextlib.ExitStack() as after, served(calls) as port:
+    with contextlib.ExitStack() as after, served(counting) as port:
         clients = []
         for sent in (HALF, HALF, b"GET /p HT", b""):
             client = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             client.sendall(sent)
             clients.append(client)
-        until(lambda: calls.under_way == 3, "the requests have begun")
+        until(lambda: counting.begun == 3, "the requests have begun")
         assert everything(port, whole).endswith(b'"2"')
         until(lambda: ended(*clients), "a connection that waits has ended")
 
 
 def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, calls: Calls
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(patience, "MAX_BODIES_BYTES", 1_000_000)
     head = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    with contextlib.ExitStack() as after, served(calls) as port:
+    with contextlib.ExitStack() as after, served() as port:
         large = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         large.sendall(head % 2_000_000 + b"x" * 900_000)
         small = head % 200_000 + b"x" * 200_000

@@ -1,46 +1,71 @@
-"""The collector looks at all that is held when nobody calls, and hardly ever otherwise."""
+"""Garbage is collected, and what was listed at the start is not visited again."""
 
 import asyncio
 import contextlib
-from unittest.mock import Mock, patch
+import gc
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
 
-from extender.web.calls import Calls
-from extender.wiring.memory import _MOST_NEW, _SOME_NEW, collect_in_lulls
+import pytest
 
-
-def collections(calling: bool, at_most_s: float, new: int = _SOME_NEW + 1) -> tuple[Mock, int]:
-    """The collector, and how often it went through everything in 20 lulls, the first time aside."""
-
-    async def play() -> tuple[Mock, int]:
-        calls = Calls()
-        with patch("extender.wiring.memory.gc") as collector:
-            collector.get_count.return_value = new, 0, 0
-            task = asyncio.create_task(collect_in_lulls(calls, 0.005, 0.0, at_most_s))
-            for _ in range(20):
-                calls.begun += calling
-                await asyncio.sleep(0.005)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            return collector, collector.collect.call_count - 1
-
-    return asyncio.run(play())
+from extender.wiring.memory import collect_garbage
 
 
-def test_it_collects_when_nobody_called_for_a_while() -> None:
-    collector, times = collections(calling=False, at_most_s=3600.0)
-    assert times > 0
-    collector.freeze.assert_called_once()
-    # By itself it never looks at anything, as long as the process serves.
-    assert [each[0] for each in collector.method_calls][:3] == ["collect", "freeze", "disable"]
-    collector.enable.assert_called_once()
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
 
 
-def test_it_leaves_calls_alone_but_not_for_ever() -> None:
-    assert collections(calling=True, at_most_s=3600.0)[1] <= 3  # a lull on a busy machine
-    assert collections(calling=True, at_most_s=0.0)[1] > 3
-    assert collections(calling=True, at_most_s=3600.0, new=_MOST_NEW + 1)[1] > 3
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    """As it was before."""
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    assert gc.get_threshold() == before
 
 
-def test_what_little_is_new_is_left_alone() -> None:
-    assert collections(calling=False, at_most_s=0.0, new=_SOME_NEW)[1] == 0
+def play(script: Callable[[], Awaitable[None]], every_s: float) -> None:
+    async def played() -> None:
+        task = asyncio.create_task(collect_garbage(every_s))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(script(), 60)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(played())
+
+
+def test_what_was_listed_is_frozen_and_a_full_collection_waits_for_its_time() -> None:
+    held = [[number] for number in range(1_000)]
+
+    async def script() -> None:
+        assert gc.get_freeze_count() >= len(held)
+        passes = gc.get_stats()[2]["collections"]
+        some = [[number] for number in range(300_000)]
+        assert gc.get_stats()[1]["collections"] > 0
+        assert gc.get_stats()[2]["collections"] == passes
+        del some
+
+    play(script, every_s=3600.0)
+
+
+def test_garbage_is_freed_in_time() -> None:
+    async def script() -> None:
+        freed = asyncio.Event()
+        weakref.finalize(Cycle(), freed.set)
+        await freed.wait()
+
+    play(script, every_s=0.001)
+
+
+def test_young_garbage_does_not_wait_for_a_full_collection() -> None:
+    async def script() -> None:
+        gone = weakref.ref(Cycle())
+        held = []
+        while gone() is not None:
+            held.append([0])
+            assert len(held) < 1_000_000
+
+    play(script, every_s=3600.0)

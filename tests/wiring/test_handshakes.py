@@ -13,7 +13,6 @@ import pytest
 from fastapi import FastAPI
 
 from extender.tls import ServerTls, TlsFiles
-from extender.web.calls import Calls
 from extender.wiring import handshakes
 from extender.wiring.handshakes import Handshakes
 from tests.certificates import Authority
@@ -40,7 +39,7 @@ def served(tls: ServerTls) -> Iterator[int]:
     async def get() -> str:
         return "here"
 
-    with listening(app, Calls(), tls) as port:
+    with listening(app, tls) as port:
         yield port
 
 

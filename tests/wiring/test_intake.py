@@ -1,4 +1,4 @@
-"""kube-scheduler's calls come first, then what we did ourselves, then what the cluster tells."""
+"""Our own changes are applied at once, watch events in turns of the event loop."""
 
 import asyncio
 import threading
@@ -12,7 +12,6 @@ from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
 from extender.cluster.state import ClusterState
 from extender.settings import Settings
-from extender.web.calls import GIVE_WAY_S
 from extender.wiring.clusterview import NOT_TAKEN_IN
 from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
@@ -64,22 +63,6 @@ def test_a_burst_is_applied_between_the_turns_of_others() -> None:
         assert known(extender) == len(NAMES)
         # Whoever called meanwhile found some of it done, and never had to wait for all of it.
         assert len([count for count in set(seen) if 0 < count < len(NAMES)]) > 3
-
-    play(script)
-
-
-def test_nothing_is_applied_while_a_call_is_under_way_but_calls_cannot_hold_it_up_for_ever() -> (
-    None
-):
-    async def script(extender: Extender) -> None:
-        extender.calls.under_way = 1
-        extender.tell(reports(names=NAMES[:3]))
-        until_s = time.monotonic() + GIVE_WAY_S / 2
-        while time.monotonic() < until_s:
-            await asyncio.sleep(0)
-            assert known(extender) == 0
-        await extender.intake.idle()
-        assert known(extender) == 3
 
     play(script)
 

@@ -216,29 +216,6 @@ def test_what_another_thread_heard_first_is_applied_first() -> None:
     assert asyncio.run(play()) is None
 
 
-def test_what_comes_is_worked_on_before_the_next_call_and_step_by_step() -> None:
-    async def play() -> list[str]:
-        extender = Extender(Settings(), unready=lambda: "")
-        steps = iter([True, True, False])
-        said: list[str] = []
-
-        def ahead() -> bool:
-            said.append("step")
-            return next(steps)
-
-        extender._ahead = ahead
-        extender.deliver([NodeSeen(kube_node())])
-        for _ in range(8):
-            await asyncio.sleep(0)
-            said.append("others")
-        return said
-
-    said = asyncio.run(play())
-    assert said.count("step") == 3
-    first = said.index("step")
-    assert said[first : first + 5] == ["step", "others", "step", "others", "step"]
-
-
 def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
     async def play() -> int:
         extender = Extender(Settings(), unready=lambda: "")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from extender.demo.counting import FreeReplicas, Outcome
-from extender.demo.fleet import DemoNode
-from extender.demo.wire import Connection, ServerFailed
-from extender.demo.workload import NAMESPACE, DemoPod
+from benchmarks.demo.counting import FreeReplicas, Outcome
+from benchmarks.demo.fleet import DemoNode
+from benchmarks.demo.wire import Connection, ServerFailed
+from benchmarks.demo.workload import NAMESPACE, DemoPod
 
 #: Binds in flight; the real one has no limit, a burst of the demo does not need more.
 _MOST_BINDS = 8

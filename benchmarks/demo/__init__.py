@@ -1,5 +1,5 @@
 """The main job without a cluster: the story of four pods, then a fleet, a referee and a table."""
 
-from extender.demo.show import run
+from benchmarks.demo.show import run
 
 __all__ = ["run"]

@@ -4,20 +4,20 @@ import msgspec
 from rich.console import Console
 from rich.syntax import Syntax
 
-from contract.quantity import gib
-from extender.demo.agents import Agents
-from extender.demo.fleet import Fleet, Group, Shape
-from extender.demo.referee import Referee
-from extender.demo.scheduler import (
+from benchmarks.demo.agents import Agents
+from benchmarks.demo.fleet import Fleet, Group, Shape
+from benchmarks.demo.referee import Referee
+from benchmarks.demo.scheduler import (
     BindAnswer,
     FilterAnswer,
     binding_args,
     extender_args,
     unschedulable_message,
 )
-from extender.demo.server import Server
-from extender.demo.wire import Connection, ServerFailed
-from extender.demo.workload import CONTAINER, SHARED, DemoPod
+from benchmarks.demo.server import Server
+from benchmarks.demo.wire import Connection, ServerFailed
+from benchmarks.demo.workload import CONTAINER, SHARED, DemoPod
+from contract.quantity import gib
 
 _FLEET = Fleet((Group(Shape("L4", 1, 24 * 1024, 1), 1, 4),))
 _PODS = tuple(

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from benchmarks.demo.fleet import DemoNode
+from benchmarks.demo.referee import Landed
+from benchmarks.demo.wire import Connection
+from benchmarks.demo.workload import CONTAINER, MIB, NAMESPACE, DemoPod
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas
-from extender.demo.fleet import DemoNode
-from extender.demo.referee import Landed
-from extender.demo.wire import Connection
-from extender.demo.workload import CONTAINER, MIB, NAMESPACE, DemoPod
 
 _PLUGIN = Plugin(
     allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from extender.demo.fleet import DemoNode
-from extender.demo.workload import DemoPod
+from benchmarks.demo.fleet import DemoNode
+from benchmarks.demo.workload import DemoPod
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from extender.demo.agents import Agents
-from extender.demo.counting import CountingScheduler, Outcome
-from extender.demo.fleet import Fleet
-from extender.demo.referee import Landed, Referee, Verdict
-from extender.demo.scheduler import HeadroomScheduler
-from extender.demo.server import Server
-from extender.demo.workload import MIB, DemoPod, Workload
+from benchmarks.demo.agents import Agents
+from benchmarks.demo.counting import CountingScheduler, Outcome
+from benchmarks.demo.fleet import Fleet
+from benchmarks.demo.referee import Landed, Referee, Verdict
+from benchmarks.demo.scheduler import HeadroomScheduler
+from benchmarks.demo.server import Server
+from benchmarks.demo.workload import MIB, DemoPod, Workload
 
 BATCH = 20
 

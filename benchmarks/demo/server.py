@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from extender.demo.wire import ServerFailed
+from benchmarks.demo.wire import ServerFailed
 
 _START_S = 30
 _STOP_S = 5

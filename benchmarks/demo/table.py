@@ -5,8 +5,8 @@ from fractions import Fraction
 
 from rich.table import Table
 
+from benchmarks.demo.match import Result
 from contract.quantity import gib
-from extender.demo.match import Result
 
 Figure = Callable[[Result], int]
 _COUNTS: tuple[tuple[str, Figure], ...] = (

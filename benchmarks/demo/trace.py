@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from extender.demo.fleet import Shape
-from extender.demo.workload import Workload, in_random_order
+from benchmarks.demo.fleet import Shape
+from benchmarks.demo.workload import Workload, in_random_order
 
 #: Column -> an example of what it holds.
 _NODE_COLUMNS = {"gpu": "8", "model": "T4", "gpu_mem_mib": "15109"}

@@ -10,15 +10,15 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from extender.demo import fleet as fleets
-from extender.demo import story
-from extender.demo.fleet import Fleet
-from extender.demo.match import BATCH, Advance, Result, play_counting, play_headroom
-from extender.demo.server import Server
-from extender.demo.table import summary, table, total
-from extender.demo.trace import BadTrace, read_shapes, read_workload
-from extender.demo.wire import ServerFailed
-from extender.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
+from benchmarks.demo import fleet as fleets
+from benchmarks.demo import story
+from benchmarks.demo.fleet import Fleet
+from benchmarks.demo.match import BATCH, Advance, Result, play_counting, play_headroom
+from benchmarks.demo.server import Server
+from benchmarks.demo.table import summary, table, total
+from benchmarks.demo.trace import BadTrace, read_shapes, read_workload
+from benchmarks.demo.wire import ServerFailed
+from benchmarks.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
 
 #: Pods per seed when nobody says: three seeds of them end in about 25 s on two shared cores.
 PODS = 2000

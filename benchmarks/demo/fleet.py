@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from extender.demo.referee import Gpu
-from extender.demo.workload import MIB, SHARED, WHOLE, Workload, apportion
+from benchmarks.demo.referee import Gpu
+from benchmarks.demo.workload import MIB, SHARED, WHOLE, Workload, apportion
 
 #: Percent of the shared pool's memory that the sharing pods ask for together.
 LOAD_PERCENT = 85
