@@ -15,7 +15,6 @@ from extender.settings import Mode, Settings
 from extender.telemetry import ViewTelemetry
 from extender.web.api.context import Context, no_quotas
 from extender.web.auth import Guard
-from extender.web.calls import Calls
 from extender.web.feed import Feed
 from extender.web.machinery import SettingsView
 from extender.wiring.intake import Intake
@@ -49,7 +48,6 @@ class ClusterView:
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
-        self.calls = Calls()
         self.intake = Intake(self.cluster, self._took, self._turned, self.loops)
         self.observed = Observed(lambda: self.intake.is_behind)
         #: Set when all that was awaited was weighed.
