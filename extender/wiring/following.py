@@ -184,7 +184,7 @@ class _Stream:
         trouble, copy = self._trouble, self._copy
         heard_s = time.monotonic() - self.heard_at_s if copy.state else None
         place = _name(self._address)
-        return Followed(place, copy.journal, copy.state, heard_s, trouble, is_gone=self.ended)
+        return Followed(place, copy.journal, copy.state, heard_s, trouble, self.ended, copy.assumed)
 
     def _run(self) -> None:
         while not self._stop.is_set():
