@@ -26,9 +26,13 @@ def assumed_line(
 ) -> AssumedLine:
     """Return what the extender assumes now; ``coming``: uid, node and reservation of the pods whose
     bind it expects next."""
-    binds = {(uid, node): reservation for uid, node, reservation in coming}
-    for node, under_way in cluster.binds_under_way().items():
-        binds.update({(uid, node): reservation for uid, reservation in under_way.items()})
+    binds = {
+        (uid, node): reservation
+        for node, under_way in cluster.binds_under_way().items()
+        for uid, reservation in under_way.items()
+    }
+    for uid, node, reservation in coming:
+        binds.setdefault((uid, node), reservation)
     places = sorted(cluster.places(now_s).items(), key=lambda each: not each[1].held)
     return AssumedLine(
         tuple(AssumedBind(*at, binds[at]) for at in islice(binds, MAX_ASSUMED)),

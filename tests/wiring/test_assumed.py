@@ -70,6 +70,7 @@ class Pair:
             self.both([NodeSeen(kube_node(name)), GPUNodeSeen(gn, NOW_S)])
         self.both([PodSeen(each) for each in self.pods.values()])
         self.begun: dict[str, str] = {}
+        self.gone: set[str] = set()
         self.copy = Copy(Journal())
         self.wire: list[bytes] = []
         self.connect()
@@ -93,15 +94,18 @@ class Pair:
         assert isinstance(request, VramRequest)
         self.coming.expect(self.pods[name], request, node, self.now_s)
 
+    def waits(self, name: str) -> bool:
+        return name not in self.gone and not self.pods[name].node
+
     def begin(self, name: str, node: str) -> None:
-        if name not in self.begun and not self.pods[name].node:
+        if name not in self.begun and self.waits(name):
             self.begun[name] = node
             self.coming.came(name)
             self.extender.apply([BindBegun(self.pods[name], node)])
 
     def write(self, name: str) -> None:
         """The reservation, and the pod on its node."""
-        if (node := self.begun.get(name)) is None:
+        if (node := self.begun.get(name)) is None or not self.waits(name):
             return
         assumed = self.extender.binding_to(node).get(name)
         if assumed is not None:
@@ -115,16 +119,17 @@ class Pair:
 
     def nominate(self, name: str, node: str) -> None:
         """An empty node takes the nomination back."""
-        if not self.pods[name].node:
+        if self.waits(name):
             status = PodStatus(phase="Pending", nominated_node_name=node or None)
             self._pod(name, replace(self.pods[name], status=status))
 
     def foretell(self, name: str, node: str) -> None:
         """kube-scheduler is told to nominate the pod."""
-        if not self.pods[name].node:
+        if self.waits(name):
             self.extender.nominations.expect(self.pods[name], node, self.now_s)
 
     def delete(self, name: str) -> None:
+        self.gone.add(name)
         self.both([PodGone(name)])
         for node, each in self.gpunodes.items():
             left = {uid: r for uid, r in each.spec.reservations.items() if uid != name}
@@ -198,8 +203,17 @@ STEPS = st.one_of(
 
 
 def counted(state: ClusterState) -> dict[str, object]:
-    """What decides about room: all that is charged to each device."""
-    return {terms.name: terms for terms in state.snapshot().nodes}
+    """All that decides about room; who is charged first on a device does not."""
+    return {
+        terms.name: replace(
+            terms,
+            devices=tuple(
+                replace(each, holders=tuple(sorted(each.holders, key=lambda holder: holder.uid)))
+                for each in terms.devices
+            ),
+        )
+        for terms in state.snapshot().nodes
+    }
 
 
 def left_to(state: ClusterState, of: Pod, now_s: float) -> dict[str, list[str]]:
