@@ -14,11 +14,11 @@ from extender.cluster.nominations import Place
 from extender.cluster.state import ClusterState
 from extender.journals import Followed
 from extender.journalstream import MAX_ASSUMED, AssumedBind, AssumedLine, Nomination
+from extender.wiring.following import SILENT_S
 from extender.wiring.loops import Loops
 
 EVERY_S = 0.25
-#: An extender sends a line at least every ``journal.STATE_S`` seconds.
-EXPIRES_S = 15.0
+EXPIRES_S = SILENT_S
 
 
 def assumed_line(

@@ -191,6 +191,9 @@ class _Stream:
             try:
                 self._read()
                 self._trouble = "it ended the stream"
+            except TimeoutError:
+                if not self._stop.is_set():
+                    self._trouble = f"it sent nothing for {SILENT_S:.0f} s"
             except (OSError, http.client.HTTPException, BadLine) as err:
                 if not self._stop.is_set():
                     self._trouble = str(err) or type(err).__name__
