@@ -1,11 +1,16 @@
 """Assumed binds and nominations: a console counts what the extenders count."""
 
 import asyncio
+import json
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from hypothesis import given, settings
+import hypothesis
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -34,12 +39,18 @@ from extender.journalstream import (
     Nomination,
     encode,
 )
+from extender.ledger.protocol import BindAsk, Failed, Ledger
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
+from extender.settings import Settings
+from extender.web import coming
 from extender.web.coming import Coming
 from extender.wiring.assumed import EXPIRES_S, Assuming, assumed_by, assumed_line
+from extender.wiring.replica import Extender
 from tests.builders import NOW_S, gpunode, kube_node, promise, shared
 from tests.cluster.evictions import newcomer
+from tests.serving import binding, offer
+from tests.serving import pod as sent
 
 EPOCH_S = 1_795_219_200.0 - NOW_S
 NODES = ("n0", "n1")
@@ -221,7 +232,7 @@ def left_to(state: ClusterState, of: Pod, now_s: float) -> dict[str, list[str]]:
     return {node: sorted(each.metadata.uid for each in pods) for node, pods in held.items()}
 
 
-@settings(max_examples=300)
+@hypothesis.settings(max_examples=150)
 @given(st.lists(STEPS, max_size=40))
 def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
     steps: list[tuple[str, ...]],
@@ -230,14 +241,14 @@ def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
     for name, *arguments in steps:
         getattr(pair, name)(*arguments)
     pair.catch_up()
-    coming: dict[str, list[str]] = {}
+    expected: dict[str, set[str]] = {}
     for uid, node, reservation in pair.coming.reservations(pair.now_s):
         if uid not in pair.extender.binding_to(node):
-            coming.setdefault(node, []).append(uid)
+            expected.setdefault(node, set()).add(uid)
             assert pair.console.binding_to(node)[uid] == reservation
     for node in NODES:
         assumed = pair.console.binding_to(node)
-        ours = {uid: each for uid, each in assumed.items() if uid not in coming.get(node, ())}
+        ours = {uid: each for uid, each in assumed.items() if uid not in expected.get(node, ())}
         assert ours == pair.extender.binding_to(node)
     for name in pair.pods:
         of = pair.pods[name]
@@ -302,3 +313,44 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
     copy = Copy(Journal())
     copy.take(encode(sent))
     assert copy.assumed == sent
+
+
+def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coming, "BIND_FOLLOWS_WITHIN_S", 3600.0)
+
+    async def play() -> tuple[list[tuple[str, str]], ...]:
+        extender = Extender(Settings(), unready=lambda: "")
+        for name in NODES:
+            now = datetime.now(UTC).isoformat()
+            node = gpunode(shared(f"GPU-{name}"), name=name, observed_at=now)
+            extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, time.monotonic())])
+        started, goes_on = asyncio.Event(), asyncio.Event()
+
+        class Slow:
+            async def bind(self, ask: BindAsk) -> Failed:
+                started.set()
+                await goes_on.wait()
+                return Failed("the API server does not answer")
+
+        verbs = extender.verbs(cast(Ledger, Slow()), lambda pod: None)
+        shown = sent("p", "8Gi")
+        said = [binds(extender)]
+        verbs.filter(json.dumps(offer(shown, "n0")).encode())
+        said.append(binds(extender))
+        bind = asyncio.create_task(verbs.bind(json.dumps(binding(shown, "n0")).encode()))
+        await started.wait()
+        said.append(binds(extender))
+        goes_on.set()
+        await bind
+        said.append(binds(extender))
+        extender.loops.stop()
+        return tuple(said)
+
+    def binds(extender: Extender) -> list[tuple[str, str]]:
+        return [(each.uid, each.node) for each in extender.assumed().binds]
+
+    nothing: list[tuple[str, str]] = []
+    there = [("uid-p", "n0")]
+    assert asyncio.run(play()) == (nothing, there, there, nothing)
