@@ -23,7 +23,7 @@ from extender.records import Asked, BindTried, Candidates, Filtered, Part, Preem
 #: Decisions of which a cursor remembers that their pods were sent.
 MAX_SHOWN = 1_000
 #: Assumed binds in one line, and nominations: an extender with more sends the first ones.
-MAX_ASSUMED = 1_000
+MAX_ASSUMED = 500
 _KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 
 
