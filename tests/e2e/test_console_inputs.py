@@ -1,6 +1,5 @@
 """A console shows which extender it does not hear from, and the extender needs no console."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.test_console import Apart
 from tests.e2e.wire import wire_to
 from tests.serving import offer, pod
+from tests.sources.test_history import body
 
 
 def inputs(apart: Apart) -> dict[str, dict[str, Any]]:
@@ -84,10 +84,9 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
                 for uuid, ratio in ratios.items()
                 for told, value in (("ratio", ratio), ("at", at_s - 1.0))
             ]
-            data = {"resultType": "vector", "result": series}
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"status": "success", "data": data}).encode())
+            self.wfile.write(body(*series))
 
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
@@ -129,11 +128,11 @@ def test_without_console_and_prometheus_the_agents_sm_activity_decides(
 
 def chosen(apart: Apart) -> str:
     """The node that the extender prefers; "" if it takes the pod on neither."""
-    body = offer(pod("asking", "2Gi", namespace="e2e"), *apart.cluster.names)
+    asked = offer(pod("asking", "2Gi", namespace="e2e"), *apart.cluster.names)
     url = f"http://127.0.0.1:{apart.verbs}"
     try:
-        passed = httpx.post(f"{url}/filter", json=body, trust_env=False).json()["NodeNames"]
-        ranked = httpx.post(f"{url}/prioritize", json=body, trust_env=False).json()
+        passed = httpx.post(f"{url}/filter", json=asked, trust_env=False).json()["NodeNames"]
+        ranked = httpx.post(f"{url}/prioritize", json=asked, trust_env=False).json()
     except httpx.TransportError:
         return ""
     if set(passed or ()) != set(apart.cluster.names):
