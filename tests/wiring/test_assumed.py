@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod, PodStatus
@@ -28,6 +29,7 @@ from extender.cluster.events import (
 )
 from extender.cluster.nominations import Place
 from extender.cluster.state import ClusterState
+from extender.cluster.waiting import Pending
 from extender.journal import Journal
 from extender.journals import Followed
 from extender.journalstream import (
@@ -37,20 +39,26 @@ from extender.journalstream import (
     Copy,
     Cursor,
     Nomination,
+    StateLine,
     encode,
 )
 from extender.ledger.protocol import BindAsk, Failed, Ledger
 from extender.placement.request import VramRequest
 from extender.placement.rules import Rules
 from extender.settings import Settings
+from extender.telemetry import ViewTelemetry
 from extender.web import coming
 from extender.web.coming import Coming
 from extender.wiring.assumed import EXPIRES_S, Assuming, assumed_by, assumed_line
+from extender.wiring.clusterview import ClusterView
+from extender.wiring.console import Console
 from extender.wiring.replica import Extender
 from tests.builders import NOW_S, gpunode, kube_node, promise, shared
 from tests.cluster.evictions import newcomer
 from tests.serving import binding, offer
 from tests.serving import pod as sent
+from tests.waiting import until_then
+from tests.wiring.test_following import extender as extender_at
 
 EPOCH_S = 1_795_219_200.0 - NOW_S
 NODES = ("n0", "n1")
@@ -354,3 +362,42 @@ def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
     nothing: list[tuple[str, str]] = []
     there = [("uid-p", "n0")]
     assert asyncio.run(play()) == (nothing, there, there, nothing)
+
+
+def test_a_console_counts_what_its_extenders_stream_and_an_extender_what_it_does_itself() -> None:
+    streamed = line("uid-p")
+    opening = StateLine("other", "1.2.3", 0.0, 7, "", "enforce")
+
+    def read(console: Console) -> list[AssumedLine | None]:
+        return [each.assumed for each in console.following.now()]
+
+    async def play(place: str) -> None:
+        settings = Settings(extenders=[place])
+        view = ClusterView(settings, lambda: "", ViewTelemetry(CollectorRegistry(), "ready"))
+        extender = Extender(settings, unready=lambda: "")
+        consoles = [
+            Console(view, Pending),
+            Console(extender, Pending, extender.journal),
+        ]
+        for of in (view, extender):
+            of.deliver([NodeSeen(kube_node("n0"))])
+        for console in consoles:
+            console.start()
+        try:
+            await until_then(
+                lambda: (
+                    all(read(console) == [streamed] for console in consoles)
+                    and set(view.cluster.binding_to("n0")) == {"uid-p"}
+                ),
+                "the console counts it",
+            )
+            names = [task.get_name() for task in asyncio.all_tasks()]
+            assert names.count("assumed") == 1
+        finally:
+            view.loops.stop()
+            extender.loops.stop()
+            for console in consoles:
+                await asyncio.to_thread(console.following.stop)
+
+    with extender_at(encode(opening) + encode(streamed)) as (place, _):
+        asyncio.run(play(place))
