@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from extender.journal import Decision, Journal
-from extender.journalstream import StateLine
+from extender.journalstream import AssumedLine, StateLine
 from extender.records import Record
 
 
@@ -24,6 +24,8 @@ class Followed:
     #: It has ended, and nothing is missed: its name has no such address any more, or another
     #: extender has it.
     is_gone: bool = False
+    #: The last line about assumed binds and nominations; None before the first.
+    assumed: AssumedLine | None = None
 
 
 def none_followed() -> Sequence[Followed]:

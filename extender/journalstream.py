@@ -1,15 +1,18 @@
 """An extender's journal as lines of JSON, for the processes that show it.
 
-A line is complete by itself: it replaces what an earlier line said of the same decision. So the
-writer keeps a cursor for each reader and no queue, and a reader that was slow, or away, misses
-nothing but states in between.
+A line is complete by itself: it replaces what an earlier line said of the same decision, or of all
+assumed binds and nominations. So the writer keeps a cursor for each reader and no queue, and a
+reader that was slow, or away, misses nothing but states in between.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from contract.gpunode import Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
@@ -19,6 +22,8 @@ from extender.records import Asked, BindTried, Candidates, Filtered, Part, Preem
 
 #: Decisions of which a cursor remembers that their pods were sent.
 MAX_SHOWN = 1_000
+#: Assumed binds in one line, and nominations: an extender with more sends the first ones.
+MAX_ASSUMED = 500
 _KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 
 
@@ -95,7 +100,34 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     shown: Shown | None = None
 
 
-Line = StateLine | NodesLine | DecisionLine
+class AssumedBind(msgspec.Struct, frozen=True):
+    """A bind that is under way or comes next, and the reservation that it will write."""
+
+    uid: str
+    node: str
+    reservation: Reservation
+
+
+class Nomination(msgspec.Struct, frozen=True):
+    """A pod for which others left the node, or leave it; ``held``: its place is held now."""
+
+    uid: str
+    node: str
+    held: bool
+
+
+class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
+    """All assumed binds and nominations of the extender; it replaces the line before it."""
+
+    binds: Annotated[tuple[AssumedBind, ...], Meta(max_length=MAX_ASSUMED)] = ()
+    nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
+
+
+def nothing_assumed() -> AssumedLine:
+    return AssumedLine()
+
+
+Line = StateLine | NodesLine | DecisionLine | AssumedLine
 _decoder = msgspec.json.Decoder(Line)
 _encode = msgspec.json.encode
 
@@ -105,27 +137,35 @@ def encode(line: Line) -> bytes:
 
 
 class Cursor:
-    """The position of one reader. ``after``: the last version of the records that it has read."""
+    """The position of one reader. ``after``: the last version of the records that it has read;
+    ``assumed`` returns what the extender assumes now."""
 
-    def __init__(self, journal: Journal, after: int = 0) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        after: int = 0,
+        assumed: Callable[[], AssumedLine] = nothing_assumed,
+    ) -> None:
         self._journal = journal
         self._version = after
+        self._assumed = assumed
+        #: None before the first: the reader may hold that of another stream.
+        self._assumed_sent: AssumedLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1
         #: Decisions whose filter call was sent, by the time of that call.
         self._shown: Bounded[str, float] = Bounded(MAX_SHOWN)
 
-    @property
-    def is_behind(self) -> bool:
-        return self._journal.records.version != self._version
-
     def lines(self) -> Iterator[Line]:
         """All that is new, the oldest first. What changes meanwhile comes again next time."""
         records = self._journal.records
-        newer, until = records.newer_than(self._version), records.version
-        for record in newer:
-            yield from self._lines_of(record)
-        self._version = until
+        if (until := records.version) != self._version:
+            for record in records.newer_than(self._version):
+                yield from self._lines_of(record)
+            self._version = until
+        if (assumed := self._assumed()) != self._assumed_sent:
+            self._assumed_sent = assumed
+            yield assumed
 
     def _lines_of(self, record: Record) -> Iterator[Line]:
         shown, decision = None, self._journal.of_uid(record.uid)
@@ -185,11 +225,12 @@ def _shown(decision: Decision, offered: Offered | None) -> Shown:
 
 class Copy:
     """A journal as the lines of one extender describe it. For one thread; others may read
-    ``journal`` and ``state`` at any time."""
+    ``journal``, ``state`` and ``assumed`` at any time."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.state: StateLine | None = None
+        self.assumed: AssumedLine | None = None
         self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
         #: The last version of a record: from where to go on.
         self.version = 0
@@ -208,6 +249,8 @@ class Copy:
                 self._sets[number] = NodeSet({name: row for row, name in enumerate(names)})
             case DecisionLine():
                 self._put(line)
+            case AssumedLine():
+                self.assumed = line
 
     def _put(self, line: DecisionLine) -> None:
         parts = (line.filtered, line.ranked, line.candidates, line.preempted, line.bind)

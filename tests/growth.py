@@ -141,6 +141,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/cluster/rooms.py": {"Rooms._in": Per("node", 200)},
     "extender/cluster/state.py": {
+        # In a console those of ``Following._streams``.
         "ClusterState._assumed": Per("bind under way", 2_000),
         "ClusterState._awaited": Fixed(1_000),
         "ClusterState._crowded": Per("node", 200),
@@ -258,8 +259,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Following._ended": Fixed(0),
         "Following._own": Fixed(16 * 300),
         "Following._places": Fixed(16 * 300),
-        # Records, and pods as kube-scheduler showed them.
-        "Following._streams": Fixed(4 * (16 + 8) * MIB),
+        # Records, pods as kube-scheduler showed them, and assumed binds with nominations.
+        "Following._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
         "Following._threads": Fixed(1_000),
         "Following._unresolved": Fixed(16 * 500),
     },

@@ -6,9 +6,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from contract.gpunode import GPUNode
+from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from extender.cluster.activity import Key
+from extender.cluster.nominations import Place
 from extender.placement.activity import Activity
 from extender.placement.placed import Placement
 
@@ -136,6 +137,16 @@ class BindEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class AssumedSeen:
+    """All assumed binds and nominations of the extenders, for a process that decides nothing."""
+
+    #: Node -> reservations that binds are about to write, by uid.
+    binds: Mapping[str, Mapping[str, Reservation]]
+    #: Uid -> place that is held for the pod; None: no extender says.
+    nominations: Mapping[str, Place] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Relisted:
     """A complete list of one kind: what it does not name is gone."""
 
@@ -174,5 +185,6 @@ Event = (
     | ActivitySeen
     | BindBegun
     | BindEnded
+    | AssumedSeen
     | Relisted
 )

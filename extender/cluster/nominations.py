@@ -11,9 +11,11 @@ finds nobody else to evict; the place is held a while longer. A hold lasts as lo
 leaving the node, and ``hold_s`` more, but no longer than ``LONGEST_S``: a nominee that does not
 come keeps nobody out for ever. It ends at once when the nominee is bound, gone, or nominated
 elsewhere.
+
+A process that decides nothing takes the holds from the extenders that it follows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from contract.kube import Pod
@@ -42,14 +44,38 @@ class _Hold:
     began_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A hold without its clocks. ``held`` is false once the hold is over: if the pod stays
+    nominated, it still goes before younger nominees of that node."""
+
+    node: str
+    held: bool
+
+
+def no_pod(uid: str) -> Pod | None:
+    return None
+
+
 class Nominations:
     """``hold_s``: seconds for which a place is held once nobody is leaving any more; ``ours``:
-    whether our own nominations count, which else nobody makes but users who may write on a pod."""
+    whether our own nominations count, which else nobody makes but users who may write on a pod.
+    ``unbound`` returns the unbound pod of a uid. ``held_for`` may be called from any thread."""
 
-    def __init__(self, hold_s: float, ours: bool) -> None:
+    def __init__(
+        self, hold_s: float, ours: bool, unbound: Callable[[str], Pod | None] = no_pod
+    ) -> None:
         self._hold_s = hold_s
         self._ours = ours
+        self._unbound = unbound
         self._holds: dict[str, _Hold] = {}
+        #: Uid -> place, as the extenders say; None if this process decides itself, or reads from no
+        #: extender.
+        self._followed: Mapping[str, Place] | None = None
+
+    def follow(self, places: Mapping[str, Place] | None) -> None:
+        """Hold exactly these places from now on, by uid; None: those of the pods seen here."""
+        self._followed = places
 
     def see(self, pod: Pod) -> None:
         """An unbound pod, as it is now."""
@@ -88,6 +114,9 @@ class Nominations:
 
     def node_of(self, uid: str) -> str:
         """The node that was held for the pod last; empty where none was."""
+        if self._followed is not None:
+            place = self._followed.get(uid)
+            return place.node if place else ""
         hold = self._holds.get(uid)
         return hold.node if hold else ""
 
@@ -95,17 +124,27 @@ class Nominations:
         self, now_s: float, is_left: Callable[[str], bool]
     ) -> Mapping[str, tuple[Pod, ...]]:
         """Node -> for whom it is held; ``is_left`` says of a node whether somebody is leaving."""
-        found: dict[str, tuple[Pod, ...]] = {}
+        if self._followed is not None:
+            places = ((self._unbound(uid), place) for uid, place in self._followed.items())
+            return _by_node((pod, at.node) for pod, at in places if pod is not None and at.held)
+        found: list[tuple[Pod, str]] = []
         for uid, hold in list(self._holds.items()):
             if hold.began_s is None:
                 hold.began_s = now_s
-            if hold.since_s is None or (is_left(hold.node) and not hold.expected):
-                hold.since_s = now_s
-            if now_s <= min(hold.since_s + hold.for_s, hold.began_s + LONGEST_S):
-                found[hold.node] = (*found.get(hold.node, ()), hold.pod)
+            hold.since_s = _left_at_s(hold, now_s, is_left)
+            if _is_held(hold, now_s, is_left):
+                found.append((hold.pod, hold.node))
             elif hold.expected:
                 del self._holds[uid]
-        return found
+        return _by_node(found)
+
+    def places(self, now_s: float, is_left: Callable[[str], bool]) -> Mapping[str, Place]:
+        """All holds by uid, for ``follow``; unlike ``nominees`` it starts no clock."""
+        return {
+            uid: Place(hold.node, _is_held(hold, now_s, is_left))
+            for uid, hold in list(self._holds.items())
+            if _is_held(hold, now_s, is_left) or not hold.expected
+        }
 
     def held_for(
         self, pod: Pod, now_s: float, is_left: Callable[[str], bool]
@@ -117,6 +156,24 @@ class Nominations:
             for node, all_there in self.nominees(now_s, is_left).items()
             if (others := [other for other in all_there if yields(pod, other, own == node)])
         }
+
+
+def _left_at_s(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> float:
+    """When somebody was leaving last."""
+    leaves = is_left(hold.node) and not hold.expected
+    return now_s if hold.since_s is None or leaves else hold.since_s
+
+
+def _is_held(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> bool:
+    began_s = now_s if hold.began_s is None else hold.began_s
+    return now_s <= min(_left_at_s(hold, now_s, is_left) + hold.for_s, began_s + LONGEST_S)
+
+
+def _by_node(found: Iterable[tuple[Pod, str]]) -> Mapping[str, tuple[Pod, ...]]:
+    by_node: dict[str, tuple[Pod, ...]] = {}
+    for pod, node in found:
+        by_node[node] = (*by_node.get(node, ()), pod)
+    return by_node
 
 
 def priority(pod: Pod) -> int:

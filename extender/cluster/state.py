@@ -40,6 +40,7 @@ from extender.cluster.departures import Departures, is_unreachable
 from extender.cluster.edits import Edits, as_bound
 from extender.cluster.events import (
     ActivitySeen,
+    AssumedSeen,
     BackOffEnded,
     BindBegun,
     BindEnded,
@@ -66,7 +67,7 @@ from extender.cluster.idling import idle_on
 from extender.cluster.labels import believed
 from extender.cluster.namespaces import Namespaces
 from extender.cluster.news import as_assumed, matters, older
-from extender.cluster.nominations import Nominations
+from extender.cluster.nominations import Nominations, Place
 from extender.cluster.observations import Circumstances, Observations
 from extender.cluster.obstacles import NodeWishes, obstacle, offers_gpus, wishes
 from extender.cluster.overcommits import Overcommits, any_overcommitted
@@ -161,7 +162,9 @@ class ClusterState:
         #: What pods say of others: kube-scheduler scores nodes by it.
         self.neighbours = Neighbours()
         #: For whom places are held.
-        self.nominations = Nominations(rules.nomination_hold_s, rules.evict_for_memory)
+        self.nominations = Nominations(
+            rules.nomination_hold_s, rules.evict_for_memory, self._unbound.get
+        )
         #: How busy SMs are wont to be.
         self.activities = Activities()
         #: Node -> pods bound to it that have not ended; replaced, never changed in place.
@@ -263,6 +266,10 @@ class ClusterState:
         """What this replica is about to promise on the node, by uid."""
         return dict(self._assumed.get(name, {}))
 
+    def binds_under_way(self) -> dict[str, dict[str, Reservation]]:
+        """Node -> what ``binding_to`` returns for it."""
+        return {name: dict(assumed) for name, assumed in list(self._assumed.items())}
+
     def manager(self, name: str) -> Reason | None:
         """Who else gives out the GPUs of the node."""
         return self._allocators.manager(name)
@@ -358,6 +365,10 @@ class ClusterState:
     def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
         """Node -> the nominees that the pod leaves it to."""
         return self.nominations.held_for(pod, now_s, self._departing)
+
+    def places(self, now_s: float) -> Mapping[str, Place]:
+        """Uid -> the place that is held, or was held, for an unbound pod; changes nothing."""
+        return self.nominations.places(now_s, self._departing)
 
     def _departing(self, name: str) -> bool:
         return any(pod.metadata.deletion_timestamp for pod in self.sitting_on(name))
@@ -556,6 +567,9 @@ class ClusterState:
                 held = self._gpunodes.get(name)
                 if held is None or uid not in held.spec.reservations:
                     self._dirty[name] = None  # else what is promised counts in its stead already
+            case AssumedSeen(binds, nominations):
+                self._follow_binds({name: dict(assumed) for name, assumed in binds.items()})
+                self.nominations.follow(nominations)
 
     def _move_activity(self, name: str) -> None:
         """Memory has not moved, so nothing is weighed."""
@@ -698,6 +712,12 @@ class ClusterState:
         if promise is not None:
             self._assumed.setdefault(node, {})[metadata.uid] = promise
             self._dirty[node] = None
+
+    def _follow_binds(self, after: dict[str, dict[str, Reservation]]) -> None:
+        """Count these assumed binds instead of those of before."""
+        before, self._assumed = self._assumed, after
+        names = before.keys() | after.keys()
+        self._soil(name for name in names if before.get(name) != after.get(name))
 
     def _expected(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
         """What is about to be promised, as far as is known here; None where it has no room."""

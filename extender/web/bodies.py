@@ -3,6 +3,7 @@ null."""
 
 from collections import Counter
 from datetime import UTC, datetime
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -18,6 +19,13 @@ class Body(BaseModel):
     apiVersion: str = "headroom.gpu/v1"
     generatedAt: str
     snapshot_generation: int
+
+
+class Recomputed(BaseModel):
+    """What this process computes from its newest snapshot; a decision is the record of its
+    extender instead."""
+
+    source: Literal["recomputed"] = "recomputed"
 
 
 class Paged(Body):

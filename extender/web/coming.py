@@ -4,9 +4,10 @@ kube-scheduler asks about the next pod some milliseconds before it asks us to bi
 bind that we decline then costs its pod seconds of back-off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from contract.gpunode import Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
@@ -49,6 +50,13 @@ class Coming:
     def came(self, uid: str) -> None:
         """Its bind."""
         self._expected.pop(uid, None)
+
+    def reservations(self, now_s: float) -> Iterator[tuple[str, str, Reservation]]:
+        """Uid, node, and what filter leaves free there for the pod."""
+        for uid, each in list(self._expected.items()):
+            gpunode = self._cluster.gpunode(each.node) if each.until_s >= now_s else None
+            if gpunode is not None and (found := self._cluster.adopt(each.pod, gpunode)):
+                yield uid, each.node, found
 
     def rules_changed(self) -> None:
         self._answers.clear()

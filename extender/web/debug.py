@@ -20,6 +20,7 @@ from extender.web.api import (
     events,
     explain,
     fleet,
+    inputs,
     journal,
     nodes,
     page,
@@ -51,6 +52,7 @@ _GROUPS = (
     drift,
     events,
     status,
+    inputs,
     snapshot,
 )
 

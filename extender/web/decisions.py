@@ -2,6 +2,7 @@
 served it."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -110,6 +111,8 @@ class BindView(PhaseView):
 class DecisionView(BaseModel):
     """What was decided about one version of a pod."""
 
+    #: The record of the extenders that decided; nothing in it was computed again.
+    source: Literal["decision"] = "decision"
     decision_id: str
     namespace: str
     name: str

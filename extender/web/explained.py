@@ -20,6 +20,7 @@ from extender.web.bodies import (
     AskView,
     Body,
     ReasonView,
+    Recomputed,
     ask_view,
     counted,
     obstacle_view,
@@ -101,7 +102,7 @@ class AttemptsView(BaseModel):
     message: str
 
 
-class ExplainBody(Body):
+class ExplainBody(Body, Recomputed):
     namespace: str
     name: str
     uid: str
@@ -133,7 +134,7 @@ class ExplainBody(Body):
     suggestions: list[str]
     advice: list[AdviceView]
     attempts: AttemptsView
-    #: Of all replicas.
+    #: Of all replicas; the fields above are recomputed.
     last_decision: DecisionView | None
     unanswered: list[Unanswered]
 

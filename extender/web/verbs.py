@@ -5,7 +5,7 @@ Bind is the only verb that changes the world; what it does is the ledger's busin
 a function.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from contract.decision import decision_id
-from contract.gpunode import GPUNode
+from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
@@ -306,6 +306,10 @@ class Verbs:
         not known any more."""
         last = self._turned_away.get(uid)
         return last.names() if last else []
+
+    def coming(self, now_s: float) -> Iterator[tuple[str, str, Reservation]]:
+        """The pods whose bind is expected next: uid, node, and what filter leaves free for it."""
+        return self._coming.reservations(now_s)
 
     def _turn_away(self, last: TurnedAway) -> None:
         self._turned_away[last.uid] = last

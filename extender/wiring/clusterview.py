@@ -11,6 +11,7 @@ from extender.cluster.observations import Outcome
 from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
 from extender.journals import Journals
+from extender.journalstream import AssumedLine, nothing_assumed
 from extender.settings import Mode, Settings
 from extender.telemetry import ViewTelemetry
 from extender.web.api.context import Context, no_quotas
@@ -121,7 +122,12 @@ class ClusterView:
             self.stuck,
             quotas,
             self.settings.scheduler_name,
+            self.assumed,
         )
+
+    def assumed(self) -> AssumedLine:
+        """Return the assumed binds and nominations of this process: none if it binds no pods."""
+        return nothing_assumed()
 
     def _took(self, events: Sequence[Event]) -> None:
         """Events were applied, or are when the nodes that they changed were weighed."""

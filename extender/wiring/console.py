@@ -16,6 +16,7 @@ from extender.web.api.context import no_quotas
 from extender.web.auth import Guard
 from extender.web.debug import console_app
 from extender.web.feed import Feed
+from extender.wiring.assumed import Assuming
 from extender.wiring.clusterview import ClusterView
 from extender.wiring.following import Following
 from extender.wiring.noting import tell_followers
@@ -59,6 +60,8 @@ class Console:
 
     def start(self) -> None:
         self.following.start()
+        if not self._has_extender:  # which decides on assumed binds and nominations of its own
+            Assuming(self.following.now, self._view.tell).start(self._view.loops)
         start_watching(self._view.loops, self.watching, self._view.begun)
 
     def app(

@@ -184,13 +184,16 @@ class _Stream:
         trouble, copy = self._trouble, self._copy
         heard_s = time.monotonic() - self.heard_at_s if copy.state else None
         place = _name(self._address)
-        return Followed(place, copy.journal, copy.state, heard_s, trouble, is_gone=self.ended)
+        return Followed(place, copy.journal, copy.state, heard_s, trouble, self.ended, copy.assumed)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 self._read()
                 self._trouble = "it ended the stream"
+            except TimeoutError:
+                if not self._stop.is_set():
+                    self._trouble = f"it sent nothing for {SILENT_S:.0f} s"
             except (OSError, http.client.HTTPException, BadLine) as err:
                 if not self._stop.is_set():
                     self._trouble = str(err) or type(err).__name__

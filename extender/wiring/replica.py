@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode
+from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.cluster.chores import knows_devices
@@ -18,6 +18,7 @@ from extender.cluster.observations import Outcome
 from extender.cluster.vacating import refusal_beside
 from extender.journal import Journal
 from extender.journals import Journals
+from extender.journalstream import AssumedLine
 from extender.ledger.eviction import Evictions, Hands
 from extender.ledger.preempting import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
@@ -33,6 +34,7 @@ from extender.web.serving import verbs_app
 from extender.web.verbs import Verbs
 from extender.web.wire import BindArgs
 from extender.wiring.announcing import Announcing, Post, counted
+from extender.wiring.assumed import assumed_line
 from extender.wiring.clusterview import ClusterView
 from extender.wiring.conflicts import ConflictsCounted
 from extender.wiring.evicting import Evicting
@@ -77,6 +79,8 @@ class Extender(ClusterView):
             self.name,
         )
         self._rules_changed: Callable[[], None] = lambda: None
+        #: The pods whose bind is expected next; see ``Verbs.coming``.
+        self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
         #: None where nobody is evicted for others by us; and where the verbs are not made yet.
         self._maker: RoomMaker | None = None
         self.preempting: Preempting | None = None
@@ -136,6 +140,10 @@ class Extender(ClusterView):
     def _note(self, outcome: Outcome) -> None:
         if outcome.promise.attempt.startswith(self.name):
             note_outcome(self.telemetry, outcome, self.cluster.pod(outcome.uid))
+
+    def assumed(self) -> AssumedLine:
+        now_s = time.monotonic()
+        return assumed_line(self.cluster, self._coming(now_s), now_s)
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -222,6 +230,7 @@ class Extender(ClusterView):
             self.settings.filter_best_only,
         )
         self._rules_changed = verbs.rules_changed
+        self._coming = verbs.coming
         self.preempting = Preempting(
             self.cluster,
             self.journal,

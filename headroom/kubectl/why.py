@@ -15,9 +15,14 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if body["changed"]:
         lines.append(f"  {body['changed']}")
     lines += _request(body["request"])
+    lines += [
+        f"  no journal from extender {each['peer']}: {each['message']}"
+        for each in body["unanswered"]
+    ]
     if body["bound_to"]:
         lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
         return lines + _asked(body)
+    lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
     kept_out = [*body["reasons"], *body["ineligible"]]
     if kept_out or body["left_out_nodes"]:
         lines += ["", "Nodes that do not take it"]
@@ -55,8 +60,14 @@ def _asked(body: Mapping[str, Any]) -> list[str]:
     decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
         return ["", body["attempts"]["message"]]
-    lines = ["", attempts["message"] if attempts else "", f"Decision {decision['decision_id']}"]
+    of = f"Decision {decision['decision_id']} ({_source(decision)})"
+    lines = ["", attempts["message"] if attempts else "", of]
     return lines + [f"  {line}" for line in phases(decision)]
+
+
+def _source(body: Mapping[str, Any]) -> str:
+    """Whether it is the record of an extender, or what the console computes now."""
+    return f"source: {body['source']}"
 
 
 def phases(decision: Mapping[str, Any]) -> list[str]:
@@ -83,6 +94,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
     """``body`` is that of /v1/score: one pod on one node, as of now and as it was decided."""
     live = body["live"]
     lines = list(live["node"]["told"])
+    lines.append(f"  {_source(live)}, generation {body['snapshot_generation']}")
     lines += [f"  fails: {each['message']}" for each in live["failing"]]
     if live["not_tried"]:
         lines.append(f"  {live['not_tried']}")
@@ -104,7 +116,8 @@ def _stored(decision: Mapping[str, Any] | None, node: str) -> list[str]:
     """What came of the last attempt, and of this node in it: only the best are on record."""
     if decision is None:
         return []
-    lines = ["", f"Decided at {decision['at']} (decision {decision['decision_id']})"]
+    of = f"decision {decision['decision_id']}, {_source(decision)}"
+    lines = ["", f"Decided at {decision['at']} ({of})"]
     lines += [f"  {line}" for line in phases(decision)]
     for place, each in enumerate((decision["prioritize"] or {}).get("candidates", ()), 1):
         if each["node"] == node:

@@ -17,7 +17,16 @@ from agent.apiserver import of_client
 from agent.cluster import KubernetesPublisher
 from agent.publish import Held
 from benchmarks.demo.referee import Gpu, Landed, Referee
-from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source, Summary
+from contract.gpunode import (
+    Device,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    SmActivity,
+    Source,
+    Summary,
+)
 from contract.heartbeat import Vouch
 from contract.quantity import format_bytes, parse_bytes
 from tests.controlplane import ControlPlane
@@ -66,6 +75,8 @@ class Nodes:
         self._known: set[str] = set()
         #: Nodes whose devices are reported as unhealthy.
         self.sick: set[str] = set()
+        #: Node -> SM activity that is reported of its devices; of others it is not known.
+        self.sm_activity: dict[str, float] = {}
 
     def create(self) -> None:
         for name in self.names:
@@ -162,6 +173,8 @@ class Nodes:
         used: Counter[str] = Counter()
         for use in uses:
             used[use.device] += use.used_bytes or 0
+        ratio = self.sm_activity.get(name)
+        sm_activity = None if ratio is None else SmActivity(ratio=ratio, source="gpm")
         devices = [
             Device(
                 uuid=(uuid := _uuid(name, index)),
@@ -171,6 +184,7 @@ class Nodes:
                 reserved_bytes=0,
                 used_bytes=min(used[uuid], self.shape.memory_bytes),
                 unowned_bytes=0,
+                sm_activity=sm_activity,
                 healthy=name not in self.sick,
                 sharing="time-slicing",
                 resource=self.shape.resource,

@@ -1,5 +1,6 @@
 """Extender and console as two processes, each with the rights of its own account."""
 
+import json
 from typing import Any
 
 import httpx
@@ -16,13 +17,16 @@ class Apart:
         self.cluster, self.plane = cluster, cluster.plane
         self.verbs, self.journal, self.debug = free_ports(3)
 
-    def start_extender(self) -> None:
+    def start_extender(self, **settings: Any) -> None:
+        config = self.plane.folder / "extender.yaml"
+        config.write_text(json.dumps(settings))
         ports = ("--verbs-port", str(self.verbs), "--debug-port", str(self.journal))
-        self._fork("extender", *ports)
+        self._fork("extender", "--config", str(config), *ports)
 
-    def start_console(self) -> None:
+    def start_console(self, follows: int | None = None) -> None:
+        """``follows``: the port of the extender's journal, if not its own."""
         config = self.plane.folder / "console.yaml"
-        config.write_text(f"extenders: [127.0.0.1:{self.journal}]\n")
+        config.write_text(f"extenders: [127.0.0.1:{follows or self.journal}]\n")
         self._fork("console", "--config", str(config), "--debug-port", str(self.debug))
 
     def _fork(self, part: str, *arguments: str) -> None:

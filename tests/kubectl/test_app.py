@@ -151,7 +151,9 @@ def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None
     for _, value, part, contribution in terms:
         assert float(value) * float(part) == pytest.approx(float(contribution), abs=0.01)
     assert re.search(r"rank \d of 3 nodes that fit", shown.stdout)
-    assert re.search(r"\nDecided at \S+ \(decision \S+\)\n  bind: bound", shown.stdout)
+    assert re.search(
+        r"\nDecided at \S+ \(decision \S+, source: decision\)\n  bind: bound", shown.stdout
+    )
     refused = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
     assert "fails: insufficient GPU memory on any device" in refused
     assert run(server.debug, "score", "team-a/large").stdout == refused  # the nearest one

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from headroom.kubectl.why import phases, score
+from headroom.kubectl.why import phases, score, why
 
 FILTER = {"fits": 0, "offered": 2, "took_ms": 0.5}
 NOTHING = {"filter": None, "prioritize": None, "preempt": None, "bind": None}
 LIVE: dict[str, Any] = {
+    "source": "recomputed",
     "node": {"node": "b", "told": ["b: fits"]},
     "failing": [],
     "terms": [],
@@ -20,6 +21,7 @@ LIVE: dict[str, Any] = {
 }
 CANDIDATES = [{"node": "a", "score_ratio": 0.75}, {"node": "b", "score_ratio": 0.5}]
 DECIDED: dict[str, Any] = {
+    "source": "decision",
     "decision_id": "uid-p.7",
     "at": "2026-11-22T03:00:00Z",
     "filter": {"fits": 2, "offered": 3, "took_ms": 1.0},
@@ -30,8 +32,8 @@ DECIDED: dict[str, Any] = {
 
 
 def test_a_score_says_how_the_node_did_when_it_was_decided() -> None:
-    lines = score({"live": LIVE, "stored": DECIDED})
-    at = lines.index("Decided at 2026-11-22T03:00:00Z (decision uid-p.7)")
+    lines = score({"snapshot_generation": 9, "live": LIVE, "stored": DECIDED})
+    at = lines.index("Decided at 2026-11-22T03:00:00Z (decision uid-p.7, source: decision)")
     assert lines[at - 3 : at] == [
         "  rank 1 of 2 nodes that fit",
         "  not checked: CPU, volumes",
@@ -41,16 +43,50 @@ def test_a_score_says_how_the_node_did_when_it_was_decided() -> None:
     assert lines[-1] == "  b came second then, with 0.500"
 
 
+def test_a_pod_is_explained_by_the_record_and_by_what_is_recomputed() -> None:
+    body = {
+        "source": "recomputed",
+        "snapshot_generation": 9,
+        "namespace": "default",
+        "name": "p",
+        "message": "no node can take the pod",
+        "changed": None,
+        "request": [],
+        "unanswered": [{"peer": "10.0.0.9:8889", "message": "connection refused"}],
+        "bound_to": None,
+        "reasons": [],
+        "ineligible": [],
+        "left_out_nodes": 0,
+        "suggestions": [],
+        "nearest": [],
+        "last_decision": DECIDED,
+        "attempts": {"message": "tried twice"},
+    }
+    lines = why(body)
+    assert lines[:3] == [
+        "Pod default/p: no node can take the pod",
+        "  no journal from extender 10.0.0.9:8889: connection refused",
+        "  source: recomputed, generation 9",
+    ]
+    assert "Decision uid-p.7 (source: decision)" in lines
+    bound = why({**body, "bound_to": "a", "annotations": {}})
+    assert not [line for line in bound if "recomputed" in line]
+
+
 def test_a_pod_that_no_scheduler_tries_is_named_beside_the_score() -> None:
     gated = {"not_tried": "the pod has 1 scheduling gate (queue)", "wins": False}
-    lines = score({"live": LIVE | gated, "stored": None})
-    assert lines[:2] == ["b: fits", "  the pod has 1 scheduling gate (queue)"]
+    lines = score({"snapshot_generation": 9, "live": LIVE | gated, "stored": None})
+    assert lines[:3] == [
+        "b: fits",
+        "  source: recomputed, generation 9",
+        "  the pod has 1 scheduling gate (queue)",
+    ]
     assert not [line for line in lines if "wins" in line]
 
 
 def test_of_a_node_that_was_not_among_the_best_nothing_is_claimed() -> None:
     for decided in (DECIDED | {"prioritize": None}, None):
-        lines = score({"live": LIVE, "stored": decided})
+        lines = score({"snapshot_generation": 9, "live": LIVE, "stored": decided})
         assert not [line for line in lines if "came" in line]
 
 

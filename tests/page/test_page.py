@@ -1,6 +1,7 @@
 """What people do with the page, in Chromium: find what is wrong, ask why, follow changes."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.controlplane import ROOT
 from tests.page.conftest import Looked, ask, place
+from tests.processes import free_ports
 from tests.serving import Server, serving
 from tests.waiting import until
 
@@ -88,6 +90,8 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(looked: Lo
     expect(answer).to_contain_text("no node can take the pod")
     expect(answer).to_contain_text("container main asks for 1 x nvidia.com/gpu with 90Gi")
     expect(answer).to_contain_text("3 nodes: insufficient GPU memory on any device")
+    expect(answer).to_contain_text(re.compile(r"source: recomputed, generation \d+"))
+    expect(answer).to_contain_text(re.compile(r"source: decision, generation \d+ of extender \w+"))
     sums = page.get_by_role("table", name="Devices of h100 that it could be given")
     first = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
     assert first[:1] == ["0, 1, 2, 3, 4, 5, 6, 7 H100"]
@@ -238,6 +242,23 @@ def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(
         "Not up to date: the extender does not answer", timeout=20_000
     )
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    page.close()
+
+
+def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
+    browser: Browser, tmp_path: Path
+) -> None:
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    config = tmp_path / "config.yaml"
+    config.write_text(f"extenders: ['{nobody}']\n")
+    page: Page = browser.new_page()
+    with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]", "--config", str(config)) as server:
+        page.goto(f"{server.debug}/")
+        inputs = page.locator("#inputs")
+        expect(inputs).to_contain_text(re.compile(r"Agents: \d+ s ago"))
+        late = inputs.locator(".bad")
+        expect(late).to_contain_text(f"Extender {nobody}: never heard from, ", timeout=20_000)
+        expect(late).to_contain_text("refused")
     page.close()
 
 

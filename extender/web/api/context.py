@@ -10,6 +10,7 @@ from starlette.requests import Request
 from extender.cluster.quotas import ResourceQuota
 from extender.cluster.state import ClusterState
 from extender.journals import Journals
+from extender.journalstream import AssumedLine, nothing_assumed
 from extender.placement.snapshot import Snapshot
 from extender.telemetry import ViewTelemetry
 from extender.web.auth import Guard, visible_to
@@ -46,6 +47,8 @@ class Context:
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: Setting scheduler_name: the scheduler that asks Headroom.
     scheduler: str = "headroom"
+    #: What the journal says of assumed binds and nominations.
+    assumed: Callable[[], AssumedLine] = nothing_assumed
 
     async def newest(self) -> Snapshot:
         """A dependency: taken on the event loop, which alone may make a snapshot."""

@@ -50,17 +50,14 @@ def router(context: Context) -> APIRouter:
         yield state()
         silent_s = 0.0
         while not context.feed.closed:
-            if cursor.is_behind:
-                chunk: list[bytes] = []
-                for line in cursor.lines():
-                    chunk.append(encode(line))
-                    if len(chunk) == _AT_ONCE:
-                        yield b"".join(chunk)
-                        chunk = []
+            chunk: list[bytes] = []
+            for line in cursor.lines():
+                chunk.append(encode(line))
+                if len(chunk) == _AT_ONCE:
+                    yield b"".join(chunk)
+                    chunk, silent_s = [], STATE_S
+            if chunk or silent_s >= STATE_S:
                 yield b"".join([*chunk, state()])
-                silent_s = 0.0
-            elif silent_s >= STATE_S:
-                yield state()
                 silent_s = 0.0
             await asyncio.sleep(LOOK_S)
             silent_s += LOOK_S
@@ -73,9 +70,10 @@ def router(context: Context) -> APIRouter:
         },
     )
     async def journal(replica: AskedReplica = None, after: AskedAfter = 0) -> Response:
-        """Stream the decisions of this extender to consoles, as lines of JSON. Each line replaces
-        the earlier lines of its decision. The stream begins with all decisions on record, or with
-        those after the version ``after``."""
+        """Stream decisions, assumed binds and nominations of this extender to consoles, as lines of
+        JSON. A line replaces the earlier lines of its decision; the line of assumed binds and
+        nominations replaces the one before. The stream begins with all decisions on record, or
+        with those after the version ``after``."""
         nonlocal streams
         if streams >= MAX_STREAMS:
             raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
@@ -85,7 +83,8 @@ def router(context: Context) -> APIRouter:
             streams -= 1
 
         streams += 1
-        cursor = Cursor(context.journal.own, after if replica == context.replica else 0)
+        after = after if replica == context.replica else 0
+        cursor = Cursor(context.journal.own, after, context.assumed)
         return Impatient(pieces(cursor), left, NDJSON)
 
     return routes

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.kube import Pod
@@ -22,6 +21,7 @@ from extender.web.bodies import (
     AskView,
     Paged,
     ReasonView,
+    Recomputed,
     ask_view,
     obstacle_view,
     reason_view,
@@ -33,7 +33,7 @@ from extender.web.explained import verdict_of
 PODS = 50
 
 
-class PendingView(BaseModel):
+class PendingView(Recomputed):
     namespace: str
     name: str
     uid: str

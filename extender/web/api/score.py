@@ -20,7 +20,7 @@ from extender.web.api.answers import UNKNOWN, encoded
 from extender.web.api.asked import pod_named, understood
 from extender.web.api.context import Context
 from extender.web.api.decisions import Sought, decisions
-from extender.web.bodies import Body, stamp
+from extender.web.bodies import Body, Recomputed, stamp
 from extender.web.decisions import DecisionView, Unanswered
 from extender.web.explained import NearestView, nearest_view, not_tried
 from extender.web.visible import Sees
@@ -43,7 +43,7 @@ class TermView(BaseModel):
     contribution_ratio: float
 
 
-class LiveScoreView(BaseModel):
+class LiveScoreView(Recomputed):
     """As filter and prioritize would answer now, if all eligible nodes were offered."""
 
     node: NearestView

@@ -37,9 +37,10 @@ async function refresh() {
   const mine = wanted;
   try {
     const [totals] = await Promise.all([ask("v1/fleet"), shown.refresh()]);
-    const waiting = await ask("v1/pending", {limit: 1});
+    const [waiting, {inputs}] = await Promise.all([ask("v1/pending", {limit: 1}), ask("v1/inputs")]);
     if (mine !== wanted) return;
     facts(totals, waiting.matching);
+    ages(inputs);
     live.textContent = `As of ${new Date().toLocaleTimeString("en-GB")}${isLive ? ", live" : ""}`;
     live.className = "";
   } catch (err) {
@@ -71,6 +72,16 @@ function facts(totals, waiting) {
   count.textContent = waiting.toLocaleString("en");
   count.setAttribute("aria-label", `${many(waiting, "pod")} waiting`);
   count.hidden = !waiting;
+}
+
+const INPUTS = {agents: "Agents", api_server: "API server", extender: "Extender"};
+
+/** How old each input is; those that are out of date come as a warning. */
+function ages(inputs) {
+  const name = each => each.place ? `${INPUTS[each.kind]} ${each.place}` : INPUTS[each.kind];
+  const age = each => each.age_s === null ? "never heard from" : `${Math.round(each.age_s)} s ago`;
+  document.getElementById("inputs").replaceChildren(...inputs.map(each =>
+    el("span", {class: each.message ? "bad" : ""}, `${name(each)}: ${age(each)}${each.message ? `, ${each.message}` : ""}`)));
 }
 
 let isLive = false, soon = null;

@@ -15,7 +15,7 @@ export function pending(view) {
     const mine = ++asked;
     const body = await ask("v1/pending", {continue: after});
     if (mine !== asked) return;
-    told.textContent = body.matching ? `${many(body.matching, "pod")} that wait for a GPU.` : "No pod waits for a GPU.";
+    told.textContent = body.matching ? `${many(body.matching, "pod")} that wait for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod waits for a GPU.";
     first.disabled = !after;
     on.disabled = !body.remaining;
     on.dataset.after = body.continue ?? "";

@@ -35,6 +35,7 @@ function parts(body) {
   return [
     el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
+    body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
     body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} asks for ${asks(a)}`))) : null,
     !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "What would help"),
       el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
@@ -45,6 +46,11 @@ function parts(body) {
     ...decision(body.last_decision),
     body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "The nearest nodes"), ...body.nearest.map(nearest)),
   ];
+}
+
+/** Whether it is what an extender recorded, or what this console computes from its own snapshot. */
+function sourceOf(source, generation, replica) {
+  return `source: ${source}${generation === undefined ? "" : `, generation ${generation}`}${replica ? ` of extender ${replica}` : ""}`;
 }
 
 /** The last attempt to place it, verb by verb, whichever replica served each. */
@@ -60,7 +66,7 @@ function decision(last) {
     el("ul", {}, ...said.map(text => el("li", {}, text))),
     best.length ? table("The best nodes then, by the terms of their score", ["Node", "Score", ...names],
       best.map(each => [each.node, [el("b", {}, each.score_ratio.toFixed(3))], ...names.map(name => each.score_terms[name].toFixed(2))]), "sums") : null,
-    el("p", {class: "quiet"}, `Decision ${last.decision_id}`))];
+    el("p", {class: "quiet"}, `Decision ${last.decision_id}; ${sourceOf(last.source, (prioritize ?? filter)?.snapshot_generation, filter?.replica)}`))];
 }
 
 function placement(body) {

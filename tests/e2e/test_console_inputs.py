@@ -1,0 +1,141 @@
+"""A console shows which extender it does not hear from, and the extender needs no console."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+from tests.e2e.conftest import NewCluster
+from tests.e2e.test_console import Apart
+from tests.e2e.wire import wire_to
+from tests.serving import offer, pod
+from tests.sources.test_history import body
+
+
+def inputs(apart: Apart) -> dict[str, dict[str, Any]]:
+    found = (apart.get("/v1/inputs") or {}).get("inputs", [])
+    return {each["kind"]: each for each in found}
+
+
+def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
+    new_cluster: NewCluster,
+) -> None:
+    apart = Apart(new_cluster(1))
+    cluster, plane = apart.cluster, apart.plane
+    apart.start_extender()
+    with wire_to(apart.journal) as wire:
+        apart.start_console(follows=wire.port)
+        cluster.settle()
+
+        def extender() -> dict[str, Any]:
+            return inputs(apart).get("extender", {"message": "no console", "age_s": None})
+
+        def is_heard() -> bool:
+            return extender()["message"] is None
+
+        cluster.until(is_heard, "the extender is followed")
+        seen = inputs(apart)
+        assert seen.keys() == {"agents", "api_server", "extender"}
+        assert [each["message"] for each in seen.values()] == [None] * 3
+        assert all(0 <= each["age_s"] < 60 for each in seen.values())
+
+        plane.pause("extender")
+        cluster.until(
+            lambda: extender()["message"] == "it sent nothing for 15 s",
+            "the console says that the extender is silent",
+        )
+        silent = extender()
+        assert silent["age_s"] >= 15.0
+        cluster.until(lambda: extender()["age_s"] > silent["age_s"], "its age grows")
+        assert [each["peer"] for each in apart.get("/v1/decisions")["unanswered"]] == [
+            f"127.0.0.1:{wire.port}"
+        ]
+        plane.resume("extender")
+        cluster.until(is_heard, "it is followed again")
+
+        wire.refuse()
+        cluster.until(lambda: not is_heard(), "the console says that it is cut off")
+        assert inputs(apart)["api_server"]["message"] is None
+        wire.heal()
+        cluster.until(is_heard, "the wire is whole again")
+        before = extender()["replica"]
+
+        cluster.kill("extender")
+        cluster.until(lambda: not is_heard(), "the console says that it was killed")
+        assert extender()["replica"] == before
+        apart.start_extender()
+        cluster.until(is_heard, "another extender is followed")
+        assert extender()["replica"] != before
+
+
+@contextmanager
+def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
+    """The address of its server, which answers each query with these SM activities, by device."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            at_s = time.time()
+            series = [
+                {"metric": {"UUID": uuid, "told": told}, "value": [at_s, str(value)]}
+                for uuid, ratio in ratios.items()
+                for told, value in (("ratio", ratio), ("at", at_s - 1.0))
+            ]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body(*series))
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_without_console_and_prometheus_the_agents_sm_activity_decides(
+    new_cluster: NewCluster,
+) -> None:
+    cluster = new_cluster(2)
+    apart = Apart(cluster)
+    one, two = cluster.names
+    # What the agents say is the opposite of the history.
+    cluster.nodes.sm_activity = {one: 0.1, two: 0.8}
+    with prometheus({f"GPU-{one}-0": 0.9, f"GPU-{two}-0": 0.2}) as history:
+        apart.start_extender(
+            prometheus_url=history,
+            prometheus_refresh_s=1,
+            prometheus_stale_after_s=3,
+        )
+        apart.start_console()
+        cluster.settle()
+        cluster.until(lambda: apart.get("/v1/inputs") is not None, "the console answers")
+        cluster.until(lambda: chosen(apart) == two, "history decides")
+        cluster.kill("console")
+    cluster.until(lambda: chosen(apart) == one, "the agents' own samples decide")
+    cluster.nodes.sm_activity = {one: 0.8, two: 0.1}
+    cluster.nodes.report(cluster.names)
+    cluster.until(lambda: chosen(apart) == two, "so do their later samples")
+
+
+def chosen(apart: Apart) -> str:
+    """The node that the extender prefers; "" if it takes the pod on neither."""
+    asked = offer(pod("asking", "2Gi", namespace="e2e"), *apart.cluster.names)
+    url = f"http://127.0.0.1:{apart.verbs}"
+    try:
+        passed = httpx.post(f"{url}/filter", json=asked, trust_env=False).json()["NodeNames"]
+        ranked = httpx.post(f"{url}/prioritize", json=asked, trust_env=False).json()
+    except httpx.TransportError:
+        return ""
+    if set(passed or ()) != set(apart.cluster.names):
+        return ""
+    best = max(ranked, key=lambda each: each["Score"])
+    return str(best["Host"])
