@@ -63,7 +63,6 @@ PASSING = {
     "extender/sources/history.py": [
         *("Answer.ratios", "Answer.sampled_at_s", "Answer.warnings", "_Envelope.warnings"),
     ],
-    "extender/web/api/tables.py": ["Columns._widths"],
     "extender/web/api/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/web/wire.py": [
         *("FilterResult.failed_nodes", "PreemptResult.node_name_to_meta_victims"),

@@ -130,7 +130,7 @@ def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         try:
             port = 0
             for line in shown:
-                if match := re.search(r"curl -s 'http://127\.0\.0\.1:(\d+)/v1/nodes\?", line):
+                if match := re.search(r"headroom --server http://127\.0\.0\.1:(\d+) top gpu", line):
                     port = int(match[1])
                 if line.startswith("Ctrl-C"):
                     break

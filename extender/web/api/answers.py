@@ -1,12 +1,11 @@
-"""How views are answered: as JSON or as a table, whole or in pages, or not at all where the caller
-has them already.
+"""How views are answered: as JSON, whole or in pages, or not at all if the caller has the newest
+already.
 
 A view of the whole fleet takes a while, and kube-scheduler's calls must not wait for it. So it is
 made and sent piece by piece, by one thread at a time, which gives way to calls in between.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from enum import Enum
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Query
@@ -15,26 +14,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from extender.web.api.context import Context
-from extender.web.api.tables import Columns, Table, written
 
 JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 #: Sent at once, of a view that is made piece by piece.
 _CHUNK_BYTES = 1 << 16
 
 T = TypeVar("T")
-V = TypeVar("V", bound=BaseModel)
 
-
-class Form(Enum):
-    JSON = "json"
-    TABLE = "table"
-
-
-AskedForm = Annotated[
-    Form,
-    Query(alias="format", description="table: plain text in columns.", examples=["table"]),
-]
 Held = Annotated[
     str | None,
     Header(
@@ -42,10 +28,7 @@ Held = Annotated[
         description="The ETag of an answer that the caller has: 304 where it still holds.",
     ),
 ]
-#: Of views that come as a table too, and with an ETag: what /openapi.json says besides.
-TABLE_TOO: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
-}
+#: What /openapi.json says of views with an ETag.
 TAGGED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Nothing has changed but generatedAt and ages, which count on"}
 }
@@ -96,19 +79,12 @@ def encoded(body: BaseModel, tag: str | None = None) -> Response:
 
 def listed(
     context: Context,
-    form: Form,
     body: BaseModel,
     name: str,
-    views: Iterable[V],
-    table: Table[V],
+    views: Iterable[BaseModel],
     tag: str | None = None,
-    more: str | None = None,
 ) -> Response:
-    """The body, whose list of this name is empty, with these views in it; or these as a table, with
-    a last line where there are ``more`` to continue with."""
-    if form is Form.TABLE:
-        lines = table_chunks(context, views, table, more)
-        return StreamingResponse(on_threads(lines), media_type=TEXT, headers=_headers(tag))
+    """The body with these views in its list ``name``, which is empty."""
     chunks = json_chunks(context, body, name, views)
     return StreamingResponse(on_threads(chunks), media_type=JSON, headers=_headers(tag))
 
@@ -152,31 +128,6 @@ def json_chunks(
         yield b"".join(chunk)
         chunk, size = [], 0
     yield b"".join([*chunk, b"]", after.encode()])
-
-
-def table_chunks(
-    context: Context, views: Iterable[V], table: Table[V], more: str | None
-) -> Iterator[bytes]:
-    """The views in columns, which are as wide as the widest of all fields in them."""
-    rows: list[Sequence[str]] = [table.headers]
-    columns = Columns(table.headers)
-    with context.computes:
-        for view in views:
-            for fields in table.rows(view):
-                rows.append(tuple(map(written, fields)))
-                columns.fit(rows[-1])
-            context.calls.give_way()
-    chunk, size = list[str](), 0
-    for row in rows:
-        chunk.append(columns.line(row))
-        size += len(chunk[-1])
-        if size > _CHUNK_BYTES:
-            yield "".join(chunk).encode()
-            chunk, size = [], 0
-            context.calls.give_way()
-    if more:
-        chunk.append(f"# there are more: continue={more}\n")
-    yield "".join(chunk).encode()
 
 
 def _headers(tag: str | None) -> dict[str, str]:

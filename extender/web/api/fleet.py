@@ -15,17 +15,13 @@ from extender.cluster.sums import RunningSums
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.web.api.answers import (
-    TABLE_TOO,
     TAGGED,
-    AskedForm,
-    Form,
     Held,
     holds,
     listed,
     unchanged,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Table, gib
 from extender.web.bodies import Body, ReasonView, reason_view, stamp
 
 
@@ -60,8 +56,8 @@ def router(context: Context) -> APIRouter:
     running = RunningSums(_by_model, context.calls.give_way)
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
-    @routes.get("/v1/fleet", response_model=FleetBody, responses=TABLE_TOO | TAGGED)
-    def fleet(snap: Newest, form: AskedForm = Form.JSON, held: Held = None) -> Response:
+    @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
+    def fleet(snap: Newest, held: Held = None) -> Response:
         """What all devices have, model by model, and how many nodes take nothing."""
         tag = context.tag(snap)
         if holds(held, tag):
@@ -83,7 +79,7 @@ def router(context: Context) -> APIRouter:
             models=[],
             overcommitted_bytes=context.overcommitted_bytes(),
         )
-        return listed(context, form, body, "models", models, _TABLE, tag)
+        return listed(context, body, "models", models, tag)
 
     return routes
 
@@ -144,33 +140,3 @@ def _closed(snap: Snapshot, now_s: float) -> tuple[Counter[Reason], list[int]]:
     if stale:
         closed[Reason.STALE_REPORT] += len(stale)
     return closed, stale
-
-
-_TABLE: Table[ModelView] = Table(
-    (
-        "MODEL",
-        "DEVICES",
-        "ALLOCATABLE(GiB)",
-        "PROMISED(GiB)",
-        "UNOWNED(GiB)",
-        "USED(GiB)",
-        "HEADROOM(GiB)",
-        "REPLICAS-FREE",
-        "FENCED",
-        "OVERCOMMITTED",
-    ),
-    lambda each: [
-        (
-            each.model,
-            each.devices,
-            gib(each.allocatable_bytes),
-            gib(each.promised_bytes),
-            gib(each.unowned_bytes),
-            gib(each.used_bytes),
-            gib(each.headroom_bytes),
-            each.replicas_free,
-            each.fenced,
-            each.overcommitted,
-        )
-    ],
-)
