@@ -338,7 +338,7 @@ def start(world: World, ledger: Any) -> None:
     assert extender.preempting is not None
     extender.preempting.start(each, extender.idle)
     extender.reloading.start(each)
-    Mirroring(extender.cluster, True, extender.unready, world.show).start(each)
+    Mirroring(extender.cluster, True, world.show).start(each, extender.unready)
     start_watching(each, world.console.watching, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 
