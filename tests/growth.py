@@ -199,7 +199,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Usual._offered": Fixed(256 * 100_000),
         "Usual._seen": Fixed(4_096 * 1_000),
     },
-    "extender/placement/occupancy.py": {"<module>._kept": Fixed(4_096 * 500)},
     "extender/placement/table.py": {
         "Table._columns_shown": Per("device", 2_000),
         "Table._nodes": Per("node", 100),
