@@ -18,6 +18,7 @@ from extender.demo.referee import Verdict
 from extender.demo.server import Server
 from extender.demo.table import summary
 from extender.demo.wire import ServerFailed
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "150", "--seeds", "2"]
@@ -175,7 +176,4 @@ def test_a_killed_demo_takes_its_server_along(staying: tuple[subprocess.Popen[by
     demo, port = staying
     demo.kill()
     demo.wait()
-    until_s = time.monotonic() + 10
-    while answers(port) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    assert not answers(port)
+    until(lambda: not answers(port), "the server is gone", 10.0)
