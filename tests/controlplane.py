@@ -10,7 +10,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from kubernetes.client import Configuration
 
 from tests.certificates import Authority
 from tests.processes import Processes, free_ports
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 ADMIN_TOKEN = "admin-of-the-tests"
@@ -288,16 +288,15 @@ class ControlPlane(Processes):
     def install_crd(self) -> None:
         """Create the CRD and wait until its objects are served."""
         self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd_manifest())
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
+
+        def served() -> bool:
             try:
                 self.call("GET", "/apis/headroom.gpu/v1alpha1/gpunodes")
             except ApiRefused:
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
+                return False
+            return True
+
+        until(served, "GPUNodes are served", START_TIMEOUT_S, 0.05)
 
     def compact(self) -> int:
         """Forget etcd's history up to now; the revision it was compacted at."""
@@ -312,14 +311,12 @@ class ControlPlane(Processes):
         return revision
 
     def _wait_ready(self, patience_s: float) -> None:
-        deadline_s = time.monotonic() + patience_s
-        while True:
+        def is_ready() -> bool:
             self.raise_if_ended()
-            if self.ca_file.exists() and self._ready():
-                return
-            if time.monotonic() > deadline_s:
-                raise RuntimeError(f"not ready:\n{self.log('kube-apiserver')[-4000:]}")
-            time.sleep(0.05)
+            return self.ca_file.exists() and self._ready()
+
+        said = lambda: self.log("kube-apiserver")[-4000:]  # noqa: E731
+        until(is_ready, "kube-apiserver is ready", patience_s, 0.05, said)
 
     def _ready(self) -> bool:
         """Whether it is ready and knows what its admin may do."""

@@ -148,13 +148,13 @@ def _stay(console: Console, server: Server, fleet: Fleet, last: Result) -> None:
     debug = server.debug_url
     shared = next((g.names[0] for g in fleet.groups if g.shared), fleet.groups[0].names[0])
     console.print(f"The server of the last seed is still up. Open [bold]{debug}/[/] or type:")
-    for path in (
-        "/v1/nodes?format=table",
-        "/v1/decisions?format=table",
-        f"/v1/nodes/{shared}",
-        *(f"/v1/explain/pods/{NAMESPACE}/{pod.name}" for pod in last.waiting[:1]),
+    for command in (
+        f"headroom --server {debug} top gpu",
+        f"headroom --server {debug} decisions",
+        f"curl -s '{debug}/v1/nodes/{shared}'",
+        *(f"headroom --server {debug} why {NAMESPACE}/{pod.name}" for pod in last.waiting[:1]),
     ):
-        console.print(f"  curl -s '{debug}{path}'", style="cyan", soft_wrap=True)
+        console.print(f"  {command}", style="cyan", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         console.print("Ctrl-C ends the demo and its server.")
         signal.pause()

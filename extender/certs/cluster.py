@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from extender.certs.pki import Usage, ends_at
+from extender.certs.pki import Pair, Usage, ends_at
 from extender.certs.plan import (
-    Authority,
     Terms,
     Wanted,
     authority_of,
@@ -83,45 +82,41 @@ class Certificates:
         self._terms = terms
         self._say = say
 
-    def run(self, now: datetime, renew_authorities: bool = False) -> None:
+    def run(self, now: datetime) -> None:
         """Raises ``BadSettings`` where a Secret is another's, ``StoreConflict`` where somebody else
         kept writing, and ``kubeapi.ApiError``."""
         for _ in range(ATTEMPTS - 1):
             try:
-                return self._run(now, renew_authorities)
+                return self._run(now)
             except StoreConflict:
                 continue
-        return self._run(now, renew_authorities)
+        return self._run(now)
 
-    def _run(self, now: datetime, renew: bool) -> None:
+    def _run(self, now: datetime) -> None:
         kept = self._read(AUTHORITIES)
         leaves = {each.secret: self._read(each.secret) for each in self._wanted}
-        authorities: dict[str, Authority] = {}
-        data: dict[str, bytes | None] = {}
-        told: list[str] = []
+        authorities: dict[str, Pair] = {}
+        data: dict[str, bytes] = {}
+        made: list[str] = []
         for each in self._wanted:
             before = authority_of(each.purpose, kept.data) if kept else None
-            leaf = leaves[each.secret]
-            signed = usable(leaf.data.get("tls.crt"), leaf.data.get("tls.key")) if leaf else None
-            after = next_authority(before, signed, each.purpose, now, self._terms, renew)
-            authorities[each.purpose] = after
-            data |= data_of(each.purpose, after)
-            if after != before:
-                told.append(_step(each.purpose, before, after))
-        if told:
+            authority = next_authority(before, each.purpose, now, self._terms)
+            authorities[each.purpose] = authority
+            data |= data_of(each.purpose, authority)
+            if authority != before:
+                made.append(each.purpose)
+        if made:
             self._write(AUTHORITIES, "Opaque", data, kept)
-        for line in told:
-            self._say(line)
-        self._trust_in_webhooks(authorities["serving"].bundle(now))
+        for purpose in made:
+            self._say(f"{purpose} CA: made, as there was none that can be used")
+        self._trust_in_webhooks(authorities["serving"].cert)
         for each in self._wanted:
             self._leaf(each, authorities[each.purpose], leaves[each.secret], now)
 
-    def _leaf(
-        self, each: Wanted, authority: Authority, there: _Secret | None, now: datetime
-    ) -> None:
+    def _leaf(self, each: Wanted, authority: Pair, there: _Secret | None, now: datetime) -> None:
         found = usable(there.data.get("tls.crt"), there.data.get("tls.key")) if there else None
         leaf, why = next_leaf(found, authority, each, now, self._terms)
-        data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.bundle(now)}
+        data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
         if there is not None and data == {key: there.data.get(key) for key in data}:
             return
         self._write(each.secret, "kubernetes.io/tls", data, there)
@@ -149,17 +144,14 @@ class Certificates:
         return _Secret(data, metadata["resourceVersion"])
 
     def _write(
-        self, name: str, kind: str, data: Mapping[str, bytes | None], there: _Secret | None
+        self, name: str, kind: str, data: Mapping[str, bytes], there: _Secret | None
     ) -> None:
-        encoded = {
-            key: None if value is None else base64.b64encode(value).decode()
-            for key, value in data.items()
-        }
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if there is None:
             body = {
                 "metadata": {"name": name, "labels": _LABELS},
                 "type": kind,
-                "data": {key: text for key, text in encoded.items() if text is not None},
+                "data": encoded,
             }
             self._swap("POST", self._secrets, body, "application/json")
             return
@@ -197,13 +189,3 @@ class Certificates:
             if err.status in (404, 409):
                 raise StoreConflict(str(err)) from err
             raise
-
-
-def _step(purpose: str, before: Authority | None, after: Authority) -> str:
-    if before is None or (after.old is None and after.current != before.current):
-        return f"{purpose} CA: made, as there was none that can be used"
-    if after.current != before.current:
-        return f"{purpose} CA: the next one signs from now on; the old one is trusted still"
-    if after.coming is not None:
-        return f"{purpose} CA: the next one was made, and is trusted from now on"
-    return f"{purpose} CA: the old one is trusted no more"

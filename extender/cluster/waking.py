@@ -26,6 +26,7 @@ import numpy as np
 from contract.annotations import MAX_SM, RETRY
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.bounded import Bounded
 from extender.cluster.eligible import eligible, sites
 from extender.cluster.freshness import NEVER_S
 from extender.cluster.nominations import yields
@@ -222,13 +223,14 @@ class _Kinds:
     """Numbers that are the same for requests of one kind, and never for two kinds."""
 
     def __init__(self) -> None:
-        self._number_of: dict[Kind, int] = {}
+        self._number_of: Bounded[Kind, int] = Bounded(MOST_KINDS)
         self._numbers = itertools.count(1)
 
     def number(self, kind: Kind) -> int:
-        if len(self._number_of) > MOST_KINDS:
-            self._number_of.clear()  # those numbered before share with nobody new
-        return self._number_of.setdefault(kind, next(self._numbers))
+        number = self._number_of.get(kind)
+        if number is None:  # also for a kind that was forgotten
+            number = self._number_of[kind] = next(self._numbers)
+        return number
 
 
 class _Look:

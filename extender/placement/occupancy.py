@@ -7,6 +7,7 @@ found once, and kept until something else is told.
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
+from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter, eq
 from types import MappingProxyType
@@ -225,17 +226,17 @@ def _asked_bytes(rows: int, tenancies: Iterable[Tenancy]) -> tuple[int | None, .
 
 
 _NONE_DOUBLED: Mapping[str, int] = MappingProxyType({})
-#: What is the same on most nodes, and so is kept once for all of them.
-_kept: dict[Any, Any] = {}
-_MOST_KEPT = 4096
+
+
+@lru_cache(maxsize=4096)
+def _first(of: Any) -> Any:
+    return of
 
 
 def _once(of: T) -> T:
-    """An equal object, the same one each time."""
-    if len(_kept) > _MOST_KEPT:
-        _kept.clear()
-    kept: T = _kept.setdefault(of, of)
-    return kept
+    """Return the first of all equal objects: what most nodes have in common is kept once."""
+    first: T = _first(of)
+    return first
 
 
 def possibilities(

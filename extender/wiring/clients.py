@@ -13,6 +13,7 @@ import structlog
 
 from extender.errors import BadSettings
 from extender.kubeapi import ApiError, ApiStatus, KubeApi
+from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
@@ -56,26 +57,37 @@ def client_ca(api: KubeApi) -> str:
     return published[KEY]
 
 
-async def keep_client_ca(api: KubeApi, know: Callable[[str | None], None]) -> None:
-    """Tell it, and each change of it, for ever; what cannot be had is logged once."""
-    said, ca = "", None
-    while True:
+class ClientCa:
+    """``know`` gets the CA of each round, or None; what cannot be had is logged once."""
+
+    def __init__(self, api: KubeApi, know: Callable[[str | None], None]) -> None:
+        self._api = api
+        self._know = know
+        self._said = ""
+        self._ca: str | None = None
+        self._again = asyncio.Event()
+
+    def start(self, loops: Loops) -> None:
+        loops.start("client-ca", self.once, REFRESH_S, self._again, RETRY_S)
+
+    async def once(self) -> None:
         trouble = ""
         try:
-            ca = await asyncio.to_thread(client_ca, api)
+            self._ca = await asyncio.to_thread(client_ca, self._api)
         except ClientCaUnknown as err:
-            trouble, ca = str(err), None
+            trouble, self._ca = str(err), None
         except ApiError as err:
             trouble = str(err)
         try:
-            know(ca)
+            self._know(self._ca)
         except BadSettings as err:
             trouble = trouble or str(err)
-        if trouble and trouble != said and ca is None:
+        if trouble:
+            self._again.set()
+        if trouble and trouble != self._said and self._ca is None:
             log.warning("client_ca_unknown", message=trouble, hint="tokens are taken as ever")
-        elif trouble and trouble != said:
+        elif trouble and trouble != self._said:
             log.warning("client_ca_not_renewed", message=trouble, hint="the last one stays")
-        if said and not trouble:
+        if self._said and not trouble:
             log.info("client_ca_known")
-        said = trouble
-        await asyncio.sleep(RETRY_S if trouble else REFRESH_S)
+        self._said = trouble

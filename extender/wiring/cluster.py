@@ -32,7 +32,7 @@ from extender.sources.reflector import DEFAULT_PACE, Pace
 from extender.telemetry import ViewTelemetry
 from extender.tls import ServerTls
 from extender.web.auth import Guard
-from extender.wiring.clients import keep_client_ca
+from extender.wiring.clients import ClientCa
 from extender.wiring.clusterview import ClusterView
 from extender.wiring.console import Console
 from extender.wiring.history import history_brought
@@ -105,8 +105,7 @@ class Cluster:
         view.observed.health = lambda: sources.health
         sources.start()
         if for_people and self.guard is not None and self.debug_tls is not None:
-            know = self.debug_tls.know
-            view.loops.keep("client-ca", lambda: keep_client_ca(self.reviews, know))
+            ClientCa(self.reviews, self.debug_tls.know).start(view.loops)
         try:
             async with history_brought(settings, view):
                 yield
@@ -160,12 +159,10 @@ async def _serve_extender(
     try:
         async with cluster.followed_by(extender, with_console):
             extender.retrying.start(extender.loops, ledger)
-            Mirroring(
-                extender.cluster,
-                settings.mirror_vram,
-                extender.unready,
-                KubeNodes(cluster.api).show,
-            ).start(extender.loops)
+            show = KubeNodes(cluster.api).show
+            Mirroring(extender.cluster, settings.mirror_vram, show).start(
+                extender.loops, extender.unready
+            )
             await serve(extender, ledger, verbs, second, announce, cluster.debug_tls, console)
     finally:
         await loop_api.close()

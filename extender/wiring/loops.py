@@ -40,14 +40,20 @@ class Loops:
     def start(
         self,
         name: str,
-        once: Callable[[], Awaitable[None]],
+        once: Callable[[], Awaitable[object]],
         every_s: float,
         wanted: asyncio.Event | None = None,
         least_s: float = 0.0,
+        unready: Callable[[], str] = str,
     ) -> None:
         """Runs ``once`` now, ``every_s`` seconds after each round, and ``least_s`` after it if
-        ``wanted`` is set."""
-        task = asyncio.create_task(self._run(name, once, every_s, wanted, least_s), name=name)
+        ``wanted`` is set; skips rounds while ``unready`` returns a reason."""
+
+        async def ready() -> None:
+            if not unready():
+                await once()
+
+        task = asyncio.create_task(self._run(name, ready, every_s, wanted, least_s), name=name)
         self._tasks.add(task)
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:

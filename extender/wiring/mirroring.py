@@ -26,23 +26,18 @@ Show = Callable[[str, int | None], None]
 
 
 class Mirroring:
-    """``show`` writes, and blocks; ``unready`` says why nothing is known yet."""
+    """``show`` writes, and blocks."""
 
-    def __init__(
-        self, cluster: ClusterState, wanted: bool, unready: Callable[[], str], show: Show
-    ) -> None:
+    def __init__(self, cluster: ClusterState, wanted: bool, show: Show) -> None:
         self._cluster = cluster
         self._wanted = wanted
-        self._unready = unready
         self._show = show
         self._said = ""
 
-    def start(self, loops: Loops) -> None:
-        loops.start("mirror", self.once, EVERY_S)
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        loops.start("mirror", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
-        if self._unready():
-            return
         due = list(islice(to_show(self._cluster, self._wanted), AT_MOST))
         if due:
             trouble = await asyncio.to_thread(self._write, due)

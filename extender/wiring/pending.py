@@ -34,11 +34,7 @@ class PendingPods:
         self.pending = Pending()
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
-        async def look() -> None:
-            if not unready():
-                await self.once()
-
-        loops.start("waiting", look, EVERY_S)
+        loops.start("waiting", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> list[tuple[Pod, Decision]]:
         """Count them, and return those that were rejected by a decision that is known."""

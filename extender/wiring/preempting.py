@@ -70,11 +70,7 @@ class Preempting:
         self._told: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
-        async def look() -> None:
-            if not unready():
-                await self.once()
-
-        loops.start("preemption", look, EVERY_S)
+        loops.start("preemption", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
         await self._tell()

@@ -71,11 +71,7 @@ class Telling:
         self._per_round = per_round if self._post is not None else 0
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
-        async def look() -> None:
-            if not unready():
-                await self.once(self._monotonic_s())
-
-        loops.start("waiting", look, EVERY_S)
+        loops.start("waiting", lambda: self.once(self._monotonic_s()), EVERY_S, unready=unready)
 
     async def once(self, now_s: float) -> None:
         """One round: see who waits, and tell those whose turn it is."""

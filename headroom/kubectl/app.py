@@ -47,6 +47,7 @@ class What(Enum):
     NODE = "node"
     GPU = "gpu"
     POD = "pod"
+    MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ def _options(
 
 Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Of the pod.")]
 AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Of every namespace.")]
+Limit = Annotated[int | None, typer.Option(min=1, max=100_000, help="Maximum number of lines.")]
+Since = Annotated[
+    str | None, typer.Option(help="A time: 2026-01-31T12:00:00Z; or so long ago: 10m.")
+]
 Format = Annotated[Output | None, typer.Option("-o", "--output", help="Else a table.")]
 
 
@@ -126,11 +131,27 @@ def top(
     search: Annotated[
         str | None, typer.Option(help="Only nodes with this in a name, model, pod or reason.")
     ] = None,
+    troubled: Annotated[
+        bool, typer.Option(help="Only nodes that take nothing, or with a device in trouble.")
+    ] = False,
+    fullest: Annotated[bool, typer.Option(help="The fullest nodes first; else by name.")] = False,
     output: Format = None,
 ) -> None:
-    """Memory that is promised, used and left: by node, GPU or pod."""
+    """Memory that is promised, used and left: by node, GPU, pod or GPU model."""
     options: _Options = context.obj
-    body = options.api().get("nodes", search=search)
+    if what is What.MODEL:
+        if search or troubled or fullest:
+            raise Trouble(
+                "--search, --troubled and --fullest select nodes: leave them out for top model", 2
+            )
+        body = options.api().get("fleet")
+        _show(body, tables.models(body), output)
+        if output in (None, Output.WIDE):
+            for each in body["closed"]:
+                print(f"  {tables.nodes_of(each['nodes'])}: {each['message']}")  # noqa: T201
+        return
+    order = "fullest" if fullest else None
+    body = options.api().get("nodes", search=search, troubled=troubled or None, order=order)
     wide = output is Output.WIDE
     match what:
         case What.NODE:
@@ -154,6 +175,33 @@ def why(
     body = options.api().get("explain", "pods", *_pod(options, pod, namespace))
     if not _dumped(body, output):
         print("\n".join(told(body, output is Output.WIDE)))  # noqa: T201
+
+
+@app.command()
+def pending(context: typer.Context, limit: Limit = None, output: Format = None) -> None:
+    """The pods that wait for a GPU, each with what it lacks."""
+    options: _Options = context.obj
+    body = options.api().get("pending", limit=limit)
+    _show(body, tables.pending(body), output)
+    _say_if_more(body)
+
+
+@app.command()
+def decisions(
+    context: typer.Context,
+    pod: Annotated[str | None, typer.Option(help="Only of this one: namespace/name.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Only where this node won or was bound to.")
+    ] = None,
+    since: Since = None,
+    limit: Limit = None,
+    output: Format = None,
+) -> None:
+    """What was decided about pods, the newest first."""
+    options: _Options = context.obj
+    body = options.api().get("decisions", pod=pod, node=node, since=since, limit=limit)
+    _show(body, tables.decisions(body, wide=output is Output.WIDE), output)
+    _say_if_more(body)
 
 
 @app.command()
@@ -202,20 +250,20 @@ def capacity(
     tolerate: Annotated[
         str | None, typer.Option(help="Keys of taints that the pods tolerate: a,b.")
     ] = None,
+    by_node: Annotated[bool, typer.Option("--by-node", help="A line for each node.")] = False,
     output: Format = None,
 ) -> None:
     """How many such pods fit now, and whether the fleet is full or fragmented."""
     options: _Options = context.obj
-    body = options.api().get(
-        "capacity", vram=vram, count=gpus, resource=resource, tolerate=tolerate
-    )
+    asked = {"resource": resource, "tolerate": tolerate, "by_node": by_node or None}
+    body = options.api().get("capacity", vram=vram, count=gpus, **asked)
     if _dumped(body, output):
         return
     print(body["message"])  # noqa: T201
     for each in (*body["reasons"], *body["ineligible"]):
         print(f"  {tables.nodes_of(each['nodes'])}: {each['message']}")  # noqa: T201
     _print_unchecked(body)
-    _show(body, tables.classes(body), None)
+    _show(body, tables.capacity_by_node(body) if by_node else tables.classes(body), None)
 
 
 def _print_unchecked(body: Mapping[str, Any]) -> None:
@@ -259,16 +307,14 @@ def whatif(
 def log(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, until Ctrl-C.")] = False,
-    since: Annotated[
-        str | None, typer.Option(help="A time: 2026-01-31T12:00:00Z; or so long ago: 10m.")
-    ] = None,
+    since: Since = None,
     output: Format = None,
 ) -> None:
     """What changed: promises, decisions, reports, devices, missed predictions."""
     options: _Options = context.obj
     if not follow:
         body = options.api().get("events", follow=False, since=since)
-        _show(body, tables.happenings(body), output)
+        _show(body, tables.happenings(body, wide=output is Output.WIDE), output)
         return
     try:
         for line in options.api().lines("events", since=since):
@@ -324,6 +370,11 @@ def _namespace(options: _Options, given: str | None, every: bool) -> str | None:
     if every:
         return None
     return given or default_namespace(options.kubeconfig, options.context)
+
+
+def _say_if_more(body: Mapping[str, Any]) -> None:
+    if body["continue"]:
+        print("there are more: raise --limit", file=sys.stderr)  # noqa: T201
 
 
 def _dumped(body: Any, output: Output | None) -> bool:

@@ -35,7 +35,7 @@ def nodes(body: Body, wide: bool = False) -> Table:
         states = ["overcommitted"] if over else []
         # Absent in what an older replica answers.
         states += ["cordoned"] if node.get("cordoned") else []
-        states += [node["message"]] if node["message"] else []
+        states += [_reason_of(node)] if node["message"] else []
         state = "; ".join(states) or "ok"
         if states:
             bad.add(len(rows))
@@ -70,7 +70,8 @@ def devices(body: Body, wide: bool = False) -> Table:
     for node in body["nodes"]:
         for device in node["devices"]:
             over = "overcommitted" if device["headroom_bytes"] < 0 else ""
-            state = device["fenced_detail"] or device["fenced"] or over or "ok"
+            fenced = device["fenced_detail"] or device["fenced"]
+            state = "; ".join(filter(None, (_reason_of(node), fenced or over))) or "ok"
             if state != "ok":
                 bad.add(len(rows))
             rows.append(
@@ -160,6 +161,96 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
     return Table(columns, rows, frozenset(bad))
 
 
+def models(body: Body) -> Table:
+    """The devices of each model together, from /v1/fleet."""
+    columns = (
+        *("MODEL", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
+        *("FREE REPLICAS", "FENCED", "OVERCOMMITTED"),
+    )
+    sums = ("allocatable", "promised", "unowned", "used", "headroom")
+    counts = ("replicas_free", "fenced", "overcommitted")
+    rows: list[Row] = []
+    bad = set[int]()
+    for model in body["models"]:
+        if model["fenced"] or model["overcommitted"]:
+            bad.add(len(rows))
+        rows.append(
+            (
+                *(model["model"], str(model["devices"])),
+                *(signed(model[f"{name}_bytes"]) for name in sums),
+                *(str(model[name]) for name in counts),
+            )
+        )
+    return Table(columns, rows, frozenset(bad))
+
+
+def pending(body: Body) -> Table:
+    """Pods that wait for a GPU, and what each lacks on the node that comes nearest."""
+    columns = ("NAMESPACE", "POD", "SINCE", "ASKS FOR", "FITS", "NEAREST", "SHORT", "STATE")
+    rows: list[Row] = [
+        (
+            *(pod["namespace"], pod["name"], pod["since"] or "-"),
+            ", ".join(
+                f"{ask['count']} x {ask['amount']} {ask['resource']}" for ask in pod["request"]
+            )
+            or "-",
+            *(
+                str(pod["fits"]),
+                pod["nearest"] or "-",
+                _bytes([pod["short_bytes"]]),
+                pod["message"],
+            ),
+        )
+        for pod in body["pods"]
+    ]
+    return Table(columns, rows)
+
+
+def decisions(body: Body, wide: bool = False) -> Table:
+    """Attempts to place a pod, the newest first; ``wide`` adds their ids and how long each call
+    took."""
+    columns: tuple[str, ...] = (
+        *("AT", "NAMESPACE", "POD", "OFFERED", "FITS", "NODE", "BIND", "STATE"),
+    )
+    if wide:
+        columns = (*columns, "DECISION", "FILTER", "PRIORITIZE", "BIND TOOK")
+    rows: list[Row] = []
+    bad = set[int]()
+    for each in body["decisions"]:
+        filtered, bound = each["filter"], each["bind"]
+        if bound and bound["outcome"] != "bound":
+            bad.add(len(rows))
+        reasons = filtered["reasons"] if filtered else ()
+        why = "; ".join(f"{nodes_of(reason['nodes'])}: {reason['message']}" for reason in reasons)
+        rows.append(
+            (
+                *(_moment(each["at"]), each["namespace"], each["name"]),
+                *((str(filtered["offered"]), str(filtered["fits"])) if filtered else ("-", "-")),
+                *(each["node"] or "-", bound["outcome"] if bound else "-"),
+                (bound["message"] if bound else None) or why or "-",
+                *((each["decision_id"], *map(_took, _timed(each))) if wide else ()),
+            )
+        )
+    return Table(columns, rows, frozenset(bad))
+
+
+def capacity_by_node(body: Body) -> Table:
+    """How many pods fit on each node, and why no more do, from /v1/capacity."""
+    columns = (
+        *("NODE", "PODS THAT FIT", "HEADROOM", "STRANDED", "FREE REPLICAS"),
+        *("STRANDED REPLICAS", "STATE"),
+    )
+    rows: list[Row] = [
+        (
+            *(node["name"], str(node["pods"]) + ("" if node["counted"] else " or more")),
+            *(signed(node["headroom_bytes"]), signed(node["stranded_bytes"])),
+            *(str(node["replicas_free"]), str(node["replicas_stranded"]), node["message"] or "-"),
+        )
+        for node in body["nodes"]
+    ]
+    return Table(columns, rows)
+
+
 def classes(body: Body) -> Table:
     """Of /v1/capacity: what devices of each model have left for a pod."""
     columns = ("MODEL", "MEMORY", "GPUS", "NODES", "LARGEST THAT FITS")
@@ -198,20 +289,43 @@ def moves(body: Body) -> Table:
     return Table(columns, rows, frozenset(range(placed, len(rows))))
 
 
-def happenings(body: Body) -> Table:
-    columns = ("AT", "WHAT", "WHY", "POD", "NODE", "STATE")
-    return Table(columns, [happening(each) for each in body["events"]])
+def happenings(body: Body, wide: bool = False) -> Table:
+    """``wide`` adds the device, also if there is a message."""
+    columns: tuple[str, ...] = ("AT", "WHAT", "WHY", "POD", "NODE", "STATE")
+    if wide:
+        columns = (*columns, "DEVICE")
+    events = body["events"]
+    rows = [(*happening(each), *((each["device"] or "-",) if wide else ())) for each in events]
+    return Table(columns, rows)
 
 
 def happening(event: Body) -> Row:
     return (
-        event["at"].replace("T", " ")[:19],
+        _moment(event["at"]),
         event["kind"],
         event["cause"] or "-",
         f"{event['namespace']}/{event['name']}" if event["name"] else "-",
         event["node"] or "-",
         event["message"] or event["device"] or "",
     )
+
+
+def _moment(at: str) -> str:
+    return at.replace("T", " ")[:19]
+
+
+def _timed(decision: Body) -> Iterable[Body | None]:
+    return (decision["filter"], decision["prioritize"], decision["bind"])
+
+
+def _took(phase: Body | None) -> str:
+    return f"{phase['took_ms']:.1f} ms" if phase else "-"
+
+
+def _reason_of(node: Body) -> str:
+    """Why the node takes no pods; empty if it does."""
+    message, detail = node["message"] or "", node["detail"] or ""
+    return f"{message} ({detail})" if message and detail else message
 
 
 def signed(count_bytes: int) -> str:

@@ -1,7 +1,6 @@
 """The keeper of a steered resource, where what it needs is in the way."""
 
 import errno
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from structlog.testing import capture_logs
 from agent.steering import keeper as keeping
 from agent.steering.keeper import Keeper, Seat, plugin_socket, restore
 from agent.steering.relay import PREFIX
+from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -27,9 +27,7 @@ def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
     )
     with capture_logs() as logs:
         keeper.start()
-        until_s = time.monotonic() + 30
-        while len(logs) < 2 and time.monotonic() < until_s:
-            time.sleep(0.05)
+        until(lambda: len(logs) >= 2, "it is tried twice")
         keeper.stop()
     assert [log["event"] for log in logs[:2]] == 2 * ["steering_broken"]
 

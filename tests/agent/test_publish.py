@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
 from tests.agent.test_nodeapi import NO_ANSWER
+from tests.waiting import until
 
 NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
@@ -432,12 +432,9 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
         text=True,
     )
     try:
-        end = time.monotonic() + 60
-        while not any(r[0] == "PATCH" for r in api.requests) and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: any(r[0] == "PATCH" for r in api.requests), "it reports")
         api.create("uid-1")  # an extender comes
-        while api.lease is None and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: api.lease is not None, "it has a lease")
         assert used(api) == 200
         assert api.lease is not None
         assert api.requests[0][2]["authorization"] == "Bearer t0ken"

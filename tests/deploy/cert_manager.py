@@ -28,6 +28,7 @@ from tests.controlplane import ControlPlane, built, free_ports
 from tests.deploy.installation import EXTENDER, SECRETS, token
 from tests.deploy.rendered import DEPLOY, NAMESPACE, named_images, objects, run
 from tests.gobin.build import MODULES
+from tests.waiting import until
 
 CONTROLLER, INJECTOR = "cert-manager-controller", "cert-manager-cainjector"
 CERTIFICATES = f"/apis/cert-manager.io/v1/namespaces/{NAMESPACE}/certificates"
@@ -61,19 +62,19 @@ def check(plane: ControlPlane) -> dict[str, Any]:
     text = rendered(plane.folder)
     left = [key for key in objects(text) if "headroom-certs" in key[2]]
     assert not left, f"of our own certificates there is still: {left}"
-    until(lambda: apply(plane, "headroom", text), "all of it is applied")
+    seconds(lambda: apply(plane, "headroom", text), "all of it is applied")
     start_cert_manager(plane)
-    found["signed_after_s"] = until(
+    found["signed_after_s"] = seconds(
         lambda: secret(plane, "headroom-tls") and secret(plane, "headroom-scheduler-client"),
         "both Secrets",
     )
-    found["injected_after_s"] = until(lambda: injected(plane), "the webhooks' caBundle")
+    found["injected_after_s"] = seconds(lambda: injected(plane), "the webhooks' caBundle")
 
     etc = plane.folder / "etc"
     mount(plane, etc)
     port = start_extender(plane, etc)
     client = etc / "client/tls.crt", etc / "client/tls.key"
-    until(lambda: bind(port, etc, client) == 200, "an answer to kube-scheduler's certificate")
+    seconds(lambda: bind(port, etc, client) == 200, "an answer to kube-scheduler's certificate")
     stranger = Authority(plane.folder, "stranger-ca").sign("stranger")
     found["bind"] = {
         "with kube-scheduler's certificate": bind(port, etc, client),
@@ -87,7 +88,7 @@ def check(plane: ControlPlane) -> dict[str, Any]:
     for name in ("headroom-tls", "headroom-scheduler-client"):
         renew(plane, name)
     mount(plane, etc)
-    found["shown_after_renewal_s"] = until(
+    found["shown_after_renewal_s"] = seconds(
         lambda: serial(port, etc) != before, "the renewed certificate, without a restart"
     )
     assert bind(port, etc, client) == 200
@@ -240,17 +241,11 @@ def renew(plane: ControlPlane, name: str) -> None:
     status = plane.call("GET", f"{CERTIFICATES}/{name}")["status"]
     status["conditions"] = [*status.get("conditions", []), condition]
     plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
-    until(lambda: secret(plane, name).get("tls.crt", before) != before, f"{name} is renewed")
+    seconds(lambda: secret(plane, name).get("tls.crt", before) != before, f"{name} is renewed")
 
 
-def until(true: Callable[[], object], what: str) -> float:
-    """How many seconds it took; raises ``TimeoutError``."""
-    began_s = time.monotonic()
-    while not true():
-        if time.monotonic() - began_s > PATIENCE_S:
-            raise TimeoutError(f"never came: {what}")
-        time.sleep(0.2)
-    return round(time.monotonic() - began_s, 1)
+def seconds(true: Callable[[], object], what: str) -> float:
+    return round(until(true, what, PATIENCE_S, every_s=0.2), 1)
 
 
 if __name__ == "__main__":

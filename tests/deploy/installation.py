@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from agent.nodeapi import NodeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
 WEBHOOK, CONSOLE = "headroom-webhook", "headroom-console"
@@ -243,11 +242,11 @@ class Installation:
         )
 
     def _wait(self, name: str, answers: Callable[[str], tuple[int, str]], path: str) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while (told := answers(path))[0] != 200:
-            log = self.plane.log(name)[-4000:]
-            assert time.monotonic() < deadline_s, f"{name} is not ready: {told}\n{log}"
-            time.sleep(0.05)
+        until(
+            lambda: answers(path)[0] == 200,
+            f"{name} is ready",
+            logs=lambda: f"{answers(path)}\n{self.plane.log(name)[-4000:]}",
+        )
 
     def _find_webhook(self, port: int) -> None:
         """No Service leads anywhere here; whom to trust is said by the certificates' Job."""

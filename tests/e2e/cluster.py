@@ -5,7 +5,6 @@ stay as they were.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from contract.gpunode import GPUNode, decode_gpunode
 from extender.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, free_ports
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
+from tests.waiting import until
 
 NAMESPACE = "e2e"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -240,12 +240,11 @@ class Cluster:
 
     def until(self, true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait for it; what each process said last is shown when it does not come."""
-        deadline_s = time.monotonic() + patience_s
-        while not true():
-            if time.monotonic() > deadline_s:
-                logs = "\n".join(f"--- {n}\n{self.plane.log(n)[-4000:]}" for n in self._started)
-                raise AssertionError(f"not within {patience_s:.0f} s: {what}\n{logs}")
-            time.sleep(0.1)
+
+        def logs() -> str:
+            return "\n".join(f"--- {n}\n{self.plane.log(n)[-4000:]}" for n in self._started)
+
+        until(true, what, patience_s, 0.1, logs)
 
     def _unless(self, status: int, method: str, path: str, body: Mapping[str, Any]) -> None:
         """One call, which may be answered with that status as well."""

@@ -15,6 +15,7 @@ from tests.controlplane import ControlPlane
 from tests.driver import GIB, Gpu
 from tests.e2e.cluster import PODS, Cluster, said
 from tests.e2e.nodes import RESOURCE
+from tests.judge import excess
 from tests.kubelet.node import Node, start
 
 GPU_BYTES = 24 * GIB
@@ -177,7 +178,7 @@ class RealCluster(Cluster):
             refused=refused,
             undecided=len(pods) - bound - refused,
             turned_away=sum(pod["status"].get("reason") == TURNED_AWAY for pod in pods),
-            overcommitted=sum(taken[gpu.uuid] > gpu.memory_bytes for gpu in gpus),
+            overcommitted=len(excess(taken.items(), {g.uuid: g.memory_bytes for g in gpus})),
             overdrawn=sum(
                 least < 0
                 for machine in self.machines.values()

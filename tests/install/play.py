@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from tests import waiting
 from tests.controlplane import CONTROLLERS, ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.commands import commands
 from tests.driver import GIB, Gpu, library_folder
@@ -103,14 +104,8 @@ class Machine(Node):
         self._show("nvidia-device-plugin")
 
 
-def until(done: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> float:
-    """How long it took; raises ``TimeoutError``."""
-    began_s = time.monotonic()
-    while not done():
-        if time.monotonic() - began_s > patience_s:
-            raise TimeoutError(f"never came: {what}")
-        time.sleep(0.1)
-    return time.monotonic() - began_s
+def until(done: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> float:
+    return waiting.until(done, what, within_s, every_s=0.1)
 
 
 class Play:
@@ -411,7 +406,7 @@ class Load(threading.Thread):
                     f"{name} bound",
                     60.0,
                 )
-            except TimeoutError:
+            except AssertionError:
                 pod = self._play.plane.call("GET", path)
                 self.failures.append(json.dumps(pod["status"]))
                 continue

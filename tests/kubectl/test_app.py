@@ -172,6 +172,48 @@ def test_capacity_counts_pods_that_fit_and_says_what_is_the_largest(server: Serv
     assert "much" in bad.stderr
 
 
+def test_capacity_has_a_line_for_each_node_if_asked(server: Server) -> None:
+    shown = run(server.debug, "capacity", "--vram", "20Gi", "--by-node").stdout
+    fitting = re.findall(r"^(\S+) +(\d+) +\S+ GiB", shown, re.MULTILINE)
+    assert dict(fitting) == {"shared-0000": "1", "shared-0001": "2", "whole": "1"}
+
+
+def test_top_adds_up_the_gpus_of_a_model(server: Server) -> None:
+    shown = run(server.debug, "top", "model")
+    header, l4, h100 = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
+    assert header[:4] == ["MODEL", "GPUS", "ALLOCATABLE", "PROMISED"]
+    assert h100[:4] == ["H100", "1", "80.0 GiB", "0.0 GiB"]
+    assert l4[:4] == ["L4", "4", "96.0 GiB", "14.0 GiB"]
+    refused = run(server.debug, "top", "model", "--fullest")
+    assert (refused.returncode, "leave them out" in refused.stderr) == (2, True)
+
+
+def test_top_sorts_and_selects_nodes(server: Server) -> None:
+    def names(*options: str) -> list[str]:
+        return [line.split()[0] for line in run(server.debug, "top", *options).stdout.splitlines()]
+
+    assert names("--search", "shared-0001")[1:] == ["shared-0001"]
+    assert names("--fullest")[1:][0] == "shared-0000"
+    assert names("--troubled") == []
+
+
+def test_pending_says_what_each_pod_lacks(server: Server) -> None:
+    shown = run(server.debug, "pending").stdout
+    waits = next(line for line in shown.splitlines() if " large " in line)
+    assert re.search(r"^team-a +large .* 1 x 90Gi nvidia.com/gpu +0 +whole +10.0 GiB ", waits)
+
+
+def test_decisions_are_listed_and_selected(server: Server) -> None:
+    shown = run(server.debug, "decisions", "--pod", "team-a/fits").stdout
+    assert re.search(r" team-a +fits .* shared-0000 +bound ", shown)
+    assert "large" not in shown
+    refused = run(server.debug, "decisions", "--pod", "team-a/large", "-o", "wide").stdout
+    assert re.search(r" 3 nodes: insufficient GPU memory .* uid-large\S* +[\d.]+ ms", refused)
+    one = run(server.debug, "decisions", "--limit", "1")
+    assert len(one.stdout.splitlines()) == 2
+    assert one.stderr == "there are more: raise --limit\n"
+
+
 def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> None:
     before = server.get("/v1/nodes").json()["nodes"]
     drained = run(server.debug, "whatif", "--drain", "shared-0000", "--pods", "1", "--vram", "70Gi")
@@ -354,7 +396,7 @@ def offered(*words: str) -> list[str]:
 def test_kubectl_is_told_what_may_come_next() -> None:
     assert {"top", "why", "doctor"} <= set(offered(""))
     assert offered("do") == ["doctor"]
-    assert offered("top", "") == ["node", "gpu", "pod"]
+    assert offered("top", "") == ["node", "gpu", "pod", "model"]
     assert offered("doctor", "--sch") == ["--scheduler-config"]
     assert offered("--context", "it's one", "cap") == ["capacity"]
     assert offered("who") == []

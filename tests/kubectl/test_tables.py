@@ -45,3 +45,17 @@ def test_wide_drift_names_every_device_and_what_turned_the_prediction() -> None:
     assert column(table, "MISSED BECAUSE") == ["a replica was released in between", "-"]
     assert column(table, "POD UID") == ["uid-p", "uid-p"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_a_gpu_says_why_its_node_takes_no_pods() -> None:
+    amounts = ("allocatable", "promised", "awaited", "strays", "unowned", "used", "headroom")
+    device = {
+        **{f"{name}_bytes": GIB for name in amounts},
+        **{"index": 0, "model": "L4", "sharing": "none", "holders": []},
+        **{"replicas_free": 1, "replicas_allocated": 0, "replicas_unhealthy": 0},
+        **{"sm_activity_ratio": None, "fenced": None, "fenced_detail": None},
+    }
+    node = {"name": "n", "message": "no report", "detail": "for 90 s", "devices": [device]}
+    table = tables.devices({"nodes": [node]})
+    assert column(table, "STATE") == ["no report (for 90 s)"]
+    assert table.bad == {0}

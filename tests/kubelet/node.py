@@ -27,6 +27,7 @@ from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.door import Door
 from tests.kubelet.runtime import Runtime
 from tests.processes import Processes, free_ports
+from tests.waiting import until
 
 podresources, podresources_services = grpc.protos_and_services("tests/kubelet/podresources.proto")
 
@@ -352,12 +353,11 @@ class Node(Processes):
         )
 
     def wait(self, done: Callable[[], object], what: str) -> None:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not done():
+        def runs() -> object:
             self.raise_if_ended()
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"never came: {what}\n{self.logs()}")
-            time.sleep(0.05)
+            return done()
+
+        until(runs, what, TIMEOUT_S, 0.05, self.logs)
 
     def _is_ready(self) -> bool:
         try:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -270,16 +269,15 @@ def test_reports_and_binds_wait_in_lines_of_their_own(
     plane: ControlPlane, flows: dict[str, str], token: str, schema: str, level: str
 ) -> None:
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=30.0)
-    deadline_s = time.monotonic() + 120
-    while True:  # until the API server goes by what it was told
+
+    def served() -> tuple[str | None, str | None]:
         headers = {"Authorization": f"Bearer {token}"}
         answer = http.request("PATCH", f"{plane.url}{GPUNODES}/x/status", headers=headers)
-        served = (
+        return (
             flows.get(answer.headers["X-Kubernetes-PF-FlowSchema-UID"]),
             flows.get(answer.headers["X-Kubernetes-PF-PriorityLevel-UID"]),
         )
-        if served == (schema, level):
-            break
-        assert time.monotonic() < deadline_s, served
-        time.sleep(0.1)
+
+    # The API server goes by what it was told after a while.
+    until(lambda: served() == (schema, level), "the flow", 120.0, 0.1, lambda: str(served()))
     http.clear()

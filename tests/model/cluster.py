@@ -32,6 +32,7 @@ from extender.ledger.embedded import AtOnce
 from extender.placement.placed import Placement
 from extender.placement.rules import Rules
 from tests.blocking import Ledger
+from tests.judge import excess
 from tests.model.explorer import Deed, Program
 from tests.model.world import World, WorldStore, changed
 
@@ -223,9 +224,9 @@ def _wrong(world: World, settled: bool = False) -> str:
         there = [*world.pods.values(), *world.ghosts.values()]
         sitting = [p for p in there if p.node == name and not p.ended]
         # Whom others bind may be more than there is room for: not overcommitted by us.
-        total = sum(asked_bytes(p) for p in sitting if _bound_by_us(p))
-        if total > MEMORY_BYTES:
-            return f"{name} is overcommitted: {total} of {MEMORY_BYTES} bytes"
+        ours = ((name, asked_bytes(p)) for p in sitting if _bound_by_us(p))
+        if over := excess(ours, {name: MEMORY_BYTES}):
+            return f"{name} is overcommitted: by {over[name]} bytes"
         if not node.spec.initialised:
             continue
         for one in sitting:

@@ -23,6 +23,7 @@ from extender.placement.table import build
 from tests.builders import FRESH_S, GIB, GPU, NOW_S, container, device, mig, pod, request, shared
 from tests.builders import terms as terms_of
 from tests.examples import examples
+from tests.judge import excess
 
 MIG = "nvidia.com/mig-1c.3g.20gb"
 OTHER_MIG = "nvidia.com/mig-2c.3g.20gb"
@@ -144,8 +145,8 @@ class Truth:
         return total
 
     def check(self) -> None:
-        for d in self.devices:
-            assert self.load(d.uuid) <= d.memory_bytes, f"{d.uuid} holds {self.load(d.uuid)}"
+        loads = ((d.uuid, self.load(d.uuid)) for d in self.devices)
+        assert excess(loads, {d.uuid: d.memory_bytes for d in self.devices}) == {}
 
     def report(self, rows: list[PodUse]) -> None:
         """Take a sample: what is held now is seen, and nothing else."""

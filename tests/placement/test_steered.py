@@ -48,6 +48,7 @@ from tests.builders import (
     weighed,
 )
 from tests.examples import examples
+from tests.judge import excess
 
 STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
 
@@ -251,11 +252,9 @@ class World:
         on_their_way = (self.promises[uid] for uid in self.bound)
         return any(not charge.choice for promise in on_their_way for charge in promise.charges)
 
-    def overcommitted(self) -> bool:
-        taken_gib = Counter[str]()
-        for replica, (_, gib) in self.held.items():
-            taken_gib[self.memory_of[replica[0]]] += gib
-        return any(gib > MEMORY_GIB for gib in taken_gib.values())
+    def excess_gib(self) -> dict[str, int]:
+        taken = ((self.memory_of[replica[0]], gib) for replica, (_, gib) in self.held.items())
+        return excess(taken, dict.fromkeys(self.memory_of.values(), MEMORY_GIB))
 
     def report(self, steered: bool) -> None:
         taken = Counter(replica[0] for replica in self.held)
@@ -355,8 +354,8 @@ def test_whatever_comes_in_between_nobody_is_refused_and_nothing_overcommitted(
                 uids = sorted({uid for uid, _ in world.held.values()})
                 gone = data.draw(st.sampled_from(uids), label="ended")
                 world.held = {r: h for r, h in world.held.items() if h[0] != gone}
-        assert not world.overcommitted()
+        assert world.excess_gib() == {}
     for uid in sorted(world.bound, key=lambda uid: data.draw(st.integers(), label=uid)):
         world.admit(uid, data)
-        assert not world.overcommitted()
+        assert world.excess_gib() == {}
     assert world.refusals == 0

@@ -104,7 +104,7 @@ class Pair:
     def compare(self) -> None:
         try:  # the kubelet lists pods for a moment longer, or not yet
             self.node.wait(lambda: self._really() == self._modelled(), "the same answers")
-        except TimeoutError:
+        except AssertionError:
             assert self._really() == self._modelled()
             raise
         written = self.model.devices.written

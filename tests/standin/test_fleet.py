@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.controlplane import ApiRefused, ControlPlane
 from tests.driver import GIB, Driver, Gpu
 from tests.kubelet.node import PODS, RESOURCE, gpu_container, gpu_pod
@@ -46,11 +46,11 @@ def phases(plane: ControlPlane, node: str) -> dict[str, str]:
 
 
 def until(true: Callable[[], object], fleet: Fleet) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while not true():
+    def works() -> object:
         assert fleet.failure is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+        return true()
+
+    waiting.until(works, "the fleet does it")
 
 
 def own(count: int) -> list[str]:

@@ -29,6 +29,7 @@ from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
 from tests.blocking import Ledger
 from tests.driver import GIB, Gpu
+from tests.judge import excess
 from tests.standin import devices as standin
 from tests.standin.devices import RESOURCE, Ids, Lots, Preferred
 from tests.standin.lots import first
@@ -181,9 +182,8 @@ class World:
     def excess_bytes(self, name: str) -> dict[str, int]:
         """Of each device that holds more than it has, how much too much."""
         node = self.nodes[name]
-        used = node.used_bytes()
         has = {gpu.uuid: gpu.memory_bytes - gpu.reserved_bytes for gpu in node.gpus}
-        return {uuid: used[uuid] - has[uuid] for uuid in has if used[uuid] > has[uuid]}
+        return excess(node.used_bytes().items(), has)
 
 
 def report(node: StandIn) -> GPUNodeStatus:

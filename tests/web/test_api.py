@@ -35,8 +35,8 @@ def fleet() -> Asked:
             "not 'x'; right is, for example, limit=100",
             id="no number",
         ),
-        pytest.param("GET", "/v1/drift?format=xml", 422, "query format: ", id="unknown word"),
-        pytest.param("GET", "/v1/nodes?limit=x&format=y", 422, "; query format: ", id="two slips"),
+        pytest.param("GET", "/v1/nodes?order=best", 422, "query order: ", id="unknown word"),
+        pytest.param("GET", "/v1/nodes?limit=x&order=y", 422, "; query order: ", id="two slips"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_form(
@@ -129,25 +129,6 @@ def test_another_process_has_other_tags(fleet: Asked) -> None:
     assert one.headers["etag"] != two.headers["etag"]
 
 
-def cells(text: str) -> list[list[str]]:
-    return [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-
-
-def test_a_table_says_what_the_body_says(fleet: Asked) -> None:
-    answer = fleet.get("/v1/nodes?format=table")
-    assert answer.headers["content-type"].startswith("text/plain")
-    head, *rows = cells(answer.text)
-    nodes = fleet.get("/v1/nodes").json()["nodes"]
-    told = [dict(zip(head, row, strict=True)) for row in rows]
-    assert [(line["NODE"], line["UUID"], line["HEADROOM(GiB)"]) for line in told] == [
-        (node["name"], device["uuid"], f"{device['headroom_bytes'] / GIB:.1f}")
-        for node in nodes
-        for device in node["devices"]
-    ]
-    starts = {line.index("GPU-") for line in answer.text.splitlines()[1:]}
-    assert len(starts) == 1, "columns are aligned"
-
-
 def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) -> None:
     seen, after = [], ""
     while after is not None:
@@ -163,8 +144,6 @@ def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) 
     # A page goes on after a name, also one that is not there any more.
     page = fleet.get("/v1/nodes?limit=2&continue=gpu-bb").json()
     assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
-    table = fleet.get("/v1/nodes?limit=2&format=table").text.splitlines()
-    assert table[-1] == "# there are more: continue=gpu-a"
 
 
 def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(

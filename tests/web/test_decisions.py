@@ -1,7 +1,5 @@
 """Decisions are found by pod, node and time, and put together from what each replica did."""
 
-import json
-
 import pytest
 
 from extender.journal import Journal
@@ -107,10 +105,3 @@ def test_what_other_extenders_did_is_put_together_with_our_own(asked: Asked) -> 
     assert asked.get("/v1/decisions/uid-8.1").json()["decision"]["name"] == "only"
     asked.followed = []
     assert "uid-8.1" not in ids(asked)
-
-
-def test_decisions_come_as_a_table(asked: Asked) -> None:
-    head, first, *_ = asked.get("/v1/decisions?format=table").text.splitlines()
-    assert "FILTER(ms)" in head
-    assert "uid-1.1" in first
-    assert json.dumps("bound")[1:-1] in first

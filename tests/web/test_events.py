@@ -103,7 +103,7 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(play())
 
 
-def test_what_is_remembered_comes_as_a_list_and_as_a_table() -> None:
+def test_what_is_remembered_comes_as_a_list() -> None:
     feed = open_feed()
     feed.tell("report_lost", node="a")
     feed.tell("device_fenced", node="a", device="GPU-1", message="Xid 79")
@@ -116,8 +116,6 @@ def test_what_is_remembered_comes_as_a_list_and_as_a_table() -> None:
     # Another replica's numbers say nothing here.
     others = {"Last-Event-ID": "another.1"}
     assert len(asked.get("/v1/events?follow=false", others).json()["events"]) == 2
-    table = asked.get("/v1/events?format=table").text.splitlines()
-    assert [line.split()[1] for line in table] == ["EVENT", "report_lost", "device_fenced"]
     assert asked.get("/v1/events?follow=false&since=2026-11-22T00:00:00Z").json()["events"] == []
 
 

@@ -18,9 +18,7 @@ def being_made() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/nodes", "/v1/nodes?format=table", "/v1/fleet", "/v1/snapshot", "/v1/pending"]
-)
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/fleet", "/v1/snapshot", "/v1/pending"])
 def test_it_is_freed_without_the_collector(path: str) -> None:
     asked = Asked()
     asked.add_node("a")

@@ -4,7 +4,6 @@ do their work. What has not come about in the end is told."""
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,11 +42,11 @@ from extender.wiring.reloading import Origin
 from extender.wiring.replica import Extender
 from extender.wiring.watching import start_watching
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
+from tests.waiting import until_then
 
 NODES = ("a", "b")
 SOURCES = [Source(name="checkpoint"), Source(name="proc")]
 #: For each step; nothing here takes a second.
-PATIENCE_S = 60.0
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
 
 
@@ -250,7 +249,7 @@ class World:
         self.report()
 
     async def changed(self, name: str, before: str | None) -> None:
-        await until(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
+        await until_then(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
 
     def refuse(self, name: str) -> str | None:
         """Writes why the pod waits; returns its annotation of wakes."""
@@ -276,14 +275,6 @@ class World:
 
 def refused(pod: Pod) -> bool:
     return bool(pod.status and pod.status.conditions)
-
-
-async def until(true: Callable[[], object], what: str) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > until_s:
-            raise TimeoutError(what)
-        await asyncio.sleep(0.002)
 
 
 def live() -> Told:
@@ -338,7 +329,7 @@ def start(world: World, ledger: Any) -> None:
     assert extender.preempting is not None
     extender.preempting.start(each, extender.idle)
     extender.reloading.start(each)
-    Mirroring(extender.cluster, True, extender.unready, world.show).start(each)
+    Mirroring(extender.cluster, True, world.show).start(each, extender.unready)
     start_watching(each, world.console.watching, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 
@@ -362,7 +353,7 @@ async def steps(world: World) -> None:
         held = map(store.read_gpunode, NODES)
         return all(node is not None and node.spec.initialised for node in held)
 
-    await until(initialised, "the nodes are initialised")
+    await until_then(initialised, "the nodes are initialised")
     for name in ("s0", "s1", "s2", "s3"):
         if name != "s0":
             world.create(name, 10)
@@ -371,8 +362,8 @@ async def steps(world: World) -> None:
     # Woken when others have ended.
     world.create("big", 20)
     waits = asyncio.create_task(world.schedule("big"))
-    await until(lambda: refused(world.pod("big")), "the big pod is refused")
-    await until(lambda: world.events, "an Event tells of the refused pod")
+    await until_then(lambda: refused(world.pod("big")), "the big pod is refused")
+    await until_then(lambda: world.events, "an Event tells of the refused pod")
     for name in ("s0", "s1", "s2", "s3"):
         world.delete(name)
     await waits
@@ -390,7 +381,7 @@ async def steps(world: World) -> None:
     free = next(node for node in NODES if node != world.pod("vip").node)
     store.admit(pod("4Gi", uid="uid-stray", name="stray", node=free, phase="Running"))
     world.report()
-    await until(lambda: "uid-stray" in world.reserved(), "a pod of another scheduler is charged")
+    await until_then(lambda: "uid-stray" in world.reserved(), "the stray pod is charged")
 
     # A GPUNode that is deleted is made anew.
     store.start_deleting(free)
@@ -400,7 +391,7 @@ async def steps(world: World) -> None:
         now = store.read_gpunode(free)
         return now is not None and now.spec.initialised and not now.metadata.deletion_timestamp
 
-    await until(made_anew, "a deleted GPUNode is let go, and made anew")
+    await until_then(made_anew, "a deleted GPUNode is let go, and made anew")
 
     # What somebody else takes leaves no room for pods at their gates.
     world.delete("stray")
@@ -413,24 +404,26 @@ async def steps(world: World) -> None:
     taker = pod("1Gi", uid="uid-taker", name="taker", node=where, phase="Running")
     store.admit(taker)
     world.report()
-    await until(lambda: store.read_pod("default", "leaves") is None, "the gated pod is evicted")
-    await until(lambda: "stays" in world.stuck, "the pod that stays is told why")
+    await until_then(
+        lambda: store.read_pod("default", "leaves") is None, "the gated pod is evicted"
+    )
+    await until_then(lambda: "stays" in world.stuck, "the pod that stays is told why")
     about = lambda name: any(each.about.name == name for each in world.events)  # noqa: E731
-    await until(lambda: about("taker"), "an Event tells of the pod of another scheduler")
+    await until_then(lambda: about("taker"), "an Event tells of the pod of another scheduler")
 
     # In mode observe refused pods are tried again, and nothing is promised.
     world.create("waits", 24)
     observed = asyncio.create_task(world.schedule("waits"))
-    await until(lambda: refused(world.pod("waits")), "the last pod is refused")
+    await until_then(lambda: refused(world.pod("waits")), "the last pod is refused")
     world.set_mode("observe")
-    await until(lambda: extender.observes, "the file of settings is read")
+    await until_then(lambda: extender.observes, "the file of settings is read")
     await observed
     world.set_mode("enforce")
-    await until(lambda: not extender.observes, "the file of settings is read again")
+    await until_then(lambda: not extender.observes, "the file of settings is read again")
 
     for name in ("vip", "stays", "taker", "waits"):
         world.delete(name)
-    await until(lambda: not world.reserved(), "no reservation is left")
+    await until_then(lambda: not world.reserved(), "no reservation is left")
 
     # Of a pod that was deleted by force, the report of the agent shows that it has left.
     world.create("lost", 1)
@@ -441,12 +434,12 @@ async def steps(world: World) -> None:
         world.report()
         return "uid-lost" not in world.reserved()
 
-    await until(has_left, "the reservation of a lost pod is given back")
+    await until_then(has_left, "the reservation of a lost pod is given back")
 
     world.create("last", 20)
     await world.schedule("last")
-    await until(lambda: world.mirrored == {*NODES}, "the memory of both nodes is shown on them")
-    await until(lambda: not extender.intake.is_behind, "all that was told is applied")
+    await until_then(lambda: world.mirrored == {*NODES}, "both nodes show their memory")
+    await until_then(lambda: not extender.intake.is_behind, "all that was told is applied")
     assert extender.stuck() == "", extender.stuck()
     ended = [task.get_name() for task in extender.loops._tasks if task.done()]
     assert not ended, f"these loops have ended: {ended}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -10,12 +10,7 @@ from structlog.testing import capture_logs
 
 from extender.errors import BadSettings
 from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
-from extender.wiring import clients
-from extender.wiring.clients import keep_client_ca
-
-
-class Ended(Exception):
-    """There is nothing more to answer."""
+from extender.wiring.clients import ClientCa
 
 
 class Server:
@@ -24,12 +19,20 @@ class Server:
 
     def call(self, method: str, path: str) -> bytes:
         assert (method, path.rpartition("/")[2]) == ("GET", "extension-apiserver-authentication")
-        if not self._answers:
-            raise Ended
         answer = self._answers.pop(0)
         if isinstance(answer, ApiError):
             raise answer
         return answer.encode()
+
+
+def rounds(answers: Sequence[str | ApiError], know: Callable[[str | None], None]) -> None:
+    kept = ClientCa(cast(KubeApi, Server(answers)), know)
+
+    async def all_rounds() -> None:
+        for _ in answers:
+            await kept.once()
+
+    asyncio.run(all_rounds())
 
 
 def published(ca: str) -> str:
@@ -51,10 +54,8 @@ def published(ca: str) -> str:
     ],
 )
 def test_what_is_known_after_each_answer(
-    answers: list[str | ApiError], known: list[str | None], monkeypatch: pytest.MonkeyPatch
+    answers: list[str | ApiError], known: list[str | None]
 ) -> None:
-    monkeypatch.setattr(clients, "REFRESH_S", 0)
-    monkeypatch.setattr(clients, "RETRY_S", 0)
     told: list[str | None] = []
 
     def know(ca: str | None) -> None:
@@ -62,20 +63,15 @@ def test_what_is_known_after_each_answer(
         if ca == "no PEM":
             raise BadSettings(ca)
 
-    with pytest.raises(Ended):
-        asyncio.run(keep_client_ca(cast(KubeApi, Server(answers)), know))
+    rounds(answers, know)
     assert told == known
 
 
-def test_only_a_ca_that_is_not_known_is_said_to_be_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(clients, "REFRESH_S", 0)
-    monkeypatch.setattr(clients, "RETRY_S", 0)
+def test_only_a_ca_that_is_not_known_is_said_to_be_unknown() -> None:
     lost, forbidden = NoAnswer("lost"), ApiStatus("GET", 403, "")
     answers = [lost, lost, published("a"), lost, lost, published("a"), forbidden]
-    with capture_logs() as logged, pytest.raises(Ended):
-        asyncio.run(keep_client_ca(cast(KubeApi, Server(answers)), lambda ca: None))
+    with capture_logs() as logged:
+        rounds(answers, lambda ca: None)
     assert [line["event"] for line in logged] == [
         "client_ca_unknown",
         "client_ca_known",

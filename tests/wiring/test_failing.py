@@ -20,7 +20,7 @@ from extender.wiring.replica import Extender
 from extender.wiring.retrying import Retrying
 from extender.wiring.tidying import Tidying
 from tests.builders import kube_node
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until_then
 
 
 class Bug(Exception):
@@ -39,12 +39,6 @@ def raises_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, nth: int)
 
     monkeypatch.setattr(where, name, once)
     return calls
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not true():  # noqa: ASYNC110 - of what is tested nothing tells
-            await asyncio.sleep(0.001)
 
 
 def seen(name: str) -> list[Event]:
@@ -88,9 +82,12 @@ def test_what_the_cluster_tells_is_known_in_the_end(
             extender.tell(seen(name))
             extender.deliver(seen(f"ours-{name}"))
             await asyncio.sleep(0)
-        await until(lambda: calls[0] >= nth)
+        await until_then(lambda: calls[0] >= nth, "the call that fails")
         everywhere = {*names, *(f"ours-{name}" for name in names)}
-        await until(lambda: {n.name for n in extender.cluster.settled().nodes} == everywhere)
+        await until_then(
+            lambda: {n.name for n in extender.cluster.settled().nodes} == everywhere,
+            "all nodes are known",
+        )
         await asyncio.wait_for(extender.intake.idle(), PATIENCE_S)
         assert failures(extender, "intake") == 1
         assert extender.stuck() == ""
@@ -124,7 +121,7 @@ def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
         extender.deliver([GPUNodeSeen(GPUNode(metadata=gone), 0.0)])
-        await until(lambda: {"initialise", "let_go"} <= ledger.called)
+        await until_then(lambda: {"initialise", "let_go"} <= ledger.called, "both are called")
         assert failures(extender, "nodes") == len(ledger.raised)
         extender.loops.stop()
 
@@ -142,7 +139,7 @@ def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
                 raise Bug
 
         loops.start("x", once, 0.01, wanted)
-        await until(lambda: rounds[0] >= 4)
+        await until_then(lambda: rounds[0] >= 4, "four rounds")
         loops.stop()
         return rounds[0], failed
 
@@ -164,7 +161,7 @@ def test_work_that_has_no_end_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> 
             await asyncio.Event().wait()
 
         loops.keep("y", work)
-        await until(lambda: len(failed) == 2)
+        await until_then(lambda: len(failed) == 2, "both fail")
         loops.stop()
         return failed
 
@@ -196,12 +193,12 @@ def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
         clock[0] = STUCK_AFTER_S + 1.0
         assert await health() == (503, "x has not progressed for 31 s\n")
         going.set()
-        await until(lambda: not going.is_set())
+        await until_then(lambda: not going.is_set(), "the round begins")
         assert await health() == (200, "ok\n")
         clock[0] += STUCK_AFTER_S + 1.0
         assert (await health())[0] == 503
         going.set()  # the round ends, and the loop waits for the next
-        await until(lambda: not loops.stuck())
+        await until_then(lambda: not loops.stuck(), "no loop is stuck")
         clock[0] += 2 * STUCK_AFTER_S
         assert await health() == (200, "ok\n")
         loops.stop()
@@ -239,7 +236,7 @@ def test_a_node_that_cannot_be_looked_into_keeps_no_other_waiting(
         extender.deliver(promised("quick"))
         extender.deliver([NodeSeen(kube_node("new"))])
         extender.deliver(seen("new-too")[1:])
-        await until(lambda: {"quick", "new"} <= ledger.done)
+        await until_then(lambda: {"quick", "new"} <= ledger.done, "the others are done")
         extender.loops.stop()
 
     asyncio.run(play())

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from extender.cluster.events import ActivitySeen, Event, GPUNodeSeen, NodeSeen
 from extender.placement.activity import HISTORY
@@ -13,7 +13,7 @@ from extender.wiring.replica import Extender
 from tests.agent.exporter import StandIn
 from tests.builders import gpunode, kube_node, shared
 from tests.sources.test_history import body
-from tests.waiting import PATIENCE_S
+from tests.waiting import until_then
 
 NODES = 100
 
@@ -42,14 +42,6 @@ def answer(ratios: dict[int, float]) -> str:
     ).decode()  # fmt: skip
 
 
-async def so(true: Callable[[], object]) -> None:
-    """Returns as soon as it is so; the loop goes on meanwhile."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.01)
-
-
 def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> None:
     async def play() -> None:
         with StandIn().serving() as server:
@@ -70,18 +62,21 @@ def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> Non
                 }
 
             async with history_brought(settings, extender):
-                await so(lambda: len(activities()) == NODES)
+                await until_then(lambda: len(activities()) == NODES, "all are known")
                 named = [len(part.nodes) for part in extender.parts if part.nodes]
                 assert (sum(named), max(named)) == (NODES, 8)
                 server.text = answer({i: 0.9 if i == 7 else 0.51 for i in range(NODES)})
-                await so(lambda: activities()["n7"] == 0.9)
+                await until_then(lambda: activities()["n7"] == 0.9, "the change is known")
                 assert activities()["n8"] == 0.5
                 since = [part.nodes for part in extender.parts if part.nodes][len(named) :]
                 assert since == [["n7"]]
                 server.status = 500
                 metrics = extender.telemetry.registry
                 failed = {"outcome": "failed"}
-                await so(lambda: metrics.get_sample_value("headroom_history_queries_total", failed))
+                await until_then(
+                    lambda: metrics.get_sample_value("headroom_history_queries_total", failed),
+                    "a query fails",
+                )
                 assert metrics.get_sample_value("headroom_history_devices") == NODES
             parts = len(extender.parts)
             asked = server.asked

@@ -17,6 +17,7 @@ from extender.wiring.intake import Intake
 from extender.wiring.lag import sample_lag
 from extender.wiring.replica import Extender
 from tests.builders import gpunode, kube_node, pod, shared
+from tests.waiting import until_then
 
 KINDS = (Node, Namespace, GPUNode, Lease, ResourceSlice, Pod)
 NAMES = [f"n{i:03d}" for i in range(300)]
@@ -38,13 +39,6 @@ def play(script: Callable[[Extender], Awaitable[None]], awaited: tuple[type, ...
         await asyncio.wait_for(script(Extender(Settings(), lambda: "", awaited=awaited)), 60)
 
     asyncio.run(played())
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while True:
-        if true():
-            return
-        await asyncio.sleep(0)
 
 
 def known(extender: Extender) -> int:
@@ -89,7 +83,7 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
     async def script(extender: Extender) -> None:
         for name in NAMES[:100]:
             await asyncio.to_thread(extender.tell, reports(names=[name]))
-            await until(lambda: not extender.intake.is_behind)
+            await until_then(lambda: not extender.intake.is_behind, "all is taken in")
         work = Intake._work
 
         def told_at_last(intake: Intake) -> bool:
@@ -100,7 +94,7 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
 
         with patch.object(Intake, "_work", told_at_last):
             extender.tell(reports(names=NAMES[101:102]))
-            await until(lambda: known(extender) == 102)
+            await until_then(lambda: known(extender) == 102, "all nodes are known")
 
     play(script)
 
@@ -110,7 +104,7 @@ def test_what_we_did_ourselves_waits_for_nothing_that_was_told() -> None:
         extender.deliver([NodeSeen(kube_node("n000")), *reports(names=["n000"])])
         free = extender.cluster.snapshot().nodes[0].devices[0].headroom_bytes
         extender.tell(reports(version=2))
-        await until(lambda: known(extender) >= 10)
+        await until_then(lambda: known(extender) >= 10, "the first nodes are known")
         promised = pod("1Gi")
         extender.deliver([BindBegun(promised, "n000")])
         assert known(extender) < len(NAMES)
@@ -172,7 +166,7 @@ def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
         probe = asyncio.create_task(sample_lag(seen.append, every_s=0.01))
         await asyncio.sleep(0)
         time.sleep(0.2)  # noqa: ASYNC251 - what must never happen
-        await until(lambda: bool(seen))
+        await until_then(lambda: seen, "it is seen")
         probe.cancel()
         assert seen[0] > 0.15
 
@@ -186,7 +180,7 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         teller.start()
         teller.join(0.2)  # the loop takes nothing meanwhile
         assert (teller.is_alive(), len(extender.intake._told)) == (True, 3)
-        await until(lambda: not teller.is_alive())
+        await until_then(lambda: not teller.is_alive(), "the thread ends")
         await extender.intake.idle()
         assert known(extender) == len(NAMES)
 

@@ -1,37 +1,22 @@
-"""How views are answered: as JSON or as a table, whole or in pages, or not at all where the caller
-has them already.
+"""How views are answered: as JSON, whole or in pages, or not at all if the caller has the newest
+already.
 
 A list is encoded and sent in chunks, so that an answer of any length takes little memory.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from extender.web.api.tables import Columns, Table, written
-
 JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
-#: Least size of a chunk, but for the last.
+#: Minimum size of a chunk, except for the last.
 _CHUNK_BYTES = 1 << 16
 
-V = TypeVar("V", bound=BaseModel)
 
-
-class Form(Enum):
-    JSON = "json"
-    TABLE = "table"
-
-
-AskedForm = Annotated[
-    Form,
-    Query(alias="format", description="table: plain text in columns.", examples=["table"]),
-]
 Held = Annotated[
     str | None,
     Header(
@@ -39,10 +24,7 @@ Held = Annotated[
         description="The ETag of an answer that the caller has: 304 where it still holds.",
     ),
 ]
-#: Of views that come as a table too, and with an ETag: what /openapi.json says besides.
-TABLE_TOO: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
-}
+#: What /openapi.json says of views with an ETag.
 TAGGED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Nothing has changed but generatedAt and ages, which count on"}
 }
@@ -92,18 +74,12 @@ def encoded(body: BaseModel, tag: str | None = None) -> Response:
 
 
 def listed(
-    form: Form,
     body: BaseModel,
     name: str,
-    views: Iterable[V],
-    table: Table[V],
+    views: Iterable[BaseModel],
     tag: str | None = None,
-    more: str | None = None,
 ) -> Response:
-    """The body, whose list of this name is empty, with these views in it; or these as a table, with
-    a last line where there are ``more`` to continue with."""
-    if form is Form.TABLE:
-        return streamed(_table_parts(views, table, more), TEXT, _headers(tag))
+    """The body with these views in its list ``name``, which is empty."""
     return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
@@ -140,20 +116,6 @@ def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterat
         yield (between + view.model_dump_json(by_alias=True)).encode()
         between = ","
     yield f"]{after}".encode()
-
-
-def _table_parts(views: Iterable[V], table: Table[V], more: str | None) -> Iterator[bytes]:
-    """The views in columns, which are as wide as the widest of all fields in them."""
-    rows: list[Sequence[str]] = [table.headers]
-    columns = Columns(table.headers)
-    for view in views:
-        for fields in table.rows(view):
-            rows.append(tuple(map(written, fields)))
-            columns.fit(rows[-1])
-    for row in rows:
-        yield columns.line(row).encode()
-    if more:
-        yield f"# there are more: continue={more}\n".encode()
 
 
 def _headers(tag: str | None) -> dict[str, str]:

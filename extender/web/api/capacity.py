@@ -14,11 +14,10 @@ from extender.cluster.feasible import AMOUNTS
 from extender.placement.capacity import device_classes, space, told
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
-from extender.web.api.answers import TABLE_TOO, AskedForm, Form, listed
+from extender.web.api.answers import listed
 from extender.web.api.asked import made_up, of_size, understood, usual_resource
 from extender.web.api.context import Context
 from extender.web.api.spaces import SpaceView, space_view
-from extender.web.api.tables import Field, Table, gib
 from extender.web.bodies import (
     AskView,
     Body,
@@ -115,7 +114,7 @@ def router(context: Context) -> APIRouter:
     Newest = Annotated[Snapshot, Depends(context.newest)]
     cluster = context.cluster
 
-    @routes.get("/v1/capacity", response_model=CapacityBody, responses=TABLE_TOO)
+    @routes.get("/v1/capacity", response_model=CapacityBody)
     def capacity(
         snap: Newest,
         vram: Vram = "",
@@ -124,7 +123,6 @@ def router(context: Context) -> APIRouter:
         tolerate: Tolerate = "",
         by_node: ByNode = False,
         most_nodes: MostNodes = 500,
-        form: AskedForm = Form.JSON,
     ) -> Response:
         """How many such pods fit now: each is placed beside those before it, as filter places
         them. Whether the cluster is full or fragmented, the largest request that fits, and what is
@@ -166,9 +164,8 @@ def router(context: Context) -> APIRouter:
             not_checked=[AMOUNTS, "ResourceQuotas"],
             nodes=[],
         )
-        wanted = by_node or form is Form.TABLE
-        views = _by_node(verdicts, pods) if wanted else iter(())
-        return listed(form, body, "nodes", views, _TABLE)
+        views = _by_node(verdicts, pods) if by_node else iter(())
+        return listed(body, "nodes", views)
 
     return routes
 
@@ -191,29 +188,3 @@ def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeV
             replicas_free=alone.replicas_free,
             replicas_stranded=alone.replicas_stranded,
         )
-
-
-def _row(node: CapacityNodeView) -> Iterator[tuple[Field, ...]]:
-    yield (
-        node.name,
-        node.pods,
-        gib(node.headroom_bytes),
-        gib(node.stranded_bytes),
-        node.replicas_free,
-        node.replicas_stranded,
-        node.message,
-    )
-
-
-_TABLE: Table[CapacityNodeView] = Table(
-    (
-        "NODE",
-        "PODS-FIT",
-        "HEADROOM(GiB)",
-        "STRANDED(GiB)",
-        "REPLICAS-FREE",
-        "REPLICAS-STRANDED",
-        "NO-MORE-BECAUSE",
-    ),
-    _row,
-)

@@ -1,7 +1,6 @@
 """What was decided about pods, on all replicas together."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -14,16 +13,12 @@ from extender.journal import Journal
 from extender.placement.snapshot import Snapshot
 from extender.records import Record
 from extender.web.api.answers import (
-    TABLE_TOO,
     UNKNOWN,
-    AskedForm,
     AskedPage,
-    Form,
     encoded,
     listed,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Field, Table
 from extender.web.bodies import stamp
 from extender.web.decisions import (
     DecisionBody,
@@ -126,7 +121,7 @@ def router(context: Context) -> APIRouter:
     Newest = Annotated[Snapshot, Depends(context.newest)]
     Visible = Annotated[Sees, Depends(context.visible)]
 
-    @routes.get("/v1/decisions", response_model=DecisionsBody, responses=TABLE_TOO)
+    @routes.get("/v1/decisions", response_model=DecisionsBody)
     def many(
         snap: Newest,
         sees: Visible,
@@ -136,7 +131,6 @@ def router(context: Context) -> APIRouter:
         node: AskedNode = None,
         since: AskedSince = None,
         offered_nodes: AskedNodes = False,
-        form: AskedForm = Form.JSON,
     ) -> Response:
         """The last decisions of all replicas, the newest first; 100 unless ``limit`` says more.
         One to which another call came meanwhile can come again on the next page."""
@@ -160,7 +154,7 @@ def router(context: Context) -> APIRouter:
             continue_=more,
             unanswered=unanswered,
         )
-        return listed(form, body, "decisions", shown, _TABLE, more=more)
+        return listed(body, "decisions", shown)
 
     @routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
     def one(
@@ -216,40 +210,3 @@ def moment_s(text: str, now_s: float) -> float:
 def _before(after: str) -> tuple[str, str]:
     at, _, decision_id = after.replace(" ", "+").partition("_")  # a plus that was not quoted
     return at, decision_id
-
-
-def _rows(view: DecisionView) -> Iterator[tuple[Field, ...]]:
-    filtered, bound = view.filter, view.bind
-    why = ", ".join(f"{each.nodes} {each.message}" for each in filtered.reasons) if filtered else ""
-    phases = (view.filter, view.prioritize, view.bind)
-    yield (
-        view.at,
-        view.namespace,
-        view.name,
-        view.decision_id,
-        filtered.offered if filtered else None,
-        filtered.fits if filtered else None,
-        view.node,
-        bound.outcome if bound else None,
-        *(phase.took_ms if phase else None for phase in phases),
-        (bound.message if bound else None) or why,
-    )
-
-
-_TABLE: Table[DecisionView] = Table(
-    (
-        "AT",
-        "NAMESPACE",
-        "POD",
-        "DECISION",
-        "OFFERED",
-        "FITS",
-        "NODE",
-        "BIND",
-        "FILTER(ms)",
-        "PRIORITIZE(ms)",
-        "BIND(ms)",
-        "BECAUSE",
-    ),
-    _rows,
-)

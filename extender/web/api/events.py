@@ -1,7 +1,7 @@
 """What happens, as it happens: server-sent events, and what is remembered of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -11,10 +11,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
 from extender.placement.snapshot import Snapshot
-from extender.web.api.answers import TABLE_TOO, AskedForm, Form, listed
+from extender.web.api.answers import listed
 from extender.web.api.context import Context
 from extender.web.api.decisions import AskedSince, moment_s
-from extender.web.api.tables import Field, Table
 from extender.web.bodies import Body, stamp
 from extender.web.feed import MOST_FOLLOWERS, Follower, Happening, TooManyFollowers
 
@@ -110,12 +109,7 @@ def router(context: Context) -> APIRouter:
         "/v1/events",
         response_model=EventsBody,
         responses={
-            200: {
-                "content": {
-                    **TABLE_TOO[200]["content"],
-                    "text/event-stream": {"schema": {"type": "string"}},
-                }
-            },
+            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
             503: {"description": "Too many follow already"},
         },
     )
@@ -123,21 +117,20 @@ def router(context: Context) -> APIRouter:
         snap: Newest,
         since: AskedSince = None,
         follow: Follow = True,
-        form: AskedForm = Form.JSON,
         last_event_id: LastEventId = None,
     ) -> Response:
         """What happens on this replica: promises made and taken back, decisions, reports lost,
         devices fenced, predictions missed. Remembered are the last 4,096."""
         from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
         after = _number(last_event_id, context.replica)
-        if not follow or form is Form.TABLE:
+        if not follow:
             body = EventsBody(
                 generatedAt=stamp(context.wall_s()),
                 snapshot_generation=snap.generation,
                 events=[],
             )
             found = map(view, feed.past(after, from_s))
-            return listed(form, body, "events", found, _TABLE)
+            return listed(body, "events", found)
         try:
             follower = feed.join()
         except TooManyFollowers:
@@ -178,13 +171,3 @@ def _number(last: str | None, replica: str) -> int:
     """Of our own event; all that is remembered is news to who comes from another replica."""
     name, _, number = (last or "").rpartition(".")
     return int(number) if name == replica and number.isdecimal() else 0
-
-
-def _rows(view: EventView) -> Iterator[tuple[Field, ...]]:
-    pod = f"{view.namespace}/{view.name}" if view.name else None
-    yield view.at, view.kind, view.cause, view.node, view.device, pod, view.message
-
-
-_TABLE: Table[EventView] = Table(
-    ("AT", "EVENT", "CAUSE", "NODE", "DEVICE", "POD", "MESSAGE"), _rows
-)

@@ -13,17 +13,13 @@ from contract.reasons import Reason
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import REASONS, Snapshot
 from extender.web.api.answers import (
-    TABLE_TOO,
     TAGGED,
-    AskedForm,
-    Form,
     Held,
     holds,
     listed,
     unchanged,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Table, gib
 from extender.web.bodies import Body, ReasonView, reason_view, stamp
 
 
@@ -57,8 +53,8 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
-    @routes.get("/v1/fleet", response_model=FleetBody, responses=TABLE_TOO | TAGGED)
-    def fleet(snap: Newest, form: AskedForm = Form.JSON, held: Held = None) -> Response:
+    @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
+    def fleet(snap: Newest, held: Held = None) -> Response:
         """What all devices have, model by model, and how many nodes take nothing."""
         tag = context.tag(snap)
         if holds(held, tag):
@@ -72,7 +68,7 @@ def router(context: Context) -> APIRouter:
             models=[],
             overcommitted_bytes=context.overcommitted_bytes(),
         )
-        return listed(form, body, "models", _models(snap, now_s), _TABLE, tag)
+        return listed(body, "models", _models(snap, now_s), tag)
 
     return routes
 
@@ -119,33 +115,3 @@ def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:
     closed = Counter({why: n for why, n in zip(REASONS, counts, strict=True) if why and n})
     stale = (snap.node_reason == 0) & (snap.fresh_until_s < now_s)
     return closed + Counter({Reason.STALE_REPORT: int(stale.sum())})
-
-
-_TABLE: Table[ModelView] = Table(
-    (
-        "MODEL",
-        "DEVICES",
-        "ALLOCATABLE(GiB)",
-        "PROMISED(GiB)",
-        "UNOWNED(GiB)",
-        "USED(GiB)",
-        "HEADROOM(GiB)",
-        "REPLICAS-FREE",
-        "FENCED",
-        "OVERCOMMITTED",
-    ),
-    lambda each: [
-        (
-            each.model,
-            each.devices,
-            gib(each.allocatable_bytes),
-            gib(each.promised_bytes),
-            gib(each.unowned_bytes),
-            gib(each.used_bytes),
-            gib(each.headroom_bytes),
-            each.replicas_free,
-            each.fenced,
-            each.overcommitted,
-        )
-    ],
-)

@@ -13,12 +13,9 @@ from starlette.responses import Response
 from extender.placement.equation import DeviceTerms
 from extender.placement.snapshot import NodeTerms, Rows, Snapshot
 from extender.web.api.answers import (
-    TABLE_TOO,
     TAGGED,
     UNKNOWN,
-    AskedForm,
     AskedPage,
-    Form,
     Held,
     encoded,
     holds,
@@ -26,7 +23,6 @@ from extender.web.api.answers import (
     unchanged,
 )
 from extender.web.api.context import Context
-from extender.web.api.tables import Field, Table, gib, percent
 from extender.web.bodies import stamp
 from extender.web.views import NodeBody, NodesBody, NodeView, node_view
 
@@ -76,14 +72,13 @@ def router(context: Context) -> APIRouter:
     def view(node: NodeTerms) -> NodeView:
         return node_view(node, context.cluster, context.monotonic_s(), context.wall_s())
 
-    @routes.get("/v1/nodes", response_model=NodesBody, responses=TABLE_TOO | TAGGED)
+    @routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
     def nodes(
         snap: Newest,
         page: AskedPage,
         search: Search = "",
         troubled: Troubled = False,
         order: AskedOrder = Order.NAME,
-        form: AskedForm = Form.JSON,
         held: Held = None,
     ) -> Response:
         """Every node with every term of the equation of every device. The next page goes on after
@@ -115,7 +110,7 @@ def router(context: Context) -> APIRouter:
             overcommitted_bytes=context.overcommitted_bytes(),
         )
         views = (view(snap.nodes[row]) for row in shown)
-        return listed(form, body, "nodes", views, _TABLE, tag, more)
+        return listed(body, "nodes", views, tag)
 
     @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
     def one_node(name: NodeName, snap: Newest, held: Held = None) -> Response:
@@ -195,49 +190,3 @@ def _device_words(terms: DeviceTerms) -> Iterator[str]:
     yield terms.fence_detail
     for holder in terms.holders:
         yield f"{holder.namespace}/{holder.name}"
-
-
-def _rows(node: NodeView) -> Iterator[tuple[Field, ...]]:
-    """A line for each device, and one for a node without any."""
-    absent = (None,) * (len(_TABLE.headers) - 2)
-    if not node.devices:
-        yield (node.name, *absent, node.message or node.detail)
-    for device in node.devices:
-        fence = device.fenced_detail or device.fenced
-        yield (
-            node.name,
-            device.index,
-            device.uuid,
-            device.model,
-            device.resource,
-            gib(device.allocatable_bytes),
-            gib(device.promised_bytes + device.awaited_bytes),
-            gib(device.strays_bytes + device.unowned_bytes),
-            gib(device.headroom_bytes),
-            gib(device.used_bytes),
-            percent(device.sm_activity_ratio),
-            device.replicas_free,
-            len(device.holders),
-            node.message or fence,
-        )
-
-
-_TABLE: Table[NodeView] = Table(
-    (
-        "NODE",
-        "GPU",
-        "UUID",
-        "MODEL",
-        "RESOURCE",
-        "ALLOCATABLE(GiB)",
-        "PROMISED(GiB)",
-        "OTHERS(GiB)",
-        "HEADROOM(GiB)",
-        "USED(GiB)",
-        "SM(%)",
-        "REPLICAS-FREE",
-        "PODS",
-        "TAKES-NOTHING-BECAUSE",
-    ),
-    _rows,
-)

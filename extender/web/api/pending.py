@@ -1,6 +1,5 @@
 """The pods that wait for a GPU, each with what it lacks on the node that comes nearest."""
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
@@ -14,9 +13,8 @@ from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
-from extender.web.api.answers import TABLE_TOO, AskedForm, AskedPage, Form, listed
+from extender.web.api.answers import AskedPage, listed
 from extender.web.api.context import Context
-from extender.web.api.tables import Table, gib
 from extender.web.bodies import (
     AskView,
     Paged,
@@ -63,8 +61,8 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
-    @routes.get("/v1/pending", response_model=PendingBody, responses=TABLE_TOO)
-    def pending(snap: Newest, page: AskedPage, form: AskedForm = Form.JSON) -> Response:
+    @routes.get("/v1/pending", response_model=PendingBody)
+    def pending(snap: Newest, page: AskedPage) -> Response:
         """Pods that wait for a GPU of ours, by namespace and name, 50 at a time unless said."""
         waiting = {_key(pod): pod for pod in context.cluster.unbound()}
         after = sorted(key for key in waiting if key > page.after)
@@ -82,7 +80,7 @@ def router(context: Context) -> APIRouter:
         # Pods of one Deployment may run on the same nodes.
         known: dict[bytes, Eligible] = {}
         views = (_view(waiting[key], context, snap, known) for key in shown)
-        return listed(form, body, "pods", views, _TABLE, more=more)
+        return listed(body, "pods", views)
 
     return routes
 
@@ -132,16 +130,3 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
             "short_bytes": nearest.short_bytes if nearest and not found.fits else None,
         }
     )
-
-
-def _rows(pod: PendingView) -> Iterator[tuple[str | int | None, ...]]:
-    asks = ", ".join(f"{ask.count} x {ask.amount} {ask.resource}" for ask in pod.request)
-    yield (
-        *(pod.namespace, pod.name, pod.since, asks, pod.fits),
-        *(pod.nearest, gib(pod.short_bytes), pod.message),
-    )
-
-
-_TABLE: Table[PendingView] = Table(
-    ("NAMESPACE", "POD", "SINCE", "ASKS-FOR", "FITS", "NEAREST", "SHORT(GiB)", "BECAUSE"), _rows
-)
