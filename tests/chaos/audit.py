@@ -286,6 +286,11 @@ class Auditor:
             what = f"has {has_bytes} bytes, {sum(wants.values())} are wanted: {pods}"
             yield Finding(rule, where, what, story), has_bytes, wants
 
+    def has_settled(self, uid: str) -> bool:
+        """Whether the pod is bound, or gone or going: then a bind of it fails rightly."""
+        pod = self._pods.get(uid)
+        return pod is None or pod.gone or pod.deleting or bool(pod.node)
+
     # What must hold in the end.
 
     def settled(self) -> list[Finding]:
