@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from tests.chaos.audit import Finding, Tally
+from tests.chaos.calls import Call, told
 from tests.chaos.mutants import MUTANTS, mutated
 from tests.chaos.site import SCHEDULERS, Scale, Site
 from tests.chaos.storm import schedule
@@ -40,6 +41,8 @@ class Outcome:
     faults: dict[str, int]
     requests: dict[str, int]
     deeds: dict[str, int]
+    #: kube-scheduler's, before any fault and while only consoles and webhooks had some.
+    calls: dict[str, dict[str, str]]
     tally: Tally
     #: Too much on a device, and not our doing.
     excused: list[Finding]
@@ -85,18 +88,17 @@ def storm(
                 alone_s=alone_s,
             )
             weather = Weather(site, faults, say)
-            before, during, unlike = site.calls(), None, []
+            before: list[Call] = site.calls()
+            beside: list[Call] | None = None
             began_s = time.monotonic()
             coming = True
             while coming or time.monotonic() < began_s + lasts_s:
                 coming = weather.step(time.monotonic() - began_s)
                 site.healthy()
                 site.keep_up()
-                if during is None and time.monotonic() > began_s + alone_s:
-                    during = site.calls()
-                    say(f"{len(before)} calls before, {len(during)} beside consoles and webhooks")
-                    unlike = site.unlike(before, during)
-                if stop_at_finding and (unlike or site.wrong()):
+                if beside is None and time.monotonic() > began_s + alone_s:
+                    beside = site.calls()
+                if stop_at_finding and (site.wrong() or site.unlike(before, beside or ())):
                     break
                 time.sleep(STEP_S)
             weather.end()
@@ -104,6 +106,7 @@ def storm(
             site.clients.stop()
             say("the storm is over; it may settle")
             findings = _settle(site, settle_s, quiet_s, say)
+            findings += site.unlike(before, beside or ())
             return Outcome(
                 seed,
                 round(ended_s - began_s, 1),
@@ -111,9 +114,10 @@ def storm(
                 dict(sorted(weather.happened.items())),
                 dict(sorted(site.wire({}).items())),
                 dict(sorted(site.clients.did.items())),
+                {"before the storm": told(before), "beside bystanders": told(beside or ())},
                 site.auditor.tally,
                 site.auditor.excused,
-                [*unlike, *findings],
+                findings,
             )
         finally:
             site.stop()

@@ -286,10 +286,13 @@ class Auditor:
             what = f"has {has_bytes} bytes, {sum(wants.values())} are wanted: {pods}"
             yield Finding(rule, where, what, story), has_bytes, wants
 
-    def has_settled(self, uid: str) -> bool:
-        """Whether the pod is bound, or gone or going: then a bind of it fails rightly."""
+    def fates(self, uid: str) -> list[str]:
+        """What an extender may say of the pod when it cannot bind it."""
         pod = self._pods.get(uid)
-        return pod is None or pod.gone or pod.deleting or bool(pod.node)
+        bound = [f"is bound to node {pod.node}"] if pod and pod.node else []
+        if pod is None or pod.gone or pod.deleting:
+            return [*bound, "does not exist", "was replaced", "is being deleted"]
+        return bound
 
     # What must hold in the end.
 

@@ -1,7 +1,7 @@
 """Ask one server without a pause: python -m tests.chaos.flood URL
 
-A console (http) is asked for its expensive views, a webhook (https) to review pods of 100 KiB. What is
-answered does not matter, and a server that does not answer is asked again.
+A console (http) is asked for its expensive views, a webhook (https) to review pods of 100 KiB. No
+answer matters, and a server that does not answer is asked again.
 """
 
 import asyncio

@@ -2,10 +2,10 @@
 
 In front of the API server stands one reverse proxy for each process of ours, which may be slow, let
 connections drop, answer in the server's place, before it has passed the request on or after, or
-pass it on long after whoever asked has given up. In front of extenders, journals and webhooks stands
+pass it on long after whoever asked has given up. In front of extenders, journals and webhooks is
 what a Service is: one address, each connection to the next that takes it. What goes wrong is set by
 lines of JSON on a control port; each is answered with how often what has happened so far, and with
-kube-scheduler's calls since the last line.
+kube-scheduler's calls since they were asked for last.
 """
 
 import asyncio
@@ -36,6 +36,7 @@ class Wire:
     refuses: bool = False
     #: Connections are taken and nothing passes.
     holds: bool = False
+    flows: asyncio.Event = field(default_factory=asyncio.Event)
     #: Connections that break before a request is passed on, or with it.
     drop_ratio: float = 0.0
     #: Status that is answered instead of passing a request on, and how often.
@@ -51,11 +52,15 @@ class Wire:
     #: Open connections, and whether each carries a watch.
     open: dict[asyncio.StreamWriter, bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.flows.set()
+
     def set(self, told: dict[str, Any]) -> None:
         """Everything that is not told is as it was at first."""
         for key, of in Wire.__dataclass_fields__.items():
-            if key not in ("name", "done", "open"):
+            if key not in ("name", "flows", "done", "open"):
                 setattr(self, key, told.get(key, of.default))
+        (self.flows.clear if self.holds else self.flows.set)()
 
     def cut(self, watches_only: bool) -> None:
         for writer, watches in list(self.open.items()):
@@ -67,8 +72,7 @@ class Wire:
         """Return when a request, or a part of one, may pass."""
         if self.latency_s:
             await asyncio.sleep(self.latency_s * lots.uniform(0.5, 1.5))
-        while self.holds:
-            await asyncio.sleep(0.1)
+        await self.flows.wait()
         if self.refuses:
             raise _Broken
 

@@ -7,6 +7,7 @@ is predicted.
 """
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -44,7 +45,7 @@ CONSOLES = ("console-a", "console-b")
 WEBHOOKS = ("webhook-a", "webhook-b")
 #: Each with a wire of its own.
 WIRED = (*EXTENDERS, *CONSOLES, *WEBHOOKS)
-#: kube-scheduler's limit for a call. Also of prioritize: 0.5 s, as it is shipped, can pass on a busy
+#: kube-scheduler's limit for a call. Of prioritize as well: 0.5 s, as shipped, can pass on a busy
 #: machine whatever an extender does.
 TIMEOUT_S = 5.0
 MERGE = "application/merge-patch+json"
@@ -207,7 +208,9 @@ class Site:
             case "kube":
                 self._start_scheduler(name)
             case "flood":
-                url = f"{'https' if target in WEBHOOKS else 'http'}://127.0.0.1:{self._ports[target]}"
+                url = (
+                    f"{'https' if target in WEBHOOKS else 'http'}://127.0.0.1:{self._ports[target]}"
+                )
                 self.plane.fork(name, "tests.chaos.flood", url, env={})
             case "extender":
                 self._start_extender(name)
@@ -217,6 +220,9 @@ class Site:
             case "webhook":
                 tls = {"webhook_tls_cert": self._signed.cert, "webhook_tls_key": self._signed.key}
                 self._fork(name, "webhook", **{key: str(file) for key, file in tls.items()})
+        if part.startswith(("flood", "console", "webhook")):
+            # They have machines of their own: here they get what the others leave.
+            os.setpriority(os.PRIO_PROCESS, self.plane.pid(name), 19)
 
     def _config(self, name: str, **settings: Any) -> tuple[str, str]:
         file = self.folder / f"{name}.yaml"
@@ -343,7 +349,7 @@ class Site:
     def unlike(self, before: Sequence[Call], during: Sequence[Call]) -> list[Finding]:
         """What kube-scheduler noticed."""
         with self.books:
-            return [*noticed(before, during, TIMEOUT_S, self.auditor.has_settled)]
+            return [*noticed(before, during, TIMEOUT_S, self.auditor.fates)]
 
     def keep_up(self) -> None:
         """Start again what a machine would: an API server, say, that has waited for etcd for too
