@@ -15,7 +15,7 @@ BUDGETS_S = {
     "agent": 220,
     "benchmarks": 165,
     "certs": 10,
-    "chaos": 100,
+    "chaos": 150,
     "cluster": 35,
     "convert": 50,
     "contract": 15,

@@ -34,6 +34,7 @@ TOKENS = {
     "controllers-of-the-tests": "system:kube-controller-manager",
     "extender-of-the-tests": "headroom-extender",
     "console-of-the-tests": "headroom-console",
+    "webhook-of-the-tests": "headroom-webhook",
     "agent-of-the-tests": "headroom-agent",
     "viewer-of-the-tests": "headroom-viewer",
     "certs-of-the-tests": "headroom-certs",

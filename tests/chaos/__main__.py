@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from tests.chaos.audit import Finding, Tally
+from tests.chaos.calls import Call, told
 from tests.chaos.mutants import MUTANTS, mutated
 from tests.chaos.site import SCHEDULERS, Scale, Site
 from tests.chaos.storm import schedule
@@ -40,6 +41,8 @@ class Outcome:
     faults: dict[str, int]
     requests: dict[str, int]
     deeds: dict[str, int]
+    #: kube-scheduler's, before any fault and while only consoles and webhooks had some.
+    calls: dict[str, dict[str, str]]
     tally: Tally
     #: Too much on a device, and not our doing.
     excused: list[Finding]
@@ -63,26 +66,39 @@ def storm(
     longest_s: float = 150.0,
     quiet_s: float = 5.0,
     warm_pods: int = 20,
+    alone_s: float = 0.0,
     code: Path = ROOT,
     logs: Path | None = None,
     stop_at_finding: bool = False,
 ) -> Outcome:
-    """One storm, from an empty cluster to the verdict; it begins when ``warm_pods`` are bound."""
+    """One storm, from an empty cluster to the verdict; it begins when ``warm_pods`` are bound, and
+    for ``alone_s`` with faults of consoles and webhooks alone."""
     with control_plane() as plane:
         site = Site(plane, scale, seed, code)
         try:
             site.start()
-            faults = schedule(seed, lasts_s, site.targets, every_s=every_s, longest_s=longest_s)
-            weather = Weather(site, faults, say)
             site.clients.start()
             site.until(lambda: site.auditor.tally.bound >= warm_pods, "pods are bound", 120.0)
+            faults = schedule(
+                seed,
+                lasts_s,
+                site.targets,
+                every_s=every_s,
+                longest_s=longest_s,
+                alone_s=alone_s,
+            )
+            weather = Weather(site, faults, say)
+            before: list[Call] = site.calls()
+            beside: list[Call] | None = None
             began_s = time.monotonic()
             coming = True
             while coming or time.monotonic() < began_s + lasts_s:
                 coming = weather.step(time.monotonic() - began_s)
                 site.healthy()
                 site.keep_up()
-                if stop_at_finding and site.wrong():
+                if beside is None and time.monotonic() > began_s + alone_s:
+                    beside = site.calls()
+                if stop_at_finding and (site.wrong() or site.unlike(before, beside or ())):
                     break
                 time.sleep(STEP_S)
             weather.end()
@@ -90,6 +106,7 @@ def storm(
             site.clients.stop()
             say("the storm is over; it may settle")
             findings = _settle(site, settle_s, quiet_s, say)
+            findings += site.unlike(before, beside or ())
             return Outcome(
                 seed,
                 round(ended_s - began_s, 1),
@@ -97,6 +114,7 @@ def storm(
                 dict(sorted(weather.happened.items())),
                 dict(sorted(site.wire({}).items())),
                 dict(sorted(site.clients.did.items())),
+                {"before the storm": told(before), "beside bystanders": told(beside or ())},
                 site.auditor.tally,
                 site.auditor.excused,
                 findings,
@@ -138,6 +156,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument(
+        "--alone", type=float, help="minutes of these with only consoles and webhooks; a third"
+    )
     parser.add_argument("--nodes", type=int, default=Scale().nodes)
     parser.add_argument("--rate", type=float, default=Scale().rate, help="pods created each second")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults")
@@ -159,6 +180,7 @@ def main() -> int:
             Scale(nodes=given.nodes, rate=given.rate),
             say,
             every_s=given.every,
+            alone_s=60.0 * (given.minutes / 3 if given.alone is None else given.alone),
             code=code,
             logs=given.logs,
             stop_at_finding=given.mutant is not None,

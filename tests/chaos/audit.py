@@ -286,6 +286,14 @@ class Auditor:
             what = f"has {has_bytes} bytes, {sum(wants.values())} are wanted: {pods}"
             yield Finding(rule, where, what, story), has_bytes, wants
 
+    def fates(self, uid: str) -> list[str]:
+        """What an extender may say of the pod when it cannot bind it."""
+        pod = self._pods.get(uid)
+        bound = [f"is bound to node {pod.node}"] if pod and pod.node else []
+        if pod is None or pod.gone or pod.deleting:
+            return [*bound, "does not exist", "was replaced", "is being deleted"]
+        return bound
+
     # What must hold in the end.
 
     def settled(self) -> list[Finding]:

@@ -21,6 +21,20 @@ class Mutant:
     becomes: str
 
 
+def _bind_asks(whom: str) -> Mutant:
+    """Before it goes on, over a connection to the port that the storm names."""
+    was = "        self._coming.came(args.pod_uid)\n"
+    asks = (
+        "        import asyncio, os\n"
+        f"        port = os.environ['CHAOS_{whom}']\n"
+        "        reader, writer = await asyncio.open_connection('127.0.0.1', port)\n"
+        "        writer.write(b'GET /healthz HTTP/1.1\\r\\nHost: console\\r\\n\\r\\n')\n"
+        "        await reader.read(1)\n"
+        "        writer.close()\n"
+    )
+    return Mutant("extender/web/verbs.py", was, asks + was)
+
+
 MUTANTS = {
     # The write no longer depends on the object that it was computed from.
     "no compare-and-swap": Mutant(
@@ -52,6 +66,9 @@ MUTANTS = {
         "if (promise := self._adopt(pod, gpunode)) is None:\n                    return True",
         "return True\n                promise = None",
     ),
+    # A bind waits for an answer of a process that takes no part in scheduling.
+    "bind asks the console": _bind_asks("CONSOLE"),
+    "bind asks the webhook": _bind_asks("WEBHOOK"),
 }
 
 

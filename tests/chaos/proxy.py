@@ -1,10 +1,11 @@
 """The wires of a storm, in a process of their own: python -m tests.chaos.proxy CONFIG.json
 
-In front of the API server stands one reverse proxy for each extender, which may be slow, let
+In front of the API server stands one reverse proxy for each process of ours, which may be slow, let
 connections drop, answer in the server's place, before it has passed the request on or after, or
-pass it on long after whoever asked has given up. In front of the extenders stands what a Service
-is: one address, each connection to the next that takes it. What goes wrong is set by lines of JSON
-on a control port; each is answered with how often what has happened so far.
+pass it on long after whoever asked has given up. In front of extenders, journals and webhooks is
+what a Service is: one address, each connection to the next that takes it. What goes wrong is set by
+lines of JSON on a control port; each is answered with how often what has happened so far, and with
+kube-scheduler's calls since they were asked for last.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ import json
 import random
 import ssl
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,15 @@ _WATCH = "WATCH"
 
 @dataclass
 class Wire:
-    """How one extender's requests fare; all ratios are of requests."""
+    """How the requests of one process fare, and those to it; all ratios are of requests."""
 
     name: str
     latency_s: float = 0.0
     #: Nobody gets through.
     refuses: bool = False
+    #: Connections are taken and nothing passes.
+    holds: bool = False
+    flows: asyncio.Event = field(default_factory=asyncio.Event)
     #: Connections that break before a request is passed on, or with it.
     drop_ratio: float = 0.0
     #: Status that is answered instead of passing a request on, and how often.
@@ -46,11 +52,15 @@ class Wire:
     #: Open connections, and whether each carries a watch.
     open: dict[asyncio.StreamWriter, bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.flows.set()
+
     def set(self, told: dict[str, Any]) -> None:
         """Everything that is not told is as it was at first."""
         for key, of in Wire.__dataclass_fields__.items():
-            if key not in ("name", "done", "open"):
+            if key not in ("name", "flows", "done", "open"):
                 setattr(self, key, told.get(key, of.default))
+        (self.flows.clear if self.holds else self.flows.set)()
 
     def cut(self, watches_only: bool) -> None:
         for writer, watches in list(self.open.items()):
@@ -58,13 +68,21 @@ class Wire:
                 self.done["cut"] += 1
                 writer.transport.abort()
 
+    async def passes(self, lots: random.Random) -> None:
+        """Return when a request, or a part of one, may pass."""
+        if self.latency_s:
+            await asyncio.sleep(self.latency_s * lots.uniform(0.5, 1.5))
+        await self.flows.wait()
+        if self.refuses:
+            raise _Broken
+
 
 class _Broken(Exception):
     """The connection is to end without a word."""
 
 
 class Reverse:
-    """One extender's way to the API server."""
+    """The way of one process to the API server."""
 
     def __init__(self, wire: Wire, upstream_port: int, ca: str, lots: random.Random) -> None:
         self._wire = wire
@@ -108,10 +126,7 @@ class Reverse:
         wire, chance = self._wire, self._lots.random
         wire.open[writer] = watches
         wire.done[_WATCH if watches else method.decode()] += 1
-        if wire.latency_s:
-            await asyncio.sleep(wire.latency_s * self._lots.uniform(0.5, 1.5))
-        if wire.refuses:
-            raise _Broken
+        await wire.passes(self._lots)
         if chance() < wire.drop_ratio:
             wire.done["dropped"] += 1
             raise _Broken
@@ -190,34 +205,120 @@ def _answer(status: int) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-class Service:
-    """One address for all extenders."""
+class Calls:
+    """What becomes of kube-scheduler's calls."""
 
-    def __init__(self, ports: list[int]) -> None:
-        self._turns = itertools.cycle(ports)
-        self._count = len(ports)
+    def __init__(self) -> None:
+        self._ended: list[dict[str, Any]] = []
+        self._open: list[Conversation] = []
+
+    def begin(self) -> "Conversation":
+        conversation = Conversation(self._ended)
+        self._open.append(conversation)
+        return conversation
+
+    def end(self, conversation: "Conversation") -> None:
+        conversation.end()
+        self._open.remove(conversation)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Those that have ended since the last time, and those that go on."""
+        ended = [*self._ended, *(each.call(False) for each in self._open if each.asked)]
+        self._ended.clear()
+        return ended
+
+
+class Conversation:
+    """One connection's calls: one after the other, as HTTP/1.1 has it."""
+
+    def __init__(self, ended: list[dict[str, Any]]) -> None:
+        self._ended = ended
+        self.asked, self._answer, self._began_s = b"", b"", 0.0
+
+    def ask(self, data: bytes) -> None:
+        if not self.asked:
+            self._began_s = time.monotonic()
+        self.asked += data
+
+    def answer(self, data: bytes) -> None:
+        self._answer += data
+        head, _, body = self._answer.partition(b"\r\n\r\n")
+        if len(body) >= _length(head) and body:
+            self.end()
+
+    def end(self) -> None:
+        if self.asked:
+            self._ended.append(self.call(True))
+        self.asked = self._answer = b""
+
+    def call(self, ended: bool) -> dict[str, Any]:
+        head, _, body = self._answer.partition(b"\r\n\r\n")
+        asked, _, args = self.asked.partition(b"\r\n\r\n")
+        call = {
+            "verb": asked.split(b" ", 2)[1].rpartition(b"/")[2].decode(),
+            "took_s": time.monotonic() - self._began_s,
+            "ended": ended,
+            "asked": None,
+            "answer": None,
+        }
+        with contextlib.suppress(ValueError):  # it broke off in the middle, or is a refusal
+            call["asked"] = json.loads(args)
+            call["answer"] = json.loads(body)
+        call["answered"] = head.startswith(b"HTTP/1.1 200 ") and call["answer"] is not None
+        return call
+
+
+class Service:
+    """One address for all backends, each with the wire that leads to it."""
+
+    def __init__(
+        self, backends: list[tuple[int, Wire]], lots: random.Random, calls: Calls | None
+    ) -> None:
+        self._turns = itertools.cycle(backends)
+        self._count = len(backends)
+        self._lots, self._calls = lots, calls
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(self._count):
+            port, wire = next(self._turns)
             try:
-                backend = await asyncio.open_connection("127.0.0.1", next(self._turns))
+                if wire.refuses:
+                    continue
+                backend = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
                 continue
-            await asyncio.gather(_pump(reader, backend[1]), _pump(backend[0], writer))
+            wire.open[writer] = False
+            talk = self._calls.begin() if self._calls else None
+            await asyncio.gather(
+                self._pump(reader, backend[1], wire, talk and talk.ask),
+                self._pump(backend[0], writer, wire, talk and talk.answer),
+            )
+            if self._calls and talk:
+                self._calls.end(talk)
+            wire.open.pop(writer, None)
             break
         writer.close()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        wire: Wire,
+        note: Callable[[bytes], None] | None,
+    ) -> None:
+        with contextlib.suppress(OSError, _Broken):
+            while data := await reader.read(1 << 16):
+                if note is not None:
+                    note(data)
+                await wire.passes(self._lots)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
 
 
 async def main(config: dict[str, Any]) -> None:
     wires = {each["name"]: Wire(each["name"]) for each in config["wires"]}
+    calls = Calls()
 
     async def control(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         told = json.loads(await reader.readline() or "{}")  # who only knocks says nothing
@@ -228,7 +329,8 @@ async def main(config: dict[str, Any]) -> None:
         for name in told.get("cut_watches", ()):
             wires[name].cut(watches_only=True)
         counts = {name: dict(wire.done) for name, wire in wires.items()}
-        writer.write(json.dumps(counts).encode() + b"\n")
+        told = {"done": counts, "calls": calls.take() if told.get("calls") else []}
+        writer.write(json.dumps(told).encode() + b"\n")
         await writer.drain()
         writer.close()
 
@@ -242,9 +344,16 @@ async def main(config: dict[str, Any]) -> None:
                 way.serve, "127.0.0.1", each["port"], ssl=tls, limit=LONGEST
             )
             await stack.enter_async_context(server)
-        service = Service(config["backends"])
-        for serve, port in ((service.serve, config["port"]), (control, config["control_port"])):
-            await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", port))
+        for each in config["services"]:
+            backends = [(port, wires.get(name, Wire(""))) for port, name in each["backends"]]
+            heard = calls if each["port"] == config["port"] else None
+            service = Service(backends, random.Random(config["seed"]), heard)
+            await stack.enter_async_context(
+                await asyncio.start_server(service.serve, "127.0.0.1", each["port"])
+            )
+        await stack.enter_async_context(
+            await asyncio.start_server(control, "127.0.0.1", config["control_port"])
+        )
         await asyncio.get_running_loop().create_future()
 
 

@@ -1,4 +1,5 @@
-"""All that a storm befalls: API server, schedulers, extenders, nodes, clients, and their wires.
+"""All that a storm befalls: API server, schedulers, extenders, consoles, webhooks, nodes, clients,
+and their wires.
 
 Nodes are of three sorts, so that most of what is promised can be judged exactly: one shared GPU
 (there is no device to choose), two where a pod must fit on either (``any``), two where the choice
@@ -6,29 +7,31 @@ is predicted.
 """
 
 import json
+import os
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
 from tests.chaos.agents import Agents, Mood
 from tests.chaos.audit import Auditor, Finding, Holding, Machine, Use
+from tests.chaos.calls import Call, noticed
 from tests.chaos.clock import Clock, moved
 from tests.chaos.follow import Follower
 from tests.chaos.kubelets import AWAY, Kubelets
 from tests.chaos.load import NAMESPACE, Clients
 from tests.chaos.storm import Targets
-from tests.controlplane import ROOT, ControlPlane, free_ports
+from tests.controlplane import ROOT, ControlPlane, free_ports, scheduler_configuration
 from tests.driver import GIB, Driver, Gpu
 from tests.e2e.cluster import GPUNODES, Cluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE
@@ -38,6 +41,13 @@ from tests.standin.plugin import Settings, device_of
 GPU_BYTES = 24 * GIB
 SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.35")
 EXTENDERS = ("extender-a", "extender-b", "extender-c")
+CONSOLES = ("console-a", "console-b")
+WEBHOOKS = ("webhook-a", "webhook-b")
+#: Each with a wire of its own.
+WIRED = (*EXTENDERS, *CONSOLES, *WEBHOOKS)
+#: kube-scheduler's limit for a call. Of prioritize as well: 0.5 s, as shipped, can pass on a busy
+#: machine whatever an extender does.
+TIMEOUT_S = 5.0
 MERGE = "application/merge-patch+json"
 
 
@@ -101,16 +111,19 @@ class Site:
             Follower(plane, "/api/v1/pods", self._pods_told, self.kubelets.told),
             Follower(plane, GPUNODES, self._gpunodes_told),
         ]
-        count = len(EXTENDERS)
-        self._verbs_ports, self._debug_ports = free_ports(2 * count)[::2], free_ports(count)
-        self._wire_ports = free_ports(count)
-        self.port, self._control_port = free_ports(2)
+        #: Where each process of ours serves what its readers ask: journal, debug API or reviews.
+        self._ports = dict(zip(WIRED, free_ports(len(WIRED)), strict=True))
+        self._wire_ports = dict(zip(WIRED, free_ports(len(WIRED)), strict=True))
+        self._verbs_ports = dict(zip(EXTENDERS, free_ports(len(EXTENDERS)), strict=True))
+        #: Of each console, where it finds the journals.
+        self._journal_ports = {name: free_ports(len(EXTENDERS)) for name in CONSOLES}
+        self.port, self._webhooks_port, self._control_port = free_ports(3)
         self.clocks = {name: Clock(self.folder / f"{name}.clock") for name in EXTENDERS}
         self._done: Counter[str] = Counter()
 
     @property
     def targets(self) -> Targets:
-        return Targets(EXTENDERS, SCHEDULERS, tuple(self.nodes))
+        return Targets(EXTENDERS, SCHEDULERS, tuple(self.nodes), CONSOLES, WEBHOOKS)
 
     @property
     def moods(self) -> Mapping[str, Mood]:
@@ -140,10 +153,10 @@ class Site:
                 self.plane.call("PATCH", f"/api/v1/nodes/{name}", body, MERGE)
         self.agents.start()
         self._start_wires()
-        for name in EXTENDERS:
-            self.start_extender(name)
-        for name in SCHEDULERS:
-            self.start_scheduler(name)
+        for name in (*WIRED, *SCHEDULERS):
+            self.start_process(name)
+        for each in webhooks(f"https://127.0.0.1:{self._webhooks_port}", self._authority):
+            self.plane.call("POST", f"{ADMISSION}/{each['kind'].lower()}s", each)
         self.until(self.cluster.initialised, "all GPUNodes are initialised", 120.0)
 
     def stop(self) -> None:
@@ -158,20 +171,23 @@ class Site:
         yesterday = Clock(self.folder / "yesterday.clock")
         yesterday.move(-86_400.0)
         with moved(yesterday):
-            authority = Authority(self.folder, "authority")
-            signed = authority.sign("wires")
-        self._ca = authority.cert
+            self._authority = Authority(self.folder, "authority")
+            self._signed = self._authority.sign("wires")
+        services = {
+            self.port: [(port, name) for name, port in self._verbs_ports.items()],
+            self._webhooks_port: [(self._ports[name], name) for name in WEBHOOKS],
+        }
+        for console, ports in self._journal_ports.items():
+            for port, name in zip(ports, EXTENDERS, strict=True):
+                services[port] = [(self._ports[name], console)]
         config = {
             "seed": self.seed,
-            "cert": str(signed.cert),
-            "key": str(signed.key),
+            "cert": str(self._signed.cert),
+            "key": str(self._signed.key),
             "ca": str(self.plane.ca_file),
             "upstream_port": self.plane.port,
-            "wires": [
-                {"name": name, "port": port}
-                for name, port in zip(EXTENDERS, self._wire_ports, strict=True)
-            ],
-            "backends": self._verbs_ports,
+            "wires": [{"name": name, "port": port} for name, port in self._wire_ports.items()],
+            "services": [{"port": port, "backends": each} for port, each in services.items()],
             "port": self.port,
             "control_port": self._control_port,
         }
@@ -181,33 +197,74 @@ class Site:
         self.plane.spawn("wires", *command, env={"PYTHONPATH": str(ROOT)})
         self.until(lambda: self._answers(self._control_port), "the wires are up", 30.0)
 
-    def start_extender(self, name: str) -> None:
-        """As it is deployed, but for its way to the API server and for its clock."""
-        index = EXTENDERS.index(name)
-        config = self.folder / "extender.yaml"
-        config.write_text(yaml.safe_dump(dict(self.scale.settings or {})))
+    def start_process(self, name: str) -> None:
+        """As it is deployed, but for its way to the API server, and for an extender's clock."""
+        part, _, target = name.partition("-of-")
+        match part.partition("-")[0]:
+            case "kube" if name == "kube-apiserver":
+                self.plane.spawn_apiserver()
+            case "etcd":
+                self.plane.spawn_etcd()
+            case "kube":
+                self._start_scheduler(name)
+            case "flood":
+                url = (
+                    f"{'https' if target in WEBHOOKS else 'http'}://127.0.0.1:{self._ports[target]}"
+                )
+                self.plane.fork(name, "tests.chaos.flood", url, env={})
+            case "extender":
+                self._start_extender(name)
+            case "console":
+                places = [f"127.0.0.1:{port}" for port in self._journal_ports[name]]
+                self._fork(name, "console", extenders=places, debug_open=True)
+            case "webhook":
+                tls = {"webhook_tls_cert": self._signed.cert, "webhook_tls_key": self._signed.key}
+                self._fork(name, "webhook", **{key: str(file) for key, file in tls.items()})
+        if part.startswith(("flood", "console", "webhook")):
+            # They have machines of their own: here they get what the others leave.
+            os.setpriority(os.PRIO_PROCESS, self.plane.pid(name), 19)
+
+    def _config(self, name: str, **settings: Any) -> tuple[str, str]:
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({**(self.scale.settings or {}), **settings}))
+        return "--config", str(file)
+
+    def _fork(self, name: str, part: str, **settings: Any) -> None:
+        port = {"console": "debug_port", "webhook": "webhook_port"}[part]
+        config = self._config(name, **settings, **{port: self._ports[name]})
+        env = {"KUBECONFIG": str(self._kubeconfig(name, part))}
+        self.plane.fork(name, "extender", part, *config, env=env)
+
+    def _start_extender(self, name: str) -> None:
         self.plane.spawn(
             name,
-            *(sys.executable, "-m", "extender", "serve", "--debug-open", "--config", str(config)),
-            *("--verbs-port", str(self._verbs_ports[index])),
-            *("--debug-port", str(self._debug_ports[index])),
+            *(sys.executable, "-m", "extender", "extender", *self._config("extender")),
+            *("--verbs-port", str(self._verbs_ports[name])),
+            *("--debug-port", str(self._ports[name])),
             env={
-                "KUBECONFIG": str(self._kubeconfig(name)),
+                "KUBECONFIG": str(self._kubeconfig(name, "extender")),
                 "PYTHONPATH": str(self._code),
+                # For mutants that ask them.
+                "CHAOS_CONSOLE": str(self._ports[CONSOLES[0]]),
+                "CHAOS_WEBHOOK": str(self._ports[WEBHOOKS[0]]),
                 **self.clocks[name].environment,
             },
         )
 
-    def start_scheduler(self, name: str) -> None:
+    def _start_scheduler(self, name: str) -> None:
         """Several of them want the same pods, as those do that do not know who leads."""
-        self.plane.start_scheduler(f"http://127.0.0.1:{self.port}", name)
+        kubeconfig = self.plane.kubeconfig("scheduler-of-the-tests")
+        content = scheduler_configuration(f"http://127.0.0.1:{self.port}", kubeconfig)
+        for each in content["extenders"]:
+            each["httpTimeout"] = f"{TIMEOUT_S}s"
+        self.plane.spawn_scheduler(name, content, name)
 
-    def _kubeconfig(self, name: str) -> Path:
+    def _kubeconfig(self, name: str, part: str) -> Path:
         """Through its own wire."""
-        content = json.loads(self.plane.kubeconfig("extender-of-the-tests").read_text())
+        content = json.loads(self.plane.kubeconfig(f"{part}-of-the-tests").read_text())
         cluster = content["clusters"][0]["cluster"]
-        cluster["server"] = f"https://127.0.0.1:{self._wire_ports[EXTENDERS.index(name)]}"
-        cluster["certificate-authority"] = str(self._ca)
+        cluster["server"] = f"https://127.0.0.1:{self._wire_ports[name]}"
+        cluster["certificate-authority"] = str(self._authority.cert)
         path = self.folder / f"{name}.kubeconfig"
         path.write_text(json.dumps(content))
         return path
@@ -216,11 +273,19 @@ class Site:
 
     def wire(self, told: dict[str, Any]) -> Counter[str]:
         """Tell the wires how to be; how often what has happened there so far."""
+        counts = self._control(told)["done"].values()
+        return sum((Counter(each) for each in counts), Counter())
+
+    def calls(self) -> list[Call]:
+        """kube-scheduler's, since this was asked last."""
+        return [Call(**each) for each in self._control({"calls": True})["calls"]]
+
+    def _control(self, told: dict[str, Any]) -> dict[str, Any]:
         with socket.create_connection(("127.0.0.1", self._control_port), 10.0) as control:
             control.sendall(json.dumps(told).encode() + b"\n")
             with control.makefile("rb") as answer:
-                counts = json.loads(answer.readline())
-        return sum((Counter(each) for each in counts.values()), Counter())
+                answered: dict[str, Any] = json.loads(answer.readline())
+        return answered
 
     def _answers(self, port: int) -> bool:
         try:
@@ -281,19 +346,19 @@ class Site:
         with self.books:
             return [*self.auditor.findings, *(self.auditor.settled() if in_the_end else ())]
 
+    def unlike(self, before: Sequence[Call], during: Sequence[Call]) -> list[Finding]:
+        """What kube-scheduler noticed."""
+        with self.books:
+            return [*noticed(before, during, TIMEOUT_S, self.auditor.fates)]
+
     def keep_up(self) -> None:
         """Start again what a machine would: an API server, say, that has waited for etcd for too
-        long. Raises ``AssertionError`` of an extender, which has no reason to end by itself."""
-        again: dict[str, Callable[[], None]] = {
-            "etcd": self.plane.spawn_etcd,
-            "kube-apiserver": self.plane.spawn_apiserver,
-            **{name: partial(self.start_scheduler, name) for name in SCHEDULERS},
-        }
-        for name, start in again.items():
+        long. Raises ``AssertionError`` of ours, which have no reason to end by themselves."""
+        for name in ("etcd", "kube-apiserver", *SCHEDULERS):
             if self.plane.ended(name):
                 self.plane.kill(name)
-                start()
-        for name in (*EXTENDERS, "wires"):
+                self.start_process(name)
+        for name in (*WIRED, "wires"):
             assert not self.plane.ended(name), f"{name} ended by itself:\n{self.plane.log(name)}"
 
     def healthy(self) -> None:

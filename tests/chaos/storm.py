@@ -7,7 +7,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Kind -> whom it befalls, and for how many seconds at least and at most.
+#: Faults of processes that take no part in scheduling: kind -> whom it befalls, and for how many
+#: seconds at least and at most.
+BYSTANDERS: dict[str, tuple[str, float, float]] = {
+    f"{whom} {what}": (whom, least_s, most_s)
+    for whom in ("console", "webhook")
+    for what, least_s, most_s in (
+        ("killed", 0.0, 15.0),
+        ("paused", 5.0, 90.0),
+        ("cut off", 5.0, 40.0),
+        ("slow", 10.0, 40.0),
+        ("flooded", 5.0, 30.0),
+    )
+}
 KINDS: dict[str, tuple[str, float, float]] = {
     "extender killed": ("extender", 0.0, 15.0),
     "extender paused": ("extender", 5.0, 90.0),
@@ -34,6 +46,7 @@ KINDS: dict[str, tuple[str, float, float]] = {
     "agent frozen": ("node", 10.0, 60.0),
     "agent's clock moved": ("node", 10.0, 60.0),
     "GPUNode deleted": ("node", 0.0, 0.0),
+    **BYSTANDERS,
 }
 
 
@@ -57,28 +70,40 @@ class Targets:
     extenders: Sequence[str]
     schedulers: Sequence[str]
     nodes: Sequence[str]
+    consoles: Sequence[str]
+    webhooks: Sequence[str]
 
 
 def schedule(
-    seed: int, lasts_s: float, targets: Targets, *, every_s: float, longest_s: float = 150.0
+    seed: int,
+    lasts_s: float,
+    targets: Targets,
+    *,
+    every_s: float,
+    longest_s: float = 150.0,
+    alone_s: float = 0.0,
 ) -> list[Fault]:
-    """Faults for ``lasts_s`` seconds, one ``every_s`` on average; all are over by then."""
+    """Faults for ``lasts_s`` seconds, one ``every_s`` on average; all are over by then. For the
+    first ``alone_s`` they befall bystanders alone, and these are over before the others begin."""
     lots = random.Random(seed)
     of = {
         "extender": targets.extenders,
         "scheduler": targets.schedulers,
         "node": targets.nodes,
         "plane": ("control plane",),
+        "console": targets.consoles,
+        "webhook": targets.webhooks,
     }
     faults: list[Fault] = []
-    kinds: list[str] = []
-    at_s = lots.expovariate(1 / every_s)
-    while at_s < lasts_s:
-        if not kinds:
-            kinds = lots.sample(sorted(KINDS), len(KINDS))
-        kind = kinds.pop()
-        whom, least_s, most_s = KINDS[kind]
-        for_s = min(lots.uniform(least_s, most_s), longest_s, lasts_s - at_s)
-        faults.append(Fault(at_s, kind, lots.choice(of[whom]), for_s, lots.random()))
-        at_s += lots.expovariate(1 / every_s)
+    parts = (0.0, alone_s, BYSTANDERS), (alone_s, lasts_s, KINDS)
+    for begins_s, ends_s, kinds_of in parts:
+        kinds: list[str] = []
+        at_s = begins_s + lots.expovariate(1 / every_s)
+        while at_s < ends_s:
+            kinds = kinds or lots.sample(sorted(kinds_of), len(kinds_of))
+            kind = kinds.pop()
+            whom, least_s, most_s = kinds_of[kind]
+            for_s = min(lots.uniform(least_s, most_s), longest_s, ends_s - at_s)
+            faults.append(Fault(at_s, kind, lots.choice(of[whom]), for_s, lots.random()))
+            at_s += lots.expovariate(1 / every_s)
     return faults

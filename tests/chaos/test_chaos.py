@@ -29,8 +29,8 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
         built("etcd", "kube-apiserver", *SCHEDULERS)
     said: list[str] = []
     outcome = storm(
-        89,
-        22.0,
+        10,
+        36.0,
         SMALL,
         said.append,
         every_s=0.75,
@@ -38,11 +38,13 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
         settle_s=120.0,
         quiet_s=2.0,
         warm_pods=15,
+        alone_s=12.0,
     )
     story = "\n".join([*said, str(outcome)])
     assert not outcome.findings, story
     assert outcome.faults.keys() == KINDS.keys(), story
     assert outcome.tally.bound >= 15, story
+    assert outcome.calls["beside bystanders"].keys() >= {"filter", "bind"}, story
     # What the wires were to do they did.
     assert outcome.requests["cut"], story
     assert sum(n for what, n in outcome.requests.items() if "answered" in what) > 5, story

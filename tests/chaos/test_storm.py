@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from tests.chaos.storm import KINDS, Targets, schedule
+from tests.chaos.storm import BYSTANDERS, KINDS, Targets, schedule
 from tests.chaos.weather import LIES, wire_settings
 
-TARGETS = Targets(("a", "b", "c"), ("s1", "s2"), tuple(f"n{n}" for n in range(9)))
+TARGETS = Targets(("a", "b", "c"), ("s1", "s2"), tuple(f"n{n}" for n in range(9)), ("c",), ("w",))
 
 
 def test_the_same_seed_is_the_same_storm() -> None:
@@ -25,10 +25,24 @@ def test_all_kinds_come_equally_often_and_all_are_over_in_time() -> None:
 
 
 def test_each_kind_befalls_its_own() -> None:
-    of = {"extender": "abc", "scheduler": TARGETS.schedulers, "node": TARGETS.nodes}
+    of = {
+        "extender": TARGETS.extenders,
+        "scheduler": TARGETS.schedulers,
+        "node": TARGETS.nodes,
+        "console": TARGETS.consoles,
+        "webhook": TARGETS.webhooks,
+    }
     for fault in schedule(3, 600.0, TARGETS, every_s=1.0):
         whom = KINDS[fault.kind][0]
         assert fault.target in of.get(whom, ("control plane",))
         if whom == "node":
             assert not wire_settings(fault)
     assert LIES.keys() <= KINDS.keys()
+
+
+def test_at_first_bystanders_are_alone() -> None:
+    faults = schedule(7, 600.0, TARGETS, every_s=2.0, alone_s=100.0)
+    alone = [fault for fault in faults if fault.at_s < 100.0]
+    assert {fault.kind for fault in alone} == BYSTANDERS.keys()
+    assert all(fault.at_s + fault.for_s <= 100.0 for fault in alone)
+    assert {fault.kind for fault in faults[len(alone) :]} == KINDS.keys()

@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.chaos.kubelets import away
-from tests.chaos.site import EXTENDERS, SCHEDULERS, Site
+from tests.chaos.site import EXTENDERS, WIRED, Site
 from tests.chaos.storm import Fault
 from tests.e2e.cluster import GPUNODES
 
+CUTS = {"connections cut": "cut", "watches cut": "cut_watches"}
 LIES = {"agent boasts": "boast", "agent forgets": "forget", "agent frozen": "freeze"}
 
 
 def wire_settings(fault: Fault) -> dict[str, Any]:
     """What a fault of a wire makes of it; empty where it is another sort of fault."""
     often = 0.1 + 0.5 * fault.force
+    slow = {"latency_s": 0.05 + 2.5 * fault.force**3}
+    dark = {"refuses": True} if fault.force < 0.5 else {"holds": True}
     return {
         "extender cut off": {"refuses": True},
-        "latency": {"latency_s": 0.05 + 2.5 * fault.force**3},
+        "latency": slow,
         "connections dropped": {"drop_ratio": often / 2},
         "answered 409": {"answer": 409, "answer_ratio": often},
         "answered 429": {"answer": 429, "answer_ratio": often},
@@ -31,6 +34,10 @@ def wire_settings(fault: Fault) -> dict[str, Any]:
         "done and answered 409": {"after": 409, "after_ratio": often},
         "done and answered 500": {"after": 500, "after_ratio": often},
         "done and not answered": {"after": 0, "after_ratio": often},
+        "console cut off": dark,
+        "webhook cut off": dark,
+        "console slow": slow,
+        "webhook slow": slow,
         "passed on late": {"late_s": 3.0 + 40.0 * fault.force, "late_ratio": 0.2},
     }.get(fault.kind, {})
 
@@ -72,66 +79,51 @@ class Weather:
         return [on for on in self._on if on.target == fault.target and on.kind in kinds]
 
     def _begin(self, fault: Fault) -> None:
-        site, target = self._site, fault.target
-        match fault.kind:
-            case "extender killed" | "scheduler killed":
-                if site.plane.runs(target):
-                    site.plane.kill(target)
-            case "extender paused" | "scheduler paused":
-                if site.plane.runs(target):
-                    site.plane.pause(target)
-            case "API server restarted":
-                if site.plane.runs("kube-apiserver"):
-                    site.plane.kill("kube-apiserver")
-            case "etcd restarted":
-                if site.plane.runs("etcd"):
-                    site.plane.kill("etcd")
-            case "connections cut":
-                site.wire({"cut": [target]})
-            case "watches cut":
-                site.wire({"cut_watches": [target]})
-            case "GPUNode deleted":
+        site, target, process = self._site, fault.target, _process(fault)
+        runs = process is not None and site.plane.runs(process)
+        match fault.kind.rpartition(" ")[2]:
+            case "killed" | "restarted" if process and runs:
+                site.plane.kill(process)
+            case "paused" if process and runs:
+                site.plane.pause(process)
+            case "flooded" if process and not runs:
+                site.start_process(process)
+            case "cut" if fault.kind in CUTS:
+                site.wire({CUTS[fault.kind]: [target]})
+            case "deleted":
                 with away():
                     site.plane.call("DELETE", f"{GPUNODES}/{target}")
-            case _:
+            case _ if process is None:
                 self._change(fault)
 
     def _end(self, fault: Fault) -> None:
-        site, target = self._site, fault.target
-        match fault.kind:
-            case "extender killed":
-                if not self._others(fault, fault.kind) and not site.plane.runs(target):
-                    site.start_extender(target)
-            case "scheduler killed":
-                if not self._others(fault, fault.kind) and not site.plane.runs(target):
-                    site.start_scheduler(target)
-            case "extender paused" | "scheduler paused":
-                if not self._others(fault, fault.kind) and site.plane.runs(target):
-                    site.plane.resume(target)
-            case "API server restarted":
-                if not self._others(fault, fault.kind) and not site.plane.runs("kube-apiserver"):
-                    site.plane.spawn_apiserver()
-            case "etcd restarted":
-                if not self._others(fault, fault.kind) and not site.plane.runs("etcd"):
-                    site.plane.spawn_etcd()
-            case _:
-                self._change(fault)
+        site, process = self._site, _process(fault)
+        if process is None:
+            self._change(fault)
+        elif self._others(fault, fault.kind):
+            return
+        elif fault.kind.endswith((" paused", " flooded")):
+            if site.plane.runs(process):
+                (site.plane.resume if fault.kind.endswith(" paused") else site.plane.kill)(process)
+        elif not site.plane.runs(process):
+            site.start_process(process)
 
     def _change(self, fault: Fault) -> None:
         """Make its target as all that goes on there makes it."""
         site, target = self._site, fault.target
         here = [on for on in self._on if on.target == target]
-        if target in EXTENDERS:
+        if target in WIRED:
             settings: dict[str, Any] = {}
             for on in here:
                 settings |= wire_settings(on)
             site.wire({"set": {target: settings}})
             if settings.get("refuses"):
                 site.wire({"cut": [target]})
+            if target not in EXTENDERS:
+                return
             moved = [on for on in here if on.kind == "extender's clock moved"]
             site.clocks[target].move(_offset_s(moved[-1].force) if moved else 0.0)
             return
-        assert target not in SCHEDULERS
         mood = site.moods[target]
         mood.silent = any(on.kind == "agent silent" for on in here)
         lies = [LIES[on.kind] for on in here if on.kind in LIES]
@@ -142,6 +134,18 @@ class Weather:
             with site.books:
                 site.auditor.lying(target, mood.lie is not None)
             site.look(target)
+
+
+def _process(fault: Fault) -> str | None:
+    """The process that the fault stops or starts; None where it is another sort of fault."""
+    match fault.kind.rpartition(" ")[2]:
+        case "killed" | "paused":
+            return fault.target
+        case "restarted":
+            return {"API server restarted": "kube-apiserver"}.get(fault.kind, "etcd")
+        case "flooded":
+            return f"flood-of-{fault.target}"
+    return None
 
 
 def _offset_s(force: float) -> float:

@@ -1,0 +1,97 @@
+"""Judges kube-scheduler's calls while consoles and webhooks fail: none of them may notice.
+
+Pure, and imports nothing of ours, as ``audit``. The calls of the same site before the first fault
+say what is usual there.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.audit import Finding
+
+#: Of the mean of all calls of a verb, to that before the faults. Floods take a share of the same
+#: cores here, which is no more than that; to wait for any process that is paused is.
+MOST_RATIO = 20.0
+#: A mean below this says nothing: one pause of the machine makes it ten times as long.
+LEAST_S = 0.1
+#: Of all calls: the API server itself keeps a bind waiting for seconds on a busy machine.
+MOST_LATE = 0.05
+TOOK_LONGER = "the API server took longer than kube-scheduler waits"
+#: In the error by which filter puts off a pod of many that wait.
+NO_ROOM = "no node has room"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    verb: str
+    took_s: float
+    #: False: it was under way when the wires were asked.
+    ended: bool
+    #: With 200 and a whole body.
+    answered: bool
+    asked: Any
+    answer: Any
+
+    @property
+    def error(self) -> str:
+        return (self.answer.get("Error") or "") if isinstance(self.answer, dict) else ""
+
+    @property
+    def refusals(self) -> Collection[str]:
+        """The reasons against the nodes that a filter call refused."""
+        if self.verb != "filter" or not self.answered:
+            return ()
+        refused: dict[str, str] = self.answer.get("FailedAndUnresolvableNodes") or {}
+        return refused.values()
+
+
+def noticed(
+    before: Sequence[Call],
+    during: Sequence[Call],
+    timeout_s: float,
+    fates: Callable[[str], Sequence[str]],
+) -> Iterator[Finding]:
+    """What differs in the calls ``during`` the faults. A bind fails rightly for what filter refuses
+    nodes for, since another pod can come first, and for what the API server shows of the pod:
+    ``fates`` of its uid begin the words that may follow its name."""
+    refusals = {why for call in (*before, *during) for why in call.refusals}
+    late = [call for call in during if call.took_s >= timeout_s or TOOK_LONGER in call.error]
+    if len(late) > MOST_LATE * len(during):
+        yield Finding("late", "calls", f"{len(late)} of {len(during)} took over {timeout_s} s")
+    for call in during:
+        if call in late:
+            continue
+        if call.ended and not call.answered:
+            yield Finding("unanswered", call.verb, f"broke off after {call.took_s:.2f} s")
+        elif call.error and not _is_right(call, refusals, fates):
+            yield Finding("error", call.verb, call.error)
+    for verb in {call.verb for call in during}:
+        usual_s, found_s = _mean_s(before, verb), _mean_s(during, verb)
+        if found_s > max(LEAST_S, MOST_RATIO * usual_s):
+            what = f"{found_s:.3f} s on average, {usual_s:.3f} s before the faults"
+            yield Finding("slow", verb, what)
+
+
+def told(calls: Sequence[Call]) -> dict[str, str]:
+    """Each verb's, for people."""
+    counted = Counter(call.verb for call in calls)
+    return {
+        verb: f"{count} calls, {1e3 * _mean_s(calls, verb):.0f} ms on average, the longest "
+        f"{max(1e3 * call.took_s for call in calls if call.verb == verb):.0f}"
+        for verb, count in sorted(counted.items())
+    }
+
+
+def _is_right(call: Call, refusals: Collection[str], fates: Callable[[str], Sequence[str]]) -> bool:
+    if call.verb != "bind":
+        return NO_ROOM in call.error
+    pod = f"pod {call.asked['PodNamespace']}/{call.asked['PodName']} "
+    words = tuple(pod + fate for fate in fates(call.asked["PodUID"]))
+    return call.error in refusals or call.error.startswith(words)
+
+
+def _mean_s(calls: Sequence[Call], verb: str) -> float:
+    took_s = [call.took_s for call in calls if call.verb == verb]
+    return sum(took_s) / max(1, len(took_s))

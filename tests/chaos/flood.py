@@ -1,0 +1,50 @@
+"""Ask one server without a pause: python -m tests.chaos.flood URL
+
+A console (http) is asked for its expensive views, a webhook (https) to review pods of 100 KiB. No
+answer matters, and a server that does not answer is asked again.
+"""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import sys
+from typing import Any
+
+import httpx
+
+from tests.admission.reviews import manifest, review
+
+CONNECTIONS = 8
+_RETRY_S = 0.05
+_PADDING = "x" * 100_000
+VIEWS: tuple[tuple[str, str, Any], ...] = (
+    ("GET", "/v1/nodes", None),
+    ("GET", "/metrics", None),
+    ("POST", "/v1/whatif", {"pods": [{"vram": "20Gi", "count": 50}]}),
+    ("GET", "/v1/drift", None),
+)
+
+
+async def _ask(url: str, method: str, path: str, body: Any) -> None:
+    tls = ssl._create_unverified_context()
+    content = None if body is None else json.dumps(body).encode()
+    async with httpx.AsyncClient(base_url=url, verify=tls, timeout=60, trust_env=False) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                await client.request(method, path, content=content)
+                continue
+            await asyncio.sleep(_RETRY_S)
+
+
+async def flood(url: str) -> None:
+    """Until it is killed."""
+    asked = VIEWS
+    if url.startswith("https:"):
+        large = review(manifest(annotations={"team/notes": _PADDING}))
+        asked = (("POST", "/mutate", large),) * CONNECTIONS
+    await asyncio.gather(*(_ask(url, *each) for each in asked))
+
+
+if __name__ == "__main__":
+    asyncio.run(flood(sys.argv[1]))

@@ -1,0 +1,56 @@
+"""What kube-scheduler may notice of a console or a webhook that fails: nothing."""
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.calls import Call, noticed
+
+REASON = "insufficient GPU memory on any device"
+ASKED = {"PodNamespace": "chaos", "PodName": "p", "PodUID": "uid-p", "Node": "n"}
+
+
+def call(verb: str = "bind", error: str = "", **other: Any) -> Call:
+    given = {"took_s": 0.01, "ended": True, "answered": True, "asked": ASKED}
+    return Call(**{"verb": verb, "answer": {"Error": error}, **given, **other})
+
+
+REFUSING = call("filter", answer={"FailedAndUnresolvableNodes": {"n": REASON}})
+USUAL = [REFUSING, *(call() for _ in range(100))]
+
+
+def rules(*during: Call) -> set[str]:
+    fates = ["does not exist"]
+    found = noticed(USUAL, [*USUAL, *during], 5.0, lambda uid: fates if uid == "uid-p" else [])
+    return {finding.rule for finding in found}
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        call(error=REASON),
+        call(error="pod chaos/p does not exist"),
+        call("filter", error="no node has room; many pods wait"),
+        call(took_s=6.0, answered=False),  # one of many
+        call(took_s=1.0, ended=False, answered=False),
+        call("prioritize", answer=[]),
+    ],
+)
+def test_what_happens_anyway_is_right(right: Call) -> None:
+    assert rules(right) == set()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ([call(error="internal error in Headroom")], "error"),
+        ([call(error="pod chaos/p is bound to node m")], "error"),
+        ([call(error="pod chaos/p does not exist", asked={**ASKED, "PodUID": "u"})], "error"),
+        ([call("filter", error=REASON)], "error"),
+        ([call(answered=False)], "unanswered"),
+        ([call(took_s=5.0)] * 6, "late"),
+        ([call(took_s=0.4)] * 100, "slow"),
+    ],
+)
+def test_what_no_other_cause_explains_is_found(wrong: list[Call], rule: str) -> None:
+    assert rule in rules(*wrong)
