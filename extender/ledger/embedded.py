@@ -87,8 +87,9 @@ class EmbeddedStore:
         fault: Fault = no_fault,
         tell: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        """``tell``: who hears what agents report, if another than who hears the rest."""
-        self._tell = tell or deliver
+        """``deliver`` applies our own writes at once. ``tell`` is the watch: it queues reports, and
+        repeats every write of a GPUNode, so that a report queued before cannot undo the write."""
+        self._tell = tell
         self._deliver = deliver
         self._monotonic_s = monotonic_s
         self._fault = fault
@@ -129,7 +130,7 @@ class EmbeddedStore:
         def end() -> None:
             self._unchanged(gpunode)
             del self._gpunodes[gpunode.name]
-            self._deliver([GPUNodeGone(gpunode.name)])
+            self._changed(GPUNodeGone(gpunode.name))
 
         self._do("let_go", end)
 
@@ -224,7 +225,7 @@ class EmbeddedStore:
         def delete() -> None:
             self._held(name)
             del self._gpunodes[name]
-            self._deliver([GPUNodeGone(name)])
+            self._changed(GPUNodeGone(name))
 
         self._do("delete_gpunode", delete)
 
@@ -234,9 +235,10 @@ class EmbeddedStore:
 
         def write() -> None:
             pairs = [(self._held(name), status) for name, status in reports]
-            self._tell(
-                [self._written(msgspec.structs.replace(h, status=status)) for h, status in pairs]
-            )
+            seen: list[Event] = [
+                self._written(msgspec.structs.replace(held, status=status)) for held, status in pairs
+            ]
+            (self._tell or self._deliver)(seen)
 
         self._do("report", write)
 
@@ -277,8 +279,13 @@ class EmbeddedStore:
 
     def _put_gpunode(self, gpunode: GPUNode) -> GPUNode:
         seen = self._written(gpunode)
-        self._deliver([seen])
+        self._changed(seen)
         return seen.gpunode
+
+    def _changed(self, event: Event) -> None:
+        self._deliver([event])
+        if self._tell is not None:
+            self._tell([event])
 
     def _written(self, gpunode: GPUNode) -> GPUNodeSeen:
         metadata = msgspec.structs.replace(gpunode.metadata, resource_version=self._next_version())
