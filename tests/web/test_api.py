@@ -177,6 +177,15 @@ def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
     sums_add_up(fleet)
 
 
+def test_nodes_with_stale_reports_have_nothing_free_in_the_sums(fleet: Asked) -> None:
+    fleet.now_s = 2 * STALE_AFTER_S
+    fleet.cluster.apply([GPUNodeSeen(gpunode(shared("GPU-new"), name="new"), fleet.now_s)])
+    fleet.cluster.apply([NodeSeen(kube_node("new"))])
+    sums_add_up(fleet)
+    (closed,) = fleet.get("/v1/fleet").json()["closed"]
+    assert closed["reason"] == "stale_report"
+
+
 def sums_add_up(fleet: Asked) -> None:
     told, nodes = fleet.get("/v1/fleet").json(), fleet.get("/v1/nodes").json()["nodes"]
     assert told["nodes"] == len(nodes)
