@@ -1,9 +1,9 @@
-"""The gate to the Kubernetes API for whoever may wait: raw requests and raw bodies, each bounded in
-time. What the event loop asks itself goes through ``extender.loopapi``.
+"""The gate to the Kubernetes API for threads. The event loop uses ``extender.loopapi``.
 
-Configuration and credentials are those of the ``kubernetes`` package; its models are not used, so
-that a body is decoded once, into the few fields that somebody reads. Nothing is ever sent twice by
-this layer: whether a lost write may be repeated is the caller's to decide (DESIGN section 6).
+Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.client``. Lists and
+watches are raw requests and raw bodies, because its models take too much memory and time (ADR 37).
+Nothing is sent twice by this layer: whether a lost write may be repeated is the caller's to decide
+(DESIGN section 6).
 
     ApiError
     ├── ApiStatus    the server answered, and not with success
@@ -13,8 +13,9 @@ this layer: whether a lost write may be repeated is the caller's to decide (DESI
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any, Generic, TypeVar
@@ -23,8 +24,9 @@ from urllib.parse import urlencode
 import kubernetes.config
 import msgspec
 import urllib3
+from kubernetes.client import ApiClient
 from kubernetes.client import Configuration as Configuration
-from kubernetes.client.rest import RESTClientObject
+from kubernetes.client.exceptions import ApiException
 
 from extender.errors import BadSettings
 
@@ -32,6 +34,7 @@ from extender.errors import BadSettings
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
 JSON = "application/json"
+USER_AGENT = "headroom"
 #: For an answer of which only the metadata is read.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
@@ -171,13 +174,35 @@ class KubeApi:
         self._host = configuration.host.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
-        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
+        configuration.retries = False  # else urllib3 sends a request three times more
+        #: For the typed API of the ``kubernetes`` package, within ``asking``.
+        self.client = ApiClient(configuration)
+        self.client.user_agent = USER_AGENT
+        self._pool: urllib3.PoolManager = self.client.rest_client.pool_manager
 
     def close(self) -> None:
         """No call begins after this: a thread that has a long way to go ends with the one it is
         in, which it may wait for as long as any."""
         self._is_closed = True
         self._pool.clear()
+
+    @contextmanager
+    def asking(self, call: str) -> Iterator[tuple[float, float]]:
+        """Raise ``ApiError`` for what a typed API raises within the context, which gets the
+        ``_request_timeout`` of each call."""
+        if self._is_closed:
+            raise NoAnswer(f"{call}: not sent, as this process ends")
+        try:
+            yield self._connect_timeout_s, self._read_timeout_s
+        except ApiException as err:
+            if not err.status:
+                raise NoAnswer(f"{call}: {err.reason}") from err
+            body, headers = (err.body or "").encode(), err.headers or {}
+            raise refusal(call, err.status, body, err.reason, headers) from err
+        except _BROKEN as err:
+            raise NoAnswer(f"{call}: {describe(err)}") from err
+        except (ValueError, RecursionError):  # which would quote the answer, perhaps a secret
+            raise Unreadable(f"{call}: the answer cannot be read") from None
 
     def call(
         self,
@@ -304,7 +329,7 @@ def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw])
 
 def request_headers(configuration: Configuration, accept: str) -> dict[str, str]:
     """Who asks, as what, and for what; of a request without a body."""
-    headers = {"Accept": accept, "User-Agent": "headroom"}
+    headers = {"Accept": accept, "User-Agent": USER_AGENT}
     # Asked anew each time: service account tokens are rotated under a running process.
     settings: Any = configuration.auth_settings()
     for setting in settings.values():

@@ -1,8 +1,9 @@
 """Reads the ResourceQuotas of a namespace when somebody asks for an explanation."""
 
-from urllib.parse import quote
+from collections.abc import Callable
 
 import msgspec
+from kubernetes import client
 
 from extender.cluster.quotas import ResourceQuota
 from extender.kubeapi import KubeApi
@@ -11,19 +12,17 @@ from extender.kubeapi import KubeApi
 MAX_QUOTAS = 100
 
 
-class _Quotas(msgspec.Struct, frozen=True):
-    items: list[ResourceQuota] | None = None
-
-
-_decode = msgspec.json.Decoder(_Quotas).decode
-
-
 class KubeQuotas:
     """Blocks; may be called from any thread. Raises ``ApiError`` and ``msgspec.MsgspecError``."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
+        self._core = client.CoreV1Api(api.client)
 
     def of(self, namespace: str) -> list[ResourceQuota]:
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/resourcequotas"
-        return _decode(self._api.call("GET", path, query={"limit": str(MAX_QUOTAS)})).items or []
+        with self._api.asking(f"list ResourceQuotas of {namespace}") as timeout:
+            found = self._core.list_namespaced_resource_quota(
+                namespace, limit=MAX_QUOTAS, _request_timeout=timeout
+            )
+        serialized: Callable[[object], object] = self._api.client.sanitize_for_serialization
+        return msgspec.convert(serialized(found.items), list[ResourceQuota])

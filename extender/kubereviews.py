@@ -1,45 +1,13 @@
 """Asks the API server whose token it is and what they may: TokenReview, SubjectAccessReview."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import msgspec
+from kubernetes import client
 
 from extender.kubeapi import ApiError, ApiStatus, KubeApi
 from extender.web.auth import GetPod, ReviewFailed, Wish
 from extender.web.certificates import User
-
-_TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
-_ACCESSES = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-_encode = msgspec.json.Encoder().encode
-
-
-class _UserInfo(msgspec.Struct, frozen=True):
-    username: str = ""
-    uid: str = ""
-    groups: list[str] | None = None
-    extra: Mapping[str, Sequence[str]] | None = None
-
-
-class _TokenStatus(msgspec.Struct, frozen=True):
-    authenticated: bool = False
-    user: _UserInfo = _UserInfo()
-
-
-class _AccessStatus(msgspec.Struct, frozen=True):
-    allowed: bool = False
-    denied: bool = False
-
-
-class _TokenReview(msgspec.Struct, frozen=True):
-    status: _TokenStatus = _TokenStatus()
-
-
-class _AccessReview(msgspec.Struct, frozen=True):
-    status: _AccessStatus = _AccessStatus()
-
-
-R = TypeVar("R", _TokenReview, _AccessReview)
 
 
 class KubeReviews:
@@ -47,43 +15,55 @@ class KubeReviews:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
+        self._authentication = client.AuthenticationV1Api(api.client)
+        self._authorization = client.AuthorizationV1Api(api.client)
 
     def who(self, token: str) -> User | None:
-        kind = "authentication.k8s.io/v1", "TokenReview"
-        status = self._review(_TOKENS, kind, {"token": token}, _TokenReview).status
-        if not status.authenticated or not status.user.username:
+        review = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token))
+        with self._asking("TokenReview") as timeout:
+            status = self._authentication.create_token_review(
+                review, _request_timeout=timeout
+            ).status
+        if status is None or not status.authenticated or not (user := status.user):
             return None
-        user = status.user
-        return User(user.username, user.uid, tuple(user.groups or ()), user.extra)
+        if not user.username:
+            return None
+        return User(user.username, user.uid or "", tuple(user.groups or ()), user.extra)
 
     def may(self, user: User, wish: Wish) -> bool:
-        spec: dict[str, Any] = {"user": user.name, "uid": user.uid, "groups": user.groups}
-        if user.extra:
-            spec["extra"] = user.extra
+        extra = {key: list(values) for key, values in (user.extra or {}).items()}
+        spec = client.V1SubjectAccessReviewSpec(
+            user=user.name, uid=user.uid, groups=list(user.groups), extra=extra or None
+        )
         if isinstance(wish, GetPod):
-            spec["resourceAttributes"] = {
-                "verb": "get",
-                "version": "v1",
-                "resource": "pods",
-                "namespace": wish.namespace,
-                "name": wish.name,
-            }
+            spec.resource_attributes = client.V1ResourceAttributes(
+                verb="get",
+                version="v1",
+                resource="pods",
+                namespace=wish.namespace,
+                name=wish.name,
+            )
         else:
-            spec["nonResourceAttributes"] = {"verb": wish.verb, "path": wish.path}
-        kind = "authorization.k8s.io/v1", "SubjectAccessReview"
-        status = self._review(_ACCESSES, kind, spec, _AccessReview).status
-        return status.allowed and not status.denied
+            spec.non_resource_attributes = client.V1NonResourceAttributes(
+                verb=wish.verb, path=wish.path
+            )
+        review = client.V1SubjectAccessReview(spec=spec)
+        with self._asking("SubjectAccessReview") as timeout:
+            status = self._authorization.create_subject_access_review(
+                review, _request_timeout=timeout
+            ).status
+        return status is not None and bool(status.allowed) and not status.denied
 
-    def _review(self, path: str, kind: tuple[str, str], spec: object, form: type[R]) -> R:
-        body = {"apiVersion": kind[0], "kind": kind[1], "spec": spec}
+    @contextmanager
+    def _asking(self, kind: str) -> Iterator[tuple[float, float]]:
         try:
-            answer = self._api.call("POST", path, body=_encode(body))
-            return msgspec.json.decode(answer, type=form)
+            with self._api.asking(f"create {kind}") as timeout:
+                yield timeout
         except ApiStatus as err:
             if err.status == 403:
                 raise ReviewFailed(
-                    f"it lets the extender create no {kind[1]}, see deploy/base/rbac.yaml"
+                    f"it lets the extender create no {kind}, see deploy/base/rbac.yaml"
                 ) from err
-            raise ReviewFailed(f"it answers {err.status} to a {kind[1]}") from err
-        except (ApiError, ValueError, RecursionError) as err:
-            raise ReviewFailed(f"it did not answer a {kind[1]}") from err
+            raise ReviewFailed(f"it answers {err.status} to a {kind}") from err
+        except ApiError as err:
+            raise ReviewFailed(f"it did not answer a {kind}") from err

@@ -304,7 +304,7 @@ class Settings(BaseModel):
         60.0, ge=1, description="Seconds between two queries, each for the whole fleet."
     )
     prometheus_timeout_s: float = Field(
-        15.0, gt=0, description="A query that takes longer has failed."
+        15.0, gt=0, description="A refresh whose queries take longer together has failed."
     )
     prometheus_stale_after_s: float = Field(
         180.0,

@@ -61,7 +61,7 @@ PASSING = {
     "extender/placement/score.py": ["Ranking.terms"],
     "extender/placement/victims.py": ["_Search._known"],
     "extender/sources/history.py": [
-        *("Answer.ratios", "Answer.sampled_at_s", "Answer.warnings", "_Envelope.warnings"),
+        *("Answer.ratios", "Answer.ages_s", "_Envelope.warnings"),
     ],
     "extender/web/api/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/web/wire.py": [
@@ -211,7 +211,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/sources/prometheus.py": {
         "PrometheusHistory._held": Per("device", 600),
         "PrometheusHistory._left": Fixed(3 * 1_000),
-        "PrometheusHistory._outdated": Per("device", 600),
     },
     "extender/sources/reflector.py": {"Reflector._unreadable": Per("object", 700)},
     "extender/web/auth.py": {

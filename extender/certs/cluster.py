@@ -8,12 +8,12 @@ What is not ours, because cert-manager keeps it, is refused and not touched.
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-import msgspec
+from kubernetes import client
 
 from extender.certs.pki import Pair, Usage, ends_at
 from extender.certs.plan import (
@@ -26,7 +26,7 @@ from extender.certs.plan import (
     usable,
 )
 from extender.errors import BadSettings, StoreConflict
-from extender.kubeapi import ApiStatus, KubeApi
+from extender.kubeapi import ApiStatus, KubeApi, Unreadable
 
 #: The authorities with their keys; nobody but this command reads it.
 AUTHORITIES = "headroom-ca"
@@ -34,14 +34,15 @@ AUTHORITIES = "headroom-ca"
 SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
 #: The webhook configurations whose servers show it.
 WEBHOOKS = "app.kubernetes.io/part-of=headroom"
-WEBHOOK_KINDS = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations")
 ATTEMPTS = 5
 
 _LABELS = {
     "app.kubernetes.io/part-of": "headroom",
     "app.kubernetes.io/managed-by": "headroom-certs",
 }
-_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_MERGE_PATCH = "application/merge-patch+json"
+#: Lists of objects by their names: what a patch does not name stays as it is.
+_BY_NAME = "application/strategic-merge-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Certificates:
         say: Callable[[str], None],
     ) -> None:
         self._api = api
-        self._secrets = f"/api/v1/namespaces/{namespace}/secrets"
+        self._core = client.CoreV1Api(api.client)
+        self._admission = client.AdmissionregistrationV1Api(api.client)
         self._namespace = namespace
         self._wanted = all_wanted
         self._terms = terms
@@ -128,64 +130,89 @@ class Certificates:
 
     def _read(self, name: str) -> _Secret | None:
         try:
-            body = self._api.call("GET", f"{self._secrets}/{name}")
+            with self._api.asking(f"read Secret {name}") as timeout:
+                read = self._core.read_namespaced_secret(
+                    name, self._namespace, _request_timeout=timeout
+                )
         except ApiStatus as err:
             if err.status == 404:
                 return None
             raise
-        read: dict[str, Any] = msgspec.json.decode(body)
-        metadata = read["metadata"]
-        if "cert-manager.io/certificate-name" in (metadata.get("annotations") or {}):
+        metadata = _metadata(read.metadata)
+        if "cert-manager.io/certificate-name" in (metadata.annotations or {}):
             raise BadSettings(
                 f"secret {self._namespace}/{name} is kept by cert-manager; right is one of the "
                 "two: do without headroom certs, or delete its Certificate and its Secret"
             )
-        data = {key: base64.b64decode(text) for key, text in (read.get("data") or {}).items()}
-        return _Secret(data, metadata["resourceVersion"])
+        data = {key: base64.b64decode(text) for key, text in (read.data or {}).items()}
+        return _Secret(data, metadata.resource_version or "")
 
     def _write(
         self, name: str, kind: str, data: Mapping[str, bytes], there: _Secret | None
     ) -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if there is None:
-            body = {
-                "metadata": {"name": name, "labels": _LABELS},
-                "type": kind,
-                "data": encoded,
-            }
-            self._swap("POST", self._secrets, body, "application/json")
+            body = client.V1Secret(
+                metadata=client.V1ObjectMeta(name=name, labels=_LABELS),
+                type=kind,
+                data=dict(encoded),
+            )
+            with self._swap(f"create Secret {name}") as timeout:
+                self._core.create_namespaced_secret(self._namespace, body, _request_timeout=timeout)
             return
         patch = {"metadata": {"resourceVersion": there.version}, "data": encoded}
-        self._swap("PATCH", f"{self._secrets}/{name}", patch, "application/merge-patch+json")
+        with self._swap(f"patch Secret {name}") as timeout:
+            self._core.patch_namespaced_secret(
+                name, self._namespace, patch, _request_timeout=timeout, _content_type=_MERGE_PATCH
+            )
 
     def _trust_in_webhooks(self, bundle: bytes) -> None:
         text = base64.b64encode(bundle).decode()
-        for kind in WEBHOOK_KINDS:
-            query = {"labelSelector": WEBHOOKS}
-            listed: dict[str, Any] = msgspec.json.decode(
-                self._api.call("GET", f"{_ADMISSION}/{kind}", query=query)
-            )
-            for found in listed["items"]:
+        admission = self._admission
+        for kind, list_all, patch in (
+            (
+                "validatingwebhookconfiguration",
+                admission.list_validating_webhook_configuration,
+                admission.patch_validating_webhook_configuration,
+            ),
+            (
+                "mutatingwebhookconfiguration",
+                admission.list_mutating_webhook_configuration,
+                admission.patch_mutating_webhook_configuration,
+            ),
+        ):
+            with self._api.asking(f"list {kind}s") as timeout:
+                listed = list_all(label_selector=WEBHOOKS, _request_timeout=timeout)
+            for found in listed.items:
                 hooks = [
-                    {"name": hook["name"], "clientConfig": {"caBundle": text}}
-                    for hook in found.get("webhooks") or ()
-                    if hook["clientConfig"].get("caBundle") != text
+                    {"name": hook.name, "clientConfig": {"caBundle": text}}
+                    for hook in found.webhooks or ()
+                    if hook.client_config.ca_bundle != text
                 ]
                 if not hooks:
                     continue
-                name, version = found["metadata"]["name"], found["metadata"]["resourceVersion"]
-                patch = {"metadata": {"resourceVersion": version}, "webhooks": hooks}
-                # By the names of the webhooks: what else they say stays as it is.
-                by_name = "application/strategic-merge-patch+json"
-                self._swap("PATCH", f"{_ADMISSION}/{kind}/{name}", patch, by_name)
-                self._say(f"{kind.removesuffix('s')} {name}: caBundle says whom to trust now")
+                metadata = _metadata(found.metadata)
+                name = metadata.name or ""
+                version = {"resourceVersion": metadata.resource_version}
+                body = {"metadata": version, "webhooks": hooks}
+                with self._swap(f"patch {kind} {name}") as timeout:
+                    patch(name, body, _request_timeout=timeout, _content_type=_BY_NAME)
+                self._say(f"{kind} {name}: caBundle says whom to trust now")
 
-    def _swap(self, method: str, path: str, body: Mapping[str, Any], content_type: str) -> None:
+    @contextmanager
+    def _swap(self, call: str) -> Iterator[tuple[float, float]]:
         """Raises ``StoreConflict`` where it is not any more what was read."""
         try:
-            encoded = msgspec.json.encode(body)
-            self._api.call(method, path, body=encoded, content_type=content_type)
+            with self._api.asking(call) as timeout:
+                yield timeout
         except ApiStatus as err:
             if err.status in (404, 409):
                 raise StoreConflict(str(err)) from err
             raise
+
+
+def _metadata(metadata: client.V1ObjectMeta | None) -> client.V1ObjectMeta:
+    """A precondition that is empty would be none at all."""
+    if metadata is None or not metadata.resource_version:
+        raise Unreadable("the API server answered an object without a resourceVersion")
+    return metadata

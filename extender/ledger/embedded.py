@@ -236,7 +236,8 @@ class EmbeddedStore:
         def write() -> None:
             pairs = [(self._held(name), status) for name, status in reports]
             seen: list[Event] = [
-                self._written(msgspec.structs.replace(held, status=status)) for held, status in pairs
+                self._written(msgspec.structs.replace(held, status=status))
+                for held, status in pairs
             ]
             (self._tell or self._deliver)(seen)
 

@@ -1,4 +1,4 @@
-"""The one question that Prometheus is asked, and what its answer says of each device.
+"""The questions that Prometheus is asked, and what its answers say of each device.
 
 Of every device: a high quantile over a window, and when its newest sample was taken. Of the series
 that tell of a device now, and tell a ratio, the highest counts: dcgm-exporter repeats a device for
@@ -9,20 +9,18 @@ infinities, DCGM's marks for figures that it does not have) is no figure.
 
 A subquery over the highest at each step would be purer, and costs Prometheus three times as much.
 
-All times are compared within one answer: how old a sample is, is the time at which Prometheus
-evaluated less the sample's own time. Our clock and Prometheus' may differ by as much as a sample
-may be old; if they differ by more, an old answer that somebody kept cannot be told from a wrong
-clock, and nothing of it is used.
+The fleet is asked about in parts. A JSON decoder holds the interpreter's lock until it has read a
+whole answer: one answer for 5,000 nodes has 10 MB, and would stop the event loop for 50 to 150 ms.
 
-A large answer is decoded piece by piece, because a decoder holds the interpreter's lock.
+The age of a sample is the time at which Prometheus evaluated less the sample's own time, both of
+one answer. Our clock and Prometheus' may differ by as much as a sample may be old; if they differ
+by more, an old answer that somebody kept cannot be told from a wrong clock, and nothing is used.
 """
 
-import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import msgspec
 
@@ -44,17 +42,11 @@ MOVED_RATIO = 0.05
 
 #: Of an error that it tells.
 _MOST_SAID = 200
+_OK = 200
 _NOT_ITS = "its answer is not as Prometheus writes it"
-_SCANNER = json.JSONDecoder()
-_RESULT = re.compile(rb'"result"\s*:\s*\[')
-#: Between two series, as every server of this API writes it; within a string the quotes would be
-#: escaped.
-_NEXT = b',{"metric"'
-_PIECE_BYTES = 16 << 10
-#: More than the labels that we ask for can be.
-_MOST_SERIES_BYTES = 64 << 10
-#: Devices to go through before others have a turn.
-_TOGETHER = 256
+#: By the index of a device on its node, which every release of dcgm-exporter calls ``gpu``. What
+#: has no such label, or a larger index, is in the last part.
+_PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
 
 
 class Unreadable(Exception):
@@ -75,6 +67,7 @@ class _Series(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
+    result: msgspec.Raw
     result_type: str = msgspec.field(name="resultType")
 
 
@@ -90,83 +83,46 @@ class _Envelope(msgspec.Struct):
 
 @dataclass(slots=True)
 class Answer:
-    """What was told of each device; ages at the time of evaluation."""
+    """What one answer says of each device; ages at the time of evaluation."""
 
     evaluated_at_s: float = math.nan
     ratios: dict[Key, float] = field(default_factory=dict)
-    sampled_at_s: dict[Key, float] = field(default_factory=dict)
-    #: Why it may be only a part; empty for all of it.
-    warnings: list[str] = field(default_factory=list)
+    ages_s: dict[Key, float] = field(default_factory=dict)
 
 
-def question(span: Span) -> str:
+def questions(span: Span) -> list[str]:
     """PromQL: series with ``told="ratio"`` and ``told="at"`` for each device, and no others."""
+    return [question for part in _PARTS for question in _pair(span, f"{METRIC}{{{part}}}")]
+
+
+def _pair(span: Span, series: str) -> tuple[str, str]:
     by = f"max by ({', '.join((*_UUIDS, *_INSTANCES))})"
-    now = f"(({METRIC} >= 0) <= {_MOST_RATIO})"
-    past = f"quantile_over_time({span.quantile:g}, {METRIC}[{span.window_s:.0f}s])"
+    now = f"(({series} >= 0) <= {_MOST_RATIO})"
+    past = f"quantile_over_time({span.quantile:g}, {series}[{span.window_s:.0f}s])"
     ratio = f"{by} (((({past}) >= 0) <= {_MOST_RATIO}) and {now})"
-    at = f"{by} (timestamp({METRIC}) and {now})"
+    at = f"{by} (timestamp({series}) and {now})"
     return (
-        f'label_replace({ratio}, "told", "ratio", "", "") or '
-        f'label_replace({at}, "told", "at", "", "")'
+        f'label_replace({ratio}, "told", "ratio", "", "")',
+        f'label_replace({at}, "told", "at", "", "")',
     )
 
 
-def read(body: bytes) -> Iterator[Answer]:
-    """Decode an answer: yields it between pieces, incomplete, and last when it is whole.
+def examine(status: int, body: bytes) -> list[str]:
+    """Return the warnings of an answer that is one; they say why it may be only a part.
 
-    Raises ``Unreadable``.
+    Raises ``Unreadable`` with what the server says of a query that failed.
     """
-    begin = _RESULT.search(body)
-    if begin is None:
-        _envelope(body)
-        raise Unreadable(_NOT_ITS)
-    at = begin.end()
-    end = _end(body, at)
-    answer = Answer(warnings=_envelope(body[:at] + body[end:]).warnings)
-    while at < end:
-        cut = body.find(_NEXT, at + _PIECE_BYTES, end)
-        cut = end if cut < 0 else cut
-        if cut - at > _PIECE_BYTES + _MOST_SERIES_BYTES:
-            raise Unreadable(_NOT_ITS)
-        _take(answer, body[at:cut])
-        yield answer
-        at = cut + 1
-    yield answer
-
-
-def _end(body: bytes, at: int) -> int:
-    """Where the list of series ends that begins there."""
-    if body[at : at + 1] == b"]":
-        return at
-    last = max(at, body.rfind(_NEXT) + 1)
-    try:
-        # A character for each byte: what matters of it is ASCII.
-        text = body[last : last + _MOST_SERIES_BYTES].decode("latin-1")
-        _, length = _SCANNER.raw_decode(text)
-    except (ValueError, RecursionError) as err:
-        raise Unreadable(_NOT_ITS) from err
-    return last + length
-
-
-def _envelope(body: bytes) -> _Envelope:
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        raise Unreadable(_NOT_ITS) from err
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise Unreadable(_NOT_ITS if status == _OK else f"it answers {status}") from err
+    if status != _OK:
+        raise Unreadable(f"it answers {status}{_said(envelope)}")
     if envelope.status != "success":
         raise Unreadable(f"it answers with an error{_said(envelope)}")
     if envelope.data is None or envelope.data.result_type != "vector":
         raise Unreadable(_NOT_ITS)
-    return envelope
-
-
-def fault(body: bytes) -> str:
-    """What an answer that is none says of itself, after a colon; empty if nothing."""
-    try:
-        return _said(msgspec.json.decode(body, type=_Envelope))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+    return envelope.warnings
 
 
 def _said(envelope: _Envelope) -> str:
@@ -174,16 +130,15 @@ def _said(envelope: _Envelope) -> str:
     return f": {said[:_MOST_SAID]}" if said else ""
 
 
-_series = msgspec.json.Decoder(list[_Series])
-
-
-def _take(answer: Answer, piece: bytes) -> None:
+def read(result: object) -> Answer:
+    """Read the series of one answer. Raises ``Unreadable``."""
+    answer = Answer()
     try:
-        found = _series.decode(b"[" + piece + b"]")
-        for series in found:
+        for series in msgspec.convert(result, list[_Series]):
             _take_one(answer, series)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as err:
+    except ValueError as err:
         raise Unreadable(_NOT_ITS) from err
+    return answer
 
 
 def _take_one(answer: Answer, series: _Series) -> None:
@@ -195,7 +150,8 @@ def _take_one(answer: Answer, series: _Series) -> None:
         if figure <= _MOST_RATIO:
             answer.ratios[key] = max(answer.ratios.get(key, 0.0), min(figure, 1.0))
     else:
-        answer.sampled_at_s[key] = max(answer.sampled_at_s.get(key, 0.0), figure)
+        age_s = answer.evaluated_at_s - figure
+        answer.ages_s[key] = min(age_s, answer.ages_s.get(key, math.inf))
 
 
 def _key(labels: Mapping[str, str]) -> Key | None:
@@ -210,56 +166,58 @@ def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
 
 
 def history(
-    answer: Answer,
+    answers: Sequence[Answer],
     before: Mapping[Key, Activity],
     span: Span,
     asked_at_s: float,
     wall_s: float,
     stale_after_s: float,
-) -> Iterator[dict[Key, Activity]]:
-    """All history that is fresh, as that answer has it: yields it between pieces, last when whole.
+) -> dict[Key, Activity]:
+    """All history that is fresh, as those answers have it.
 
     ``asked_at_s`` is our monotonic clock when it was asked for, and ``wall_s`` our wall clock.
     Raises ``Unreadable``.
     """
-    skew_s = answer.evaluated_at_s - wall_s
-    if answer.ratios and not abs(skew_s) <= stale_after_s:
-        raise Unreadable("its clock differs from ours by more than a sample may be old")
+    ratios: dict[Key, float] = {}
+    ages_s: dict[Key, float] = {}
+    for answer in answers:
+        skew_s = answer.evaluated_at_s - wall_s
+        if (answer.ratios or answer.ages_s) and not abs(skew_s) <= stale_after_s:
+            raise Unreadable("its clock differs from ours by more than a sample may be old")
+        for key, ratio in answer.ratios.items():
+            ratios[key] = max(ratio, ratios.get(key, 0.0))
+        for key, age_s in answer.ages_s.items():
+            ages_s[key] = min(age_s, ages_s.get(key, math.inf))
     found: dict[Key, Activity] = {}
-    for i, (key, ratio) in enumerate(answer.ratios.items()):
-        age_s = answer.evaluated_at_s - answer.sampled_at_s.get(key, -math.inf)
+    for key, ratio in ratios.items():
+        age_s = ages_s.get(key, math.inf)
         # A sample from the future is not made old by waiting for it.
         if -_AHEAD_S <= age_s <= stale_after_s:
-            had = before.get(key)
-            if had is not None and abs(had.ratio - ratio) < MOVED_RATIO:
-                ratio = had.ratio
-            sampled_at_s = asked_at_s - max(0.0, age_s)
-            found[key] = Activity(ratio, HISTORY, span.quantile, span.window_s, sampled_at_s)
-        if i % _TOGETHER == 0:
-            yield found
-    yield found
+            settled, sampled_at_s = _settled(ratio, before.get(key)), asked_at_s - max(0.0, age_s)
+            found[key] = Activity(settled, HISTORY, span.quantile, span.window_s, sampled_at_s)
+    return found
+
+
+def _settled(ratio: float, had: Activity | None) -> float:
+    return had.ratio if had is not None and abs(had.ratio - ratio) < MOVED_RATIO else ratio
 
 
 def still_fresh(
     before: Mapping[Key, Activity], now_s: float, stale_after_s: float
-) -> Iterator[dict[Key, Activity]]:
-    """What of it may still be used though nothing newer has come; as ``history`` yields."""
-    found: dict[Key, Activity] = {}
-    for i, (key, activity) in enumerate(before.items()):
-        if now_s - activity.sampled_at_s <= stale_after_s:
-            found[key] = activity
-        if i % _TOGETHER == 0:
-            yield found
-    yield found
+) -> dict[Key, Activity]:
+    """What of it may still be used though nothing newer has come."""
+    return {
+        key: activity
+        for key, activity in before.items()
+        if now_s - activity.sampled_at_s <= stale_after_s
+    }
 
 
-def moved(before: Mapping[Key, Activity], after: Mapping[Key, Activity]) -> Iterator[list[Key]]:
-    """The devices whose figure came, went or changed; as ``history`` yields."""
-    found: list[Key] = []
-    for i, key in enumerate(chain(after, (key for key in before if key not in after))):
-        was, now = before.get(key), after.get(key)
-        if was is None or now is None or was.ratio != now.ratio:
-            found.append(key)
-        if i % _TOGETHER == 0:
-            yield found
-    yield found
+def moved(before: Mapping[Key, Activity], after: Mapping[Key, Activity]) -> list[Key]:
+    """The devices whose figure came, went or changed."""
+    gone = [key for key in before if key not in after]
+    return gone + [
+        key
+        for key, now in after.items()
+        if (was := before.get(key)) is None or was.ratio != now.ratio
+    ]

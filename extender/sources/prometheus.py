@@ -5,18 +5,20 @@ thread of its own: one that gives no whole answer in time is left behind, so tha
 whatever Prometheus does. While there is no fresh history the agents' own samples count.
 """
 
+import io
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import requests
 import structlog
 from prometheus_api_client import PrometheusConnect
+from requests.adapters import HTTPAdapter
 
 from extender.cluster.activity import Key
 from extender.placement.activity import Activity
@@ -24,26 +26,21 @@ from extender.sources.history import (
     Answer,
     Span,
     Unreadable,
-    fault,
+    examine,
     history,
     moved,
-    question,
+    questions,
     read,
     still_fresh,
 )
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
-#: 5,000 nodes of 8 devices are 11 MB.
-MOST_BYTES = 64 << 20
+#: Of one answer. Those for 5,000 nodes of 8 devices have 0.6 MB each.
+MOST_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
 #: Queries left behind; while so many hang there is no new one.
 _MOST_LEFT = 3
-#: Figures to let go of at once.
-_TOGETHER = 1024
-#: Between two pieces of work: whoever waits for the interpreter's lock gets it.
-_BREATH_S = 0.0005
 #: So much later a query that was left behind gives up by itself, where it can.
 _LEAVE_S = 1.0
 #: Of what the system says when it cannot be asked.
@@ -65,9 +62,10 @@ class Asked:
     ca: Path | None = None
 
 
-#: Takes all history that is fresh, and the devices in which it moved; returns early where the event
-#: is set.
-HandOn = Callable[[Mapping[Key, Activity], Collection[Key], threading.Event], None]
+#: One for each question, and why they may be only a part.
+Answers = tuple[list[Answer], list[str]]
+#: Takes all history that is fresh, and the devices in which it moved.
+HandOn = Callable[[Mapping[Key, Activity], Collection[Key]], None]
 #: Takes whether there was an answer, and the number of devices of which there is fresh history.
 Told = Callable[[bool, int], None]
 
@@ -89,8 +87,6 @@ class PrometheusHistory:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._held: dict[Key, Activity] = {}
-        #: What was held before that: by now nobody looks things up in it.
-        self._outdated: dict[Key, Activity] = {}
         #: Queries that gave no answer in time, and may still hang.
         self._left: list[threading.Thread] = []
         #: Why there is nothing newer; empty while there is. None: before the first query.
@@ -127,26 +123,19 @@ class PrometheusHistory:
             return
         before, self._held = self._held, after
         self._tell(trouble)
-        self._hand_on(after, _whole(moved(before, after)), self._stopping)
-        _let_go(self._outdated)
-        self._outdated = before
+        self._hand_on(after, moved(before, after))
 
     def _left_over(self) -> dict[Key, Activity]:
-        return _whole(still_fresh(self._held, self._monotonic_s(), self._asked.stale_after_s))
+        return still_fresh(self._held, self._monotonic_s(), self._asked.stale_after_s)
 
     def _newer(self) -> dict[Key, Activity]:
         """Raises ``Unreadable``."""
         asked = self._asked
         asked_at_s, wall_s = self._monotonic_s(), self._wall_s()
-        answer = self._answer()
-        if answer.warnings:
-            log.warning("history_in_part", warnings="; ".join(answer.warnings)[:_MOST_SAID])
-        after = _whole(
-            history(answer, self._held, asked.span, asked_at_s, wall_s, asked.stale_after_s)
-        )
-        _let_go(answer.ratios)
-        _let_go(answer.sampled_at_s)
-        return after
+        answers, warnings = self._answers()
+        if warnings:
+            log.warning("history_in_part", warnings="; ".join(warnings)[:_MOST_SAID])
+        return history(answers, self._held, asked.span, asked_at_s, wall_s, asked.stale_after_s)
 
     def _tell(self, trouble: str) -> None:
         self._told(not trouble, len(self._held))
@@ -158,11 +147,11 @@ class PrometheusHistory:
         else:
             log.info("history_available", devices=len(self._held))
 
-    def _answer(self) -> Answer:
+    def _answers(self) -> Answers:
         self._left = [thread for thread in self._left if thread.is_alive()]
         if len(self._left) >= _MOST_LEFT:
             raise Unreadable("earlier queries still hang")
-        box: queue.SimpleQueue[Answer | Unreadable] = queue.SimpleQueue()
+        box: queue.SimpleQueue[Answers | Unreadable] = queue.SimpleQueue()
         thread = threading.Thread(target=_ask, args=(self._asked, box), daemon=True)
         until_s = time.monotonic() + self._asked.timeout_s
         thread.start()
@@ -178,7 +167,7 @@ class PrometheusHistory:
         raise Unreadable(f"no whole answer within {self._asked.timeout_s:g} s")
 
 
-def _ask(asked: Asked, box: "queue.SimpleQueue[Answer | Unreadable]") -> None:
+def _ask(asked: Asked, box: "queue.SimpleQueue[Answers | Unreadable]") -> None:
     try:
         box.put(query(asked))
     except Unreadable as err:
@@ -187,11 +176,11 @@ def _ask(asked: Asked, box: "queue.SimpleQueue[Answer | Unreadable]") -> None:
         box.put(Unreadable(f"cannot be asked: {_cause(err)}"))
 
 
-def query(asked: Asked) -> Answer:
+def query(asked: Asked) -> Answers:
     """Ask once. Raises ``Unreadable``, and what requests and urllib3 raise."""
     url = urlsplit(asked.url)
     # Errors quote the address: it is to hold nothing that nobody is to know.
-    public = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    public = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl().rstrip("/")
     headers = {"Accept-Encoding": "gzip"}
     auth = None
     if url.username:
@@ -199,20 +188,28 @@ def query(asked: Asked) -> Answer:
     if asked.token_file is not None:
         headers["Authorization"] = f"Bearer {_token(asked.token_file)}"
     within_s = asked.timeout_s + _LEAVE_S
-    with _Session(within_s) as session:
+    warnings: dict[str, None] = {}
+
+    def look(response: requests.Response, *args: Any, **kwargs: Any) -> None:
+        if not response.is_redirect:
+            warnings.update(dict.fromkeys(examine(response.status_code, response.content)))
+
+    with requests.Session() as session:
         session.trust_env = False  # a .netrc would win over what is set here
         session.verify = True if asked.ca is None else str(asked.ca)
+        session.hooks["response"].append(look)
         connection = PrometheusConnect(
-            public.rstrip("/"),
-            headers=headers,
-            retry=0,
-            auth=auth,
-            session=session,
-            timeout=within_s,
+            public, headers=headers, auth=auth, session=session, timeout=within_s
         )
+        bounded = _Bounded(time.monotonic() + within_s)
+        for prefix in ("http://", "https://", public):  # the last one has an adapter that retries
+            session.mount(prefix, bounded)
         limits = {"timeout": f"{asked.timeout_s:g}s"}
-        answer: Answer = connection.custom_query(question(asked.span), params=limits)
-        return answer
+        answers = [
+            read(connection.custom_query(question, params=limits))
+            for question in questions(asked.span)
+        ]
+    return answers, list(warnings)
 
 
 def _token(path: Path) -> str:
@@ -225,58 +222,34 @@ def _token(path: Path) -> str:
     return token
 
 
-class _Reply:
-    """What ``PrometheusConnect`` looks at; its result is an ``Answer``."""
+class _Bounded(HTTPAdapter):
+    """Sends a request once, and reads an answer whole: at most ``MOST_BYTES``, and no longer than
+    until ``until_s``."""
 
-    status_code = 200
+    def __init__(self, until_s: float) -> None:
+        super().__init__(max_retries=0)
+        self._until_s = until_s
 
-    def __init__(self, body: bytes) -> None:
-        self.content = body
+    def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
+        response = super().build_response(req, resp)
+        try:
+            response.raw = io.BytesIO(self._body(resp))
+        except BaseException:
+            resp.close()
+            raise
+        resp.release_conn()
+        response.encoding = "utf-8"  # as JSON is; else a long one is searched for signs of others
+        return response
 
-    def json(self) -> dict[str, Any]:
-        return {"data": {"result": _whole(read(self.content))}}
-
-
-class _Session(requests.Session):
-    """Reads no more and no longer than is set, and decodes without keeping others waiting."""
-
-    def __init__(self, within_s: float) -> None:
-        super().__init__()
-        self._until_s = time.monotonic() + within_s
-
-    def request(self, method: str, url: str, **how: Any) -> _Reply:  # type: ignore[override]
-        with super().request(method, url, stream=True, **how) as reply:
-            body = self._body(reply)
-        if reply.status_code != requests.codes.ok:
-            raise Unreadable(f"it answers {reply.status_code}{fault(body)}")
-        return _Reply(body)
-
-    def _body(self, reply: requests.Response) -> bytes:
+    def _body(self, resp: Any) -> bytearray:
         body = bytearray()
-        while chunk := reply.raw.read1(_CHUNK_BYTES, decode_content=True):
+        while chunk := resp.read1(_CHUNK_BYTES, decode_content=True):
             body += chunk
             if len(body) > MOST_BYTES:
                 raise Unreadable(f"its answer is larger than {MOST_BYTES >> 20} MiB")
             if time.monotonic() > self._until_s:
                 raise Unreadable("nobody waits any more")
-        return bytes(body)
-
-
-def _whole(pieces: Iterable[T]) -> T:
-    """The last of them, with a breath after each."""
-    for piece in pieces:
-        time.sleep(_BREATH_S)
-        last = piece
-    return last
-
-
-def _let_go(figures: dict[Key, Any]) -> None:
-    """Free a large map piece by piece: all at once would take others milliseconds of their time,
-    and on whichever thread held it last."""
-    while figures:
-        for _ in range(min(_TOGETHER, len(figures))):
-            figures.popitem()
-        time.sleep(_BREATH_S)
+        return body
 
 
 def _cause(err: BaseException) -> str:

@@ -8,17 +8,18 @@ or that we may not know, no certificate is asked for any more, and tokens are as
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 import structlog
+from kubernetes import client
 
 from extender.errors import BadSettings
-from extender.kubeapi import ApiError, ApiStatus, KubeApi
+from extender.kubeapi import ApiError, ApiStatus, KubeApi, Unreadable
 from extender.wiring.loops import Loops
 
 log = structlog.get_logger()
 
-NAME = "kube-system/extension-apiserver-authentication"
-PATH = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
+NAMESPACE = "kube-system"
+CONFIG_MAP = "extension-apiserver-authentication"
+NAME = f"{NAMESPACE}/{CONFIG_MAP}"
 KEY = "client-ca-file"
 #: Between two looks: while it is known, and while it is not.
 REFRESH_S = 60.0
@@ -29,15 +30,18 @@ class ClientCaUnknown(Exception):
     """There is none that we may know; why, in a sentence."""
 
 
-class _ConfigMap(msgspec.Struct, frozen=True):
-    data: dict[str, str] | None = None
-
-
 def client_ca(api: KubeApi) -> str:
     """In PEM, one or more. Blocks; raises ``ClientCaUnknown``, and ``ApiError`` where the API
     server did not say."""
     try:
-        published = msgspec.json.decode(api.call("GET", PATH), type=_ConfigMap).data or {}
+        core = client.CoreV1Api(api.client)
+        with api.asking(f"read ConfigMap {NAME}") as timeout:
+            published = (
+                core.read_namespaced_config_map(
+                    CONFIG_MAP, NAMESPACE, _request_timeout=timeout
+                ).data
+                or {}
+            )
     except ApiStatus as err:
         if err.status == 403:
             raise ClientCaUnknown(
@@ -47,7 +51,7 @@ def client_ca(api: KubeApi) -> str:
         if err.status == 404:
             raise ClientCaUnknown(f"there is no ConfigMap {NAME}") from err
         raise
-    except (ValueError, RecursionError) as err:
+    except Unreadable as err:
         raise ClientCaUnknown(f"ConfigMap {NAME} cannot be read") from err
     if not published.get(KEY):
         raise ClientCaUnknown(

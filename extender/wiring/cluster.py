@@ -76,19 +76,24 @@ class Cluster:
         ]
         self._settings = settings
         self._pace = pace
-        self._quotas = KubeQuotas(self.reviews)
         self._sources: KubernetesSources | None = None
 
     def unready(self) -> str:
         health = self._sources.health if self._sources else ()
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
-    def quotas(self, namespace: str) -> Sequence[ResourceQuota] | None:
-        try:
-            return self._quotas.of(namespace)
-        except (ApiError, msgspec.MsgspecError) as err:
-            log.warning("quotas_not_read", namespace=namespace, error=str(err))
-            return None
+    def quotas(self) -> Callable[[str], Sequence[ResourceQuota] | None]:
+        """For a console alone: the models of ``CoreV1Api`` take 20 MiB."""
+        quotas = KubeQuotas(self.reviews)
+
+        def read(namespace: str) -> Sequence[ResourceQuota] | None:
+            try:
+                return quotas.of(namespace)
+            except (ApiError, msgspec.MsgspecError) as err:
+                log.warning("quotas_not_read", namespace=namespace, error=str(err))
+                return None
+
+        return read
 
     @contextlib.asynccontextmanager
     async def followed_by(self, view: ClusterView, for_people: bool) -> AsyncIterator[None]:
@@ -155,7 +160,7 @@ async def _serve_extender(
     if with_console:
         console = Console(extender, lambda: extender.telling.pending, extender.journal)
         console.following.authorization = lambda: authorization(cluster.configuration)
-        second = console.app(cluster.guard, cluster.quotas)
+        second = console.app(cluster.guard, cluster.quotas())
     try:
         async with cluster.followed_by(extender, with_console):
             extender.retrying.start(extender.loops, ledger)
@@ -177,7 +182,7 @@ async def _serve_console(
     console = Console(view, lambda: pods.pending)
     pods.decision = console.journals.of_uid
     console.following.authorization = lambda: authorization(cluster.configuration)
-    app = console.app(cluster.guard, cluster.quotas)
+    app = console.app(cluster.guard, cluster.quotas())
     async with cluster.followed_by(view, True):
         pods.start(view.loops, view.unready)
         await serve_views(view, console, app, announce, cluster.debug_tls)

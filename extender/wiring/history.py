@@ -1,13 +1,10 @@
-"""Brings history of SM activity into the cluster's state, a few nodes at a time.
+"""Brings history of SM activity into the cluster's state, node by node.
 
-What moved is sorted by node on the source's thread, and the event loop is given a few nodes at
-once, then time for kube-scheduler's calls. So a first answer for 5,000 nodes takes seconds to sink
-in, and none takes much of the loop's time.
+What moved is sorted by node on the source's thread. The event loop takes it in as it takes in what
+watches report: a little at a time, after kube-scheduler's calls.
 """
 
 import contextlib
-import threading
-import time
 from collections.abc import AsyncIterator, Collection, Mapping
 
 from extender.cluster.activity import Key
@@ -15,12 +12,6 @@ from extender.cluster.events import ActivitySeen
 from extender.placement.activity import Activity
 from extender.settings import Settings
 from extender.wiring.clusterview import ClusterView
-
-#: Less than a millisecond of the loop's time, and what it then has for others.
-_NODES_AT_ONCE = 8
-_PAUSE_S = 0.01
-#: Devices to look up before others have a turn.
-_DEVICES_AT_ONCE = 256
 
 
 @contextlib.asynccontextmanager
@@ -39,21 +30,9 @@ async def history_brought(settings: Settings, view: ClusterView) -> AsyncIterato
         telemetry.history_queries.labels("answered" if answered else "failed").inc()
         telemetry.history_devices.set(devices)
 
-    def hand_on(
-        history: Mapping[Key, Activity], moved: Collection[Key], stopping: threading.Event
-    ) -> None:
-        view.deliver([ActivitySeen(history, ())])
-        nodes: dict[str, None] = {}
-        for i, key in enumerate(moved):
-            if (node := activities.node_of(key)) is not None:
-                nodes[node] = None
-            if i % _DEVICES_AT_ONCE == 0:
-                time.sleep(0)
-        names = list(nodes)
-        for at in range(0, len(names), _NODES_AT_ONCE):
-            view.deliver([ActivitySeen(history, names[at : at + _NODES_AT_ONCE])])
-            if stopping.wait(_PAUSE_S):
-                return
+    def hand_on(history: Mapping[Key, Activity], moved: Collection[Key]) -> None:
+        nodes = {node for key in moved if (node := activities.node_of(key)) is not None}
+        view.tell([ActivitySeen(history, ()), *(ActivitySeen(history, (node,)) for node in nodes)])
 
     asked = Asked(
         settings.prometheus_url,

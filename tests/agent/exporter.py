@@ -23,9 +23,9 @@ class StandIn:
         self.text = ""
         self.status = 200
         self.manner: Manner = "answer"
-        #: Requests so far, and the path and the headers of the last one.
+        #: Requests so far with their paths, and the headers of the last one.
         self.asked = 0
-        self.path = ""
+        self.paths: list[str] = []
         self.heard: Mapping[str, str] = {}
         self._ended = threading.Event()
         stand_in = self
@@ -33,7 +33,8 @@ class StandIn:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 stand_in.asked += 1
-                stand_in.path, stand_in.heard = self.path, dict(self.headers)
+                stand_in.paths.append(self.path)
+                stand_in.heard = dict(self.headers)
                 try:
                     self._behave()
                 except OSError:

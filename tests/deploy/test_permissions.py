@@ -1,6 +1,7 @@
 """Roles give what the code uses and nothing else, and say why.
 
-Every place in the code that names a method or a path of the API is found in its source; what it
+Every place in the code that names a method or a path of the API, or bounds a call of the kubernetes
+package in time, is found in its source; what it
 asks for is stated here, beside it. Together that has to be what the roles give, verb for verb: one
 that is missing is found before a cluster refuses it, one that nobody uses any more goes.
 """
@@ -46,9 +47,8 @@ WATCHED = (
     | rights("resource.k8s.io", "resourceslices", "list", "watch")
     | rights("policy", "poddisruptionbudgets", "list", "watch")
 )
-REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create") | rights(
-    "authorization.k8s.io", "subjectaccessreviews", "create"
-)
+TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
+ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
 
 #: Module and function -> what it asks the API server for, of the role of that name.
 EXTENDER: dict[str, set[Right]] = {
@@ -56,8 +56,8 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kubeapi:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
     "extender.kubeevents:KubeEvents._write": rights("", "events", "create", "patch"),
-    "extender.kubereviews:": set(),
-    "extender.kubereviews:KubeReviews._review": REVIEWS,
+    "extender.kubereviews:KubeReviews.who": TOKEN_REVIEWS,
+    "extender.kubereviews:KubeReviews.may": ACCESS_REVIEWS,
     "extender.ledger.hands:KubernetesHands._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kubernetes:": set(),
     "extender.ledger.kubernetes:_pod_path": set(),
@@ -78,9 +78,9 @@ EXTENDER: dict[str, set[Right]] = {
 }
 CONSOLE: dict[str, set[Right]] = {
     "extender.kubequotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
-    "extender.kubereviews:KubeReviews._review": REVIEWS,
+    "extender.kubereviews:KubeReviews.who": TOKEN_REVIEWS,
+    "extender.kubereviews:KubeReviews.may": ACCESS_REVIEWS,
     "extender.sources.kinds:watched_kinds": WATCHED,
-    "extender.wiring.clients:": set(),
     "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }
 #: ``serve_webhook`` names no path: it watches three of the kinds of ``watched_kinds``.
@@ -108,8 +108,6 @@ AGENT: dict[str, set[Right]] = {
 }
 WEBHOOKS = "admissionregistration.k8s.io"
 CERTS: dict[str, set[Right]] = {
-    "extender.certs.cluster:": set(),
-    "extender.certs.cluster:Certificates.__init__": set(),
     "extender.certs.cluster:Certificates._read": rights("", "secrets", "get", where=NAMESPACE),
     "extender.certs.cluster:Certificates._write": (
         rights("", "secrets", "create", "patch", where=NAMESPACE)
@@ -144,7 +142,8 @@ OTHERS = {
 
 @functools.cache
 def places(*packages: str) -> set[str]:
-    """Every module and function that names a method of HTTP or a path of the API."""
+    """Every module and function that names a method of HTTP or a path of the API, or gives a call a
+    ``_request_timeout``."""
     found: set[str] = set()
     for package in packages:
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -162,6 +161,8 @@ def _named(node: ast.AST, name: str) -> Iterator[str]:
             text = child.value
             if text in _METHODS or text.startswith(("/api/", "/apis/")):
                 yield name
+        if isinstance(child, ast.keyword) and child.arg == "_request_timeout":
+            yield name
         yield from _named(child, inner)
 
 

@@ -2,7 +2,8 @@
 
 import json
 import math
-from itertools import pairwise
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,13 +11,12 @@ import pytest
 from extender.cluster.activity import Key
 from extender.placement.activity import HISTORY, Activity
 from extender.sources.history import (
-    Answer,
     Span,
     Unreadable,
-    fault,
+    examine,
     history,
     moved,
-    question,
+    questions,
     read,
     still_fresh,
 )
@@ -46,15 +46,16 @@ def body(*series: dict[str, Any], **other: Any) -> bytes:
     return json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def whole(pieces: Any) -> Any:
-    *_, last = pieces
-    return last
-
-
-def told(*series: dict[str, Any], wall_s: float = AT_S, **before: Activity) -> dict[Key, Activity]:
-    answer = whole(read(body(*series)))
+def told(
+    *series: dict[str, Any],
+    others: Sequence[dict[str, Any]] = (),
+    wall_s: float = AT_S,
+    **before: Activity,
+) -> dict[Key, Activity]:
+    """What two answers say, the second of which has ``others``."""
+    answers = [read(list(each)) for each in (series, others)]
     had = {(uuid, None): activity for uuid, activity in before.items()}
-    return dict(whole(history(answer, had, SPAN, ASKED_S, wall_s, 180.0)))
+    return history(answers, had, SPAN, ASKED_S, wall_s, 180.0)
 
 
 def test_what_is_told_of_a_device() -> None:
@@ -96,8 +97,9 @@ def test_only_a_ratio_is_one(value: str, is_told: float | None) -> None:
 
 def test_of_two_that_tell_of_a_device_the_higher_counts_and_the_newer_sample() -> None:
     one, other = {"UUID": "G"}, {"uuid": "G"}
-    found = told(ratio(0.6, **one), ratio(0.3, **other), sampled(15, **one), sampled(90, **other))
-    assert [(a.ratio, ASKED_S - a.sampled_at_s) for a in found.values()] == [(0.6, 15.0)]
+    high, low = (ratio(0.6, **one), sampled(15, **one)), (ratio(0.3, **other), sampled(90, **other))
+    for found in (told(*high, *low), told(*high, others=low), told(*low, others=high)):
+        assert [(a.ratio, ASKED_S - a.sampled_at_s) for a in found.values()] == [(0.6, 15.0)]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,8 @@ def test_a_clock_that_differs_little_changes_nothing_and_one_that_differs_much_i
     for wrong_s in (AT_S + 181, AT_S - 181, math.nan):
         with pytest.raises(Unreadable, match="its clock differs from ours"):
             told(*series, wall_s=wrong_s)
+        with pytest.raises(Unreadable, match="its clock differs from ours"):
+            told(others=series, wall_s=wrong_s)
     assert told(wall_s=0.0) == {}  # nothing was told, so no time either
 
 
@@ -145,9 +149,9 @@ def test_it_moved_where_it_came_went_or_changed() -> None:
         return {(uuid, None): Activity(ratio, HISTORY) for uuid, ratio in ratios.items()}
 
     before, after = activities(same=0.1, gone=0.2, other=0.3), activities(same=0.1, other=0.4, n=0)
-    assert sorted(whole(moved(before, after))) == [("gone", None), ("n", None), ("other", None)]
-    assert whole(moved({}, {})) == []
-    assert whole(moved(after, after)) == []
+    assert sorted(moved(before, after)) == [("gone", None), ("n", None), ("other", None)]
+    assert moved({}, {}) == []
+    assert moved(after, after) == []
 
 
 def test_without_an_answer_figures_stay_until_they_are_too_old() -> None:
@@ -155,41 +159,17 @@ def test_without_an_answer_figures_stay_until_they_are_too_old() -> None:
         (name, None): Activity(0.5, HISTORY, sampled_at_s=at_s)
         for name, at_s in (("old", 1000.0), ("new", 1001.0))
     }
-    assert list(whole(still_fresh(held, 1180.0, 180.0))) == [("old", None), ("new", None)]
-    assert list(whole(still_fresh(held, 1181.0, 180.0))) == [("new", None)]
-    assert whole(still_fresh({}, 0.0, 180.0)) == {}
-
-
-def test_a_large_answer_is_read_in_pieces_and_none_is_lost() -> None:
-    many = [
-        each
-        for i in range(5000)
-        for each in (ratio(i % 100 / 100, UUID=f"G{i}"), sampled(i % 100, UUID=f"G{i}"))
-    ]
-    pieces = [len(answer.ratios) for answer in read(body(*many))]
-    assert len(pieces) > 40
-    assert max(b - a for a, b in pairwise(pieces)) < 300
-    found = told(*many)
-    assert len(found) == 5000
-    assert found["G1234", None].ratio == 0.34
-    assert found["G1234", None].sampled_at_s == ASKED_S - 34
-
-
-def test_what_stands_in_labels_is_not_taken_for_the_answer() -> None:
-    hostile = '"result":[{"metric":{"UUID":"X"},"value":[0,"1"]}],{"metric"'
-    series = ratio(0.5, UUID=hostile), sampled(1, UUID=hostile)
-    last = ratio(0.25, UUID="üÜ😀"), sampled(1, UUID="üÜ😀")
-    assert [(k[0], a.ratio) for k, a in told(*series, *last).items()] == [
-        (hostile, 0.5), ("üÜ😀", 0.25)]  # fmt: skip
-    ends = body(*last, warnings=['],"result":[', ',{"metric"'])
-    assert len(whole(read(ends)).ratios) == 1
+    assert list(still_fresh(held, 1180.0, 180.0)) == [("old", None), ("new", None)]
+    assert list(still_fresh(held, 1181.0, 180.0)) == [("new", None)]
+    assert still_fresh({}, 0.0, 180.0) == {}
 
 
 def test_part_of_an_answer_says_so() -> None:
-    answer: Answer = whole(read(body(ratio(0.5, UUID="G"), warnings=["store b: timeout"])))
-    assert (answer.warnings, answer.ratios) == (["store b: timeout"], {("G", None): 0.5})
-    before = b'{"warnings":["w"],' + body()[1:]
-    assert whole(read(before)).warnings == ["w"]
+    assert examine(200, body(ratio(0.5, UUID="G"), warnings=["store b: timeout"])) == [
+        "store b: timeout"
+    ]
+    assert examine(200, b'{"warnings":["w"],' + body()[1:]) == ["w"]
+    assert examine(200, body(ratio(0.5, UUID='"warnings":["x"]'))) == []
 
 
 SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
@@ -207,36 +187,62 @@ SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
         pytest.param(
             SOUND.replace(b"[", b"[" + b"[" * 100_000), "not as Prometheus", id="deep within"
         ),
-        pytest.param(SOUND.replace(b'"0.5"', b"0.5"), "not as Prometheus", id="a bare figure"),
-        pytest.param(SOUND.replace(b"0.5", b"a half"), "not as Prometheus", id="no figure"),
         pytest.param(SOUND.replace(b"vector", b"matrix"), "not as Prometheus", id="a matrix"),
-        pytest.param(SOUND.replace(b'"G"', b'"\xff"'), "not as Prometheus", id="not UTF-8"),
+        pytest.param(SOUND.replace(b"result", b"x", 1), "not as Prometheus", id="of no type"),
+        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not as Prometheus", id="of no series"),
         pytest.param(
             b'{"status":"error","errorType":"timeout","error":"query timed out"}',
             "it answers with an error: timeout: query timed out",
             id="an error with status 200",
         ),
-        pytest.param(
-            body(ratio(0.5, UUID="G" * 200_000), ratio(0.5, UUID="H")),
-            "not as Prometheus writes it",
-            id="an enormous label",
-        ),
     ],
 )
 def test_what_is_no_answer_is_refused_whole(text: bytes, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
-        whole(read(text))
+        examine(200, text)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        pytest.param({}, id="no list"),
+        pytest.param([AT_S, "0.5"], id="a scalar"),
+        pytest.param([{"metric": {}, "values": [[AT_S, "0.5"]]}], id="a matrix"),
+        pytest.param([ratio(0.5) | {"value": [AT_S, 0.5]}], id="a bare figure"),
+        pytest.param([ratio("a half", UUID="G")], id="no figure"),
+        pytest.param([ratio(0.5) | {"metric": {"UUID": 1}}], id="a label that is no text"),
+    ],
+)
+def test_series_of_another_form_are_refused(result: object) -> None:
+    with pytest.raises(Unreadable, match="not as Prometheus writes it"):
+        read(result)
 
 
 def test_an_error_is_quoted_in_short() -> None:
-    said = fault(b'{"status":"error","errorType":"execution","error":"' + b"x" * 1000 + b'"}')
-    assert said.startswith(": execution: xxx")
-    assert len(said) < 210
-    assert fault(b"<html>") == fault(b'{"status":"error"}') == ""
+    error = b'{"status":"error","errorType":"execution","error":"' + b"x" * 1000 + b'"}'
+    for text, says in ((error, "it answers 503: execution: xxx"), (b"<html>", "it answers 503")):
+        with pytest.raises(Unreadable, match=says) as caught:
+            examine(503, text)
+        assert len(str(caught.value)) < 230
 
 
-def test_the_question_asks_for_sm_activity_and_for_no_other_figure() -> None:
-    text = question(Span(0.99, 300))
-    assert "quantile_over_time(0.99, " in text
-    assert "DCGM_FI_PROF_SM_ACTIVE[300s]" in text
-    assert "UTIL" not in text
+def test_the_questions_ask_for_sm_activity_and_for_no_other_figure() -> None:
+    texts = questions(Span(0.99, 300))
+    past = [text for text in texts if "quantile_over_time(0.99, DCGM_FI_PROF_SM_ACTIVE{" in text]
+    assert len(past) == len(texts) / 2
+    assert all("}[300s]" in text for text in past)
+    assert "UTIL" not in str(texts)
+
+
+def test_every_device_is_asked_about_once() -> None:
+    selected = [re.findall(r"SM_ACTIVE\{(.*?)\}", text) for text in questions(SPAN)]
+    assert all(len(set(each)) == 1 for each in selected)
+    parts = [each[0] for each in selected]
+    for index in (0, 7, 8, 15, ""):
+        for_it = [
+            part
+            for part in parts
+            if part == f'gpu="{index}"'
+            or (part.startswith("gpu!~") and not re.fullmatch(part[6:-1], str(index)))
+        ]
+        assert len(for_it) == 2, index

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from extender.cluster.activity import Key
 from extender.placement.activity import Activity
 from extender.sources import prometheus
-from extender.sources.history import Span, question
+from extender.sources.history import Span, questions
 from extender.sources.prometheus import Asked, PrometheusHistory
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority
@@ -63,9 +63,7 @@ class Source:
             lambda: self.wall_s,
         )
 
-    def _take(
-        self, history: Mapping[Key, Activity], moved: Collection[Key], stop: threading.Event
-    ) -> None:
+    def _take(self, history: Mapping[Key, Activity], moved: Collection[Key]) -> None:
         self.history = history
         self.moved.append(sorted(uuid for uuid, _ in moved))
 
@@ -89,18 +87,18 @@ def why(source: Source) -> tuple[str, dict[str, float]]:
     return event["message"], left
 
 
-def test_it_asks_the_one_question_and_hands_on_what_moved(server: StandIn) -> None:
+def test_it_asks_its_questions_and_hands_on_what_moved(server: StandIn) -> None:
     source = Source(at(server) + "/prefix/", timeout_s=7.5)
     assert source.refresh() == {"G": 0.5}
-    asked = urlsplit(server.path)
-    assert asked.path == "/prefix/api/v1/query"
-    assert parse_qs(asked.query) == {"query": [question(SPAN)], "timeout": ["7.5s"]}
+    asked = [urlsplit(path) for path in server.paths]
+    assert {each.path for each in asked} == {"/prefix/api/v1/query"}
+    assert [parse_qs(each.query) for each in asked] == [
+        {"query": [question], "timeout": ["7.5s"]} for question in questions(SPAN)
+    ]
     server.text = answer(G=0.51, H=0.2)
     assert source.refresh() == {"G": 0.5, "H": 0.2}
-    second = source.history
     server.text = answer(H=0.9)
     assert source.refresh() == {"H": 0.9}
-    assert len(second) == 2  # somebody may not have turned to the third yet
     assert source.moved == [["G"], ["H"], ["G", "H"]]
     assert source.told == [(True, 1), (True, 2), (True, 1)]
 
@@ -310,7 +308,7 @@ class TestSecrets:
                     assert "CERTIFICATE_VERIFY_FAILED" in told
                 assert heard == []
                 assert Source(url, token_file=file, ca=ours.cert).refresh() == {"G": 0.5}
-                assert heard == [f"Bearer {SECRET}"]
+                assert set(heard) == {f"Bearer {SECRET}"}
             finally:
                 server.shutdown()
                 thread.join()

@@ -1,61 +1,69 @@
 """The CA of the cluster's clients: kept while nobody answers, dropped when there is none."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
 
 from extender.errors import BadSettings
-from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kubeapi import KubeApi
 from extender.wiring.clients import ClientCa
+from tests.scripted import Answer, Exchange, scripted_server
 
 
-class Server:
-    def __init__(self, answers: Sequence[str | ApiError]) -> None:
-        self._answers = list(answers)
-
-    def call(self, method: str, path: str) -> bytes:
-        assert (method, path.rpartition("/")[2]) == ("GET", "extension-apiserver-authentication")
-        answer = self._answers.pop(0)
-        if isinstance(answer, ApiError):
-            raise answer
-        return answer.encode()
+def published(ca: str) -> Answer:
+    return partial(Exchange.reply, status=200, body={"data": {"client-ca-file": ca}})
 
 
-def rounds(answers: Sequence[str | ApiError], know: Callable[[str | None], None]) -> None:
-    kept = ClientCa(cast(KubeApi, Server(answers)), know)
+def refused(status: int) -> Answer:
+    return partial(Exchange.reply, status=status, body={})
 
-    async def all_rounds() -> None:
+
+def lost(exchange: Exchange) -> None:
+    """Close the connection without an answer."""
+
+
+CUT_OFF = partial(Exchange.reply, status=200, body=b"{")
+NO_CA = partial(Exchange.reply, status=200, body={"data": {}})
+
+
+def rounds(answers: Sequence[Answer], know: Callable[[str | None], None]) -> None:
+    """Plays a round for each of these answers."""
+
+    async def all_rounds(api: KubeApi) -> None:
+        kept = ClientCa(api, know)
         for _ in answers:
             await kept.once()
 
-    asyncio.run(all_rounds())
-
-
-def published(ca: str) -> str:
-    return json.dumps({"data": {"client-ca-file": ca}})
+    with scripted_server(*answers) as server:
+        api = KubeApi(server.configuration())
+        try:
+            asyncio.run(all_rounds(api))
+        finally:
+            api.close()
+    assert {(each.method, each.path.rpartition("/")[2]) for each in server.requests} == {
+        ("GET", "extension-apiserver-authentication")
+    }
+    assert len(server.requests) == len(answers)
 
 
 @pytest.mark.parametrize(
     ("answers", "known"),
     [
         pytest.param([published("a"), published("b")], ["a", "b"], id="renewed"),
-        pytest.param([published("a"), NoAnswer("lost")], ["a", "a"], id="no answer"),
-        pytest.param([published("a"), ApiStatus("GET", 500, "")], ["a", "a"], id="broken"),
-        pytest.param([published("a"), ApiStatus("GET", 403, "")], ["a", None], id="forbidden"),
-        pytest.param([published("a"), ApiStatus("GET", 404, "")], ["a", None], id="none"),
-        pytest.param([published("a"), '{"data": {}}'], ["a", None], id="no client certificates"),
-        pytest.param(["{", published("a")], [None, "a"], id="cut off, then whole"),
-        pytest.param([NoAnswer("lost"), published("a")], [None, "a"], id="late"),
+        pytest.param([published("a"), lost], ["a", "a"], id="no answer"),
+        pytest.param([published("a"), refused(500)], ["a", "a"], id="broken"),
+        pytest.param([published("a"), refused(403)], ["a", None], id="forbidden"),
+        pytest.param([published("a"), refused(404)], ["a", None], id="none"),
+        pytest.param([published("a"), NO_CA], ["a", None], id="no client certificates"),
+        pytest.param([CUT_OFF, published("a")], [None, "a"], id="cut off, then whole"),
+        pytest.param([lost, published("a")], [None, "a"], id="late"),
         pytest.param([published("no PEM"), published("a")], ["no PEM", "a"], id="unusable"),
     ],
 )
-def test_what_is_known_after_each_answer(
-    answers: list[str | ApiError], known: list[str | None]
-) -> None:
+def test_what_is_known_after_each_answer(answers: list[Answer], known: list[str | None]) -> None:
     told: list[str | None] = []
 
     def know(ca: str | None) -> None:
@@ -68,7 +76,7 @@ def test_what_is_known_after_each_answer(
 
 
 def test_only_a_ca_that_is_not_known_is_said_to_be_unknown() -> None:
-    lost, forbidden = NoAnswer("lost"), ApiStatus("GET", 403, "")
+    forbidden = refused(403)
     answers = [lost, lost, published("a"), lost, lost, published("a"), forbidden]
     with capture_logs() as logged:
         rounds(answers, lambda ca: None)

@@ -1,39 +1,41 @@
 """What the API server says of a token and of a right, and what is no answer at all."""
 
 import json
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kubeapi import KubeApi
 from extender.kubereviews import KubeReviews
 from extender.web.auth import GetPod, ReadPath, ReviewFailed
 from extender.web.certificates import User
+from tests.scripted import Answer, ScriptedServer, scripted_server
 
-TOLD = {"username": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})
 
 
-class Server:
-    def __init__(self, answer: dict[str, Any] | bytes | ApiError) -> None:
-        self._answer = answer
-        self.spec: Any = None
-
-    def call(self, method: str, path: str, *, body: bytes) -> bytes:
-        assert (method, path.rpartition("/")[2]) in (
-            ("POST", "tokenreviews"),
-            ("POST", "subjectaccessreviews"),
-        )
-        self.spec = json.loads(body)["spec"]
-        if isinstance(self._answer, ApiError):
-            raise self._answer
-        return (
-            self._answer if isinstance(self._answer, bytes) else json.dumps(self._answer).encode()
-        )
+def says(status: object) -> Answer:
+    """Answer with this status and the spec that was asked about."""
+    return lambda asked: asked.reply(200, json.loads(asked.body) | {"status": status})
 
 
-def reviews(server: Server) -> KubeReviews:
-    return KubeReviews(cast(KubeApi, server))
+@contextmanager
+def reviews(*answers: Answer) -> Iterator[tuple[KubeReviews, ScriptedServer]]:
+    with scripted_server(*answers) as server:
+        api = KubeApi(server.configuration())
+        try:
+            yield KubeReviews(api), server
+        finally:
+            api.close()
+
+
+def asked(server: ScriptedServer) -> list[tuple[str, str, Any]]:
+    return [
+        (each.method, each.path.rpartition("/")[2], json.loads(each.body)["spec"])
+        for each in server.requests
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,37 +61,52 @@ def reviews(server: Server) -> KubeReviews:
     ],
 )
 def test_whose_a_token_is(status: dict[str, Any], user: User | None) -> None:
-    server = Server({"status": status})
-    assert reviews(server).who("secret") == user
-    assert server.spec == {"token": "secret"}
+    with reviews(says(status)) as (api_server, server):
+        assert api_server.who("secret") == user
+        assert asked(server) == [("POST", "tokenreviews", {"token": "secret"})]
 
 
 @pytest.mark.parametrize(
     ("status", "allowed"),
-    [({"allowed": True}, True), ({"allowed": False}, False), ({}, False),
+    [({"allowed": True}, True), ({"allowed": False}, False),
      ({"allowed": True, "denied": True}, False)],
 )  # fmt: skip
 def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
-    server = Server({"status": status})
-    assert reviews(server).may(ANN, GetPod("ml", "p")) is allowed
     who = {"user": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
     pod = {"verb": "get", "version": "v1", "resource": "pods", "namespace": "ml", "name": "p"}
-    assert server.spec == who | {"resourceAttributes": pod}
-    reviews(server).may(ANN, ReadPath("get", "/v1/nodes"))
     path = {"verb": "get", "path": "/v1/nodes"}
-    assert server.spec == who | {"nonResourceAttributes": path}
+    with reviews(says(status), says(status)) as (api_server, server):
+        assert api_server.may(ANN, GetPod("ml", "p")) is allowed
+        assert api_server.may(ANN, ReadPath("get", "/v1/nodes")) is allowed
+        assert asked(server) == [
+            ("POST", "subjectaccessreviews", who | {"resourceAttributes": pod}),
+            ("POST", "subjectaccessreviews", who | {"nonResourceAttributes": path}),
+        ]
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "why"),
     [
-        pytest.param(ApiStatus("POST", 403, "no"), "create no TokenReview", id="no right to ask"),
-        pytest.param(ApiStatus("POST", 500, "x"), "answers 500 to a TokenReview", id="broken"),
-        pytest.param(NoAnswer("lost"), "did not answer a TokenReview", id="silent"),
-        pytest.param(b"{", "did not answer a TokenReview", id="cut off"),
-        pytest.param(b'{"status": 1}', "did not answer a TokenReview", id="something else"),
+        pytest.param(
+            lambda asked: asked.reply(403, {}), "create no TokenReview", id="no right to ask"
+        ),
+        pytest.param(
+            lambda asked: asked.reply(500, {}), "answers 500 to a TokenReview", id="broken"
+        ),
+        pytest.param(
+            lambda asked: asked.reply(429, {}, Retry_After="0"),
+            "answers 429 to a TokenReview",
+            id="too many",
+        ),
+        pytest.param(lambda asked: None, "did not answer a TokenReview", id="silent"),
+        pytest.param(
+            lambda asked: asked.reply(200, b"{"), "did not answer a TokenReview", id="cut off"
+        ),
+        pytest.param(says(1), "did not answer a TokenReview", id="something else"),
     ],
 )
-def test_what_is_no_answer_lets_nobody_in(answer: ApiError | bytes, says: str) -> None:
-    with pytest.raises(ReviewFailed, match=says):
-        reviews(Server(answer)).who("secret")
+def test_what_is_no_answer_lets_nobody_in(answer: Answer, why: str) -> None:
+    with reviews(answer) as (api_server, server):
+        with pytest.raises(ReviewFailed, match=why):
+            api_server.who("secret")
+        assert len(server.requests) == 1, "asked again"
