@@ -89,7 +89,8 @@ class EmbeddedStore:
     ) -> None:
         """``deliver`` applies our own writes at once. ``tell`` is the watch: it queues reports, and
         repeats every write of a GPUNode, so that a report queued before cannot undo the write."""
-        self._tell = tell
+        self._tell = tell or deliver
+        self._repeats = tell is not None
         self._deliver = deliver
         self._monotonic_s = monotonic_s
         self._fault = fault
@@ -239,7 +240,7 @@ class EmbeddedStore:
                 self._written(msgspec.structs.replace(held, status=status))
                 for held, status in pairs
             ]
-            (self._tell or self._deliver)(seen)
+            self._tell(seen)
 
         self._do("report", write)
 
@@ -285,7 +286,7 @@ class EmbeddedStore:
 
     def _changed(self, event: Event) -> None:
         self._deliver([event])
-        if self._tell is not None:
+        if self._repeats:
             self._tell([event])
 
     def _written(self, gpunode: GPUNode) -> GPUNodeSeen:
