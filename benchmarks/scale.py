@@ -8,26 +8,31 @@ report, its heartbeat and the promises of the GPU pods that run there, and all o
 creates that many objects one by one: they are put into etcd while the API server is down, in the
 JSON that it stores and lists as any other.
 
-The extender is the real process with its own rights. It is killed with SIGKILL and started again;
-ready is what its /readyz says, and what it and the API server spent of the CPU until then stands
-beside it. Then pods come and go: as fast as one client can, or evenly over --churn-s seconds.
-Goals: ready within 15 s, under 300 MiB resident, no growth with the churn (5 MiB are within what
-one sample differs from the next).
+Extender, console and webhook are the real processes, each with its own rights. One after the other
+they are killed with SIGKILL and started again, beside those before; ready is what /readyz says, and
+what the process and the API server spent of the CPU until then stands beside it, with the watches
+that the API server serves since. Then pods come and go: as fast as one client can, or evenly over
+--churn-s seconds. Goals for the extender: ready within 15 s, under 250 MiB resident, no growth with
+the churn (5 MiB are within what one sample differs from the next).
 """
 
 import base64
 import contextlib
 import json
+import re
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 import urllib3
+import yaml
 
 from benchmarks.agent import vitals
 from benchmarks.hotpath.bodies import pod_as_sent
@@ -47,18 +52,22 @@ from contract.gpunode import (
     Source,
 )
 from contract.heartbeat import Vouch, encode_vouch
-from tests.controlplane import ControlPlane
-from tests.e2e.cluster import NAMESPACE, PODS, Cluster
+from tests.certificates import Authority
+from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane, free_ports
+from tests.e2e.cluster import NAMESPACE, PODS, SHIPPED, Cluster
 from tests.e2e.nodes import GIB, RESOURCE, SYSTEM_NAMESPACE
+from tests.waiting import until
 
 Object = dict[str, Any]
 
 DEVICES, REPLICAS = 8, 4
 POD_BYTES = 8 * GIB
-READY_S, RESIDENT_MIB, GROWN_MIB = 15.0, 300.0, 5.0
+READY_S, RESIDENT_MIB, GROWN_MIB = 15.0, 250.0, 5.0
 #: etcd takes no more in one transaction.
 _BATCH = 128
 _PATIENCE_S = 300.0
+#: By then the API server has the watches of a process that is ready, and none of one that is gone.
+_SETTLE_S = 2.0
 
 
 def stamp() -> str:
@@ -244,29 +253,53 @@ def fill(plane: ControlPlane, objects: Iterable[tuple[str, Object]], together: i
     return size
 
 
-class Extender:
-    """The real process; ``start`` returns when it is ready, with the seconds that it took."""
+class Part:
+    """One of the three processes, as it is deployed; its file has these settings."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._http = urllib3.PoolManager(retries=False, timeout=5.0)
+    def __init__(
+        self,
+        plane: ControlPlane,
+        name: str,
+        url: str,
+        settings: Mapping[str, Any],
+        ca: Path | None = None,
+    ) -> None:
+        self.plane, self.name = plane, name
+        self._url, self._settings = url, settings
+        self._http = urllib3.PoolManager(retries=False, timeout=5.0, ca_certs=ca and str(ca))
 
     def start(self, settings: Mapping[str, Any] | None = None) -> float:
+        """Return when it is ready, with the seconds that it took."""
+        config = self.plane.folder / f"{self.name}.headroom.yaml"
+        config.write_text(yaml.safe_dump({**self._settings, **(settings or {})}))
+        kubeconfig = self.plane.kubeconfig(f"{self.name}-of-the-tests")
         began_s = time.monotonic()
-        self._cluster.start_extender(settings=settings)
-        while time.monotonic() < began_s + _PATIENCE_S:
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
-                if self._http.request("GET", f"{self._cluster.debug_url()}/readyz").status == 200:
-                    return time.monotonic() - began_s
-            time.sleep(0.02)
-        raise RuntimeError(f"not ready:\n{self._cluster.plane.log('extender')[-4000:]}")
+        self.plane.spawn(
+            self.name,
+            *(sys.executable, "-m", "extender", self.name, "--config", str(config)),
+            env={"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)},
+        )
+        until(self._is_ready, f"{self.name} is ready", _PATIENCE_S)
+        return time.monotonic() - began_s
 
-    def kill(self) -> None:
-        self._cluster.kill("extender")
+    def _is_ready(self) -> bool:
+        self.plane.raise_if_ended()
+        with contextlib.suppress(urllib3.exceptions.HTTPError):
+            return self._http.request("GET", f"{self._url}/readyz").status == 200
+        return False
 
     @property
     def pid(self) -> int:
-        return self._cluster.plane.pid("extender")
+        return self.plane.pid(self.name)
+
+
+class Extender(Part):
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        (self.journal_port,) = free_ports(1)
+        ports = {"verbs_port": cluster.port, "debug_port": self.journal_port}
+        url = f"http://127.0.0.1:{self.journal_port}"
+        super().__init__(cluster.plane, "extender", url, {**SHIPPED, **ports, "debug_open": True})
 
     def fitting(self, nodes: int) -> int:
         """How many of all nodes take a small pod: proof that what was listed is believed."""
@@ -292,6 +325,35 @@ class Extender:
             (line["kind"], (at[line["kind"]] - first).total_seconds(), line["objects"])
             for line in lists
         ]
+
+
+def parts(cluster: Cluster) -> tuple[Extender, Part, Part]:
+    """Extender, console and webhook."""
+    plane, extender = cluster.plane, Extender(cluster)
+    debug, reviews = free_ports(2)
+    journal = f"127.0.0.1:{extender.journal_port}"
+    shown = {"extenders": [journal], "debug_port": debug, "debug_open": True}
+    authority = Authority(plane.folder, "webhook-ca")
+    signed = authority.sign("webhook")
+    served = {
+        "webhook_port": reviews,
+        "webhook_tls_cert": str(signed.cert),
+        "webhook_tls_key": str(signed.key),
+    }
+    return (
+        extender,
+        Part(plane, "console", f"http://127.0.0.1:{debug}", shown),
+        Part(plane, "webhook", f"https://127.0.0.1:{reviews}", served, authority.cert),
+    )
+
+
+def watches(plane: ControlPlane) -> int:
+    """How many the API server serves, with its own."""
+    http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=60.0)
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
+    found = re.findall(r'^apiserver_longrunning_requests\{.*verb="WATCH".*\} (\S+)$', text, re.M)
+    return int(sum(map(float, found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,26 +434,35 @@ def main(
         size = fill(plane, cluster_objects(nodes, pods, gpu_pods))
         typer.echo(f"{size / 2**20:.0f} MiB put into etcd in {time.monotonic() - began_s:.0f} s")
         plane.start_apiserver(_PATIENCE_S)
-        extender = Extender(cluster)
+        extender, *others = parts(cluster)
         took_s: list[float] = []
+        served: dict[str, int] = {}
         typer.echo(
-            f"{'start':>5}  {'ready s':>7}  {'CPU s':>6}  {'API CPU s':>9}  {'MiB':>6}  "
-            f"{'peak MiB':>8}  {'fits':>6}"
+            f"{'':<8}  {'start':>5}  {'ready s':>7}  {'CPU s':>6}  {'API CPU s':>9}  {'MiB':>6}  "
+            f"{'peak MiB':>8}  {'watches':>7}"
         )
-        for turn in range(restarts + 1):
-            fill(plane, heartbeats(nodes))
-            api_cpu_s = -vitals(plane.pid("kube-apiserver")).cpu_s
-            ready_s = extender.start()
-            ready = vitals(extender.pid)
-            api_cpu_s += vitals(plane.pid("kube-apiserver")).cpu_s
-            typer.echo(
-                f"{turn or 'first':>5}  {ready_s:>7.2f}  {ready.cpu_s:>6.1f}  {api_cpu_s:>9.1f}  "
-                f"{ready.resident_mib:>6.0f}  {ready.peak_mib:>8.0f}  {extender.fitting(nodes):>6}"
-            )
-            if turn:
-                took_s.append(ready_s)
-            if turn < restarts:
-                extender.kill()
+        for part in (extender, *others):
+            for turn in range(restarts + 1):
+                fill(plane, heartbeats(nodes))
+                before = watches(plane)
+                api_cpu_s = -vitals(plane.pid("kube-apiserver")).cpu_s
+                # Its own kube-scheduler would only be told of the best node.
+                ready_s = part.start({"filter_best_only": False})
+                ready = vitals(part.pid)
+                api_cpu_s += vitals(plane.pid("kube-apiserver")).cpu_s
+                time.sleep(_SETTLE_S)
+                served[part.name] = watches(plane) - before
+                typer.echo(
+                    f"{part.name:<8}  {turn or 'first':>5}  {ready_s:>7.2f}  {ready.cpu_s:>6.1f}  "
+                    f"{api_cpu_s:>9.1f}  {ready.resident_mib:>6.0f}  {ready.peak_mib:>8.0f}  "
+                    f"{served[part.name]:>7}"
+                )
+                if turn and part is extender:
+                    took_s.append(ready_s)
+                if turn < restarts:
+                    plane.kill(part.name)
+                    time.sleep(_SETTLE_S)
+        typer.echo(f"{extender.fitting(nodes)} nodes take a small pod; what was listed, and when:")
         for kind, at_s, count in extender.listed():
             typer.echo(f"  {at_s:>6.2f} s  {count:>7} {kind}")
         seen = churn(plane, extender.pid, nodes, churned, churn_s)
@@ -404,6 +475,11 @@ def main(
         )
         for writes, mib in seen.samples[:: max(1, len(seen.samples) // 10)]:
             typer.echo(f"  {writes:>8} writes  {mib:>6.1f} MiB")
+        held = {name: vitals(plane.pid(name)).resident_mib for name in served}
+        for name, mib in held.items():
+            typer.echo(f"{name:<8}  {mib:>6.0f} MiB  {served[name]:>3} watches")
+        total = sum(held.values()), sum(served.values())
+        typer.echo(f"together  {total[0]:>6.0f} MiB  {total[1]:>3} watches")
         ready_s = statistics.median(took_s)
         for what, figure, goal in (
             ("kill to ready, s", ready_s, READY_S),

@@ -24,6 +24,9 @@ class Caller:
         """The answer, and the nanoseconds that it took."""
         return self._timed("POST", what, body)
 
+    def patch(self, what: str, body: bytes) -> tuple[bytes, int]:
+        return self._timed("PATCH", what, body)
+
     def get(self, what: str) -> tuple[bytes, int]:
         return self._timed("GET", what, b"")
 

@@ -1,9 +1,10 @@
 """The API server's part of a busy fleet: lists what there is, and watches that tell how agents
-report, as often as they are told to. It stores nothing and takes no writes.
+report, as often as they are told to. It accepts writes, and stores none.
 
 It listens on the loopback, in a process of its own, and is driven over the pipe.
 """
 
+import contextlib
 import itertools
 import queue
 import random
@@ -50,7 +51,8 @@ class Feed:
         self._fleet = Fleet(nodes, pods_per_device)
         self._random = random.Random(SEED)
         self._version = itertools.count(1)
-        self._told = {path: queue.Queue[bytes]() for path in (GPUNODES, LEASES, PODS)}
+        #: Of each kind that changes, one for each watch.
+        self._told: dict[str, list[queue.Queue[bytes]]] = {GPUNODES: [], LEASES: [], PODS: []}
         names = self._fleet.names
         #: Of each node, what its pods use first, and when they have grown.
         self._reports = [[self._template(name, grown) for name in names] for grown in (0, 1, 2)]
@@ -103,9 +105,22 @@ class Feed:
         }
         return msgspec.json.encode({"metadata": metadata, "spec": {"renewTime": now()}})
 
-    def watched(self, path: str) -> "queue.Queue[bytes]":
-        """Nothing ever comes of the kinds that do not change."""
-        return self._told.get(path) or queue.Queue()
+    def written(self, name: str) -> bytes:
+        """The answer to a write that asks for metadata alone."""
+        metadata = self._fleet.gpunode(name).metadata
+        version = str(next(self._version))
+        written = msgspec.structs.replace(metadata, resource_version=version)
+        return msgspec.json.encode({"metadata": written})
+
+    @contextlib.contextmanager
+    def watched(self, path: str) -> Iterator["queue.Queue[bytes]"]:
+        """What is told from now on; nothing ever comes of the kinds that do not change."""
+        told, watches = queue.Queue[bytes](), self._told.get(path, [])
+        watches.append(told)
+        try:
+            yield told
+        finally:
+            watches.remove(told)
 
     def obey(self, orders: Connection) -> None:
         """For ever; answers each order with when it was taken."""
@@ -145,7 +160,13 @@ class Feed:
         return int(expected + self._random.random())
 
     def _tell(self, path: str, item: bytes) -> None:
-        self._told[path].put(b'{"type":"MODIFIED","object":%b}\n' % item)
+        for watch in list(self._told[path]):
+            watch.put(b'{"type":"MODIFIED","object":%b}\n' % item)
+
+
+def _is_unknown(path: str) -> bool:
+    """Whether it is an API that is not served, or one object by name: nobody creates the pods."""
+    return "resource.k8s.io" in path or path.startswith((f"{GPUNODES}/", "/api/v1/namespaces/"))
 
 
 def _versioned(metadata: ObjectMeta) -> ObjectMeta:
@@ -167,10 +188,22 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             if url.path not in (GPUNODES, NODES, PODS, LEASES):
-                return self._send(404 if "resource.k8s.io" in url.path else 200, told.listed(""))
+                return self._send(404 if _is_unknown(url.path) else 200, told.listed(""))
             if "watch" in parse_qs(url.query):
                 return self._watch(url.path)
             return self._send(200, told.listed(url.path))
+
+        def do_PATCH(self) -> None:
+            """Of an object's reservations: done, and forgotten by its next report."""
+            self._read()
+            name = urlsplit(self.path).path.rpartition("/")[2]
+            self._send(200, told.written(name))
+
+        def do_POST(self) -> None:
+            self._send(201, self._read())
+
+        def _read(self) -> bytes:
+            return self.rfile.read(int(self.headers["Content-Length"]))
 
         def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -182,18 +215,16 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            told_here = told.watched(path)
-            while True:
-                lines = [told_here.get()]
-                while not told_here.empty() and len(lines) < 64:
-                    lines.append(told_here.get())
-                try:
+            # Ends when the client has gone.
+            with told.watched(path) as told_here, contextlib.suppress(ConnectionError):
+                while True:
+                    lines = [told_here.get()]
+                    while not told_here.empty() and len(lines) < 64:
+                        lines.append(told_here.get())
                     # As the API server: what is there goes out at once.
                     self.wfile.write(
                         b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines)
                     )
-                except ConnectionError:
-                    return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -9,15 +9,15 @@ import httpx
 import yaml
 
 from tests.certificates import Authority, Certificate
-from tests.controlplane import ControlPlane, free_ports
+from tests.processes import Processes, free_ports
 from tests.waiting import until
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookServer:
-    """A process of the plane, by this name, which listens on the loopback."""
+    """One of these processes, by this name, which listens on the loopback."""
 
-    plane: ControlPlane
+    plane: Processes
     name: str
     port: int
     authority: Authority
@@ -44,7 +44,7 @@ class WebhookServer:
 
 
 def start_webhook(
-    plane: ControlPlane,
+    plane: Processes,
     name: str,
     authority: Authority,
     kubeconfig: Path,

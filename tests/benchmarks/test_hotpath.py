@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import typer
 
-from benchmarks.hotpath import busy, calling, matrix
+from benchmarks import apart
+from benchmarks.hotpath import calling, matrix
 from benchmarks.hotpath.__main__ import main
 from benchmarks.hotpath.bodies import Bodies, node_as_sent, pod_as_sent
 
@@ -70,13 +71,18 @@ def test_a_refused_body_is_told_and_not_measured() -> None:
 
 
 @pytest.mark.slow
-def test_a_busy_fleet_is_measured_against_a_quiet_one() -> None:
-    found = busy.results(nodes=12, pods_per_device=1, seconds=0.3, rounds=1)
-    assert [of.phase for of in found.phases] == [phase.name for phase in busy.PHASES]
-    quiet, *_ = found.phases
-    assert quiet.filter_ratio_p99 == pytest.approx(1.0)
-    for phase, of in zip(busy.PHASES, found.phases, strict=True):
+def test_each_part_is_loaded_and_the_calls_stand_beside_an_echo() -> None:
+    found = apart.results(12, pods_per_device=1, seconds=0.5, rounds=1, with_quotas=False)
+    assert [of.phase for of in found.phases] == [phase.name for phase in apart.PHASES]
+    for of in found.phases:
+        assert of.verbs.keys() == set(apart.VERBS)
         assert of.calls > 0
-        assert of.lag_samples > 0
-        assert (of.views > 0) == bool(phase.views.paths)
-    assert {of.phase for of in found.phases if of.burst_taken_in_s} == {busy.BURSTS.name}
+        assert of.stalls.samples > 0
+        assert of.echo_stalls.samples > 0
+        assert of.cpu_ratio.keys() == of.resident_mib.keys() == set(apart.PARTS)
+    idle, *_ = found.phases
+    assert {each.growth_p99 for each in idle.verbs.values()} == {1.0}
+    spent = {of.phase: of.cpu_ratio for of in found.phases}
+    assert spent["read"]["console"] > spent["idle"]["console"]
+    assert spent["flooded"]["webhook"] > spent["idle"]["webhook"]
+    assert found.burst_shown_in_s > 0

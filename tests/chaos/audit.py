@@ -330,8 +330,9 @@ class Auditor:
                 continue
             for name in self.machines:
                 if self._fits(pod, name):
-                    what = f"waits, and there is room for it on {name}"
-                    yield Finding("waits", f"pod {pod.name} ({pod.uid})", what)
+                    what = f"waits with {pod.vram}, and there is room for it on {name}"
+                    story = (*self._story[name], f"taken: {self._wants(name)}")
+                    yield Finding("waits", f"pod {pod.name} ({pod.uid})", what, story)
                     break
 
     def _fits(self, pod: _Pod, node: str) -> bool:

@@ -1,0 +1,515 @@
+"""What kube-scheduler's calls take while the fleet reports, others read and others create pods.
+
+    python -m benchmarks.apart [--nodes 5000] [--pods-per-device 2] [--seconds 15] [--rounds 1]
+        [--json] [--without-quotas]
+
+Extender, console and webhook are the real processes. Their API server is a stand-in that lists the
+fleet, reports for its agents and accepts each write (``hotpath.feeder``). Each process has a CPU
+quota of its own (a cgroup, so it needs root), as containers have: two cores do not hide that one
+of them takes more. One caller asks filter, prioritize and bind of one pod after the other, as
+kube-scheduler does, and after each of the first two an *echo server* with the same body: a process
+that has nothing else to do, on the same machine. After a bind it makes the two writes of a bind
+itself, a PATCH of the GPUNode and a Binding: they are the echo of bind. Phases:
+
+* idle: nobody else does anything;
+* growing: each agent reports every 5 s, as often as memory that grows lets it, with heartbeats and
+  pods that change;
+* freeing: each agent reports every second, as often as memory that is freed lets it;
+* bursts: all agents report at once, every 5 s;
+* read: the views of the page, the metrics, a what-if and all nodes are read from the console
+  without a pause, and the extender is scraped every second;
+* flooded: eight connections send reviews of 100 KiB to the webhook without a pause;
+* everything: growing, read and flooded at once.
+
+Goal: from idle to each phase the p99 of a verb grows by at most 1.5 times as much as that of the
+echo. The loop's stalls, wake-ups over 5 ms late, stand beside those of the echo's loop.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvicorn
+import yaml
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from benchmarks.hotpath.bodies import SEED, Bodies, bind_of
+from benchmarks.hotpath.calling import Caller, Spread, spread
+from benchmarks.hotpath.feeder import GPUNODES, Order, feed
+from benchmarks.hotpath.machine import cores, processor, versions
+from benchmarks.vitals import vitals
+from extender.wiring.lag import sample_lag
+from tests.admission.server import start_webhook
+from tests.certificates import Authority
+from tests.processes import Processes, free_ports
+from tests.waiting import until
+
+SCHEMA = "headroom.apart/v1"
+VERBS = ("filter", "prioritize", "bind")
+PARTS = ("extender", "console", "webhook")
+#: Cores of each process; of all readers and senders together; of the API server.
+QUOTAS = {"extender": 0.6, "console": 0.3, "webhook": 0.2, "echo": 0.3, "load": 0.2, "api": 0.3}
+MOST_RATIO = 1.5
+_CGROUPS = Path("/sys/fs/cgroup")
+#: The kubelet's.
+_PERIOD_US = 100_000
+_PATIENCE_S = 300.0
+#: Between two pods.
+_PAUSE_S = 0.02
+_BURST_EVERY_S = 5.0
+_LATE_S = 0.005
+
+
+class Phase(msgspec.Struct, frozen=True):
+    name: str
+    #: Of each agent, in a second.
+    reports_per_s: float = 0.0
+    bursts: bool = False
+    read: bool = False
+    flooded: bool = False
+
+
+IDLE = Phase("idle")
+PHASES = (
+    IDLE,
+    Phase("growing", 1 / 5),
+    Phase("freeing", 1.0),
+    Phase("bursts", bursts=True),
+    Phase("read", read=True),
+    Phase("flooded", flooded=True),
+    Phase("everything", 1 / 5, read=True, flooded=True),
+)
+
+
+class Beside(msgspec.Struct):
+    """One verb, and its echo in the same phase."""
+
+    verb: Spread
+    echo: Spread
+    ratio_p50: float
+    ratio_p99: float
+    #: Of the p99, from idle to this phase, as many times as the echo's.
+    growth_p99: float
+
+
+class Stalls(msgspec.Struct):
+    """Of a loop: how often it was to wake up, and how often it did over 5 ms late."""
+
+    samples: int = 0
+    late: int = 0
+
+    def since(self, before: "Stalls") -> "Stalls":
+        return Stalls(self.samples - before.samples, self.late - before.late)
+
+
+class Found(msgspec.Struct):
+    """All rounds of one phase."""
+
+    phase: str
+    calls: int
+    verbs: dict[str, Beside]
+    stalls: Stalls
+    echo_stalls: Stalls
+    #: Of each process: share of a core, and MiB resident at the end.
+    cpu_ratio: dict[str, float]
+    resident_mib: dict[str, float]
+
+
+class Results(msgspec.Struct):
+    schema: str
+    machine: str
+    cores: int
+    versions: dict[str, str]
+    seed: int
+    nodes: int
+    pods_per_device: int
+    seconds: float
+    rounds: int
+    quotas: dict[str, float]
+    #: From the order for a burst until the console shows the node that reports last.
+    burst_shown_in_s: float
+    phases: list[Found]
+
+
+class _Samples(msgspec.Struct):
+    verbs: dict[str, list[int]] = msgspec.field(default_factory=lambda: {v: [] for v in VERBS})
+    echoes: dict[str, list[int]] = msgspec.field(default_factory=lambda: {v: [] for v in VERBS})
+    stalls: Stalls = msgspec.field(default_factory=Stalls)
+    echo_stalls: Stalls = msgspec.field(default_factory=Stalls)
+    cpu_s: dict[str, float] = msgspec.field(default_factory=dict)
+    resident_mib: dict[str, float] = msgspec.field(default_factory=dict)
+    took_s: float = 0.0
+
+
+Put = Callable[[str, int], None]
+
+
+@contextlib.contextmanager
+def quotas() -> Iterator[Put]:
+    """Puts processes into groups of these names, each with its quota; of either version of
+    cgroups."""
+    first = _CGROUPS / "cpu"
+    root = first if first.is_dir() else _CGROUPS
+    made: list[Path] = []
+    try:
+        for name, share in QUOTAS.items():
+            group = root / f"headroom-{name}"
+            group.mkdir(exist_ok=True)
+            made.append(group)
+            quota_us = int(share * _PERIOD_US)
+            if root is first:
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+            else:
+                (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+
+        def put(name: str, pid: int) -> None:
+            (root / f"headroom-{name}" / "cgroup.procs").write_text(str(pid))
+
+        yield put
+    finally:
+        for group in made:
+            for pid in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (root / "cgroup.procs").write_text(pid)
+            group.rmdir()
+
+
+def echo(port: int) -> None:
+    """The process that every call is compared with; it counts its own stalls."""
+    stalls = Stalls()
+
+    async def answer(request: Request) -> Response:
+        body = msgspec.json.decode(await request.body())
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    async def told(_: Request) -> Response:
+        return Response(msgspec.json.encode(stalls))
+
+    def observe(late_s: float) -> None:
+        stalls.samples += 1
+        stalls.late += late_s > _LATE_S
+
+    @contextlib.asynccontextmanager
+    async def sampled(_: Starlette) -> Any:
+        task = asyncio.create_task(sample_lag(observe))
+        yield
+        task.cancel()
+
+    routes = [Route("/echo", answer, methods=["POST"]), Route("/stalls", told)]
+    app = Starlette(routes=routes, lifespan=sampled)
+    uvicorn.run(app, port=port, log_level="error", access_log=False)
+
+
+def scrape(port: int) -> None:
+    while True:
+        with contextlib.closing(Caller(port)) as caller:
+            caller.get("metrics")
+        time.sleep(1.0)
+
+
+class _Site:
+    """The three processes, their API server and the echo."""
+
+    def __init__(self, processes: Processes, nodes: int, pods_per_device: int, put: Put) -> None:
+        self.processes, self.put = processes, put
+        self._undo = contextlib.ExitStack()
+        self.verbs, self.journal, self.console, self.echo = free_ports(4)
+        ours, theirs = multiprocessing.Pipe()
+        self.orders: Connection = ours
+        api = self._child(feed, nodes, pods_per_device, theirs)
+        self.api: int = ours.recv()
+        self._kubeconfig = self._config(f"http://127.0.0.1:{self.api}")
+        # Quotas begin when all is ready: how long a start takes, benchmarks.scale measures.
+        self._start()
+        put("api", api)
+        put("echo", self._child(echo, self.echo))
+        until(lambda: _answers(self.echo, "stalls"), "the echo answers")
+        for part in PARTS:
+            put(part, processes.pid(part))
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def _child(self, target: Any, *args: Any) -> int:
+        context = multiprocessing.get_context("spawn")
+        child = context.Process(target=target, args=args, daemon=True)
+        child.start()
+        self._undo.callback(child.join)
+        self._undo.callback(child.kill)
+        assert child.pid is not None
+        return child.pid
+
+    def _config(self, server: str) -> Path:
+        file = self.processes.folder / "kubeconfig"
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "current-context": "c",
+        }
+        file.write_text(yaml.safe_dump(content), encoding="utf-8")
+        return file
+
+    def _start(self) -> None:
+        processes, env = self.processes, {"KUBECONFIG": str(self._kubeconfig)}
+        ports = "--verbs-port", str(self.verbs), "--debug-port", str(self.journal)
+        processes.fork("extender", "extender", "extender", *ports, "--debug-open", env=env)
+        config = processes.folder / "console.yaml"
+        config.write_text(f"extenders: [127.0.0.1:{self.journal}]\n")
+        port = "--debug-port", str(self.console), "--debug-open", "--config", str(config)
+        processes.fork("console", "extender", "console", *port, env=env)
+        authority = Authority(processes.folder, "webhook-ca")
+        self.webhook = start_webhook(processes, "webhook", authority, self._kubeconfig)
+        for at in (self.journal, self.console):
+            until(lambda at=at: self._is_ready(at), "all processes are ready", _PATIENCE_S)
+
+    def _is_ready(self, port: int) -> bool:
+        self.processes.raise_if_ended()
+        return _answers(port, "readyz", b"ok\n")
+
+    def order(self, order: Order) -> None:
+        self.orders.send(order)
+        self.orders.recv()
+
+    @contextlib.contextmanager
+    def load(self, phase: Phase, nodes: int) -> Iterator[None]:
+        urls = [f"http://127.0.0.1:{self.console}"] * phase.read + [self.webhook.url] * (
+            phase.flooded
+        )
+        with contextlib.ExitStack() as undo:
+            self.order(Order(phase.reports_per_s * nodes, others=phase is not IDLE))
+            undo.callback(self.order, Order())
+            for number, url in enumerate(urls):
+                name = f"load-{number}"
+                self.processes.fork(name, "tests.chaos.flood", url, env={})
+                undo.callback(self.processes.kill, name)
+                self.put("load", self.processes.pid(name))
+            if phase.read:
+                context = multiprocessing.get_context("spawn")
+                scraper = context.Process(target=scrape, args=(self.journal,), daemon=True)
+                scraper.start()
+                undo.callback(scraper.join)
+                undo.callback(scraper.kill)
+            yield
+
+    def stalls(self) -> tuple[Stalls, Stalls]:
+        """The extender's, and the echo's, since they began."""
+        with contextlib.closing(Caller(self.journal)) as caller:
+            text = caller.get("metrics")[0].decode()
+        found = re.findall(r'^headroom_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', text, re.M)
+        at_most = {le: int(float(count)) for le, count in found}
+        extender = Stalls(at_most["+Inf"], at_most["+Inf"] - at_most[str(_LATE_S)])
+        with contextlib.closing(Caller(self.echo)) as caller:
+            return extender, msgspec.json.decode(caller.get("stalls")[0], type=Stalls)
+
+
+def _answers(port: int, path: str, expected: bytes = b"") -> bool:
+    with contextlib.suppress(OSError), contextlib.closing(Caller(port)) as caller:
+        return expected in caller.get(path)[0]
+    return False
+
+
+class _Play:
+    def __init__(self, site: _Site, nodes: int) -> None:
+        self._site, self._nodes = site, nodes
+        self._verbs, self._echo, self._api = map(Caller, (site.verbs, site.echo, site.api))
+        self._bodies = Bodies(nodes, ("1Gi", "2Gi", "4Gi", "8Gi", "5%"))
+
+    def close(self) -> None:
+        for caller in (self._verbs, self._echo, self._api):
+            caller.close()
+
+    def play(self, phase: Phase, seconds: float, samples: _Samples) -> None:
+        site = self._site
+        pids = {part: site.processes.pid(part) for part in PARTS}
+        with site.load(phase, self._nodes):
+            self._ask(min(3.0, seconds), phase, _Samples())  # until the load has begun
+            before, stalls = {part: vitals(pid) for part, pid in pids.items()}, site.stalls()
+            self._ask(seconds, phase, samples)
+            for part, pid in pids.items():
+                now = vitals(pid)
+                samples.cpu_s[part] = samples.cpu_s.get(part, 0.0) + now.cpu_s - before[part].cpu_s
+                samples.resident_mib[part] = now.resident_mib
+            samples.took_s += time.monotonic() - before["extender"].at_s
+            extender, echoed = (
+                now.since(then) for now, then in zip(site.stalls(), stalls, strict=True)
+            )
+        for total, part in ((samples.stalls, extender), (samples.echo_stalls, echoed)):
+            total.samples += part.samples
+            total.late += part.late
+
+    def _ask(self, seconds: float, phase: Phase, samples: _Samples) -> None:
+        burst_at_s = time.monotonic()
+        until_s = burst_at_s + seconds
+        while time.monotonic() < until_s:
+            if phase.bursts and time.monotonic() >= burst_at_s:
+                burst_at_s += _BURST_EVERY_S
+                self._site.order(Order(burst=True, others=True))
+            body = self._bodies.another()
+            answer = self._call("filter", body, samples)
+            passed = self._bodies.of_those_that_passed(body, answer)
+            if len(passed) < len(body) / 2:
+                raise RuntimeError(f"the fleet takes no pods: {answer[-400:]!r}")
+            ranked = msgspec.json.decode(self._call("prioritize", passed, samples))
+            args = bind_of(body, ranked[0]["Host"])
+            bound = self._call("bind", args, samples)
+            if error := msgspec.json.decode(bound).get("Error"):
+                raise RuntimeError(f"a pod is not bound: {error}")
+            time.sleep(_PAUSE_S)
+
+    def _call(self, verb: str, body: bytes, samples: _Samples) -> bytes:
+        answer, took_ns = self._verbs.post(verb, body)
+        samples.verbs[verb].append(took_ns)
+        echoed_ns = self._write(body) if verb == "bind" else self._echo.post("echo", body)[1]
+        samples.echoes[verb].append(echoed_ns)
+        return answer
+
+    def _write(self, args: bytes) -> int:
+        """What a bind cannot do without; the nanoseconds that it took."""
+        asked = msgspec.json.decode(args)
+        gpunode = f"{GPUNODES[1:]}/{asked['Node']}"
+        binding = f"api/v1/namespaces/default/pods/{asked['PodName']}/binding"
+        return self._api.patch(gpunode, args)[1] + self._api.post(binding, args)[1]
+
+    def burst(self) -> float:
+        """Seconds from the order until the console shows the node that reports last."""
+        began_s, before = time.monotonic(), self._shown()
+        self._site.order(Order(burst=True))
+        until(lambda: self._shown() != before, "the console shows the burst", _PATIENCE_S)
+        return time.monotonic() - began_s
+
+    def _shown(self) -> str:
+        with contextlib.closing(Caller(self._site.console)) as console:
+            body = console.get(f"v1/nodes/gpu-a100-{self._nodes - 1:04d}")[0]
+        shown: str = msgspec.json.decode(body)["node"]["observed_at"]
+        return shown
+
+
+def results(
+    nodes: int, pods_per_device: int, seconds: float, rounds: int, with_quotas: bool
+) -> Results:
+    samples = {phase.name: _Samples() for phase in PHASES}
+    with contextlib.ExitStack() as undo:
+        put: Put = undo.enter_context(quotas()) if with_quotas else lambda name, pid: None
+        processes = Processes("headroom-apart-")
+        undo.callback(processes.stop)
+        site = undo.enter_context(contextlib.closing(_Site(processes, nodes, pods_per_device, put)))
+        play = undo.enter_context(contextlib.closing(_Play(site, nodes)))
+        for turn in range(rounds):
+            for phase in PHASES:
+                typer.echo(f"round {turn + 1} of {rounds}: {phase.name}", err=True)
+                play.play(phase, seconds, samples[phase.name])
+        burst_s = play.burst()
+    return Results(
+        schema=SCHEMA,
+        machine=processor(),
+        cores=cores(),
+        versions=versions(),
+        seed=SEED,
+        nodes=nodes,
+        pods_per_device=pods_per_device,
+        seconds=seconds,
+        rounds=rounds,
+        quotas=QUOTAS if with_quotas else {},
+        burst_shown_in_s=round(burst_s, 2),
+        phases=[_found(name, of, samples[IDLE.name]) for name, of in samples.items()],
+    )
+
+
+def _found(name: str, of: _Samples, idle: _Samples) -> Found:
+    return Found(
+        phase=name,
+        calls=len(of.verbs["filter"]),
+        verbs={verb: _beside(verb, of, idle) for verb in VERBS},
+        stalls=of.stalls,
+        echo_stalls=of.echo_stalls,
+        cpu_ratio={part: round(spent / of.took_s, 3) for part, spent in of.cpu_s.items()},
+        resident_mib={part: round(mib, 1) for part, mib in of.resident_mib.items()},
+    )
+
+
+def _beside(verb: str, of: _Samples, idle: _Samples) -> Beside:
+    took, echoed = spread(of.verbs[verb]), spread(of.echoes[verb])
+    grown = took.p99_ms / spread(idle.verbs[verb]).p99_ms
+    echo_grown = echoed.p99_ms / spread(idle.echoes[verb]).p99_ms
+    return Beside(
+        verb=took,
+        echo=echoed,
+        ratio_p50=round(took.p50_ms / echoed.p50_ms, 2),
+        ratio_p99=round(took.p99_ms / echoed.p99_ms, 2),
+        growth_p99=round(grown / echo_grown, 2),
+    )
+
+
+def show(found: Results) -> None:
+    typer.echo(
+        f"{found.machine}, {found.cores} cores; {found.nodes} nodes of 8 GPUs with "
+        f"{found.pods_per_device} pods each, {found.rounds} rounds of {found.seconds:g} s; "
+        f"cores: {found.quotas or 'without quotas'}"
+    )
+    row = "{:<12}{:<11}{:>6}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}  {}"
+    head = "phase", "verb", "calls", "p50 ms", "p99 ms", "echo p50", "p99", "ratio", "p99", "growth"
+    typer.echo(row.format(*head, f"goal {MOST_RATIO}"))
+    for of in found.phases:
+        for verb, each in of.verbs.items():
+            typer.echo(
+                row.format(
+                    of.phase,
+                    verb,
+                    of.calls,
+                    f"{each.verb.p50_ms:.2f}",
+                    f"{each.verb.p99_ms:.2f}",
+                    f"{each.echo.p50_ms:.2f}",
+                    f"{each.echo.p99_ms:.2f}",
+                    each.ratio_p50,
+                    each.ratio_p99,
+                    each.growth_p99,
+                    "met" if each.growth_p99 <= MOST_RATIO else "NOT MET",
+                )
+            )
+        ours, echoed = of.stalls, of.echo_stalls
+        held = ", ".join(
+            f"{part} {of.cpu_ratio[part]:.2f} cores {of.resident_mib[part]:.0f} MiB"
+            for part in PARTS
+        )
+        typer.echo(
+            f"  woke over 5 ms late: {ours.late} of {ours.samples}, "
+            f"echo {echoed.late} of {echoed.samples}; {held}"
+        )
+    typer.echo(f"the console shows a burst within {found.burst_shown_in_s} s")
+
+
+def main(
+    nodes: Annotated[int, typer.Option(help="Nodes of 8 GPUs.")] = 5_000,
+    pods_per_device: Annotated[int, typer.Option(help="Pods on each of them.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Of each phase in each round.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all phases are played.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
+    without_quotas: Annotated[
+        bool, typer.Option("--without-quotas", help="Without cgroups, which need root.")
+    ] = False,
+) -> None:
+    found = results(nodes, pods_per_device, seconds, rounds, not without_quotas)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    typer.run(main)
