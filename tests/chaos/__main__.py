@@ -101,12 +101,14 @@ def storm(
                 if stop_at_finding and (site.wrong() or site.unlike(before, beside or ())):
                     break
                 time.sleep(STEP_S)
+            if beside is None:
+                beside = site.calls()
             weather.end()
             ended_s = time.monotonic()
             site.clients.stop()
             say("the storm is over; it may settle")
             findings = _settle(site, settle_s, quiet_s, say)
-            findings += site.unlike(before, beside or ())
+            findings += site.unlike(before, beside)
             return Outcome(
                 seed,
                 round(ended_s - began_s, 1),
@@ -114,7 +116,7 @@ def storm(
                 dict(sorted(weather.happened.items())),
                 dict(sorted(site.wire({}).items())),
                 dict(sorted(site.clients.did.items())),
-                {"before the storm": told(before), "beside bystanders": told(beside or ())},
+                {"before the storm": told(before), "beside bystanders": told(beside)},
                 site.auditor.tally,
                 site.auditor.excused,
                 findings,
