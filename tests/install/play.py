@@ -37,7 +37,7 @@ WORKLOADS = "team"
 PODS = f"/api/v1/namespaces/{WORKLOADS}/pods"
 OVERLAY = "device-plugin"
 GPU_BYTES = 24 * GIB
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 MERGE = "application/merge-patch+json"
 
 
