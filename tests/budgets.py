@@ -15,7 +15,7 @@ BUDGETS_S = {
     "agent": 220,
     "benchmarks": 165,
     "certs": 10,
-    "chaos": 150,
+    "chaos": 130,
     "cluster": 35,
     "convert": 50,
     "contract": 15,

@@ -57,9 +57,9 @@ def noticed(
     nodes for, since another pod can come first, and for what the API server shows of the pod:
     ``fates`` of its uid begin the words that may follow its name."""
     refusals = {why for call in (*before, *during) for why in call.refusals}
-    late = [call for call in during if call.took_s >= timeout_s or TOOK_LONGER in call.error]
+    late = [call for call in during if call.took_s > 0.9 * timeout_s or TOOK_LONGER in call.error]
     if len(late) > MOST_LATE * len(during):
-        yield Finding("late", "calls", f"{len(late)} of {len(during)} took over {timeout_s} s")
+        yield Finding("late", "calls", f"{len(late)} of {len(during)} had no answer in time")
     for call in during:
         if call in late:
             continue

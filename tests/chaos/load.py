@@ -52,7 +52,8 @@ class Clients:
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(60.0)
+            if thread.is_alive():  # else it was never started, or has ended
+                thread.join(60.0)
 
 
 class _Client:
