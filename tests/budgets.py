@@ -25,7 +25,7 @@ BUDGETS_S = {
     "fuzz": 55,
     "gobin": 15,
     "helm": 5,
-    "install": 175,
+    "install": 145,
     "history": 40,
     "kubectl": 25,
     "kubelet": 380,
