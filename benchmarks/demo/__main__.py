@@ -23,4 +23,5 @@ def demo(
     raise typer.Exit(run(trace, pods, seeds))
 
 
-typer.run(demo)
+if __name__ == "__main__":
+    typer.run(demo)

@@ -45,12 +45,11 @@ def wire_settings(fault: Fault) -> dict[str, Any]:
 class Weather:
     def __init__(self, site: Site, faults: Iterable[Fault], say: Callable[[str], None]) -> None:
         self._site, self._say = site, say
-        order = itertools.count()
+        self._order = itertools.count()
         #: When, and whether it begins or ends.
         self._due: list[tuple[float, int, bool, Fault]] = []
         for fault in faults:
-            heapq.heappush(self._due, (fault.at_s, next(order), True, fault))
-            heapq.heappush(self._due, (fault.at_s + fault.for_s, next(order), False, fault))
+            heapq.heappush(self._due, (fault.at_s, next(self._order), True, fault))
         self._on: list[Fault] = []
         self.happened: Counter[str] = Counter()
 
@@ -63,6 +62,9 @@ class Weather:
                 self.happened[fault.kind] += 1
                 self._on.append(fault)
                 self._begin(fault)
+                # From now on, as a slow machine begins it late: it shall last as long as it says.
+                ends_s = now_s + fault.for_s
+                heapq.heappush(self._due, (ends_s, next(self._order), False, fault))
             else:
                 self._on.remove(fault)
                 self._end(fault)
