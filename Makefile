@@ -80,7 +80,7 @@ gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: every claim about the driv
 	@$(RUN) -m benchmarks.gpu $(ARGS)
 
 docs: $(VENV)/test.stamp  ## the pages that are made of the code: docs/settings.md
-	@PYTHONPATH=. $(RUN) -m headroom.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
+	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
 
 # Pins every dependency with its hashes; the locks carry no addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \

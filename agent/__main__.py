@@ -23,36 +23,36 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from agent.dcgm import TIMEOUT_S, Exporter
 from agent.deadline import hurry
-from agent.devices import NvmlProbe
-from agent.kubelet.probe import KubeletProbe
-from agent.kubelet.watch import watched
-from agent.limits import ASK_EVERY_S, LimitsProbe
-from agent.nvml import Gate
-from agent.plugin import ConfigurationProbe
-from agent.podsm import pod_sm
-from agent.porter import Porter
-from agent.probes import ConfiguredSharing, DriverReading, Follower, Probe, Reading
-from agent.processes import ProcessProbe
-from agent.publish import Courier
+from agent.gate_service import Porter
+from agent.http_endpoints import Board, Server
+from agent.probes.dcgm import TIMEOUT_S, Exporter
+from agent.probes.device_probe import Survey, incarnation, own_cgroup
+from agent.probes.driver_limits_probe import ASK_EVERY_S, LimitsProbe
+from agent.probes.health_store import StateFile
+from agent.probes.kubelet.file_watch import watched
+from agent.probes.kubelet.probe import KubeletProbe
+from agent.probes.nvml import Gate
+from agent.probes.nvml_probe import NvmlProbe
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.processes import ProcessProbe
+from agent.probes.readings import ConfiguredSharing, DriverReading, Follower, Probe, Reading
+from agent.probes.xids import XidWatch
 from agent.restart import GIVEN_UP_STATUS, GivenUp, Restarts
-from agent.serve import Board, Server
 from agent.settings import Settings, read_settings
-from agent.statefile import StateFile
-from agent.summary import rfc3339, summarise
-from agent.survey import Survey, incarnation, own_cgroup
-from agent.table import table, well
-from agent.xids import XidWatch
+from agent.status.builder import rfc3339, summarise
+from agent.status.once_report import table, well
+from agent.status.pod_sm_activity import pod_sm
+from agent.status.writer import Courier
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus
-from contract.heap import keep_small
+from contract.malloc import keep_small
 
 if TYPE_CHECKING:
-    from agent.choicewatch import ChoiceWatch
-    from agent.cluster import KubernetesPublisher
-    from agent.nodeapi import NodeApi
-    from agent.steering.helm import Helm
+    from agent.probes.node_probe import NodeApi
+    from agent.status.publisher import KubernetesPublisher
+    from agent.steering.device_choice_watch import ChoiceWatch
+    from agent.steering.preferred_allocation import Helm
 
 _log = structlog.get_logger()
 
@@ -317,7 +317,7 @@ def _helm(
     wake: threading.Event,
 ) -> "Helm":
     """Steering, which makes the kubelet take the device that the ledger chose."""
-    from agent.steering.helm import Helm
+    from agent.steering.preferred_allocation import Helm
 
     def mode() -> DeviceChoice | None:
         # The Node itself is read less often; it is asked if there is no GPUNode to watch.
@@ -342,10 +342,10 @@ def _cluster(
 ) -> "tuple[Courier, Porter, NodeApi, KubernetesPublisher, ChoiceWatch]":
     """Whoever delivers to the cluster, answers for it, and asks it."""
     try:
-        from agent.apiserver import NoCluster, connect
-        from agent.choicewatch import ChoiceWatch
-        from agent.cluster import KubernetesPublisher
-        from agent.nodeapi import NodeApi
+        from agent.kube.client import NoCluster, connect
+        from agent.probes.node_probe import NodeApi
+        from agent.status.publisher import KubernetesPublisher
+        from agent.steering.device_choice_watch import ChoiceWatch
     except ImportError as err:
         raise _CannotStart(
             f"{err}; right is: pip install 'headroom-gpu[agent]', or --no-publish"

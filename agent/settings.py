@@ -10,7 +10,7 @@ from typing import get_args
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
 from contract.gpunode import MAX_REPLICAS, Sharing
-from contract.variables import service_links
+from contract.service_links import service_links
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -20,7 +20,8 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent import __main__ as agent
-from agent import apiserver, metrics, serve
+from agent import http_endpoints, metrics
+from agent.kube import client
 
 #: Figures of so many samples are kept.
 MOST_SAMPLES = 5_000
@@ -83,9 +84,9 @@ def accelerate(interval_s: float) -> None:
 
 def main(argv: Sequence[str]) -> int:
     clock, account, *flags = argv
-    apiserver.in_cluster = functools.partial(apiserver.in_cluster, account=Path(account))
+    client.in_cluster = functools.partial(client.in_cluster, account=Path(account))
     agent.Camera = Measured
-    serve.AgentCollector = Counting
+    http_endpoints.AgentCollector = Counting
     read = agent.read_settings
 
     def settings(argv: Sequence[str], env: object) -> object:

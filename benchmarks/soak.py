@@ -18,13 +18,13 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.placement.rules import Rules
-from extender.sources.kinds import watched_kinds
-from extender.telemetry import Telemetry
-from extender.web.verbs import Verbs
+from extender.kube.resources import watched_kinds
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
 from tests.builders import GIB, gpunode, kube_node, promise, shared, use
 
 NOTE_BYTES = 250_000

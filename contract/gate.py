@@ -28,7 +28,7 @@ def gate_container(image: str) -> dict[str, Any]:
     return {
         "name": GATE,
         "image": image,
-        "command": ["python", "-m", "agent.knock"],
+        "command": ["python", "-m", "agent.gate_client"],
         "env": [
             {
                 "name": name,

@@ -1,5 +1,5 @@
 """``python -m extender`` is ``headroom``."""
 
-from extender.cli import main
+from extender.app.cli import main
 
 main()

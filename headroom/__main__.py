@@ -14,7 +14,7 @@ def main() -> int:
     """`headroom agent ...` and `headroom gate` are the agent's, what reads the debug API is
     `kubectl headroom`'s; all else is the extender's."""
     if sys.argv[1:] == ["gate"]:
-        from agent.knock import main as gate
+        from agent.gate_client import main as gate
 
         return gate()
     if sys.argv[1:2] == ["agent"]:
@@ -27,7 +27,7 @@ def main() -> int:
         read()
         return 0
     try:
-        from extender.cli import main as extender
+        from extender.app.cli import main as extender
     except ImportError as err:
         sys.stderr.write(
             f"headroom: {err}; right is: pip install 'headroom-gpu[extender]',"

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 
-from extender.doctor import doctor
+from extender.doctor.command import doctor
 from headroom.kubectl.app import app, main
 
 app.command()(doctor)

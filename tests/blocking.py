@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from kubernetes.client import Configuration
 
-from extender.kubeapi import KubeApi
+from extender.kube.async_client import LoopApi
+from extender.kube.client import KubeApi
 from extender.ledger import protocol
-from extender.ledger.embedded import AtOnce, Awaited
-from extender.ledger.kubernetes import KubernetesStore
-from extender.loopapi import LoopApi
+from extender.ledger.kube_store import KubernetesStore
+from extender.ledger.memory_store import AtOnce, Awaited
 
 T = TypeVar("T")
 PATIENCE_S = 120.0

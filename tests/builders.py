@@ -34,13 +34,13 @@ from contract.kube import (
     ResourceRequirements,
 )
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.fit import Verdicts, fit
 from extender.placement.occupancy import occupy
+from extender.placement.policy import MIB, Rules
 from extender.placement.request import VramRequest, understand
-from extender.placement.rules import MIB, Rules
 from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 
 __all__ = ["GIB", "GPU", "MIB", "NOW_S", "STAMP"]
 

@@ -24,8 +24,8 @@ _PR_SET_PDEATHSIG = 1
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
     [
-        *("extender.cli", "extender.wiring.embedded", "extender.wiring.cluster"),
-        "extender.wiring.webhook",
+        *("extender.app.cli", "extender.app.embedded", "extender.app.cluster"),
+        "extender.app.webhook",
     ]
 )
 

@@ -2,7 +2,7 @@
 
 ``tests/test_bounded.py`` compares the list with the code. Sizes are upper bounds of what CPython
 takes, keys included: strings that another structure holds already count as references. What objects
-of Kubernetes take is limited by ``contract.pod_limits`` and ``extender.cluster.kept``.
+of Kubernetes take is limited by ``contract.pod_limits`` and ``extender.state.kept_fields``.
 """
 
 from dataclasses import dataclass
@@ -27,32 +27,32 @@ class Fixed:
 
 
 #: Belongs to one call, one look or one request, and goes with it: bounded by what that may be
-#: about (``extender.web.api.bounded``, ``extender.wiring.patience``) or by one snapshot.
+#: about (``extender.console.body_limits``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
-    "extender/admission/patch.py": ["Draft.operations"],
-    "extender/cluster/needs.py": ["Needs._terms"],
-    "extender/cluster/preemption.py": [
+    "extender/admission/json_patch.py": ["Draft.operations"],
+    "extender/state/scheduler_deficits.py": ["Needs._terms"],
+    "extender/state/preemption.py": [
         *("Offer.pods", "_Search.needed_bytes", "_Stage._evictable", "_Stage._kept"),
         *("_Stage._named", "_Stage._proposed"),
     ],
-    "extender/cluster/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
-    "extender/cluster/redaction.py": ["Redaction._names"],
-    "extender/cluster/surroundings.py": ["Surroundings.schedulers"],
-    "extender/cluster/trial.py": ["Trial._held", "_Held.besides"],
-    "extender/cluster/waiting.py": [
+    "extender/state/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
+    "extender/state/redaction.py": ["Redaction._names"],
+    "extender/doctor/environment.py": ["Surroundings.schedulers"],
+    "extender/state/simulation.py": ["Trial._held", "_Held.besides"],
+    "extender/state/pending_pods.py": [
         *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),
         *("Pending.oldest", "Pending.pods"),
     ],
-    "extender/cluster/waking.py": [
+    "extender/state/requeue_hints.py": [
         *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.beside"),
     ],
-    "extender/configuration.py": ["_Environment._env"],
+    "extender/config/loading.py": ["_Environment._env"],
     "extender/ledger/protocol.py": ["Apart._troubles"],
     "extender/ledger/store.py": ["Binding.annotations"],
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
-    "extender/placement/misplaced.py": ["Misplaced.leave", "Misplaced.stuck"],
-    "extender/placement/observed.py": ["_Look._arrived"],
+    "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
+    "extender/placement/prediction_outcome.py": ["_Look._arrived"],
     "extender/placement/occupancy.py": [
         *("_Elsewhere._on", "_Elsewhere.uids", "_Queue._holders", "_Queue._renamed"),
         *("_Queue._waiting", "_Queue.picks", "_Queue.promised"),
@@ -60,60 +60,60 @@ PASSING = {
     ],
     "extender/placement/score.py": ["Ranking.terms"],
     "extender/placement/victims.py": ["_Search._known"],
-    "extender/sources/history.py": [
+    "extender/controllers/promql.py": [
         *("Answer.ratios", "Answer.ages_s", "_Envelope.warnings"),
     ],
-    "extender/web/api/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
-    "extender/web/wire.py": [
+    "extender/console/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
+    "extender/scheduler/extender_v1.py": [
         *("FilterResult.failed_nodes", "FilterResult.failed_and_unresolvable_nodes"),
         "PreemptResult.node_name_to_meta_victims",
     ],
-    "extender/wiring/reloading.py": ["Origin.env", "Origin.flags"],
+    "extender/app/reload.py": ["Origin.env", "Origin.flags"],
 }
 
 #: Stay, and grow.
 GROWS: dict[str, dict[str, Per | Fixed]] = {
-    "extender/admission/known.py": {
+    "extender/admission/node_cache.py": {
         "KnownObjects._namespaces": Per("namespace", 4_000),
         "KnownObjects._nodes": Per("node", 64 << 10),
         "KnownObjects._statuses": Per("reservation or device", 8_000),
         "KnownObjects._with_choice": Per("node", 200),
     },
-    "extender/cluster/activity.py": {
+    "extender/state/sm_activity.py": {
         "Activities._history": Per("device", 600),
         "Activities._gpus_of": Per("node", 500),
         "Activities._node_of": Per("device", 200),
     },
-    "extender/cluster/allocators.py": {
+    "extender/state/foreign_allocators.py": {
         "Allocators._managers": Per("node", 300),
         "Allocators._signs": Per("pod, node or slice", 800),
         "Allocators._speakers": Per("pod, node or slice", 400),
     },
-    "extender/cluster/backoffs.py": {
+    "extender/state/eviction_backoff.py": {
         "BackOffs._last": Per("node", 300),
         "BackOffs._marked": Per("reservation", 300),
         "BackOffs._until_s": Per("node", 200),
     },
-    "extender/cluster/budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
-    "extender/cluster/departures.py": {
+    "extender/state/disruption_budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
+    "extender/state/deleted_pods.py": {
         "Departures._gone_since_s": Per("reservation", 300),
         "Departures._marks": Per("reservation", 300),
         "Departures._seen": Fixed(10_000 * 500),
     },
-    "extender/cluster/edits.py": {"Edits._told": Per("pod", 2_000)},
-    "extender/cluster/freshness.py": {
+    "extender/state/request_drift.py": {"Edits._told": Per("pod", 2_000)},
+    "extender/state/heartbeats.py": {
         "Signs._leases": Per("node", 500),
         "Signs._reports": Per("node", 300),
         "Signs._vouches": Per("node", 800),
         "Signs.woke_up": Per("node", 200),
     },
-    "extender/cluster/namespaces.py": {
+    "extender/state/namespaces.py": {
         "Namespaces._default_vram": Per("namespace", 500),
         "Namespaces._held": Per("namespace", 4_000),
     },
-    "extender/cluster/nominations.py": {"Nominations._holds": Per("pod", 500)},
+    "extender/state/nominations.py": {"Nominations._holds": Per("pod", 500)},
     # All of one node together have MAX_NODE_ENTRIES entries, and all of them MAX_ENTRIES.
-    "extender/cluster/observations.py": {
+    "extender/state/prediction_tracker.py": {
         "Observations._done": Fixed(262_144 * 200),
         "Observations._fresh": Per("node", 300),
         "Observations._nodes": Fixed(262_144 * 600),
@@ -127,19 +127,19 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Ground.changes": Fixed(0),
         "_Ground.promises": Fixed(0),
     },
-    "extender/cluster/overcommits.py": {"Overcommits._of_node": Per("device", 1_000)},
-    "extender/cluster/overuses.py": {
+    "extender/state/overcommitted_devices.py": {"Overcommits._of_node": Per("device", 1_000)},
+    "extender/state/overuse.py": {
         "Overuses._of_node": Per("pod on a device", 800),
         "Overuses._since_s": Per("pod on a device", 300),
     },
     # Only pods with affinity between pods have entries; the limits per pod bound their number.
-    "extender/cluster/preferences.py": {
+    "extender/state/scheduling_preferences.py": {
         "Neighbours._said": Per("pod", 64 << 10),
         "Neighbours._sayers": Per("pod", 64 << 10),
         "Neighbours._selectors": Per("pod", 64 << 10),
     },
-    "extender/cluster/rooms.py": {"Rooms._in": Per("node", 200)},
-    "extender/cluster/state.py": {
+    "extender/state/headroom_gains.py": {"Rooms._in": Per("node", 200)},
+    "extender/state/cluster_state.py": {
         # In a console those of ``Following._streams``.
         "ClusterState._assumed": Per("bind under way", 2_000),
         "ClusterState._awaited": Fixed(1_000),
@@ -159,40 +159,40 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ClusterState._want_calm": Per("pod", 200),
         "ClusterState._with_choice": Per("node", 200),
     },
-    "extender/cluster/waking.py": {
+    "extender/state/requeue_hints.py": {
         "Waking._beside": Fixed(256 * 2_000),
         "Waking._waits": Per("pod", 4_000),
         "_Kinds._number_of": Fixed(4_096 * 2_000),
     },
-    "extender/journal.py": {
+    "extender/state/journal.py": {
         "Journal._by_uid": Fixed(64 * MIB),
         "Journal._preempted": Fixed(256 * 64_000),
         "Journal._schedulers": Fixed(64 * 500),
         "Journal._uid_of": Fixed(10_000 * 700),
         "NodeSets._last": Per("node", 4 * 200),
     },
-    "extender/journalstream.py": {
+    "extender/observability/journal_stream.py": {
         "Copy._sets": Per("node", 4 * 4 * 200),
         "Cursor._sets": Fixed(8 * 4 * 200),
         "Cursor._shown": Fixed(8 * 1_000 * 200),
     },
     # Of the demo and of headroom serve --embedded: nobody else writes there.
-    "extender/ledger/embedded.py": {
+    "extender/ledger/memory_store.py": {
         "EmbeddedStore._gpunodes": Per("node", 64 << 10),
         "EmbeddedStore._pods": Per("pod", 15 * MIB),
         "EmbeddedStore._shown": Per("pod", 500),
     },
     "extender/ledger/protocol.py": {"Ledger._cleared": Per("pod", 200)},
-    "extender/ledger/turns.py": {
+    "extender/ledger/node_batcher.py": {
         "Turn.waiting": Per("bind under way", 2_000),
         "Turns._turns": Per("bind under way", 1_000),
     },
-    "extender/placement/mix.py": {
+    "extender/placement/demand_pricing.py": {
         "Mix.demand": Fixed(64 * 500),
         "Usual._offered": Fixed(256 * 100_000),
         "Usual._seen": Fixed(4_096 * 1_000),
     },
-    "extender/placement/table.py": {
+    "extender/placement/snapshot_builder.py": {
         "Table._columns_shown": Per("device", 200),
         "Table._nodes": Per("node", 100),
         "Table._per_node_shown": Per("node", 100),
@@ -200,57 +200,57 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Table._row_of": Per("node", 2 * 200),
     },
     # One entry is some bytes for each device, and the least recently used goes first.
-    "extender/placement/weighing.py": {"Weighings._held": Per("device", 16 * 64)},
-    "extender/records.py": {"Records._records": Fixed(16 * MIB)},
-    "extender/sources/alike.py": {"Alike._kept": Fixed(10 * MIB)},
-    "extender/sources/gpunodes.py": {"GPUNodeReader._specs": Per("node", 300)},
-    "extender/sources/kubernetes.py": {
+    "extender/placement/fit_cache.py": {"Weighings._held": Per("device", 16 * 64)},
+    "extender/state/decision_records.py": {"Records._records": Fixed(16 * MIB)},
+    "extender/kube/interning.py": {"Alike._kept": Fixed(10 * MIB)},
+    "extender/kube/gpunode_reader.py": {"GPUNodeReader._specs": Per("node", 300)},
+    "extender/kube/informers.py": {
         "KubernetesSources._reflectors": Fixed(10_000),
         "KubernetesSources._threads": Fixed(10_000),
     },
-    "extender/sources/prometheus.py": {
+    "extender/controllers/prometheus.py": {
         "PrometheusHistory._held": Per("device", 600),
         "PrometheusHistory._left": Fixed(3 * 1_000),
     },
-    "extender/sources/reflector.py": {"Reflector._unreadable": Per("object", 700)},
-    "extender/web/auth.py": {
+    "extender/kube/reflector.py": {"Reflector._unreadable": Per("object", 700)},
+    "extender/console/auth.py": {
         "_Answers._kept": Fixed(4_096 * 4_000),
         "_Answers._under_way": Fixed(64 * 4_000),
         "_Visible._namespaces": Fixed(32 * 500),
     },
-    "extender/web/coming.py": {
+    "extender/scheduler/assumed_binds.py": {
         "Coming._answers": Per("node", 16 * 64),
         "Coming._expected": Fixed(2 * 64_000),
     },
-    "extender/web/feed.py": {
+    "extender/observability/feed.py": {
         "Feed._followers": Fixed(32 * 1_024 * 300),
         "Feed._past": Fixed(4_096 * 4_000),
     },
-    "extender/web/pace.py": {
+    "extender/scheduler/retry_spreading.py": {
         "Pace._lately": Fixed(65_536 * 100),
         "Pace._together": Fixed(65_536 * 100),
         "Pace._tried": Fixed(65_536 * 300),
     },
-    "extender/web/verbs.py": {
+    "extender/scheduler/verbs.py": {
         "Verbs._turned_away": Per("node", 64 * 10),
     },
-    "extender/wiring/announcing.py": {"Announcing._told": Fixed(10_000 * 1_000)},
-    "extender/wiring/evicting.py": {"Evicting._told": Per("pod", 300)},
+    "extender/controllers/event_recorder.py": {"Announcing._told": Fixed(10_000 * 1_000)},
+    "extender/controllers/eviction.py": {"Evicting._told": Per("pod", 300)},
     # Three ports.
-    "extender/wiring/handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
-    "extender/wiring/intake.py": {
+    "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
+    "extender/state/event_queue.py": {
         "Intake._again": Per("object", 200),
         "Intake._ours": Per("bind under way", 2_000),
         "Intake._told": Per("object", 200),
     },
-    "extender/wiring/loops.py": {
+    "extender/periodic.py": {
         "Loops._moved_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
-    "extender/wiring/machinery.py": {"Observed._lags": Fixed(6_000 * 100)},
-    "extender/wiring/cluster.py": {"Cluster.awaited": Fixed(1_000)},
-    "extender/wiring/clusterview.py": {"ClusterView.outcome_seen": Fixed(1_000)},
-    "extender/wiring/following.py": {
+    "extender/console/process_status.py": {"Observed._lags": Fixed(6_000 * 100)},
+    "extender/app/cluster.py": {"Cluster.awaited": Fixed(1_000)},
+    "extender/app/cluster_view.py": {"ClusterView.outcome_seen": Fixed(1_000)},
+    "extender/observability/journal_follower.py": {
         "Following._addresses": Fixed(16 * 10_000),
         # Together with those of ``_streams``.
         "Following._ended": Fixed(0),
@@ -261,15 +261,15 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Following._threads": Fixed(1_000),
         "Following._unresolved": Fixed(16 * 500),
     },
-    "extender/wiring/pending.py": {"PendingPods._conditions": Per("pod", 2_000)},
-    "extender/wiring/preempting.py": {
+    "extender/observability/pending_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
+    "extender/controllers/preemption.py": {
         "Preempting._not_before_s": Fixed(1_024 * 300),
         "Preempting._told": Fixed(1_024 * 2_000),
     },
-    "extender/wiring/retrying.py": {"Retrying._released": Per("pod", 200)},
-    "extender/wiring/telling.py": {"Telling._told": Per("pod", 500)},
-    "extender/wiring/tidying.py": {"Tidying._looking": Per("node", 4_000)},
-    "extender/wiring/watching.py": {
+    "extender/controllers/requeue.py": {"Retrying._released": Per("pod", 200)},
+    "extender/controllers/pending_events.py": {"Telling._told": Per("pod", 500)},
+    "extender/controllers/reconcile.py": {"Tidying._looking": Per("node", 4_000)},
+    "extender/observability/change_feed.py": {
         "Watching._told": Fixed(10_000 * 500),
         "Watching._versions": Fixed(32 * 200),
     },

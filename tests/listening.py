@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from fastapi import FastAPI
 
-from extender.tls import ServerTls
-from extender.wiring.patience import Patient
-from extender.wiring.ports import Port, PortServer
+from extender.server.http_limits import Patient
+from extender.server.ports import Port, PortServer
+from extender.server.tls import ServerTls
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from tests.controlplane import ROOT
 from tests.growth import GROWS, MIB, PASSING, Fixed
 
 #: Commands that end by themselves, and the metrics, whose labels are few.
-OTHERS = ("extender/convert/", "extender/certs/", "extender/telemetry.py")
+OTHERS = ("extender/convert/", "extender/certs/", "extender/observability/metrics.py")
 MAKERS = {
     *("dict", "set", "frozenset", "list", "deque", "defaultdict", "Counter", "OrderedDict"),
     *("Bounded", "bytearray", "Queue", "WeakKeyDictionary", "WeakValueDictionary"),
@@ -90,13 +90,13 @@ def test_what_does_not_grow_with_the_cluster_fits_in_the_memory_limit() -> None:
         return sum(kind.most_bytes for kind in every if isinstance(kind, Fixed))
 
     # Of the 768 MiB of deploy/base: the extender follows no journal, the console writes none.
-    assert fixed("extender/wiring/following.py") < 512 * MIB
-    assert fixed("extender/journal.py") < 512 * MIB
+    assert fixed("extender/observability/journal_follower.py") < 512 * MIB
+    assert fixed("extender/state/journal.py") < 512 * MIB
 
 
 def test_no_dictionary_forgets_by_hand() -> None:
     forget = {path for path, text in texts().items() if FORGETS.search(text)}
-    assert forget <= {"extender/bounded.py", "extender/web/pace.py"}
+    assert forget <= {"extender/bounded.py", "extender/scheduler/retry_spreading.py"}
 
 
 def test_the_entries_written_longest_ago_are_forgotten() -> None:

@@ -95,7 +95,9 @@ def test_a_level_of_logs_that_there_is_none_of_is_refused_with_those_there_are()
 
 def test_what_needs_no_cluster_needs_no_client_of_one() -> None:
     """The demo's environment has none."""
-    hidden = "import sys; sys.modules['kubernetes'] = None; import extender.cli, benchmarks.demo"
+    hidden = (
+        "import sys; sys.modules['kubernetes'] = None; import extender.app.cli, benchmarks.demo"
+    )
     done = subprocess.run(
         [sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, check=False
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.configcommand import config
-from extender.configuration import example_of, load_settings, look
+from extender.config.command import config
+from extender.config.loading import example_of, load_settings, look
+from extender.config.settings import Settings
 from extender.errors import BadSettings
-from extender.settings import Settings
 
 FILE = """\
 # Ours.

@@ -276,7 +276,7 @@ def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(folder: Pa
     )  # fmt: skip
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert json.loads(started.stdout)["agentVersion"] == version
-    for gate in (["headroom", "gate"], ["python", "-m", "agent.knock"]):
+    for gate in (["headroom", "gate"], ["python", "-m", "agent.gate_client"]):
         asked = image.run(gate)
         assert asked.returncode == 2
         assert "POD_UID is not set" in asked.stdout + asked.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from extender.errors import BadSettings
-from extender.tls import ServerTls, TlsFiles
-from extender.web.certificates import Peer, peer_of
+from extender.server.client_certificates import Peer, peer_of
+from extender.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
 
 

@@ -1,7 +1,7 @@
 """The reference page says what the code says."""
 
-from extender.settings import Settings
-from headroom.reference import GROUPS, page, unit
+from extender.config.reference import GROUPS, page, unit
+from extender.config.settings import Settings
 from tests.controlplane import ROOT
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from extender.configuration import load_settings
+from extender.config.loading import load_settings
+from extender.config.settings import Settings
 from extender.errors import BadSettings
-from extender.settings import Settings
 
 
 def test_defaults_are_those_of_the_design() -> None:

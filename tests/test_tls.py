@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from extender.configuration import load_settings
+from extender.config.loading import load_settings
 from extender.errors import BadSettings
-from extender.tls import ServerTls, TlsFiles
+from extender.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
 from tests.serving import Server, serving
 

@@ -1,1 +1,1 @@
-"""The device that the ledger chose is the one that the kubelet takes: `steered` nodes."""
+"""Steered nodes: makes the device plugin's preferred allocation follow the ledger."""

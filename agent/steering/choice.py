@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agent.attribution import memories
-from agent.cgroup import is_static
-from agent.gate import Limits, asked, certain, missing, promised_to, rows_in, taken_bytes
-from agent.kubelet.checkpoint import Entry
+from agent.gate_decision import Limits, asked, certain, missing, promised_to, rows_in, taken_bytes
+from agent.probes.cgroup import is_static
+from agent.probes.kubelet.checkpoint import Entry
+from agent.status.attribution import memories
 from agent.steering.messages import Wish
 from contract.gpunode import (
     ADOPTED,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.kubelet.protobuf import BadMessage, field, fields, message, text
+from agent.probes.kubelet.protobuf import BadMessage, field, fields, message, text
 
 _VERSION = "v1beta1"
 

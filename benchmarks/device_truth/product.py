@@ -36,17 +36,17 @@ from contract.kube import (
     ResourceRequirements,
     Terminated,
 )
-from extender.cluster.chores import Leftover, leftovers
-from extender.cluster.events import BackOffEnded, Event, NodeSeen
-from extender.cluster.state import ClusterState
-from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.eviction import Evictions
+from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
-from extender.placement.aside import aside
+from extender.placement.fit_cache import Weighings
+from extender.placement.non_gpu_pods import aside
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.placement.rules import Rules
-from extender.placement.visible import VISIBLE_DEVICES
-from extender.placement.weighing import Weighings
+from extender.placement.visible_devices import VISIBLE_DEVICES
+from extender.state.changes import BackOffEnded, Event, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.reconcile_queue import Leftover, leftovers
 from tests.blocking import Ledger, now
 from tests.standin.devices import Lots
 
@@ -227,7 +227,7 @@ class Gated(Product):
         self._store.let_through(job.name)
 
     def tend(self, now_s: float) -> Sequence[str]:
-        """As ``extender.wiring.evicting`` does it."""
+        """As ``extender.controllers.eviction`` does it."""
         self._now_s = now_s
         self._catch_up()
         over = self._cluster.back_offs.over(now_s)

@@ -18,9 +18,9 @@ from typing import Any
 import pynvml
 
 from agent.__main__ import log_to_stderr
-from agent.activity import GPM_APART_S
-from agent.devices import Found, NvmlProbe
-from agent.nvml import Gate, NvmlError
+from agent.probes.nvml import Gate, NvmlError
+from agent.probes.nvml_probe import Found, NvmlProbe
+from agent.probes.sm_activity import GPM_APART_S
 
 _KINDS = ("Compute", "Graphics", "MPSCompute")
 _ROOM = 512

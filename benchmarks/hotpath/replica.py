@@ -22,14 +22,14 @@ from benchmarks.hotpath.bodies import JSON
 from benchmarks.hotpath.fleet import MIB, Fleet
 from benchmarks.hotpath.machine import quiet
 from contract.kube import Node, Pod
-from extender.cluster.events import Relisted
-from extender.ledger.embedded import Awaited, EmbeddedStore
-from extender.settings import Settings
-from extender.web.wire import decode_offer
-from extender.wiring.console import Console
-from extender.wiring.memory import limit_heap
-from extender.wiring.replica import Extender
-from extender.wiring.serving import serve
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.app.memory_policy import limit_heap
+from extender.app.serving import serve
+from extender.config.settings import Settings
+from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.scheduler.extender_v1 import decode_offer
+from extender.state.changes import Relisted
 
 _START_S = 600.0
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.hotpath.fleet import GIB, MIB, Fleet
 from contract.kube import Node, ObjectMeta, Pod
-from extender.cluster.events import Event, GPUNodeSeen, Relisted
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import Event, GPUNodeSeen, Relisted
+from extender.state.cluster_state import ClusterState
 
 _REPORTS = 300
 

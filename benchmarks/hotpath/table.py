@@ -43,17 +43,17 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import Node, ObjectMeta
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.placement.rules import Rules
+from extender.app.memory_policy import limit_heap
+from extender.observability.metrics import Telemetry
+from extender.placement.fit_cache import Weighing, Weighings
+from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
-from extender.placement.weighing import Weighing, Weighings
-from extender.telemetry import Telemetry
-from extender.web import wire
-from extender.web.serving import verbs_app
-from extender.web.verbs import Verbs
-from extender.wiring.memory import limit_heap
+from extender.scheduler import extender_v1
+from extender.scheduler.server import verbs_app
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
 
 GIB = 1 << 30
 DEVICES = 8
@@ -142,14 +142,14 @@ class Stopwatch:
     """Time spent in parts of a verb, the parts within them not counted."""
 
     PARTS = (
-        ("decode", wire, "decode_offer"),
+        ("decode", extender_v1, "decode_offer"),
         ("understand the pod", ClusterState, "understand"),
         ("look up names", Snapshot, "rows"),
         ("weigh what changed", Weighings, "weigh"),
         ("pick the verdicts", Weighing, "codes"),
         ("rank", Weighing, "rank"),
-        ("encode", wire, "encode_filter"),
-        ("encode", wire, "encode_priorities"),
+        ("encode", extender_v1, "encode_filter"),
+        ("encode", extender_v1, "encode_priorities"),
         ("filter", Verbs, "filter"),
         ("prioritize", Verbs, "prioritize"),
     )

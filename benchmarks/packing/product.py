@@ -14,7 +14,7 @@ from benchmarks.device_truth.world import RESERVED_BYTES, Shape, World
 from benchmarks.packing.play import Placed, Rows
 from benchmarks.packing.workload import REPLICAS, Ask, Mode, Node, device_amount
 from contract.annotations import ScoringPolicy
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
 
 CHOICES: Mapping[str, type[Product]] = {
     "pinned": Pinned,

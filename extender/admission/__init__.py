@@ -1,1 +1,1 @@
-"""What becomes of pods, and of what makes pods, when they are created: pure decisions."""
+"""The admission webhook: validates and mutates GPU pods and pod templates."""

@@ -32,13 +32,13 @@ from contract.annotations import (
 from contract.gate import GATE, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
-from extender.admission.amounts import cap_mib, mirrored_mib, mps_mib
-from extender.admission.around import STOCK_SCHEDULER, Around, GpuNode
-from extender.admission.patch import Draft, Operation, Where, following
-from extender.admission.wishes import gated_wish, share_wish
+from extender.admission.context import STOCK_SCHEDULER, Around, GpuNode
+from extender.admission.device_amounts import cap_mib, mirrored_mib, mps_mib
+from extender.admission.json_patch import Draft, Operation, Where, following
+from extender.admission.pod_options import gated_wish, share_wish
+from extender.placement.policy import Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
-from extender.placement.rules import Rules
-from extender.placement.visible import VISIBLE_DEVICES, followed
+from extender.placement.visible_devices import VISIBLE_DEVICES, followed
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
 FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"

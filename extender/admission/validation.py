@@ -32,7 +32,7 @@ from contract.annotations import (
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
-from extender.admission.around import Around
+from extender.admission.context import Around
 from extender.admission.mutation import NO_IMAGE
 from extender.placement.request import Unreadable, asks_for_gpu, understand
 

@@ -1,1 +1,1 @@
-"""Certificates without cert-manager: made, renewed in time, trusted before they are shown."""
+"""Creates and renews certificates for clusters without cert-manager."""

@@ -35,9 +35,9 @@ def certs(
     """
     try:
         # What talks to a cluster is an extra, and slow to import.
-        from extender.certs.cluster import Certificates, wanted
         from extender.certs.plan import Terms
-        from extender.kubeapi import ApiError, KubeApi, load_configuration
+        from extender.certs.reconcile import Certificates, wanted
+        from extender.kube.client import ApiError, KubeApi, load_configuration
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err

@@ -1,1 +1,1 @@
-"""Turns manifests written for KAI, HAMi or gpushare into ours, and says what cannot be carried."""
+"""Converts manifests written for KAI, HAMi or gpushare, and reports what cannot be converted."""

@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 
-from extender.convert.findings import BadManifest, Finding, Weight
-from extender.convert.template import Template, is_theirs, unconverted
+from extender.convert.pod_template import Template, is_theirs, unconverted
+from extender.convert.remarks import BadManifest, Finding, Weight
 
 #: Kind -> where its pod template is.
 TEMPLATES = {

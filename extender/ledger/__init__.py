@@ -1,1 +1,1 @@
-"""The bind protocol: promises by compare-and-swap on the node's GPUNode, over a store seam."""
+"""The bind protocol: reservations by compare-and-swap on the node's GPUNode."""

@@ -22,7 +22,7 @@ from contract.kube import Pod
 from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.protocol import ATTEMPTS, Ledger
 from extender.ledger.store import Store
-from extender.placement.misplaced import Misplaced
+from extender.placement.overfull_devices import Misplaced
 
 NO_ROOM = "NoRoomOnGPU"
 LEAVES = (

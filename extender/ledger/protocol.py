@@ -21,6 +21,7 @@ from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
+from extender.batches import part_by_part
 from extender.errors import (
     OutcomeUnknown,
     StoreConflict,
@@ -29,10 +30,9 @@ from extender.errors import (
     StoreRefused,
     StoreSilent,
 )
+from extender.ledger.node_batcher import Turn, Turns
 from extender.ledger.store import Binding, Store
-from extender.ledger.turns import Turn, Turns
-from extender.parts import part_by_part
-from extender.placement.placed import Placement
+from extender.placement.placement_record import Placement
 
 log = structlog.get_logger()
 

@@ -1,1 +1,1 @@
-"""Pure decisions: what a pod asks for, where it could end, whether it fits, which node is best."""
+"""Pure placement decisions: parse a request, find candidate devices, check the fit, score nodes."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES, Device
-from extender.placement.equation import allocatable
-from extender.placement.fences import UNBELIEVED, doubles, fences
+from extender.placement.device_accounting import allocatable
+from extender.placement.device_health import UNBELIEVED, doubles, fences
 from extender.placement.occupancy import memories_of
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES

@@ -12,11 +12,11 @@ import numpy as np
 
 from contract.quantity import gib
 from contract.reasons import Reason
-from extender.placement.candidates import Mask, slots_of
-from extender.placement.environment import Nodes
+from extender.placement.candidate_devices import Mask, slots_of
 from extender.placement.explain import largest_fitting
 from extender.placement.fit import Verdicts
 from extender.placement.snapshot import CODE_OF
+from extender.placement.visible_devices_env import Nodes
 
 #: "closed": no node with a device of the resource takes pods at all.
 Fullness = Literal["room", "fragmented", "full", "closed"]

@@ -8,10 +8,10 @@ from hashlib import sha256
 import numpy as np
 
 from contract.reasons import Reason
+from extender.placement.demand_pricing import Market
 from extender.placement.explain import NodeExplanation, explain_node
 from extender.placement.fit import Verdicts
-from extender.placement.mix import Market
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import REASONS
 

@@ -9,16 +9,16 @@ import numpy as np
 
 from contract.gate import GATE
 from contract.reasons import Reason
-from extender.placement.candidates import slots_of
-from extender.placement.environment import by_environment
-from extender.placement.equation import DeviceTerms
+from extender.placement.candidate_devices import slots_of
+from extender.placement.demand_pricing import Market
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import Verdicts
-from extender.placement.mix import Market
+from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
-from extender.placement.rules import Weights
 from extender.placement.score import Ranking, rank
 from extender.placement.snapshot import CODE_OF, NodeTerms, Rows
-from extender.placement.visible import Visible
+from extender.placement.visible_devices import Visible
+from extender.placement.visible_devices_env import by_environment
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 _BY_ITSELF = {

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
 from extender.placement.amounts import Places, needed
-from extender.placement.candidates import Mask, candidates, slots_of
-from extender.placement.environment import Nodes, by_environment, overruled
-from extender.placement.mps import above_cap
-from extender.placement.quiet import unrest_bytes
+from extender.placement.candidate_devices import Mask, candidates, slots_of
+from extender.placement.mps_limits import above_cap
 from extender.placement.request import Ask, VramRequest
+from extender.placement.sm_penalty import unrest_bytes
 from extender.placement.snapshot import (
     CODE_OF,
     MOST_BYTES,
@@ -23,7 +22,8 @@ from extender.placement.snapshot import (
     Rows,
     Snapshot,
 )
-from extender.placement.visible import Visible
+from extender.placement.visible_devices import Visible
+from extender.placement.visible_devices_env import Nodes, by_environment, overruled
 
 Codes = NDArray[np.int8]
 

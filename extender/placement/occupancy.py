@@ -17,9 +17,9 @@ import msgspec
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
-from extender.placement.chances import ALL_PICKS, Chance, chances
-from extender.placement.fences import doubles
-from extender.placement.plugin import Policy
+from extender.placement.device_health import doubles
+from extender.placement.device_plugin_model import Policy
+from extender.placement.device_terms import ALL_PICKS, Chance, chances
 
 T = TypeVar("T")
 

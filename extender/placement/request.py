@@ -33,8 +33,8 @@ from contract.kube import Container, Pod
 from contract.pod_limits import exceeded
 from contract.quantity import parse_bytes
 from contract.reasons import Reason
-from extender.placement.rules import Rules
-from extender.placement.visible import Visible, visible
+from extender.placement.policy import Rules
+from extender.placement.visible_devices import Visible, visible
 
 #: More replicas than any node could have; above it a count is a mistake.
 MAX_COUNT = 1 << 16

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from extender.placement.candidates import Mask
+from extender.placement.candidate_devices import Mask
+from extender.placement.demand_pricing import Market
 from extender.placement.fit import Verdicts
-from extender.placement.mix import Market
+from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
-from extender.placement.rules import Weights
+from extender.placement.score_terms import CHEAP, KEPT, Scores, report, terms
 from extender.placement.snapshot import Rows, Snapshot
-from extender.placement.terms import CHEAP, KEPT, Scores, report, terms
 
 #: Odd, and far from small multiples of a power of two: spreads neighbouring numbers.
 _SCATTER = 2_654_435_761

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms
+from extender.placement.device_accounting import DeviceTerms
 
 Bytes2D = NDArray[np.int64]
 Int2D = NDArray[np.int32]

@@ -23,9 +23,9 @@ from rich.text import Text
 from headroom.kubectl import tables
 from headroom.kubectl.client import NOT_THERE, DebugApi, Trouble, Way
 from headroom.kubectl.tls import Files
+from headroom.kubectl.transport import NAMESPACE, default_namespace
+from headroom.kubectl.transport import way as way_to
 from headroom.kubectl.ui import Page, show
-from headroom.kubectl.ways import NAMESPACE, default_namespace
-from headroom.kubectl.ways import way as way_to
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as told
 

@@ -11,7 +11,7 @@ import msgspec
 from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Source
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.admission.around import Around, GpuNode, OfNamespace, Wishes
+from extender.admission.context import Around, GpuNode, OfNamespace, Wishes
 from extender.admission.mutation import Mutated, mutate
 from tests.builders import GPU, shared
 

@@ -20,11 +20,11 @@ from contract.annotations import (
 )
 from contract.gate import GATE, gate_container
 from extender.admission import mutation
-from extender.admission.around import Around
-from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.context import Around
+from extender.admission.dispatch import answer_mutate, answer_validate
 from extender.admission.review import read
-from extender.placement.rules import Rules
-from extender.placement.visible import VISIBLE_DEVICES
+from extender.placement.policy import Rules
+from extender.placement.visible_devices import VISIBLE_DEVICES
 from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from contract.gate import gate_container, is_gated
 from contract.kube import NodeSpec, Taint
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
-from extender.placement.rules import Rules
-from extender.placement.visible import Visible
+from extender.placement.visible_devices import Visible
 from tests.admission.reviews import (
     GATE_IMAGE,
     STATIC,

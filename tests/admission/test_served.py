@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender.admission.decisions import Surroundings
-from extender.configuration import load_settings
+from extender.admission.dispatch import Surroundings
+from extender.admission.server import Webhook, webhook_app
+from extender.config.loading import load_settings
 from extender.errors import BadSettings
-from extender.telemetry import WebhookTelemetry
-from extender.web.admission import Webhook, webhook_app
+from extender.observability.metrics import WebhookTelemetry
 from tests.admission.reviews import around as nothing_around
 from tests.admission.reviews import manifest, patch_of, review
 from tests.admission.server import WebhookServer, start_webhook

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extender.admission.around import Around
-from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.context import Around
+from extender.admission.dispatch import answer_mutate, answer_validate
 from extender.admission.review import read
 from extender.placement.request import Unreadable, understand
 from tests.admission.reviews import (

@@ -22,7 +22,7 @@ import msgspec
 
 from agent.__main__ import log_to_stderr, survey_of
 from agent.settings import read_settings
-from agent.summary import summarise
+from agent.status.builder import summarise
 
 #: Less than an agent's, for tests that wait it out.
 EXPORTER_TIMEOUT_S = 0.5

@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from agent.activity import Meter
-from agent.nvml import Gate, Sample
+from agent.probes.nvml import Gate, Sample
+from agent.probes.sm_activity import Meter
 
 HOUR_US = 3_600_000_000
 

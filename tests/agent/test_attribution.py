@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.attribution import TOLERANCE_BYTES, Attributed, attribute
-from agent.nvml import Memory
-from agent.probes import (
+from agent.probes.nvml import Memory
+from agent.probes.readings import (
     AnswerReading,
     Degraded,
     DeviceReading,
@@ -24,7 +23,8 @@ from agent.probes import (
     RegisteredReading,
     SourceReading,
 )
-from agent.summary import MAX_PODS, summarise
+from agent.status.attribution import TOLERANCE_BYTES, Attributed, attribute
+from agent.status.builder import MAX_PODS, summarise
 from contract.gpunode import MAX_DEVICE_BYTES, GPUNodeStatus
 
 GIB = 1 << 30

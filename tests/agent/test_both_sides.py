@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from agent.porter import Porter
-from agent.steering.helm import Helm
+from agent.gate_service import Porter
 from agent.steering.messages import Wish
-from agent.steering.relay import Refused
+from agent.steering.plugin_proxy import Refused
+from agent.steering.preferred_allocation import Helm
 from contract.annotations import RESERVE, DeviceChoice
 from contract.gpunode import Device, GPUNode, Plugin, Source
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.state import ClusterState
-from extender.placement.placed import Placement
-from extender.placement.rules import Rules
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import (
     GIB,
     GPU,

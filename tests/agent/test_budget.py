@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from kubernetes.client import ApiClient
 
-from agent.apiserver import of_client
-from agent.cluster import KubernetesPublisher
-from agent.publish import Courier
+from agent.kube.client import of_client
+from agent.status.publisher import KubernetesPublisher
+from agent.status.writer import Courier
 from contract.gpunode import GPUNodeStatus
 from tests.accounting import written
 from tests.builders import GIB, MIB, shared, use

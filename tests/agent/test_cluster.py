@@ -17,10 +17,10 @@ import yaml
 from kubernetes.client import ApiClient
 from structlog.testing import capture_logs
 
-from agent.apiserver import of_client
-from agent.choicewatch import ChoiceWatch
-from agent.cluster import KubernetesPublisher
-from agent.publish import Courier, Held, NotDelivered
+from agent.kube.client import of_client
+from agent.status.publisher import KubernetesPublisher
+from agent.status.writer import Courier, Held, NotDelivered
+from agent.steering.device_choice_watch import ChoiceWatch
 from contract.gpunode import (
     API_VERSION,
     KIND,
@@ -35,7 +35,7 @@ from contract.gpunode import (
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 from extender.errors import StoreConflict
-from extender.kubeapi import KubeApi
+from extender.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
 from tests.waiting import until

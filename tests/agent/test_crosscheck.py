@@ -2,10 +2,10 @@
 
 import pytest
 
-from agent.dcgm import DcgmReading
-from agent.nvml import Memory
-from agent.probes import DeviceReading
-from agent.survey import CrossCheck
+from agent.probes.dcgm import DcgmReading
+from agent.probes.device_probe import CrossCheck
+from agent.probes.nvml import Memory
+from agent.probes.readings import DeviceReading
 from tests.driver import GIB
 
 TOTAL, RESERVED = 80 * GIB, GIB

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.dcgm import (
+from agent.probes.dcgm import (
     MOST_BYTES,
     STALE_AFTER_S,
     DcgmReading,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.dcgm import TIMEOUT_S
+from agent.probes.dcgm import TIMEOUT_S
 from tests.agent.conftest import Survey
 from tests.agent.exporter import Manner, StandIn
 from tests.agent.stepper import EXPORTER_TIMEOUT_S

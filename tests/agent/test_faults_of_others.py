@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from agent.kubelet.podresources import PodResources
-from agent.kubelet.probe import KubeletProbe
-from agent.nvml import Memory
-from agent.peer import listener
-from agent.plugin import ConfigurationProbe
-from agent.probes import DeviceReading, DriverReading, Reading
-from agent.processes import ProcessProbe
-from agent.summary import summarise
+from agent.probes.kubelet.podresources import PodResources
+from agent.probes.kubelet.probe import KubeletProbe
+from agent.probes.nvml import Memory
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.processes import ProcessProbe
+from agent.probes.readings import DeviceReading, DriverReading, Reading
+from agent.probes.socket_peer import listener
+from agent.status.builder import summarise
 from contract.gpunode import GPUNodeStatus
 from tests.agent.test_faults import DOCS, said
 from tests.agent.whole import Whole

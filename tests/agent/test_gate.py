@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gate import Limits, Verdict, judge
-from agent.porter import READ_EVERY_S, Porter
-from agent.publish import NotDelivered
+from agent.gate_decision import Limits, Verdict, judge
+from agent.gate_service import READ_EVERY_S, Porter
+from agent.status.writer import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import (
     EVICTED,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health import HARMLESS, Checkup, Memory, Sight, Xid, judge
+from agent.probes.device_health import HARMLESS, Checkup, Memory, Sight, Xid, judge
 
 FATAL = Xid("GPU-a", 79, "nvml")
 WELL: dict[str, list[str]] = {"GPU-a": [], "GPU-b": []}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent.probes import ObstacleReading
-from agent.publish import NotDelivered
+from agent.probes.readings import ObstacleReading
+from agent.status.writer import NotDelivered
 from agent.steering.eligibility import NOT_PERMITTED
-from agent.steering.helm import MAX_ARRIVALS, Arrivals, Helm
 from agent.steering.messages import Wish
-from agent.steering.relay import Refused
+from agent.steering.plugin_proxy import Refused
+from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, Helm
 from contract.annotations import DeviceChoice
 from contract.gpunode import (
     Charge,

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from agent.steering import keeper as keeping
-from agent.steering.keeper import Keeper, Seat, plugin_socket, restore
-from agent.steering.relay import PREFIX
+from agent.steering import plugin_registration as keeping
+from agent.steering.plugin_proxy import PREFIX
+from agent.steering.plugin_registration import Keeper, Seat, plugin_socket, restore
 from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.knock import FIRST_WAIT_S, LONGEST_WAIT_S, BadEnvironment, Question, read_question, wait
+from agent.gate_client import (
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    BadEnvironment,
+    Question,
+    read_question,
+    wait,
+)
 from tests.controlplane import ROOT
 from tests.processes import free_ports
 
@@ -187,7 +194,7 @@ def test_a_process_that_waits_ends_at_once_when_told() -> None:
 
 
 def test_it_needs_nothing_but_what_python_brings_along() -> None:
-    told = "import sys, agent.knock; print(*sorted(m.split('.')[0] for m in sys.modules))"
+    told = "import sys, agent.gate_client; print(*sorted(m.split('.')[0] for m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", told],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet import watch
-from agent.kubelet.checkpoint import BadCheckpoint, Entry, parse_checkpoint
-from agent.kubelet.holdings import join
-from agent.kubelet.podresources import ListedContainer, PodResources, Unanswered
-from agent.kubelet.probe import SETTLED_AFTER_S, VERIFY_EVERY_S, KubeletProbe
-from agent.kubelet.protobuf import BadMessage, fields
-from agent.kubelet.watch import watched
-from agent.probes import AnswerReading, HoldingReading, RegisteredReading, SourceReading
+from agent.probes.kubelet import file_watch
+from agent.probes.kubelet.assignments import join
+from agent.probes.kubelet.checkpoint import BadCheckpoint, Entry, parse_checkpoint
+from agent.probes.kubelet.file_watch import watched
+from agent.probes.kubelet.podresources import ListedContainer, PodResources, Unanswered
+from agent.probes.kubelet.probe import SETTLED_AFTER_S, VERIFY_EVERY_S, KubeletProbe
+from agent.probes.kubelet.protobuf import BadMessage, fields
+from agent.probes.readings import AnswerReading, HoldingReading, RegisteredReading, SourceReading
 from tests.standin.checkpoint import checksum
 from tests.waiting import until
 
@@ -341,8 +341,8 @@ def test_a_record_that_is_replaced_wakes_the_agent(
     tmp_path: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if refused:
-        monkeypatch.setattr(watch, "_open", lambda: None)
-        monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
+        monkeypatch.setattr(file_watch, "_open", lambda: None)
+        monkeypatch.setattr(file_watch, "LOOK_EVERY_S", 0.1)
     changed = threading.Event()
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"
@@ -365,7 +365,7 @@ def test_a_record_that_is_replaced_wakes_the_agent(
 def test_with_inotify_the_agent_does_not_wait_for_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(file_watch, "LOOK_EVERY_S", 3600.0)
     changed = threading.Event()
     file = tmp_path / "checkpoint"
     with watched(file, changed.set):

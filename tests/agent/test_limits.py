@@ -12,10 +12,9 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from agent.grants import grants
-from agent.limits import LimitsProbe
-from agent.nvml import Gate
-from agent.probes import (
+from agent.probes.driver_limits_probe import LimitsProbe
+from agent.probes.nvml import Gate
+from agent.probes.readings import (
     Degraded,
     DeviceReading,
     DriverReading,
@@ -25,6 +24,7 @@ from agent.probes import (
     Reading,
     SourceReading,
 )
+from agent.status.driver_memory_limits import grants
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100
 from tests.threads import begun_since

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.nodeapi import of_maintenance
-from agent.probes import DriverReading
-from agent.summary import summarise
+from agent.probes.node_probe import of_maintenance
+from agent.probes.readings import DriverReading
+from agent.status.builder import summarise
 from tests.agent.conftest import Survey
 from tests.controlplane import ControlPlane
 from tests.driver import Driver, h100

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from agent.apiserver import of_client
-from agent.nodeapi import NodeApi, of_k3s
-from agent.probes import (
+from agent.kube.client import of_client
+from agent.probes.node_probe import NodeApi, of_k3s
+from agent.probes.readings import (
     HoldingReading,
     MirrorReading,
     PluginReading,

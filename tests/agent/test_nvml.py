@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent import activity
-from agent.devices import NvmlProbe
-from agent.nvml import (
+from agent.probes import sm_activity
+from agent.probes.device_probe import incarnation, own_cgroup
+from agent.probes.nvml import (
     DeviceFault,
     DriverGone,
     Gate,
@@ -29,8 +29,8 @@ from agent.nvml import (
     StaleHandle,
     outcome_of,
 )
-from agent.probes import Degraded, DeviceReading, DriverReading
-from agent.survey import incarnation, own_cgroup
+from agent.probes.nvml_probe import NvmlProbe
+from agent.probes.readings import Degraded, DeviceReading, DriverReading
 from tests.threads import begun_since
 
 NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
@@ -487,7 +487,7 @@ def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
 @pytest.fixture
 def gpm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are compared in every look, and not only in those of a slow machine."""
-    monkeypatch.setattr(activity, "GPM_APART_S", 0.0)
+    monkeypatch.setattr(sm_activity, "GPM_APART_S", 0.0)
 
 
 @pytest.mark.usefixtures("gpm_at_once")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.pinning import obeys_environment, pinning
+from agent.probes.pinning import obeys_environment, pinning
 
 
 @pytest.mark.parametrize(

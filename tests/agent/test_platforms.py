@@ -12,10 +12,10 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import explain
-from extender.placement.prose import told
-from extender.placement.rules import Weights
+from extender.placement.explanation_text import told
+from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
 from tests.builders import FRESH_S, GIB, judged, promise, reason_for, weighed_anew

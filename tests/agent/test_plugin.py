@@ -11,9 +11,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.peer import Hidden
-from agent.plugin import ConfigurationProbe, parse_flags
-from agent.probes import PluginReading, Reading, SourceReading, TopologyReading
+from agent.probes.plugin_config import ConfigurationProbe, parse_flags
+from agent.probes.readings import PluginReading, Reading, SourceReading, TopologyReading
+from agent.probes.socket_peer import Hidden
 
 GPU = "nvidia.com/gpu"
 KEYS = st.sampled_from(

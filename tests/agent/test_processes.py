@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup import is_static, owner
-from agent.probes import DeviceReading, ProcessReading, Reading, SourceReading
-from agent.processes import LOOK_AGAIN_S, ProcessProbe
+from agent.probes.cgroup import is_static, owner
+from agent.probes.processes import LOOK_AGAIN_S, ProcessProbe
+from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
 
 RECORDED = Path(__file__).parents[1] / "recorded/proc"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

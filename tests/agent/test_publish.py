@@ -19,10 +19,10 @@ from kubernetes import client
 from kubernetes.config import ConfigException
 from structlog.testing import capture_logs
 
-from agent.apiserver import of_client
-from agent.cluster import KubernetesPublisher, status_patch
-from agent.publish import Courier, NotDelivered, NotThereYet
-from agent.summary import GROWN_BYTES
+from agent.kube.client import of_client
+from agent.status.builder import GROWN_BYTES
+from agent.status.publisher import KubernetesPublisher, status_patch
+from agent.status.writer import Courier, NotDelivered, NotThereYet
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.steering import relay
+from agent.steering import plugin_proxy
 from agent.steering.messages import Wish
-from agent.steering.relay import Relay
+from agent.steering.plugin_proxy import Relay
 from tests.waiting import PATIENCE_S, until
 
 SERVICE = "v1beta1.DevicePlugin"
@@ -124,7 +124,7 @@ def test_any_number_of_registrations_leaves_calls_their_answer(
 def test_who_chooses_too_long_is_not_waited_for(
     tmp_path: Path, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "ANSWER_S", 0.1)
+    monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.1)
     goes_on = threading.Event()
 
     def choose(wish: Wish) -> Sequence[str] | None:
@@ -134,7 +134,7 @@ def test_who_chooses_too_long_is_not_waited_for(
     made, kubelet = between(tmp_path, choose)
     try:
         # More than there are threads to choose.
-        for _ in range(2 * relay._CHOOSING):
+        for _ in range(2 * plugin_proxy._CHOOSING):
             with pytest.raises(grpc.RpcError) as refused:
                 kubelet.call("GetPreferredAllocation", WISH)
             assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -149,7 +149,7 @@ def test_who_chooses_too_long_is_not_waited_for(
 def test_a_plugin_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "PLUGIN_S", 0.1)
+    monkeypatch.setattr(plugin_proxy, "PLUGIN_S", 0.1)
     made, kubelet = between(tmp_path)
     try:
         assert kubelet.call("Allocate", allocation("G::0")) == allocation("G::0")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.probes import DeviceReading
-from agent.replicas import parse, resolve
+from agent.probes.readings import DeviceReading
+from agent.probes.replica_ids import parse, resolve
 
 GPU = "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"
 OTHER = "GPU-00000000-483b-b48f-d7e5-75fb19a52b76"

@@ -16,11 +16,11 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from agent import alive
+from agent import liveness_probe
 from agent.__main__ import log_to_stderr
-from agent.gate import Verdict
+from agent.gate_decision import Verdict
+from agent.http_endpoints import Board, Server
 from agent.http_port import MAX_CONNECTIONS
-from agent.serve import Board, Server
 from contract.gpunode import GPUNodeStatus
 from tests.builders import shared
 from tests.waiting import until
@@ -248,7 +248,7 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
 #: Ends after its server, although somebody still waits for an answer.
 _WITH_A_GATE_THAT_WAITS = """
 import socket, threading
-from agent.serve import Board, Server
+from agent.http_endpoints import Board, Server
 
 asked = threading.Event()
 
@@ -310,21 +310,21 @@ def test_the_probe_of_the_container_goes_by_the_local_port(
     world: World, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = str(server.local_port)
-    assert alive.main(["/healthz", port]) == 0
-    assert alive.main(["/readyz", port]) == 1
+    assert liveness_probe.main(["/healthz", port]) == 0
+    assert liveness_probe.main(["/readyz", port]) == 1
     world.board.show(GPUNodeStatus())
-    assert alive.main(["/readyz", port]) == 0
+    assert liveness_probe.main(["/readyz", port]) == 0
     world.now_s += STALE_AFTER_S + 1
-    assert alive.main(["/healthz", port]) == 1
+    assert liveness_probe.main(["/healthz", port]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "no recent sample"
     server.stop()
-    assert alive.main(["/healthz", port]) == 1
+    assert liveness_probe.main(["/healthz", port]) == 1
 
 
 #: In a network of its own, with an address that is not the loopback's.
 _IN_A_NETWORK = """
 import http.client
-from agent.serve import Board, Server
+from agent.http_endpoints import Board, Server
 from contract.gpunode import GPUNodeStatus
 from tests.debian import ip
 from tests.install.network import run

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.nodeapi import of_labels
-from agent.probes import (
+from agent.probes.node_probe import of_labels
+from agent.probes.readings import (
     AnswerReading,
     DeviceReading,
     HoldingReading,
@@ -15,7 +15,7 @@ from agent.probes import (
     SharingReading,
     TopologyReading,
 )
-from agent.shares import Share, Told, plugin, shares
+from agent.status.sharing import Share, Told, plugin, shares
 from contract.gpunode import Device, Replicas
 
 GPU = "nvidia.com/gpu"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nvml import Memory
-from agent.probes import (
+from agent.probes.nvml import Memory
+from agent.probes.readings import (
     ActivityReading,
     Degraded,
     DeviceReading,
@@ -18,7 +18,7 @@ from agent.probes import (
     SharingReading,
     SourceReading,
 )
-from agent.summary import rfc3339, summarise, worth_writing
+from agent.status.builder import rfc3339, summarise, worth_writing
 from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, 456789, tzinfo=UTC)

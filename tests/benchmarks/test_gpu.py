@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.alive import PORT
-from agent.serve import LOCAL_HOST
+from agent.http_endpoints import LOCAL_HOST
+from agent.liveness_probe import PORT
 from benchmarks.gpu.checks import CHECKS
 from tests.benchmarks.gpu.stage import FIRST, SECOND, Stage
 from tests.driver import GIB, h100, t4

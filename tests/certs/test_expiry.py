@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.certs.expiry import CertificateCollector
 from extender.certs.pki import new_authority
-from extender.configuration import load_settings
+from extender.config.loading import load_settings
 
 NAME = "headroom_certificate_end_timestamp_seconds"
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

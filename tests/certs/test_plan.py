@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from extender.certs.cluster import wanted
 from extender.certs.pki import (
     NotAPair,
     Pair,
@@ -23,6 +22,7 @@ from extender.certs.plan import (
     next_leaf,
     usable,
 )
+from extender.certs.reconcile import wanted
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

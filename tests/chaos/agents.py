@@ -15,9 +15,9 @@ from typing import Literal
 import msgspec
 from kubernetes.client import ApiClient
 
-from agent.apiserver import of_client
-from agent.cluster import KubernetesPublisher
-from agent.publish import Courier
+from agent.kube.client import of_client
+from agent.status.publisher import KubernetesPublisher
+from agent.status.writer import Courier
 from contract.gpunode import GPUNodeStatus, PodUse
 from tests.controlplane import ControlPlane
 from tests.standin.node import StandIn

@@ -32,13 +32,13 @@ def _bind_asks(whom: str) -> Mutant:
         "        await reader.read(1)\n"
         "        writer.close()\n"
     )
-    return Mutant("extender/web/verbs.py", was, asks + was)
+    return Mutant("extender/scheduler/verbs.py", was, asks + was)
 
 
 MUTANTS = {
     # The write no longer depends on the object that it was computed from.
     "no compare-and-swap": Mutant(
-        "extender/ledger/kubernetes.py",
+        "extender/ledger/kube_store.py",
         '"metadata": {"resourceVersion": version, **untracked}, "spec": changes',
         '"metadata": untracked, "spec": changes',
     ),

@@ -8,8 +8,8 @@ import msgspec
 
 from contract.gpunode import Plugin
 from contract.kube import NodeStatus, Pod, PodStatus, ResourceRequirements
-from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.needs import MIRROR
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.scheduler_deficits import MIRROR
 from tests.builders import (
     DISTRIBUTED,
     GIB,

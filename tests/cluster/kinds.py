@@ -13,12 +13,12 @@ from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNode, Plugin
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
+from extender.placement.explanation_text import told
 from extender.placement.fit import fit
-from extender.placement.prose import told
-from extender.placement.rules import Rules, VisibleDevices, Weights
+from extender.placement.policy import Rules, VisibleDevices, Weights
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import (
     GATE_IMAGE,
     GIB,

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.publish import Held, NotDelivered
+from agent.status.writer import Held, NotDelivered
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Lease, ObjectMeta, Pod
-from extender.cluster.events import Event, GPUNodeSeen, HeartbeatSeen, PodSeen
+from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodSeen
 from tests.builders import pod
 
 T = TypeVar("T")

@@ -5,14 +5,14 @@ import pytest
 
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
-from extender.cluster.activity import Key, key_of
-from extender.cluster.events import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
-from extender.cluster.state import ClusterState
-from extender.placement.activity import HISTORY, Activity
 from extender.placement.explain import explain
+from extender.placement.explanation_text import told
 from extender.placement.fit import fit
-from extender.placement.prose import told
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
+from extender.placement.sm_reading import HISTORY, Activity
+from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
+from extender.state.cluster_state import ClusterState
+from extender.state.sm_activity import Key, key_of
 from tests.builders import (
     NOW_S,
     device,

@@ -19,8 +19,10 @@ from contract.kube import (
     ResourceSliceSpec,
 )
 from contract.reasons import Reason
-from extender.cluster.allocators import MANAGERS, node_of, of_node, of_pod
-from extender.cluster.events import (
+from extender.placement.fit import fit
+from extender.placement.non_gpu_pods import NO_DEVICE
+from extender.placement.snapshot import MOST_BYTES
+from extender.state.changes import (
     GPUNodeGone,
     GPUNodeSeen,
     NodeGone,
@@ -31,10 +33,8 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.cluster.state import ClusterState
-from extender.placement.aside import NO_DEVICE
-from extender.placement.fit import fit
-from extender.placement.snapshot import MOST_BYTES
+from extender.state.cluster_state import ClusterState
+from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
 from tests.cluster.test_state import state_of
 

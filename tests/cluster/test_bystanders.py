@@ -4,8 +4,8 @@ import pytest
 
 from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Replicas
 from contract.kube import Pod
-from extender.cluster.bystanders import adopt
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.adoption import adopt
 from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
 
 

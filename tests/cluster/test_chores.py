@@ -19,18 +19,8 @@ from contract.kube import (
     Present,
     Taint,
 )
-from extender.cluster.chores import (
-    Bystander,
-    Leftover,
-    Unmarked,
-    bystanders,
-    dying,
-    leftovers,
-    uninitialised,
-    unnoted_choices,
-)
-from extender.cluster.departures import KUBELET_ENDS_S, REMEMBERED, Departures
-from extender.cluster.events import (
+from extender.placement.policy import Rules
+from extender.state.changes import (
     DepartureMarked,
     Event,
     GPUNodeGone,
@@ -41,8 +31,18 @@ from extender.cluster.events import (
     PodSeen,
     Relisted,
 )
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
+from extender.state.cluster_state import ClusterState
+from extender.state.deleted_pods import KUBELET_ENDS_S, REMEMBERED, Departures
+from extender.state.reconcile_queue import (
+    Bystander,
+    Leftover,
+    Unmarked,
+    bystanders,
+    dying,
+    leftovers,
+    uninitialised,
+    unnoted_choices,
+)
 from tests.builders import (
     GPU,
     NOW_S,

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
 
-from agent.publish import Courier
+from agent.status.writer import Courier
 from contract.gpunode import GPUNodeStatus, Source
 from contract.kube import Pod
-from extender.cluster.chores import Leftover, leftovers
-from extender.cluster.events import (
+from extender.ledger.memory_store import AtOnce
+from extender.placement.policy import Rules
+from extender.state.changes import (
     DepartureMarked,
     PodGone,
     PodSeen,
     Relisted,
 )
-from extender.cluster.state import ClusterState
-from extender.ledger.embedded import AtOnce
-from extender.placement.rules import Rules
+from extender.state.cluster_state import ClusterState
+from extender.state.reconcile_queue import Leftover, leftovers
 from tests.blocking import Ledger
 from tests.builders import pod, shared, use
 from tests.cluster.played import Api

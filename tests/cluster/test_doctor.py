@@ -9,10 +9,10 @@ import pytest
 from contract.annotations import DEVICE_CHOICE, RESERVE
 from contract.gpunode import GPUNode, Plugin, Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.cluster.doctor import examine
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.findings import Finding, Weight, line
-from extender.cluster.sharing import rounded
+from extender.doctor.findings import Finding, Weight, line
+from extender.doctor.rules import examine
+from extender.doctor.sharing_rules import rounded
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod, shared
 from tests.cluster.test_state import state_of
 

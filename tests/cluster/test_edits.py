@@ -5,11 +5,11 @@ import pytest
 
 from contract.annotations import PLACEMENT, VRAM
 from contract.kube import Pod
-from extender.cluster.edits import edit
-from extender.cluster.events import GPUNodeGone, PodGone, PodSeen
-from extender.cluster.notices import notices, pod_subject
-from extender.cluster.state import ClusterState
-from extender.placement.placed import Placement
+from extender.placement.placement_record import Placement
+from extender.state.changes import GPUNodeGone, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import notices, pod_subject
+from extender.state.request_drift import edit
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, shared
 from tests.cluster.test_state import seen, state_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.cluster.freshness import NEVER_S, Pulse, age
+from extender.state.heartbeats import NEVER_S, Pulse, age
 
 #: 2026-11-21T00:00:00Z; the receiver's monotonic clock shows 1000 then.
 WALL_S = 1_795_219_200.0

@@ -7,8 +7,8 @@ import pytest
 
 from contract.gpunode import Charge, Reservation
 from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec
-from extender.cluster import observations
-from extender.cluster.events import (
+from extender.state import prediction_tracker
+from extender.state.changes import (
     BindBegun,
     BindEnded,
     GPUNodeGone,
@@ -21,7 +21,7 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.cluster.state import ClusterState
+from extender.state.cluster_state import ClusterState
 from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, promise, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 
@@ -113,5 +113,5 @@ def test_a_pod_whose_variable_decides_holds_nothing_of_the_pods_after_it() -> No
 def test_a_pod_that_no_report_shows_holds_little_of_the_pods_after_it(
     monkeypatch: pytest.MonkeyPatch, shown_on: str | None
 ) -> None:
-    monkeypatch.setattr(observations, "MAX_NODE_ENTRIES", 200)
+    monkeypatch.setattr(prediction_tracker, "MAX_NODE_ENTRIES", 200)
     assert names_after_short_pods(promise({"a": GIB}, name="idle"), shown_on) <= 200

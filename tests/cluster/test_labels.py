@@ -8,14 +8,14 @@ import pytest
 from contract.gpunode import GPUNode
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
-from extender.cluster.chores import knows_devices, uninitialised
-from extender.cluster.events import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.labels import ASSUMED_RESERVED_BYTES, GB, believed, why_not_believed
-from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
 from extender.placement.fit import Verdicts, fit
-from extender.placement.placed import Placement
-from extender.placement.rules import MIB, Rules, Weights
+from extender.placement.placement_record import Placement
+from extender.placement.policy import MIB, Rules, Weights
+from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.label_inventory import ASSUMED_RESERVED_BYTES, GB, believed, why_not_believed
+from extender.state.reconcile_queue import knows_devices, uninitialised
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
 from tests.cluster.test_state import state_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Source
 from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.cluster.doctor import examine
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.findings import Finding, Weight
-from extender.cluster.lacks import lacking
+from extender.doctor.agent_sources import lacking
+from extender.doctor.findings import Finding, Weight
+from extender.doctor.rules import examine
+from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.cluster.test_state import state_of
 from tests.controlplane import ROOT

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.gpunode import Device, PodUse, Replicas
-from extender.cluster.chores import bystanders, leftovers
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.state import ClusterState
-from extender.cluster.vacating import refusal_beside
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.node_whatif import refusal_beside
+from extender.state.reconcile_queue import bystanders, leftovers
 from tests.builders import DISTRIBUTED, GIB, NOW_S, gpunode, kube_node, pod, promise, shared, use
 
 #: Pods of the honest node, bound to it with a promise, without one, and one that waits.

@@ -6,12 +6,12 @@ import pytest
 
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.mig import PRODUCT, STATE, mig_obstacle
-from extender.cluster.state import ClusterState
 from extender.placement.explain import explain
 from extender.placement.fit import fit
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.mig_layout import PRODUCT, STATE, mig_obstacle
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
 from tests.cluster.test_state import state_of
 

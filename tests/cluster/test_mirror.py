@@ -5,10 +5,10 @@ import pytest
 
 from contract.gpunode import Device
 from contract.kube import Node, NodeStatus
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.mirror import Shown, to_show
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.extended_resource import Shown, to_show
 from tests.builders import GIB, MIB, NOW_S, device, gpunode, kube_node, mig, shared
 
 

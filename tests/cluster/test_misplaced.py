@@ -18,12 +18,12 @@ from contract.kube import (
     Terminated,
 )
 from contract.reasons import Reason
-from extender.cluster.backoffs import FIRST_S
-from extender.cluster.events import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.idling import NEW_FOR_S
-from extender.cluster.state import ClusterState
-from extender.placement.misplaced import Misplaced
-from extender.placement.rules import Rules
+from extender.placement.overfull_devices import Misplaced
+from extender.placement.policy import Rules
+from extender.state.changes import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.eviction_backoff import FIRST_S
+from extender.state.unstarted_pods import NEW_FOR_S
 from tests.builders import GIB, NOW_S, gpunode, kube_node, promise, shared, use
 from tests.builders import pod as plain_pod
 

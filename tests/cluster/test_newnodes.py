@@ -7,10 +7,10 @@ import pytest
 
 from contract.annotations import MAX_SM
 from contract.reasons import Reason
-from extender.cluster.newnodes import MOST_NODES, codes_of_new
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
-from extender.placement.rules import Rules
 from extender.placement.snapshot import REASONS
+from extender.state.node_templates import MOST_NODES, codes_of_new
 from tests.builders import pod
 from tests.cluster.test_labels import SLICED, gfd, gke
 

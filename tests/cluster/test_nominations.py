@@ -5,11 +5,11 @@ import pytest
 
 from contract.annotations import PREEMPTING
 from contract.kube import Pod
-from contract.preempting import Attempt, encode_attempt
-from extender.cluster.events import PodGone, PodSeen
-from extender.cluster.nominations import CLEARED_S, EXPECTED_S, LONGEST_S, Nominations, yields
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
+from contract.preemption import Attempt, encode_attempt
+from extender.placement.policy import Rules
+from extender.state.changes import PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.nominations import CLEARED_S, EXPECTED_S, LONGEST_S, Nominations, yields
 from tests.builders import NOW_S, pod
 from tests.cluster.evictions import On, full_node, newcomer
 from tests.cluster.test_state import EPOCH_S, STALE_AFTER_S

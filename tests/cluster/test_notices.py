@@ -7,12 +7,12 @@ import pytest
 
 from contract.annotations import PLACEMENT
 from contract.gpunode import GPUNode, UnownedProcess
-from extender.cluster.events import PodGone
-from extender.cluster.notices import Notice, notices
-from extender.cluster.overuses import Overuses
-from extender.cluster.state import ClusterState
-from extender.kubeevents import event_name
-from extender.placement.rules import Rules
+from extender.kube.event_recorder import event_name
+from extender.placement.policy import Rules
+from extender.state.changes import PodGone
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import Notice, notices
+from extender.state.overuse import Overuses
 from tests.builders import (
     DISTRIBUTED,
     GIB,

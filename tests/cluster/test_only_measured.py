@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, GPUNodeStatus, Source
 from contract.kube import ObjectMeta
-from extender.cluster.events import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
-from extender.cluster.state import ClusterState
 from extender.placement.snapshot import Columns
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
+from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, promise, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 

@@ -6,11 +6,11 @@ import pytest
 from contract.annotations import PLACEMENT
 from contract.gpunode import Device, GPUNode
 from contract.kube import Pod
-from extender.cluster.events import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
-from extender.cluster.notices import Notice, notices
-from extender.cluster.overcommits import Overcommit
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import Notice, notices
+from extender.state.overcommitted_devices import Overcommit
 from tests.builders import GIB, gpunode, kube_node, pod, promise, shared, use
 from tests.cluster.test_state import seen, state_of
 

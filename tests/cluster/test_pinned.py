@@ -10,13 +10,13 @@ from contract.annotations import DEVICE_CHOICE, PLACEMENT
 from contract.gpunode import Charge, GPUNode, GPUNodeStatus, Plugin, PodUse, Replicas, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.events import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.state import ClusterState
 from extender.placement.explain import certainty, explain
 from extender.placement.fit import fit
-from extender.placement.observed import Result, Surprise
-from extender.placement.placed import Placement
-from extender.placement.rules import Weights
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Weights
+from extender.placement.prediction_outcome import Result, Surprise
+from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import (
     GIB,
     GPU,

@@ -17,9 +17,9 @@ from contract.kube import (
     PodDisruptionBudget,
     Present,
 )
-from extender.cluster.events import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
-from extender.cluster.preemption import MIRRORED, Offer, Preemption, answered, preemption
-from extender.cluster.state import ClusterState
+from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.state.preemption import MIRRORED, Offer, Preemption, answered, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.cluster.evictions import On, full_node, newcomer
 from tests.cluster.test_state import state_of

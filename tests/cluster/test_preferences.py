@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from contract.kube import Node, Pod, PodStatus
-from extender.cluster.events import PodGone, PodSeen, Relisted
-from extender.cluster.preferences import Neighbours, prefers, shuns
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import PodGone, PodSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.state.scheduling_preferences import Neighbours, prefers, shuns
 
 WEB = {"matchLabels": {"app": "web"}}
 IN_WEB = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "api"]}]}

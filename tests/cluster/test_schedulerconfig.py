@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.cluster.findings import Finding, Weight
-from extender.cluster.schedulerconfig import (
+from extender.config.settings import Settings
+from extender.doctor.findings import Finding, Weight
+from extender.doctor.scheduler_config import (
     examine_scheduler,
     offered_resources,
     unmanaged_gpus,
 )
 from extender.errors import BadSettings
-from extender.placement.rules import Rules
-from extender.settings import Settings
+from extender.placement.policy import Rules
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import pytest
 from structlog.testing import capture_logs
 
-from agent.publish import Courier
+from agent.status.writer import Courier
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
-from extender.cluster.events import NodeSeen
-from extender.cluster.state import ClusterState
 from extender.placement.fit import fit
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import NodeSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import kube_node, request, shared
 from tests.cluster.played import Api
 

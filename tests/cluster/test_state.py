@@ -13,7 +13,11 @@ from contract.gpunode import GPUNode, Reservation
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.cluster.events import (
+from extender.placement.fit import fit
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest
+from extender.state.changes import (
     BindBegun,
     BindEnded,
     Event,
@@ -29,12 +33,8 @@ from extender.cluster.events import (
     PodSeen,
     Relisted,
 )
-from extender.cluster.state import ClusterState
-from extender.cluster.vacating import fits_after_eviction
-from extender.placement.fit import fit
-from extender.placement.placed import Placement
-from extender.placement.request import VramRequest
-from extender.placement.rules import Rules
+from extender.state.cluster_state import ClusterState
+from extender.state.node_whatif import fits_after_eviction
 from tests.builders import (
     DISTRIBUTED,
     GATE_IMAGE,

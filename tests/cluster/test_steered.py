@@ -2,8 +2,8 @@
 
 from contract.gpunode import Device, GPUNode, Plugin, Reservation
 from contract.reasons import Reason
-from extender.cluster.events import BindBegun, GPUNodeSeen
-from extender.placement.placed import Placement
+from extender.placement.placement_record import Placement
+from extender.state.changes import BindBegun, GPUNodeSeen
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared, use
 from tests.cluster.test_state import reason, seen, state_of
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from contract.kube import Node, ObjectMeta
-from extender.cluster.findings import Finding, Weight
-from extender.cluster.surroundings import PARTS, Neighbour, Surroundings, examine_surroundings
-from extender.placement.rules import Rules
+from extender.doctor.environment import PARTS, Neighbour, Surroundings, examine_surroundings
+from extender.doctor.findings import Finding, Weight
+from extender.placement.policy import Rules
 
 APPS = [part.app for part in PARTS]
 VERSION = "1.0"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from extender.cluster import state as module
-from extender.cluster.events import (
+from extender.state import cluster_state as module
+from extender.state.changes import (
     Event,
     GPUNodeGone,
     HeartbeatGone,
     HeartbeatSeen,
 )
-from extender.cluster.state import ClusterState
+from extender.state.cluster_state import ClusterState
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, promise, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 

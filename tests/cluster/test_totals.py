@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from contract.reasons import Reason
-from extender.cluster.totals import (
+from extender.placement.snapshot import NodeTerms
+from extender.placement.snapshot_builder import build
+from extender.state.fleet_totals import (
     Totals,
     fenced,
     nodes_by_state,
@@ -14,8 +16,6 @@ from extender.cluster.totals import (
     some_devices,
     totals,
 )
-from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build
 from tests.builders import FRESH_S, GIB, NOW_S, device, mig, promise, shared, use, weighed
 
 #: 8 GiB promised to one that uses 10, 4 to one that uses 1; a stray uses 2, strangers 5.

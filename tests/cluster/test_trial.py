@@ -17,19 +17,19 @@ from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import NodeSpec, OwnerReference, Pod
 from contract.reasons import Reason
-from extender.cluster.counting import count_on, counted
-from extender.cluster.eligible import Eligible, Obstacle
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.state import ClusterState
-from extender.cluster.trial import NotPlaced, Placed, Trial
-from extender.journal import Journal
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
+from extender.observability.metrics import Telemetry
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
-from extender.telemetry import Telemetry
-from extender.web.verbs import Verbs
-from extender.web.wire import BindArgs
+from extender.scheduler.extender_v1 import BindArgs
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+from extender.state.pod_capacity import count_on, counted
+from extender.state.selectors import Eligible, Obstacle
+from extender.state.simulation import NotPlaced, Placed, Trial
 from tests.blocking import Ledger
 from tests.builders import (
     DISTRIBUTED,

@@ -8,13 +8,13 @@ import pytest
 from contract.gpunode import Plugin
 from contract.kube import EnvFromSource, EnvVar, EnvVarSource, FieldRef, Pod
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.state import ClusterState
 from extender.placement.fit import fit
-from extender.placement.placed import Placement
-from extender.placement.rules import Rules, VisibleDevices, Weights
+from extender.placement.fit_cache import Weighings
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.placement.snapshot import CODE_OF
-from extender.placement.weighing import Weighings
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
 from tests.cluster.test_state import state_of
 

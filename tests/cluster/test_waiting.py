@@ -7,15 +7,15 @@ import pytest
 
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.cluster.state import ClusterState
-from extender.cluster.waiting import (
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision
+from extender.state.pending_pods import (
     NOT_ASKED,
     Explaining,
     Pending,
     main_reason,
     told_by_condition,
 )
-from extender.journal import Decision
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, promise, shared
 from tests.cluster.test_state import seen, state_of
 from tests.cluster.test_waking import SAID, refused

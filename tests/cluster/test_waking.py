@@ -6,9 +6,11 @@ from contract.annotations import DEFAULT_VRAM, MAX_SM, RETRY
 from contract.gpunode import SmActivity
 from contract.kube import Namespace, ObjectMeta, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
-from extender.cluster.state import ClusterState
-from extender.cluster.waking import (
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision, Journal
+from extender.state.requeue_hints import (
     AT_ONCE,
     CLAIM_S,
     MOST_BACK_OFF_S,
@@ -16,8 +18,6 @@ from extender.cluster.waking import (
     Waking,
     refused_by_us,
 )
-from extender.journal import Decision, Journal
-from extender.placement.rules import Rules
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, shared
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z

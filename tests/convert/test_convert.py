@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from contract.annotations import Bytes, ReplicaShare, Share
 from contract.kube import Pod
-from extender.cluster.allocators import of_pod
-from extender.convert.findings import BadManifest, Weight
 from extender.convert.manifests import TEMPLATES, Options, convert
+from extender.convert.remarks import BadManifest, Weight
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
-from extender.placement.rules import Rules
+from extender.state.foreign_allocators import of_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 MIB = 1 << 20

@@ -114,7 +114,7 @@ def test_other_shapes_are_shared_only_when_the_preferred_are_used_up() -> None:
 
 def test_the_fleet_file_names_the_same_nodes_as_the_demo() -> None:
     """What the server makes of an entry is its own business; here, that ours agrees with it."""
-    from extender.fleet import Fleet as ServedFleet
+    from extender.config.fleet_file import Fleet as ServedFleet
 
     fleet: Fleet = divide(fleets.PUBLISHED, published(500))
     served = ServedFleet.model_validate(yaml.safe_load(fleet.yaml()))

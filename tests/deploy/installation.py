@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.apiserver import of_client
-from agent.choicewatch import ChoiceWatch
-from agent.cluster import KubernetesPublisher
-from agent.nodeapi import NodeApi
+from agent.kube.client import of_client
+from agent.probes.node_probe import NodeApi
+from agent.status.publisher import KubernetesPublisher
+from agent.steering.device_choice_watch import ChoiceWatch
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.cluster import wanted
-from extender.configuration import look
+from extender.certs.reconcile import wanted
+from extender.config.loading import look
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, objects, overlay
 
 VARIANT = DEPLOY / "default-scheduler"

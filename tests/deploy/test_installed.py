@@ -63,7 +63,7 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "secrets", "patch", NAMESPACE),
     },
 }
-#: Asked for, not given, and done without (agent/nodeapi.py).
+#: Asked for, not given, and done without (agent/probes/node_probe.py).
 REFUSED: dict[str, set[Right]] = {
     EXTENDER: set(),
     WEBHOOK: set(),

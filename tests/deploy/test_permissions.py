@@ -52,36 +52,36 @@ ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create"
 
 #: Module and function -> what it asks the API server for, of the role of that name.
 EXTENDER: dict[str, set[Right]] = {
-    "extender.kubeapi:KubeApi.stream": set(),  # of whoever calls it
-    "extender.kubeapi:KubeApi._list": set(),
+    "extender.kube.client:KubeApi.stream": set(),  # of whoever calls it
+    "extender.kube.client:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
-    "extender.kubeevents:KubeEvents._write": rights("", "events", "create", "patch"),
-    "extender.kubereviews:KubeReviews.who": TOKEN_REVIEWS,
-    "extender.kubereviews:KubeReviews.may": ACCESS_REVIEWS,
-    "extender.ledger.hands:KubernetesHands._evict": rights("", "pods/eviction", "create"),
-    "extender.ledger.kubernetes:": set(),
-    "extender.ledger.kubernetes:_pod_path": set(),
-    "extender.ledger.kubernetes:KubernetesStore.__init__": set(),
-    "extender.ledger.kubernetes:KubernetesStore.read_gpunode": rights(*GPUNODES, "get"),
-    "extender.ledger.kubernetes:KubernetesStore.create_gpunode": rights(*GPUNODES, "create"),
-    "extender.ledger.kubernetes:KubernetesStore.write_spec": rights(*GPUNODES, "patch"),
-    "extender.ledger.kubernetes:KubernetesStore.let_go": rights(*GPUNODES, "patch"),
-    "extender.ledger.kubernetes:KubernetesStore.read_pod": rights("", "pods", "get"),
-    "extender.ledger.kubernetes:KubernetesStore.read_heartbeat_version": (
+    "extender.kube.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
+    "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
+    "extender.ledger.kube_evictor:KubernetesHands._evict": rights("", "pods/eviction", "create"),
+    "extender.ledger.kube_store:": set(),
+    "extender.ledger.kube_store:_pod_path": set(),
+    "extender.ledger.kube_store:KubernetesStore.__init__": set(),
+    "extender.ledger.kube_store:KubernetesStore.read_gpunode": rights(*GPUNODES, "get"),
+    "extender.ledger.kube_store:KubernetesStore.create_gpunode": rights(*GPUNODES, "create"),
+    "extender.ledger.kube_store:KubernetesStore.write_spec": rights(*GPUNODES, "patch"),
+    "extender.ledger.kube_store:KubernetesStore.let_go": rights(*GPUNODES, "patch"),
+    "extender.ledger.kube_store:KubernetesStore.read_pod": rights("", "pods", "get"),
+    "extender.ledger.kube_store:KubernetesStore.read_heartbeat_version": (
         rights(*LEASES, "get", where=NAMESPACE)
     ),
-    "extender.ledger.kubernetes:KubernetesStore.list_pods": rights("", "pods", "list"),
-    "extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create"),
-    "extender.ledger.kubernetes:KubernetesStore.touch_pod": rights("", "pods", "patch"),
-    "extender.sources.kinds:_slices": set(),
-    "extender.sources.kinds:watched_kinds": WATCHED,
+    "extender.ledger.kube_store:KubernetesStore.list_pods": rights("", "pods", "list"),
+    "extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create"),
+    "extender.ledger.kube_store:KubernetesStore.touch_pod": rights("", "pods", "patch"),
+    "extender.kube.resources:_slices": set(),
+    "extender.kube.resources:watched_kinds": WATCHED,
 }
 CONSOLE: dict[str, set[Right]] = {
-    "extender.kubequotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
-    "extender.kubereviews:KubeReviews.who": TOKEN_REVIEWS,
-    "extender.kubereviews:KubeReviews.may": ACCESS_REVIEWS,
-    "extender.sources.kinds:watched_kinds": WATCHED,
-    "extender.wiring.clients:client_ca": rights("", "configmaps", "get", where="kube-system"),
+    "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
+    "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
+    "extender.kube.resources:watched_kinds": WATCHED,
+    "extender.server.client_ca:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }
 #: ``serve_webhook`` names no path: it watches three of the kinds of ``watched_kinds``.
 WEBHOOK: set[Right] = (
@@ -90,52 +90,54 @@ WEBHOOK: set[Right] = (
     | rights(*GPUNODES, "list", "watch")
 )
 AGENT: dict[str, set[Right]] = {
-    "agent.choicewatch:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
-    "agent.cluster:ask": set(),  # of whoever calls it
-    "agent.cluster:lines": set(),
-    "agent.cluster:KubernetesPublisher.__init__": set(),
-    "agent.cluster:KubernetesPublisher.report": rights("headroom.gpu", "gpunodes/status", "patch"),
-    "agent.cluster:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
-    "agent.cluster:KubernetesPublisher._read": rights(*GPUNODES, "get"),
-    "agent.cluster:KubernetesPublisher.heartbeat": (
+    "agent.steering.device_choice_watch:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
+    "agent.kube.requests:request": set(),  # of whoever calls it
+    "agent.kube.requests:watch_lines": set(),
+    "agent.status.publisher:KubernetesPublisher.__init__": set(),
+    "agent.status.publisher:KubernetesPublisher.report": rights(
+        "headroom.gpu", "gpunodes/status", "patch"
+    ),
+    "agent.status.publisher:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
+    "agent.status.publisher:KubernetesPublisher._read": rights(*GPUNODES, "get"),
+    "agent.status.publisher:KubernetesPublisher.heartbeat": (
         rights(*LEASES, "create", "patch", where=NAMESPACE)
     ),
-    "agent.nodeapi:NodeApi._labels": rights("", "nodes", "get"),
-    # Does without, and says so: not given (agent/nodeapi.py).
-    "agent.nodeapi:NodeApi._configz": set(),
-    "agent.nodeapi:NodeApi._mirror": set(),
-    "agent.nodeapi:NodeApi._get": set(),
+    "agent.probes.node_probe:NodeApi._labels": rights("", "nodes", "get"),
+    # Does without, and says so: not given (agent/probes/node_probe.py).
+    "agent.probes.node_probe:NodeApi._configz": set(),
+    "agent.probes.node_probe:NodeApi._mirror": set(),
+    "agent.probes.node_probe:NodeApi._get": set(),
 }
 WEBHOOKS = "admissionregistration.k8s.io"
 CERTS: dict[str, set[Right]] = {
-    "extender.certs.cluster:Certificates._read": rights("", "secrets", "get", where=NAMESPACE),
-    "extender.certs.cluster:Certificates._write": (
+    "extender.certs.reconcile:Certificates._read": rights("", "secrets", "get", where=NAMESPACE),
+    "extender.certs.reconcile:Certificates._write": (
         rights("", "secrets", "create", "patch", where=NAMESPACE)
     ),
-    "extender.certs.cluster:Certificates._trust_in_webhooks": (
+    "extender.certs.reconcile:Certificates._trust_in_webhooks": (
         rights(WEBHOOKS, "validatingwebhookconfigurations", "list", "patch")
         | rights(WEBHOOKS, "mutatingwebhookconfigurations", "list", "patch")
     ),
 }
 MIRROR: dict[str, set[Right]] = {
-    "extender.kubenodes:KubeNodes.show": rights("", "nodes/status", "patch"),
+    "extender.kube.node_capacity:KubeNodes.show": rights("", "nodes/status", "patch"),
 }
 ROLES = {
     "headroom-extender": EXTENDER,
     "headroom-console": CONSOLE,
-    "headroom-webhook": {"extender.sources.kinds:watched_kinds": WEBHOOK},
+    "headroom-webhook": {"extender.kube.resources:watched_kinds": WEBHOOK},
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
     "headroom-extender-mirror": MIRROR,
 }
 #: Names no call to the cluster, or one with the rights of whoever runs the command.
 OTHERS = {
-    "extender.web.serving:verbs_app",
-    "extender.web.admission:webhook_app",
-    "extender.wiring.following:_Stream._read",
-    "extender.wiring.listing:list_surroundings",  # headroom doctor
-    "agent.dcgm:Exporter._scrape",
-    "agent.knock:ask",
+    "extender.scheduler.server:verbs_app",
+    "extender.admission.server:webhook_app",
+    "extender.observability.journal_follower:_Stream._read",
+    "extender.doctor.collect:list_surroundings",  # headroom doctor
+    "agent.probes.dcgm:Exporter._scrape",
+    "agent.gate_client:ask",
     "agent.http_port:HttpPort.respond",
 }
 
@@ -192,7 +194,7 @@ def test_every_place_that_asks_the_api_server_is_known_here() -> None:
     unknown = places("contract", "extender", "agent") - known
     assert not unknown, (
         f"{', '.join(sorted(unknown))}: say here what it asks the API server for, as in "
-        '"extender.ledger.kubernetes:KubernetesStore.bind": rights("", "pods/binding", "create")'
+        '"extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create")'
     )
     gone = known - places("contract", "extender", "agent")
     assert not gone, f"no longer in the code: {', '.join(sorted(gone))}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.alive import PORT
+from agent.liveness_probe import PORT
 from agent.settings import read_settings
 from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, PLATFORMS, objects, overlay, pod_specs
@@ -54,4 +54,6 @@ def test_no_pod_reaches_what_the_probes_of_the_agent_ask(platform: str) -> None:
     assert local_port == PORT
     assert local_port not in set(named(container["ports"]))
     for name, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
-        assert container[name]["exec"] == {"command": ["python", "-m", "agent.alive", path]}
+        assert container[name]["exec"] == {
+            "command": ["python", "-m", "agent.liveness_probe", path]
+        }

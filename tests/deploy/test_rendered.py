@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.configuration import look
+from extender.config.loading import look
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 from tests.deploy.rendered import (

@@ -13,9 +13,9 @@ import msgspec
 import urllib3
 import yaml
 
-from agent.publish import NotDelivered
+from agent.status.writer import NotDelivered
 from contract.gpunode import GPUNode, decode_gpunode
-from extender.tls import TlsFiles
+from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, free_ports
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 from tests.waiting import until

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from extender.configuration import load_settings
-from extender.settings import Settings
-from extender.sources.reflector import Pace
-from extender.wiring.cluster import serve_cluster
+from extender.app.cluster import serve_cluster
+from extender.config.loading import load_settings
+from extender.config.settings import Settings
+from extender.kube.reflector import Pace
 
 BLIND_AFTER_S = 8.0
 PACE = Pace(watch_s=2, grace_s=1.0, backoff_cap_s=1.0)

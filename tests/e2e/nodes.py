@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from kubernetes.client import ApiClient
 
-from agent.apiserver import of_client
-from agent.cluster import KubernetesPublisher
-from agent.publish import Held
+from agent.kube.client import of_client
+from agent.status.publisher import KubernetesPublisher
+from agent.status.writer import Held
 from benchmarks.demo.referee import Gpu, Landed, Referee
 from contract.gpunode import (
     Device,

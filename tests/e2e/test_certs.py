@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.cluster import AUTHORITIES, Certificates, wanted
 from extender.certs.pki import Pair, facts, is_signed_by
 from extender.certs.plan import Terms
+from extender.certs.reconcile import AUTHORITIES, Certificates, wanted
 from extender.errors import BadSettings
-from extender.kubeapi import KubeApi
+from extender.kube.client import KubeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane
 from tests.e2e.cluster import RBAC, role_binding
 from tests.e2e.nodes import SYSTEM_NAMESPACE

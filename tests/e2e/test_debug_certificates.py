@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from headroom.kubectl.app import main
+from headroom.kubectl.transport import Tunnel
 from headroom.kubectl.ui import Page
-from headroom.kubectl.ways import Tunnel
 from tests.certificates import Authority, Certificate
 from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN, free_ports
 from tests.e2e.cluster import RBAC, Cluster

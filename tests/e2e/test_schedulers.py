@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from contract.gpunode import ADOPTED
-from extender.certs.cluster import wanted
-from extender.certs.copy import copy
+from extender.certs.copy_command import copy
 from extender.certs.pki import Pair
 from extender.certs.plan import Terms, Wanted, next_authority, next_leaf, usable
-from extender.kubeevents import COMPONENT
-from extender.tls import TlsFiles
+from extender.certs.reconcile import wanted
+from extender.kube.event_recorder import COMPONENT
+from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane, free_ports
 from tests.e2e.cluster import EVENTS, RBAC, Cluster
 from tests.e2e.conftest import NewCluster, Tell

@@ -19,25 +19,32 @@ from typing import Any
 import jsonschema
 import msgspec
 
-from agent import dcgm, knock
-from agent.apiserver import of_client
-from agent.cgroup import owner
-from agent.cluster import KubernetesPublisher
-from agent.gate import Limits, judge
-from agent.kubelet.checkpoint import BadCheckpoint, parse_checkpoint
-from agent.kubelet.holdings import join
-from agent.kubelet.podresources import ListedContainer, PodResources, Unanswered
-from agent.kubelet.protobuf import BadMessage, field
-from agent.nodeapi import NodeApi
-from agent.nvml import Memory
-from agent.plugin import ConfigurationProbe, parse_flags
-from agent.probes import DeviceReading, DriverReading, Reading, RegisteredReading, SharingReading
-from agent.publish import NotDelivered
-from agent.serve import Board, Server
-from agent.statefile import StateFile
+from agent import gate_client
+from agent.gate_decision import Limits, judge
+from agent.http_endpoints import Board, Server
+from agent.kube.client import of_client
+from agent.probes import dcgm
+from agent.probes.cgroup import owner
+from agent.probes.health_store import StateFile
+from agent.probes.kubelet.assignments import join
+from agent.probes.kubelet.checkpoint import BadCheckpoint, parse_checkpoint
+from agent.probes.kubelet.podresources import ListedContainer, PodResources, Unanswered
+from agent.probes.kubelet.protobuf import BadMessage, field
+from agent.probes.node_probe import NodeApi
+from agent.probes.nvml import Memory
+from agent.probes.plugin_config import ConfigurationProbe, parse_flags
+from agent.probes.readings import (
+    DeviceReading,
+    DriverReading,
+    Reading,
+    RegisteredReading,
+    SharingReading,
+)
+from agent.status.builder import summarise
+from agent.status.publisher import KubernetesPublisher
+from agent.status.writer import NotDelivered
 from agent.steering.choice import choose
 from agent.steering.messages import Wish, allocated, asks_for_preference, wishes
-from agent.summary import summarise
 from contract.errors import BadReport
 from contract.gpunode import decode_gpunode
 from contract.heartbeat import Vouch
@@ -433,11 +440,11 @@ _CALLS = (
     b"GET /metrics HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n",
     b"GET /v1/report HTTP/1.1\r\n" + b"X: y\r\n" * 90 + b"\r\n",
 )
-_QUESTION = knock.Question("u1", "127.0.0.1", 9410)
+_QUESTION = gate_client.Question("u1", "127.0.0.1", 9410)
 
 
 def _knock(data: bytes) -> bool:
-    answer = knock._read(200 if len(data) % 3 else 503, data[: 1 << 16], _QUESTION)
+    answer = gate_client._read(200 if len(data) % 3 else 503, data[: 1 << 16], _QUESTION)
     answer.text.encode()  # it is printed
     if answer.yes and b'"yes"' not in data:
         raise Harm(f"took {data!r} for a yes")

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
-from agent import dcgm, knock
-from agent.nodeapi import of_labels
-from agent.probes import SourceReading
-from agent.statefile import StateFile
+from agent import gate_client
+from agent.probes import dcgm
+from agent.probes.health_store import StateFile
+from agent.probes.node_probe import of_labels
+from agent.probes.readings import SourceReading
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
-from extender.cluster.labels import believed
-from extender.configuration import load_settings
-from extender.convert.findings import BadManifest
+from extender.config.loading import load_settings
 from extender.convert.manifests import Options, convert
+from extender.convert.remarks import BadManifest
 from extender.errors import BadSettings
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.label_inventory import believed
 from tests.fuzz.node import CONFIGURATION_BOMBS, configured
 from tests.fuzz.verbs import ForgedTarget
 from tests.fuzz.world import NODES, World
@@ -116,8 +117,8 @@ def test_a_manifest_that_nests_without_end_is_refused() -> None:
 
 
 def test_a_reason_of_the_gate_is_one_line_that_can_be_printed() -> None:
-    question = knock.Question("u", "127.0.0.1", 9410)
-    answer = knock._read(503, b'{"answer":"not yet","reason":"\\ud800 a\\r\\nb"}', question)
+    question = gate_client.Question("u", "127.0.0.1", 9410)
+    answer = gate_client._read(503, b'{"answer":"not yet","reason":"\\ud800 a\\r\\nb"}', question)
     assert answer.text == "waiting: ? a b"
     assert answer.text.isascii()
 

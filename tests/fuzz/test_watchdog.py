@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from contract.gpunode import GPUNodeSpec, decode_gpunode
-from extender.cluster.events import Event, GPUNodeSeen, NodeSeen
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from tests.builders import GIB, kube_node, promise
 from tests.fuzz.hostile import encode
 from tests.fuzz.verbs import VerbTarget

@@ -16,13 +16,13 @@ from contract import annotations
 from contract.errors import BadAnnotation, BadQuantity
 from contract.gpunode import MAX_DEVICE_BYTES
 from contract.quantity import MAX_INT64, parse_bytes
-from extender.admission.decisions import answer_mutate, answer_validate
+from extender.admission.dispatch import answer_mutate, answer_validate
 from extender.admission.review import MalformedReview, read
-from extender.configuration import load_settings
-from extender.convert.findings import BadManifest
+from extender.config.fleet_file import load_fleet
+from extender.config.loading import load_settings
 from extender.convert.manifests import Options, convert
+from extender.convert.remarks import BadManifest
 from extender.errors import BadSettings
-from extender.fleet import load_fleet
 from tests.admission.reviews import applied, around, manifest, node, patch_of, review
 from tests.fuzz.hostile import RAW, TEXTS, garbled
 from tests.fuzz.node import Files, NodeTarget, of_bytes, of_trees

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from contract.gpunode import GPUNode
-from extender.cluster.events import Event
-from extender.kubeapi import KubeApi, NoAnswer
-from extender.sources.kinds import Kind, watched_kinds
-from extender.sources.reflector import Reflector
+from extender.kube.client import KubeApi, NoAnswer
+from extender.kube.reflector import Reflector
+from extender.kube.resources import Kind, watched_kinds
+from extender.state.changes import Event
 from tests.builders import DISTRIBUTED, GIB, MIB, gpunode, mig, promise, shared, use
 from tests.fuzz.hostile import RAW, Seed, attack, encode
 from tests.fuzz.watchdog import Harm

@@ -19,17 +19,17 @@ from starlette.routing import Route
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
-from extender.cluster.events import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.ledger.embedded import EmbeddedStore
+from extender.config.settings import Settings
+from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Declined
-from extender.records import Bounds
-from extender.settings import Settings
-from extender.telemetry import Telemetry
-from extender.web.serving import verbs_app
-from extender.web.verbs import Verbs
-from extender.web.wire import BindArgs
+from extender.observability.metrics import Telemetry
+from extender.scheduler.extender_v1 import BindArgs
+from extender.scheduler.server import verbs_app
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.decision_records import Bounds
+from extender.state.journal import Journal
 from tests.blocking import Ledger
 from tests.builders import (
     DISTRIBUTED,

@@ -7,7 +7,7 @@ from kubernetes.client import V1Container, V1ContainerPort, V1ObjectMeta, V1Pod,
 
 from headroom.kubectl.client import Trouble
 from headroom.kubectl.tls import Files
-from headroom.kubectl.ways import target, way
+from headroom.kubectl.transport import target, way
 from tests.certificates import Authority
 
 URL = "https://127.0.0.1:8889"

@@ -17,16 +17,22 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.apiserver import of_client
-from agent.cgroup import is_static
-from agent.kubelet.checkpoint import read_checkpoint
-from agent.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
-from agent.nodeapi import NodeApi
-from agent.nvml import Memory
-from agent.plugin import ConfigurationProbe
-from agent.probes import DeviceReading, DriverReading, HoldingReading, Reading, SourceReading
-from agent.processes import ProcessProbe
-from agent.summary import summarise
+from agent.kube.client import of_client
+from agent.probes.cgroup import is_static
+from agent.probes.kubelet.checkpoint import read_checkpoint
+from agent.probes.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
+from agent.probes.node_probe import NodeApi
+from agent.probes.nvml import Memory
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.processes import ProcessProbe
+from agent.probes.readings import (
+    DeviceReading,
+    DriverReading,
+    HoldingReading,
+    Reading,
+    SourceReading,
+)
+from agent.status.builder import summarise
 from contract.gpunode import Device, GPUNodeStatus
 from tests.controlplane import ROOT
 from tests.driver import library_folder

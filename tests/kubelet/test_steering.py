@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.steering.keeper import plugin_socket
+from agent.steering.plugin_registration import plugin_socket
 from contract.gpunode import GPUNode, GPUNodeStatus, decode_gpunode
 from tests.controlplane import ApiRefused
 from tests.driver import Gpu, Instance

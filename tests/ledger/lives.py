@@ -15,16 +15,13 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
-from extender.cluster.chores import (
-    Bystander,
-    Leftover,
-    Unmarked,
-    bystanders,
-    dying,
-    leftovers,
-    uninitialised,
-)
-from extender.cluster.events import (
+from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Outcome
+from extender.placement.fit import fit
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest
+from extender.state.changes import (
     DepartureMarked,
     Event,
     GPUNodeSeen,
@@ -33,13 +30,16 @@ from extender.cluster.events import (
     NodeSeen,
     PodGone,
 )
-from extender.cluster.state import ClusterState
-from extender.ledger.embedded import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Outcome
-from extender.placement.fit import fit
-from extender.placement.placed import Placement
-from extender.placement.request import VramRequest
-from extender.placement.rules import Rules
+from extender.state.cluster_state import ClusterState
+from extender.state.reconcile_queue import (
+    Bystander,
+    Leftover,
+    Unmarked,
+    bystanders,
+    dying,
+    leftovers,
+    uninitialised,
+)
 from tests.blocking import Ledger
 from tests.builders import GPU, pod, shared
 

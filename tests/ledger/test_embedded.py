@@ -9,9 +9,9 @@ import pytest
 from contract.annotations import RETRY, TOUCHED
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from contract.kube import ObjectMeta, Pod, PodSpec
-from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.memory_store import EmbeddedStore
+from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, promising, run_together
 
 

@@ -19,9 +19,9 @@ from contract.kube import (
     Terminated,
 )
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError
-from extender.ledger.embedded import Awaited
 from extender.ledger.eviction import LEAVES, NO_ROOM, STAYS, Evictions, Sent
-from extender.placement.misplaced import Misplaced
+from extender.ledger.memory_store import Awaited
+from extender.placement.overfull_devices import Misplaced
 from tests.blocking import now
 from tests.ledger.test_protocol import DEVICES, Stage, once, raises
 

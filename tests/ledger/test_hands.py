@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from contract.kube import Pod
-from extender.cluster.notices import Notice, Subject, pod_subject
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
-from extender.kubeapi import KubeApi
-from extender.kubeevents import KubeEvents
-from extender.ledger.hands import KubernetesHands
+from extender.kube.client import KubeApi
+from extender.kube.event_recorder import KubeEvents
+from extender.ledger.kube_evictor import KubernetesHands
+from extender.state.notices import Notice, Subject, pod_subject
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ApiRefused, ControlPlane
 

@@ -5,10 +5,10 @@ import pytest
 from contract.gpunode import GPUNodeSpec
 from contract.kube import Node, ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.cluster.state import ClusterState
-from extender.placement.placed import Placement
-from extender.placement.rules import Rules
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
 from tests.model.cluster import gpunode, pod
 from tests.model.world import changed
 

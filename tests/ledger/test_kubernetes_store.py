@@ -24,8 +24,8 @@ from extender.errors import (
     StoreRefused,
     StoreSilent,
 )
-from extender.kubeapi import KubeApi
-from extender.ledger.kubernetes import merge_patch, spec_patch
+from extender.kube.client import KubeApi
+from extender.ledger.kube_store import merge_patch, spec_patch
 from tests.blocking import Blocking, Loop
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding

@@ -11,8 +11,8 @@ import urllib3
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.apiserver import of_client
-from agent.cluster import KubernetesPublisher
+from agent.kube.client import of_client
+from agent.status.publisher import KubernetesPublisher
 from contract.gpunode import (
     Charge,
     GPUNode,
@@ -24,7 +24,7 @@ from contract.gpunode import (
 )
 from contract.kube import ObjectMeta
 from extender.errors import OutcomeUnknown, StoreRefused
-from extender.kubeapi import KubeApi
+from extender.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.builders import GIB, GPU, STAMP, shared
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, crd_manifest

@@ -8,10 +8,10 @@ import pytest
 
 from contract.annotations import PREEMPTING
 from contract.kube import Pod
-from contract.preempting import attempt_of
+from contract.preemption import attempt_of
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
-from extender.ledger.embedded import Awaited, EmbeddedStore
-from extender.ledger.preempting import Made, RoomMaker
+from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.preemption_writer import Made, RoomMaker
 from tests.blocking import now
 from tests.builders import pod
 

@@ -16,7 +16,7 @@ from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
 from extender.ledger import protocol
-from extender.ledger.embedded import EmbeddedStore, Fault, no_fault
+from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
 from extender.ledger.protocol import (
     FEW_NODES,
     BindAsk,
@@ -26,7 +26,7 @@ from extender.ledger.protocol import (
     Outcome,
 )
 from extender.ledger.store import Binding, Store
-from extender.placement.placed import Placement
+from extender.placement.placement_record import Placement
 from tests.blocking import Faraway, Ledger
 from tests.waiting import PATIENCE_S, until_then
 

@@ -26,13 +26,13 @@ from contract.kube import (
     PodStatus,
     ResourceRequirements,
 )
-from extender.cluster.chores import Leftover, leftovers, uninitialised
-from extender.cluster.events import Event, NodeSeen
-from extender.cluster.state import ClusterState
 from extender.errors import OutcomeUnknown
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import Event, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.reconcile_queue import Leftover, leftovers, uninitialised
 from tests.blocking import Ledger
 from tests.examples import examples
 from tests.judge import excess

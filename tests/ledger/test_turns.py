@@ -14,10 +14,10 @@ from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreRefused, StoreSilent
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
 from extender.ledger.store import Store
-from extender.placement.placed import Placement
+from extender.placement.placement_record import Placement
 from tests.blocking import Faraway
 from tests.ledger.test_protocol import WALL_S, adopt, judge, pod
 from tests.waiting import PATIENCE_S, until_then

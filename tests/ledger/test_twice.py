@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from contract.annotations import PLACEMENT
-from extender.cluster.chores import Bystander, Leftover, Unmarked
 from extender.ledger.protocol import Bound
+from extender.state.reconcile_queue import Bystander, Leftover, Unmarked
 from tests.builders import GIB, use
 from tests.ledger.lives import ORPHAN_AFTER_S, Cluster
 

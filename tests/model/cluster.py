@@ -25,12 +25,12 @@ from contract.kube import (
     ResourceRequirements,
 )
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.state import ClusterState
 from extender.ledger import protocol
-from extender.ledger.embedded import AtOnce
-from extender.placement.placed import Placement
-from extender.placement.rules import Rules
+from extender.ledger.memory_store import AtOnce
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
 from tests.blocking import Ledger
 from tests.judge import excess
 from tests.model.explorer import Deed, Program

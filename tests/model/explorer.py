@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from extender.errors import OutcomeUnknown, StoreError
-from extender.ledger.embedded import AtOnce
+from extender.ledger.memory_store import AtOnce
 from tests.model.world import Call, Seam, World, again
 
 #: What an actor does, over the store it is given.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent.nodeapi import of_labels
-from agent.plugin import ConfigurationProbe
-from agent.probes import DeviceReading, PluginReading, RegisteredReading
-from agent.shares import Share, Told, shares
+from agent.probes.node_probe import of_labels
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.readings import DeviceReading, PluginReading, RegisteredReading
+from agent.status.sharing import Share, Told, shares
 from contract.gpunode import Replicas, Sharing
 from tests.driver import GIB, Gpu
 from tests.nvidia.conftest import RESOURCE, Kubelet, sharing

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.cluster.labels import believed
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.label_inventory import believed
 from tests.driver import GIB, Gpu
 from tests.nvidia.conftest import Kubelet, sharing
 

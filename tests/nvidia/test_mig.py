@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from agent.probes import DeviceReading, RegisteredReading
-from agent.shares import Share, Told, shares
+from agent.probes.readings import DeviceReading, RegisteredReading
+from agent.status.sharing import Share, Told, shares
 from contract.gpunode import Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
-from extender.cluster.labels import believed
-from extender.cluster.mig import mig_obstacle
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.label_inventory import believed
+from extender.state.mig_layout import mig_obstacle
 from tests.builders import mig, promise, terms, use
 from tests.driver import GIB, Gpu, Instance
 from tests.nvidia.conftest import Kubelet, sharing

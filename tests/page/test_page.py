@@ -171,7 +171,7 @@ def test_what_changed_is_listed_with_its_cause(looked: Looked) -> None:
 
 
 def test_it_hears_of_every_kind_of_change() -> None:
-    script = (ROOT / "extender/web/page/app.js").read_text(encoding="utf-8")
+    script = (ROOT / "extender/console/page/app.js").read_text(encoding="utf-8")
     heard = set(re.findall(r'"(\w+)"', script.partition("const NEWS = [")[2].partition("]")[0]))
     told = (ROOT / "docs/debug-api.md").read_text(encoding="utf-8")
     rows = told.partition("| `event` | `cause` |")[2].partition("\n\n")[0].strip().split("\n")

@@ -10,10 +10,10 @@ from contract.annotations import POLICY, VRAM
 from contract.kube import Pod
 from extender.placement.explain import explain
 from extender.placement.fit import fit
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import MOST_BYTES, REASONS, SHARING
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import NOW_S, judged, pod, request
 from tests.examples import examples
 from tests.placement import oracle

@@ -1,8 +1,8 @@
 """Devices that the plugin could choose: it counts replicas, and looks at nothing else."""
 
 from contract.gpunode import Replicas
-from extender.placement.candidates import candidates, slots_of
-from extender.placement.table import build
+from extender.placement.candidate_devices import candidates, slots_of
+from extender.placement.snapshot_builder import build
 from tests.builders import GPU, device, promise, shared, weighed
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Plugin, Replicas
-from extender.placement.equation import DeviceTerms
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because, certainty
-from extender.placement.placed import place
+from extender.placement.placement_record import place
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import reach
+from extender.placement.snapshot_builder import reach
 from tests.builders import (
     DISTRIBUTED,
     FRESH_S,

@@ -19,10 +19,10 @@ from contract.annotations import DeviceChoice
 from contract.gpunode import Plugin, PodUse, Replicas, Reservation
 from contract.kube import Container
 from extender.placement.fit import fit
-from extender.placement.placed import place
-from extender.placement.rules import Rules
+from extender.placement.placement_record import place
+from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, shared, terms
 from tests.examples import examples
 from tests.judge import excess

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from contract.gpunode import PodUse
-from extender.placement.rules import Rules, VisibleDevices
+from extender.placement.policy import Rules, VisibleDevices
 from tests.builders import choosing, container, following
 from tests.examples import examples
 from tests.placement.test_churn import Churn

@@ -10,14 +10,14 @@ from contract.annotations import MAX_SM, POLICY, PROCESSES, ScoringPolicy
 from contract.gpunode import Replicas, Reservation, SmActivity
 from contract.kube import Container, Pod
 from contract.reasons import Reason
-from extender.placement.equation import DeviceTerms
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import fit
-from extender.placement.placed import Placement, place
-from extender.placement.rules import Rules, VisibleDevices, Weights
+from extender.placement.fit_cache import Weighings
+from extender.placement.placement_record import Placement, place
+from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build, reach
-from extender.placement.weighing import Weighings
+from extender.placement.snapshot_builder import build, reach
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -6,7 +6,7 @@ import pytest
 
 from contract.gpunode import Charge, Device, Replicas, Reservation
 from contract.reasons import Reason
-from extender.placement.equation import without
+from extender.placement.device_accounting import without
 from tests.builders import GIB, MIB, device, mig, promise, shared, status, terms, use, weighed_anew
 
 

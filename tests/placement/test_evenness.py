@@ -10,11 +10,11 @@ import pytest
 from contract.annotations import VRAM
 from contract.gpunode import Replicas
 from contract.kube import Pod
-from extender.placement.evenness import more_wasted
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
 from extender.placement.score import rank
+from extender.placement.score_terms import terms
 from extender.placement.snapshot import NodeTerms
-from extender.placement.terms import terms
+from extender.placement.stranded_memory import more_wasted
 from tests.builders import (
     DISTRIBUTED,
     GIB,

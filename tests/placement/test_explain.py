@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from contract.reasons import Reason
 from extender.placement.explain import Explanation, explain
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.builders import GIB, device, judged, promise, shared, weighed
 

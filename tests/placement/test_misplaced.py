@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extender.placement.misplaced import Idle, Misplaced, misplaced, overfull
+from extender.placement.overfull_devices import Idle, Misplaced, misplaced, overfull
 from tests.builders import GIB, Device, device, mig, promise, shared, terms, use
 
 NOBODY = Misplaced()

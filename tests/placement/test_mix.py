@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from contract.gpunode import Replicas
 from contract.kube import Pod
-from extender.placement.fit import fit
-from extender.placement.mix import (
+from extender.placement.demand_pricing import (
     EVERY_PODS,
     HALF_LIFE_PODS,
     MOST_CLASSES,
@@ -21,11 +20,12 @@ from extender.placement.mix import (
     market,
     prices,
 )
-from extender.placement.rules import Weights
+from extender.placement.fit import fit
+from extender.placement.fit_cache import Weighings
+from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.table import build
-from extender.placement.weighing import Weighings
+from extender.placement.snapshot_builder import build
 from tests.builders import (
     GIB,
     NOW_S,

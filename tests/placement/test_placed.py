@@ -7,8 +7,8 @@ import pytest
 from contract.annotations import PLACEMENT
 from contract.gpunode import Charge, Reservation
 from contract.kube import Pod
-from extender.placement.observed import predicted
-from extender.placement.placed import Placement, place
+from extender.placement.placement_record import Placement, place
+from extender.placement.prediction_outcome import predicted
 from extender.placement.snapshot import NodeTerms
 from tests.builders import (
     DISTRIBUTED,

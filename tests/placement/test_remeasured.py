@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
-from extender.placement.equation import DeviceTerms, weigh
+from extender.placement.device_accounting import DeviceTerms, weigh
+from extender.placement.measurement_delta import remeasured
 from extender.placement.occupancy import Found, find
-from extender.placement.remeasured import remeasured
 from tests.builders import GIB, MIB, mig, promise, shared, status, use
 from tests.placement.test_occupancy import changes, grounds
 from tests.placement.worlds import World, amounts_bytes, worlds

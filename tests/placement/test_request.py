@@ -5,6 +5,7 @@ import pytest
 from contract.annotations import Bytes, ReplicaShare, ScoringPolicy, Share
 from contract.kube import Container, Pod, ResourceRequirements
 from contract.reasons import Reason
+from extender.placement.policy import Rules
 from extender.placement.request import (
     Portion,
     Unreadable,
@@ -12,7 +13,6 @@ from extender.placement.request import (
     asks_for_gpu,
     understand,
 )
-from extender.placement.rules import Rules
 from tests.builders import GIB, GPU, container, pod, request
 
 SHARED = "nvidia.com/gpu.shared"

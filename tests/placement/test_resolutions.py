@@ -11,9 +11,9 @@ from hypothesis.strategies import DataObject, DrawFn
 from contract.gpunode import Device, Plugin, PodUse, Replicas, Reservation
 from contract.kube import Pod
 from extender.placement.fit import Verdicts, fit
-from extender.placement.placed import place
+from extender.placement.placement_record import place
 from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, NOW_S, container, pod, promise, request, shared, terms
 from tests.examples import examples
 from tests.placement import brute

@@ -17,9 +17,9 @@ from contract.annotations import VRAM, Bytes, Share, parse_vram
 from contract.gpunode import Device, PodUse, Replicas, Reservation
 from contract.kube import Container, Pod
 from extender.placement.fit import fit
-from extender.placement.placed import place
+from extender.placement.placement_record import place
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, GPU, NOW_S, container, device, mig, pod, request, shared
 from tests.builders import terms as terms_of
 from tests.examples import examples

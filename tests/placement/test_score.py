@@ -8,10 +8,10 @@ import pytest
 
 from contract.kube import Pod
 from extender.placement.fit import fit
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
 from extender.placement.score import Ranking, rank
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import (
     GIB,
     NOW_S,

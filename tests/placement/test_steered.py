@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from agent.gate import Limits
-from agent.kubelet.checkpoint import Entry
+from agent.gate_decision import Limits
+from agent.probes.kubelet.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
 from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation, SmActivity
@@ -24,10 +24,10 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement.explain import because, certainty, explain
 from extender.placement.fit import fit
-from extender.placement.placed import place
-from extender.placement.rules import Weights
+from extender.placement.placement_record import place
+from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import (
     DISTRIBUTED,
     FRESH_S,

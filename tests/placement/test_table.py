@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contract.gpunode import Replicas, SmActivity
 from contract.reasons import Reason
 from extender.placement.snapshot import CODE_OF, MOST_BYTES, Snapshot
-from extender.placement.table import _COLUMNS, Table, build
+from extender.placement.snapshot_builder import _COLUMNS, Table, build
 from tests.builders import GIB, device, promise, shared, weighed
 
 

@@ -10,10 +10,10 @@ from contract.annotations import POLICY
 from contract.gpunode import Device, SmActivity
 from contract.kube import Pod
 from extender.placement.fit import fit
-from extender.placement.rules import Weights
+from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms
-from extender.placement.table import build
+from extender.placement.snapshot_builder import build
 from tests.builders import (
     DISTRIBUTED,
     FRESH_S,

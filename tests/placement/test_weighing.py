@@ -12,12 +12,12 @@ from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement.fit import fit
+from extender.placement.fit_cache import Weighings
+from extender.placement.policy import Rules, Weights
 from extender.placement.request import VramRequest, understand
-from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.table import Table, build
-from extender.placement.weighing import Weighings
+from extender.placement.snapshot_builder import Table, build
 from tests.builders import FRESH_S, NOW_S, gate, pod, request, shared, weighed
 from tests.placement.worlds import World, pods, worlds
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from extender.cluster.events import Event
+from extender.state.changes import Event
 
 
 class Recorder:

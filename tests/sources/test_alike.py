@@ -7,9 +7,9 @@ import pytest
 
 from contract.gpunode import GPUNode, decode_gpunode
 from contract.kube import Node, Pod
-from extender.sources.alike import MOST_KEPT, Alike
-from extender.sources.gpunodes import GPUNodeReader
-from extender.sources.kinds import Kind, watched_kinds
+from extender.kube.gpunode_reader import GPUNodeReader
+from extender.kube.interning import MOST_KEPT, Alike
+from extender.kube.resources import Kind, watched_kinds
 
 
 def kinds() -> dict[str, Kind]:

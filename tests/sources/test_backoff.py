@@ -1,6 +1,6 @@
 import pytest
 
-from extender.sources.backoff import Backoff
+from extender.kube.backoff import Backoff
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from kubernetes.client import Configuration
 
-from extender import kubeapi
 from extender.errors import BadSettings
-from extender.kubeapi import KubeApi, NoAnswer
-from extender.loopapi import CONNECTIONS, LoopApi
+from extender.kube import client as kube_client
+from extender.kube.async_client import CONNECTIONS, LoopApi
+from extender.kube.client import KubeApi, NoAnswer
 from tests.certificates import Authority, Certificate
 from tests.scripted import Exchange, scripted_server
 
@@ -109,7 +109,7 @@ def _trickle(exchange: Exchange) -> None:
 def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(_trickle) as server, pytest.raises(NoAnswer, match="GET /a: Timeout"):
         get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.3)
-    monkeypatch.setattr(kubeapi, "BODY_S", 0.3)
+    monkeypatch.setattr(kube_client, "BODY_S", 0.3)
     with scripted_server(_trickle) as server:
         api = KubeApi(server.configuration())
         with pytest.raises(NoAnswer, match=r"GET /a: 200, then TimeoutError: .* longer than"):

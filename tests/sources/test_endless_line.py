@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extender.cluster.events import Event
-from extender.kubeapi import KubeApi
-from extender.sources import reflector
-from extender.sources.kinds import watched_kinds
-from extender.sources.reflector import Reflector
+from extender.kube import reflector
+from extender.kube.client import KubeApi
+from extender.kube.reflector import Reflector
+from extender.kube.resources import watched_kinds
+from extender.state.changes import Event
 
 CHUNK = b"x" * (1 << 20)
 

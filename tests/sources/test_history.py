@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from extender.cluster.activity import Key
-from extender.placement.activity import HISTORY, Activity
-from extender.sources.history import (
+from extender.controllers.promql import (
     Span,
     Unreadable,
     examine,
@@ -20,6 +18,8 @@ from extender.sources.history import (
     read,
     still_fresh,
 )
+from extender.placement.sm_reading import HISTORY, Activity
+from extender.state.sm_activity import Key
 
 AT_S = 1_795_219_200.25
 SPAN = Span(0.95, 900)

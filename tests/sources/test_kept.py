@@ -15,11 +15,11 @@ from contract.pod_limits import (
     exceeded,
     has_room_for,
 )
-from extender.cluster.allocators import of_pod
-from extender.cluster.waking import refused_by_us
+from extender.kube.resources import watched_kinds
+from extender.placement.policy import Rules
 from extender.placement.request import understand
-from extender.placement.rules import Rules
-from extender.sources.kinds import watched_kinds
+from extender.state.foreign_allocators import of_pod
+from extender.state.requeue_hints import refused_by_us
 
 DECODE = next(kind for kind in watched_kinds("any") if kind.name == "pods").decode
 ALL = msgspec.json.Decoder(Pod).decode
@@ -90,7 +90,7 @@ def test_its_gate_is_open_when_it_is(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("node", ["", "n"], ids=["waiting", "bound"])
-@pytest.mark.parametrize("command", [["python", "-m", "agent.knock"], ["true"]])
+@pytest.mark.parametrize("command", [["python", "-m", "agent.gate_client"], ["true"]])
 def test_its_gate_counts_when_it_does(node: str, command: list[str]) -> None:
     """Its variables are kept, which are dropped of every other container."""
     gate = {**gate_container("agent:1"), "command": command}

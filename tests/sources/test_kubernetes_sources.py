@@ -11,8 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from contract.kube import Pod
-from extender.cluster.allocators import node_of
-from extender.cluster.events import (
+from extender.kube.client import ApiStatus, KubeApi, NoAnswer, Query, Stream
+from extender.kube.informers import KubernetesSources
+from extender.kube.reflector import Pace, Reflector
+from extender.kube.resources import watched_kinds
+from extender.state.changes import (
     BudgetGone,
     BudgetSeen,
     Event,
@@ -29,10 +32,7 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.kubeapi import ApiStatus, KubeApi, NoAnswer, Query, Stream
-from extender.sources.kinds import watched_kinds
-from extender.sources.kubernetes import KubernetesSources
-from extender.sources.reflector import Pace, Reflector
+from extender.state.foreign_allocators import node_of
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.sources.recorder import Recorder
 from tests.threads import begun_since

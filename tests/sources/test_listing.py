@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from extender.kubeapi import ApiStatus, KubeApi
-from extender.settings import Settings
-from extender.wiring.listing import list_cluster
+from extender.config.settings import Settings
+from extender.doctor.collect import list_cluster
+from extender.kube.client import ApiStatus, KubeApi
 from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.forks import run
 from tests.scripted import Exchange, scripted_server

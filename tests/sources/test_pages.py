@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from extender.kubeapi import KubeApi, NoAnswer
+from extender.kube.client import KubeApi, NoAnswer
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 
 

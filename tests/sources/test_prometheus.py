@@ -15,11 +15,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from extender.cluster.activity import Key
-from extender.placement.activity import Activity
-from extender.sources import prometheus
-from extender.sources.history import Span, questions
-from extender.sources.prometheus import Asked, PrometheusHistory
+from extender.controllers import prometheus
+from extender.controllers.prometheus import Asked, PrometheusHistory
+from extender.controllers.promql import Span, questions
+from extender.placement.sm_reading import Activity
+from extender.state.sm_activity import Key
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority
 from tests.processes import free_ports

@@ -12,7 +12,10 @@ from structlog.testing import capture_logs
 
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Node, Pod
-from extender.cluster.events import (
+from extender.kube.client import KubeApi
+from extender.kube.reflector import Pace, Reflector
+from extender.kube.resources import watched_kinds
+from extender.state.changes import (
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -25,9 +28,6 @@ from extender.cluster.events import (
     SliceGone,
     SliceSeen,
 )
-from extender.kubeapi import KubeApi
-from extender.sources.kinds import watched_kinds
-from extender.sources.reflector import Pace, Reflector
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 from tests.sources.recorder import Recorder
 

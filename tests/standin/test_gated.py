@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.strategies import DataObject
 
-from agent.gate import Limits, Verdict, judge
+from agent.gate_decision import Limits, Verdict, judge
 from contract.gate import GATE
 from contract.gpunode import (
     Device,
@@ -42,14 +42,14 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from extender.cluster.chores import bystanders
-from extender.cluster.events import BackOffEnded, NodeSeen
-from extender.cluster.state import ClusterState
 from extender.errors import StoreConflict
-from extender.ledger.embedded import Awaited, EmbeddedStore
 from extender.ledger.eviction import Evictions
+from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.protocol import BindAsk
-from extender.placement.rules import Rules
+from extender.placement.policy import Rules
+from extender.state.changes import BackOffEnded, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.reconcile_queue import bystanders
 from tests.blocking import Ledger, now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu

@@ -9,12 +9,12 @@ from structlog.testing import capture_logs
 
 from contract.gpunode import GPUNode, Plugin, Reservation
 from contract.kube import Node, Pod
-from extender.cluster.events import Event, GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
-from extender.cluster.state import ClusterState
-from extender.placement.observed import Result, Surprise
-from extender.placement.rules import Rules
-from extender.settings import Settings
-from extender.wiring.replica import Extender
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.placement.policy import Rules
+from extender.placement.prediction_outcome import Result, Surprise
+from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
+from extender.state.cluster_state import ClusterState
 from tests.builders import (
     DISTRIBUTED,
     GIB,

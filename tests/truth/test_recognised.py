@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.strategies import DataObject
 
 from contract.gpunode import GPUNodeStatus
-from extender.placement.observed import Result, Surprise
+from extender.placement.prediction_outcome import Result, Surprise
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 from tests.truth.world import World, gpus, report

@@ -16,17 +16,17 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, S
 from contract.gpunode import Plugin as PluginReport
 from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
 from contract.kube import Pod as KubePod
-from extender.cluster.chores import Leftover, leftovers
-from extender.cluster.events import NodeSeen, PodSeen
-from extender.cluster.observations import Outcome
-from extender.cluster.state import ClusterState
-from extender.ledger.embedded import EmbeddedStore
+from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit import fit
-from extender.placement.observed import Result
+from extender.placement.policy import Rules, Weights
+from extender.placement.prediction_outcome import Result
 from extender.placement.request import VramRequest
-from extender.placement.rules import Rules, Weights
 from extender.placement.score import rank
+from extender.state.changes import NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.prediction_tracker import Outcome
+from extender.state.reconcile_queue import Leftover, leftovers
 from tests.blocking import Ledger
 from tests.driver import GIB, Gpu
 from tests.judge import excess

@@ -9,17 +9,17 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from extender.cluster.events import GPUNodeSeen, NodeSeen
-from extender.cluster.quotas import ResourceQuota
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.journals import Followed, Journals
-from extender.placement.rules import Rules
-from extender.telemetry import Telemetry
-from extender.web.api.context import Context, no_quotas
-from extender.web.auth import Guard
-from extender.web.debug import console_app
-from extender.web.feed import Feed
+from extender.console.app import console_app
+from extender.console.auth import Guard
+from extender.console.context import Context, no_quotas
+from extender.observability.feed import Feed
+from extender.observability.journal_merge import Followed, Journals
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+from extender.state.quotas import ResourceQuota
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
 #: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.

@@ -11,9 +11,9 @@ from contract.decision import decision_id
 from contract.gpunode import Reservation
 from contract.kube import Node, ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.cluster.quotas import QuotaStatus, ResourceQuota
-from extender.journal import Decision, NodeSets
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.journal import Decision, NodeSets
+from extender.state.quotas import QuotaStatus, ResourceQuota
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
 from tests.web.asking import WALL_S, Asked
 from tests.web.test_devices import SINCE, since

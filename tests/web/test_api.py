@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import GIB, gpunode, kube_node, promise, shared
 from tests.web.asking import STALE_AFTER_S, Asked
 

@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.web.auth import (
+from extender.console.auth import (
     ALL_PODS,
     DEFAULT_LIMITS,
     GetPod,
@@ -21,7 +21,7 @@ from extender.web.auth import (
     Wish,
     wishes,
 )
-from extender.web.certificates import User
+from extender.server.client_certificates import User
 from tests.serving import serving
 from tests.web.asking import Asked
 

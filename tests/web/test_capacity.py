@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from contract.kube import NodeSpec
-from extender.cluster.events import GPUNodeSeen, NodeSeen
+from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, promise, shared, use
 from tests.web.asking import Asked
 

@@ -7,8 +7,8 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.web.auth import Guard, ReadPath, Wish
-from extender.web.certificates import PEER, Certificate, Peer, User, user_of
+from extender.console.auth import Guard, ReadPath, Wish
+from extender.server.client_certificates import PEER, Certificate, Peer, User, user_of
 
 NODES = ReadPath("get", "/v1/nodes")
 SHA256 = "ab" * 32

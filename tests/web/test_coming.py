@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster import vacating
-from extender.cluster.events import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
-from extender.cluster.state import ClusterState
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.placement.rules import Rules
 from extender.placement.snapshot import REASONS
-from extender.web import coming
-from extender.web.coming import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, Coming
+from extender.scheduler import assumed_binds
+from extender.scheduler.assumed_binds import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, Coming
+from extender.state import node_whatif
+from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import GIB, NOW_S, choosing, container, gpunode, kube_node, pod, promise, shared
 
 FULL = Reason.MEMORY_ON_ANY
@@ -56,7 +56,7 @@ def named(size: str, uid: str, **of: Any) -> Pod:
 
 def looks() -> Any:
     """How often nothing was remembered."""
-    return patch.object(coming, "refusal_beside", wraps=vacating.refusal_beside)
+    return patch.object(assumed_binds, "refusal_beside", wraps=node_whatif.refusal_beside)
 
 
 @settings(max_examples=200)

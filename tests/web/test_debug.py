@@ -10,16 +10,16 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from contract.kube import ObjectMeta, Pod
-from extender.cluster.events import NodeSeen, PodSeen
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.journals import Journals
-from extender.placement.rules import Rules
+from extender.console.app import console_app
+from extender.console.context import Context
+from extender.console.responses import chunked, json_parts
+from extender.observability.journal_merge import Journals
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
-from extender.telemetry import Telemetry
-from extender.web.api.answers import chunked, json_parts
-from extender.web.api.context import Context
-from extender.web.debug import console_app
+from extender.state.changes import NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
 from tests.builders import kube_node
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until

@@ -2,11 +2,11 @@
 
 import pytest
 
-from extender.journal import Journal
-from extender.journals import Followed
-from extender.journalstream import StateLine
-from extender.records import BindTried, Filtered, Ranked
-from extender.web.decisions import DecisionsBody
+from extender.console.decision_bodies import DecisionsBody
+from extender.observability.journal_merge import Followed
+from extender.observability.journal_stream import StateLine
+from extender.state.decision_records import BindTried, Filtered, Ranked
+from extender.state.journal import Journal
 from tests.web.asking import WALL_S, Asked
 
 

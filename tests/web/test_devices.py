@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from contract.gpunode import ContainerLimit, Replicas, Reservation, UnownedProcess
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, mig, pod, promise, shared, use
 from tests.web.asking import Asked
 

@@ -16,10 +16,10 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import ObjectMeta
-from extender.cluster.events import GPUNodeSeen
-from extender.cluster.state import ClusterState
-from extender.placement.rules import Rules
-from extender.web.drift import drift_views
+from extender.console.drift_report import drift_views
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen
+from extender.state.cluster_state import ClusterState
 from tests.builders import DISTRIBUTED, gpunode, promise, shared, use
 from tests.serving import Server, binding, offer, pod, serving
 

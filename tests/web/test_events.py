@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from extender.web import feed as feeds
-from extender.web.api import events
-from extender.web.feed import Feed, TooManyFollowers
+from extender.console import events
+from extender.observability import feed as feeds
+from extender.observability.feed import Feed, TooManyFollowers
 from tests.serving import Server, binding, offer, pod, serving
 from tests.web.asking import Asked
 

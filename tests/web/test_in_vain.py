@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from contract.gpunode import Plugin
-from extender.cluster.needs import MIRROR
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.placement.rules import Rules
-from extender.telemetry import Telemetry
-from extender.web.verbs import Verbs
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.scheduler.verbs import Verbs
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+from extender.state.scheduler_deficits import MIRROR
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.cluster.evictions import On, full_node
 from tests.cluster.test_state import EPOCH_S, STALE_AFTER_S

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.journal import Decision, Journal
-from extender.journals import Followed
-from extender.journalstream import StateLine
-from extender.web.api.inputs import inputs as inputs_of
-from extender.web.machinery import SourceView
+from extender.console.inputs import inputs as inputs_of
+from extender.console.process_bodies import SourceView
+from extender.observability.journal_merge import Followed
+from extender.observability.journal_stream import StateLine
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.journal import Decision, Journal
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.web.asking import STALE_AFTER_S, WALL_S, Asked
 

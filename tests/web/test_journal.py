@@ -13,10 +13,8 @@ import pytest
 
 from contract.decision import decision_of
 from contract.kube import Pod
-from extender import journal as journal_module
-from extender.cluster.kept import kept_pod
-from extender.journal import Decision, Journal, pod_bytes
-from extender.records import (
+from extender.state import journal as journal_module
+from extender.state.decision_records import (
     DEFAULT_BOUNDS,
     TERMS,
     Asked,
@@ -29,6 +27,8 @@ from extender.records import (
     Ranked,
     Records,
 )
+from extender.state.journal import Decision, Journal, pod_bytes
+from extender.state.kept_fields import kept_pod
 from tests.builders import pod
 from tests.fuzz.world import NODES, WALL_S, World
 from tests.serving import binding, offer

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.journal import MAX_NODE_SETS, Decision, Journal, NodeSets
-from extender.journalstream import (
+from extender.observability.journal_stream import (
     MAX_ASSUMED,
     AssumedBind,
     AssumedLine,
@@ -24,7 +23,16 @@ from extender.journalstream import (
     StateLine,
     encode,
 )
-from extender.records import Bounds, Candidates, Filtered, Preempted, Ranked, Record, Victim
+from extender.state.decision_records import (
+    Bounds,
+    Candidates,
+    Filtered,
+    Preempted,
+    Ranked,
+    Record,
+    Victim,
+)
+from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSets
 from tests.builders import pod, promise
 
 AT_S = 1_795_219_200.0

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from prometheus_client import CollectorRegistry
 
-from extender.cluster.events import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.placement.rules import Rules
-from extender.telemetry import Telemetry
-from extender.web.verbs import Verbs
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, promise, shared
 from tests.serving import pod
 

@@ -5,9 +5,9 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis import checks
 
-from extender.journals import Journals
-from extender.web.api.context import Context
-from extender.web.debug import console_app
+from extender.console.app import console_app
+from extender.console.context import Context
+from extender.observability.journal_merge import Journals
 from tests.fuzz.world import WALL_S, World
 
 _world = World()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from extender.web.pace import FEW, REFUSED_OFTEN, Pace
-from extender.web.verbs import TRY_AGAIN
+from extender.scheduler.retry_spreading import FEW, REFUSED_OFTEN, Pace
+from extender.scheduler.verbs import TRY_AGAIN
 from tests.builders import DISTRIBUTED
 from tests.serving import offer, pod
 from tests.web.test_in_vain import TELEMETRY, World

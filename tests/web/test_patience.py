@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from extender.wiring import patience, ports
-from extender.wiring.patience import Patient
+from extender.server import http_limits, ports
+from extender.server.http_limits import Patient
 from tests.listening import listening
 from tests.waiting import until
 
@@ -20,8 +20,8 @@ HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Served as in a replica, with less patience."""
-    monkeypatch.setattr(patience, "REQUEST_S", 0.3)
-    monkeypatch.setattr(patience, "SILENT_S", 0.6)
+    monkeypatch.setattr(http_limits, "REQUEST_S", 0.3)
+    monkeypatch.setattr(http_limits, "SILENT_S", 0.6)
     with served() as port:
         yield port
 
@@ -158,7 +158,7 @@ def ended(*clients: socket.socket) -> bool:
 def test_of_too_many_connections_those_that_wait_longest_are_dropped(
     monkeypatch: pytest.MonkeyPatch, counting: type[Counting]
 ) -> None:
-    monkeypatch.setattr(patience, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(http_limits, "MAX_CONNECTIONS", 4)
     whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
     with contextlib.ExitStack() as after, served(counting) as port:
         clients = []
@@ -174,7 +174,7 @@ def test_of_too_many_connections_those_that_wait_longest_are_dropped(
 def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patience, "MAX_BODIES_BYTES", 1_000_000)
+    monkeypatch.setattr(http_limits, "MAX_BODIES_BYTES", 1_000_000)
     head = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with contextlib.ExitStack() as after, served() as port:
         large = after.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))

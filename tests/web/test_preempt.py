@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from extender.cluster.nominations import EXPECTED_S
-from extender.cluster.victimstold import EQUAL, LOST_BY
-from extender.records import Preempted
-from extender.web.decisions import decision_view
-from extender.web.wire import MalformedBody
+from extender.console.decision_bodies import decision_view
+from extender.scheduler.extender_v1 import MalformedBody
+from extender.state.decision_records import Preempted
+from extender.state.nominations import EXPECTED_S
+from extender.state.preemption_report import EQUAL, LOST_BY
 from tests.builders import DISTRIBUTED
 from tests.cluster.evictions import On
 from tests.serving import pod

@@ -8,9 +8,9 @@ import pytest
 from contract.decision import decision_id
 from contract.kube import SchedulingGate
 from contract.reasons import Reason
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.journal import Decision
-from extender.records import Candidate, Candidates, Ranked
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.decision_records import Candidate, Candidates, Ranked
+from extender.state.journal import Decision
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
 from tests.web.asking import Asked
 

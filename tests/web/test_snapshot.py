@@ -25,8 +25,9 @@ from contract.kube import (
     ResourceSliceSpec,
 )
 from contract.reasons import Reason
-from extender.cli import app
-from extender.cluster.events import (
+from extender.app.cli import app
+from extender.placement.sm_reading import HISTORY, Activity
+from extender.state.changes import (
     ActivitySeen,
     BackOffEnded,
     BindBegun,
@@ -37,8 +38,7 @@ from extender.cluster.events import (
     PodSeen,
     SliceSeen,
 )
-from extender.journal import Decision
-from extender.placement.activity import HISTORY, Activity
+from extender.state.journal import Decision
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -7,12 +7,12 @@ import pytest
 
 from contract.gpunode import GPUNode
 from contract.kube import NodeStatus, Pod
-from extender.cluster.agreement import mismatches
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodSeen
-from extender.journal import Decision, Journal
-from extender.journals import Followed
-from extender.journalstream import StateLine
-from extender.records import Filtered
+from extender.observability.journal_merge import Followed
+from extender.observability.journal_stream import StateLine
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.decision_records import Filtered
+from extender.state.disagreements import mismatches
+from extender.state.journal import Decision, Journal
 from tests.builders import gpunode, kube_node, pod, promise, shared, use
 from tests.serving import serving
 from tests.waiting import until

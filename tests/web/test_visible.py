@@ -7,10 +7,10 @@ import pytest
 
 from contract.gpunode import Reservation
 from contract.kube import Pod
-from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.records import Preempted, Victim
-from extender.web.auth import MOST_NAMESPACES, GetPod, ReadPath, ReviewFailed, Wish
-from extender.web.certificates import User
+from extender.console.auth import MOST_NAMESPACES, GetPod, ReadPath, ReviewFailed, Wish
+from extender.server.client_certificates import User
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.decision_records import Preempted, Victim
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
 from tests.web.test_auth import World
 

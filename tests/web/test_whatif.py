@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.kube import NodeSpec, ObjectMeta, Taint
-from extender.cluster.events import NodeSeen
-from extender.cluster.quotas import QuotaSpec, QuotaStatus, ResourceQuota
-from extender.web.api.whatif import SOME_QUOTAS
+from extender.console.whatif import SOME_QUOTAS
+from extender.state.changes import NodeSeen
+from extender.state.quotas import QuotaSpec, QuotaStatus, ResourceQuota
 from tests.builders import GIB, GPU, NOW_S
 from tests.cluster.digest import digest
 from tests.cluster.test_trial import two_nodes

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.kube import ObjectMeta, Pod
-from extender.web.wire import Offered, encode_alike, encode_filter, encode_priorities, printable
+from extender.scheduler.extender_v1 import (
+    Offered,
+    encode_alike,
+    encode_filter,
+    encode_priorities,
+    printable,
+)
 
 NAMES = st.lists(
     st.text() | st.sampled_from(['","', '",', ',"', '"', "\\", 'a","Score":9},{"Host":"b', "é\x00"])

@@ -17,30 +17,23 @@ from contract.gpunode import GPUNode, Source
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
-from extender.cluster import backoffs, nominations
-from extender.cluster.events import HeartbeatSeen, NodeSeen, PodGone
-from extender.cluster.notices import Notice
+from extender import periodic
+from extender.app import reload
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.app.reload import Origin
+from extender.config.settings import Settings
+from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
+from extender.controllers.extended_resource import Mirroring
 from extender.errors import StoreConflict, StoreRefused
-from extender.ledger.embedded import Awaited, EmbeddedStore
-from extender.ledger.preempting import RoomMaker
-from extender.settings import Settings
-from extender.wiring import (
-    intake,
-    loops,
-    mirroring,
-    preempting,
-    reloading,
-    retrying,
-    telling,
-    tidying,
-    watching,
-)
-from extender.wiring.console import Console
-from extender.wiring.lag import sample_lag
-from extender.wiring.mirroring import Mirroring
-from extender.wiring.reloading import Origin
-from extender.wiring.replica import Extender
-from extender.wiring.watching import start_watching
+from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.preemption_writer import RoomMaker
+from extender.observability import change_feed
+from extender.observability.change_feed import start_watching
+from extender.observability.loop_lag import sample_lag
+from extender.state import event_queue, eviction_backoff, nominations
+from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
+from extender.state.notices import Notice
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
 from tests.waiting import until_then
 
@@ -52,16 +45,16 @@ SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
 
 def quicken() -> None:
     """Loops look often, so that a life takes part of a second."""
-    intake.RETRY_S = loops.AGAIN_AFTER_S = 0.01
-    intake.TOGETHER_S = 0.002
-    tidying.EVERY_S, tidying.READY_EVERY_S = 0.05, 0.01
-    backoffs.FIRST_S = 0.1
-    tidying.AT_ONCE = watching.AT_ONCE = 1
-    retrying.EVERY_S, retrying.IDLE_S = 0.01, 0.05
-    telling.EVERY_S, telling.AGAIN_AFTER_S = 0.02, 0.05
-    retrying.LOOK_S, telling.LOOKED_AT_TOGETHER = -1.0, 1
-    preempting.EVERY_S, preempting.SETTLED_S, preempting.AGAIN_AFTER_S = 0.02, 0.0, 0.05
-    watching.LOOK_EVERY_S = reloading.EVERY_S = mirroring.EVERY_S = 0.02
+    event_queue.RETRY_S = periodic.AGAIN_AFTER_S = 0.01
+    event_queue.TOGETHER_S = 0.002
+    reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
+    eviction_backoff.FIRST_S = 0.1
+    reconcile.AT_ONCE = change_feed.AT_ONCE = 1
+    requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
+    pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
+    requeue.LOOK_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
+    preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
+    change_feed.LOOK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
     structlog.configure(processors=[lambda logger, name, event: _drop()])
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from extender.cluster.notices import Notice, pod_subject
-from extender.kubeapi import ApiError, ApiStatus, KubeApi, NoAnswer
-from extender.kubeevents import KubeEvents, event_name
-from extender.wiring.announcing import AT_ONCE, Announcing
+from extender.controllers.event_recorder import AT_ONCE, Announcing
+from extender.kube.client import ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kube.event_recorder import KubeEvents, event_name
+from extender.state.notices import Notice, pod_subject
 from tests.builders import pod
 
 

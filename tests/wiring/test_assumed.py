@@ -17,22 +17,19 @@ from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod, PodStatus
-from extender.cluster.events import (
-    AssumedSeen,
-    BindBegun,
-    BindEnded,
-    Event,
-    GPUNodeSeen,
-    NodeSeen,
-    PodGone,
-    PodSeen,
+from extender.app.cluster_view import ClusterView
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.ledger.protocol import BindAsk, Failed, Ledger
+from extender.observability.assumed_binds_stream import (
+    EXPIRES_S,
+    Assuming,
+    assumed_by,
+    assumed_line,
 )
-from extender.cluster.nominations import Place
-from extender.cluster.state import ClusterState
-from extender.cluster.waiting import Pending
-from extender.journal import Journal
-from extender.journals import Followed
-from extender.journalstream import (
+from extender.observability.journal_merge import Followed
+from extender.observability.journal_stream import (
     MAX_ASSUMED,
     AssumedBind,
     AssumedLine,
@@ -42,17 +39,25 @@ from extender.journalstream import (
     StateLine,
     encode,
 )
-from extender.ledger.protocol import BindAsk, Failed, Ledger
+from extender.observability.metrics import ViewTelemetry
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.placement.rules import Rules
-from extender.settings import Settings
-from extender.telemetry import ViewTelemetry
-from extender.web import coming
-from extender.web.coming import Coming
-from extender.wiring.assumed import EXPIRES_S, Assuming, assumed_by, assumed_line
-from extender.wiring.clusterview import ClusterView
-from extender.wiring.console import Console
-from extender.wiring.replica import Extender
+from extender.scheduler import assumed_binds
+from extender.scheduler.assumed_binds import Coming
+from extender.state.changes import (
+    AssumedSeen,
+    BindBegun,
+    BindEnded,
+    Event,
+    GPUNodeSeen,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+)
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+from extender.state.nominations import Place
+from extender.state.pending_pods import Pending
 from tests.builders import NOW_S, gpunode, kube_node, promise, shared
 from tests.cluster.evictions import newcomer
 from tests.serving import binding, offer
@@ -314,8 +319,8 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
         extender.nominations.see(newcomer(8, name=name, nominated="n0"))
     extender.nominees(NOW_S)
     extender.nominations.see(newcomer(8, name="late", nominated="n1"))
-    coming = ((f"c{number}", "n0", promise({"GPU-0": 1})) for number in range(MAX_ASSUMED + 10))
-    sent = assumed_line(extender, coming, NOW_S + 3600.0)
+    sent_binds = ((f"c{number}", "n0", promise({"GPU-0": 1})) for number in range(MAX_ASSUMED + 10))
+    sent = assumed_line(extender, sent_binds, NOW_S + 3600.0)
     assert (len(sent.binds), len(sent.nominations)) == (MAX_ASSUMED, MAX_ASSUMED)
     assert sent.nominations[0] == Nomination("late", "n1", held=True)
     copy = Copy(Journal())
@@ -326,7 +331,7 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
 def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coming, "BIND_FOLLOWS_WITHIN_S", 3600.0)
+    monkeypatch.setattr(assumed_binds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
 
     async def play() -> tuple[list[tuple[str, str]], ...]:
         extender = Extender(Settings(), unready=lambda: "")

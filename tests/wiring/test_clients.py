@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.errors import BadSettings
-from extender.kubeapi import KubeApi
-from extender.wiring.clients import ClientCa
+from extender.kube.client import KubeApi
+from extender.server.client_ca import ClientCa
 from tests.scripted import Answer, Exchange, scripted_server
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from extender.wiring.memory import collect_garbage
+from extender.app.memory_policy import collect_garbage
 
 
 class Cycle:

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNodeSpec
 from extender.errors import StoreConflict, StoreRefused
 from extender.ledger.store import Binding, Store
-from extender.telemetry import CONFLICTING, Telemetry
-from extender.wiring.conflicts import ConflictsCounted
+from extender.observability.conflict_counter import ConflictsCounted
+from extender.observability.metrics import CONFLICTING, Telemetry
 from tests.blocking import now
 from tests.builders import gpunode, pod
 

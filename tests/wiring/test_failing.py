@@ -9,16 +9,16 @@ import pytest
 
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta
-from extender.cluster.events import Event, GPUNodeSeen, NodeSeen, PodGone
-from extender.cluster.state import ClusterState
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.controllers.reconcile import Tidying
+from extender.controllers.requeue import Retrying
 from extender.ledger.protocol import Ledger
+from extender.periodic import STUCK_AFTER_S, Loops
 from extender.progress import progressed
-from extender.settings import Settings
-from extender.wiring import intake
-from extender.wiring.loops import STUCK_AFTER_S, Loops
-from extender.wiring.replica import Extender
-from extender.wiring.retrying import Retrying
-from extender.wiring.tidying import Tidying
+from extender.state import event_queue
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone
+from extender.state.cluster_state import ClusterState
 from tests.builders import kube_node
 from tests.waiting import PATIENCE_S, until_then
 
@@ -72,7 +72,7 @@ def failures(extender: Extender, loop: str) -> float:
 def test_what_the_cluster_tells_is_known_in_the_end(
     monkeypatch: pytest.MonkeyPatch, where: type, method: str, nth: int
 ) -> None:
-    monkeypatch.setattr(intake, "RETRY_S", 0.01)
+    monkeypatch.setattr(event_queue, "RETRY_S", 0.01)
     calls = raises_at(monkeypatch, where, method, nth)
 
     async def play() -> None:
@@ -116,7 +116,7 @@ class Deaf:
 def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
-        monkeypatch.setattr("extender.wiring.tidying.EVERY_S", 0.3)
+        monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.3)
         extender.tidying.start(extender.loops, cast(Ledger, ledger))
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
@@ -149,7 +149,7 @@ def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
 
 
 def test_work_that_has_no_end_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extender.wiring.loops.AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr("extender.periodic.AGAIN_AFTER_S", 0.0)
 
     async def play() -> list[str]:
         failed: list[str] = []
@@ -226,7 +226,7 @@ class Slow:
 def test_a_node_that_cannot_be_looked_into_keeps_no_other_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extender.wiring.tidying.WAITED_S", 0.01)
+    monkeypatch.setattr("extender.controllers.reconcile.WAITED_S", 0.01)
 
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Slow()

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from extender.journalstream import DecisionLine, StateLine, encode
-from extender.records import DEFAULT_BOUNDS, Filtered
-from extender.wiring import following
-from extender.wiring.following import Following
+from extender.observability import journal_follower
+from extender.observability.journal_follower import Following
+from extender.observability.journal_stream import DecisionLine, StateLine, encode
+from extender.state.decision_records import DEFAULT_BOUNDS, Filtered
 from tests.certificates import Authority
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
@@ -160,8 +160,8 @@ def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_
 def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(following, "RESOLVE_S", 0.05)
-    resolve, asked = following._addresses, []
+    monkeypatch.setattr(journal_follower, "RESOLVE_S", 0.05)
+    resolve, asked = journal_follower._addresses, []
 
     def failing(place: tuple[str, int]) -> list[tuple[str, int]]:
         asked.append(place)
@@ -169,7 +169,7 @@ def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
             raise OSError("temporary failure")
         return resolve(place)
 
-    monkeypatch.setattr(following, "_addresses", failing)
+    monkeypatch.setattr(journal_follower, "_addresses", failing)
     with extender() as (place, _), follows(place) as found:
         until(lambda: heard(found) == ["other"] and len(asked) > 3, "it is followed all the same")
         assert len(found.now()) == 1

@@ -1,15 +1,16 @@
 """History comes in node by node, and only where it moved."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
 
-from extender.cluster.events import ActivitySeen, Event, GPUNodeSeen, NodeSeen
-from extender.placement.activity import HISTORY
-from extender.settings import Settings
-from extender.wiring.history import history_brought
-from extender.wiring.replica import Extender
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.controllers.sm_history import sm_history
+from extender.placement.sm_reading import HISTORY
+from extender.state.changes import ActivitySeen, Event, GPUNodeSeen, NodeSeen
 from tests.agent.exporter import StandIn
 from tests.builders import gpunode, kube_node, shared
 from tests.sources.test_history import body
@@ -26,6 +27,12 @@ class Watched(Extender):
     def tell(self, events: Sequence[Event]) -> None:
         self.parts += [event for event in events if isinstance(event, ActivitySeen)]
         super().tell(events)
+
+
+def history_of(
+    settings: Settings, extender: Extender
+) -> contextlib.AbstractAsyncContextManager[None]:
+    return sm_history(settings, extender.telemetry, extender.cluster.activities, extender.tell)
 
 
 def answer(ratios: dict[int, float]) -> str:
@@ -61,7 +68,9 @@ def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> Non
                     if terms.activity is not None and terms.activity.source == HISTORY
                 }
 
-            async with history_brought(settings, extender):
+            async with sm_history(
+                settings, extender.telemetry, extender.cluster.activities, extender.tell
+            ):
                 await until_then(lambda: len(activities()) == NODES, "all are known")
                 named = [len(part.nodes) for part in extender.parts if part.nodes]
                 assert named == [1] * NODES
@@ -89,7 +98,9 @@ def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> Non
 def test_without_a_prometheus_nobody_asks() -> None:
     async def play() -> None:
         extender = Extender(Settings(), unready=lambda: "")
-        async with history_brought(extender.settings, extender):
+        async with sm_history(
+            extender.settings, extender.telemetry, extender.cluster.activities, extender.tell
+        ):
             assert "prometheus" not in {thread.name for thread in threading.enumerate()}
 
     asyncio.run(play())

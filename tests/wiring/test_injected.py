@@ -16,34 +16,34 @@ CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
 #: Points that the life of ``tests.wiring.life`` may not come to, with the reason.
 NOT_REACHED = {
     "is compared or iterated, not called": {
-        "extender.wiring.clusterview:ClusterView._turned: called self.outcome_seen",
-        "extender.wiring.telling:Telling.at_most: called self._post",
-        "extender.wiring.telling:Telling._tell: called self._post",
+        "extender.app.cluster_view:ClusterView._turned: called self.outcome_seen",
+        "extender.controllers.pending_events:Telling.at_most: called self._post",
+        "extender.controllers.pending_events:Telling._tell: called self._post",
     },
     "goes on after another exception only": {
-        "extender.wiring.loops:Loops.keep.kept: waited await asyncio.sleep(AGAI",
-        "extender.wiring.loops:Loops.failing: called self._failed",
-        "extender.wiring.tidying:Tidying._failed: called self._count_failure",
+        "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",
+        "extender.periodic:Loops.failing: called self._failed",
+        "extender.controllers.reconcile:Tidying._failed: called self._count_failure",
     },
     "belongs to other processes or to tests": {
         "extender.ledger.protocol:one_by_one: waited await work",
-        "extender.wiring.intake:Intake.idle: waited await self._idle.wait()",
-        "extender.wiring.tidying:Tidying.once: waited await self.settle(ledger",
-        "extender.wiring.tidying:Tidying.once: waited await self.ready(ledger)",
-        "extender.wiring.tidying:Tidying.once: waited await self.tell()",
+        "extender.state.event_queue:Intake.idle: waited await self._idle.wait()",
+        "extender.controllers.reconcile:Tidying.once: waited await self.settle(ledger",
+        "extender.controllers.reconcile:Tidying.once: waited await self.ready(ledger)",
+        "extender.controllers.reconcile:Tidying.once: waited await self.tell()",
     },
     "is handed to a port of HTTP, which answers with 500": {
-        "extender.wiring.replica:Extender.verbs_app: called shown",
-        "extender.wiring.clusterview:ClusterView.context: called quotas",
+        "extender.app.extender:Extender.verbs_app: called shown",
+        "extender.app.cluster_view:ClusterView.context: called quotas",
     },
     "takes a race or a list that is not played here": {
         "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
         "extender.ledger.protocol:Ledger._promise: waited await self._promise(node",
         "extender.ledger.protocol:Ledger._promise_together: waited await self._fit_without_",
         "extender.ledger.protocol:Ledger.wake: waited await self._store.read_p",
-        "extender.wiring.evicting:Evicting.once: called self._deliver",
-        "extender.wiring.loops:Loops._run.moved: called self._monotonic_s",
-        "extender.wiring.preempting:Preempting._tell: waited await self._announce(pod",
+        "extender.controllers.eviction:Evicting.once: called self._deliver",
+        "extender.periodic:Loops._run.moved: called self._monotonic_s",
+        "extender.controllers.preemption:Preempting._tell: waited await self._announce(pod",
     },
 }
 #: Of the other points, those that one play in many does not come to: what comes first decides.

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
-from extender.cluster.events import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
-from extender.cluster.state import ClusterState
-from extender.settings import Settings
-from extender.wiring.clusterview import NOT_TAKEN_IN
-from extender.wiring.intake import Intake
-from extender.wiring.lag import sample_lag
-from extender.wiring.replica import Extender
+from extender.app.cluster_view import NOT_TAKEN_IN
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.observability.loop_lag import sample_lag
+from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.state.event_queue import Intake
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.waiting import until_then
 
@@ -184,5 +184,5 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         await extender.intake.idle()
         assert known(extender) == len(NAMES)
 
-    with patch("extender.wiring.intake.MAX_TOLD", 3):
+    with patch("extender.state.event_queue.MAX_TOLD", 3):
         play(script)

@@ -7,12 +7,12 @@ import pytest
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
-from extender.cluster.events import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.cluster.notices import Notice
+from extender.app.extender import Extender
+from extender.config.settings import Mode, Settings
+from extender.controllers.eviction import Evicting
 from extender.ledger.protocol import Ledger
-from extender.settings import Mode, Settings
-from extender.wiring.evicting import Evicting
-from extender.wiring.replica import Extender
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.notices import Notice
 from tests.builders import gpunode, kube_node, pod, promise, shared
 from tests.cluster.test_waking import refused
 

@@ -12,20 +12,20 @@ from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
-from extender.cluster.events import BudgetSeen, GPUNodeSeen, PodSeen
-from extender.cluster.notices import Notice
-from extender.cluster.preemption import preemption
-from extender.cluster.state import ClusterState
-from extender.cluster.victimstold import recorded
-from extender.journal import Decision, Journal
-from extender.ledger.embedded import Awaited, EmbeddedStore
-from extender.ledger.preempting import RoomMaker
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.controllers.preemption import NEWCOMER, VICTIM, Preempting
+from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.preemption_writer import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
-from extender.placement.rules import Rules
-from extender.settings import Settings
-from extender.telemetry import Telemetry
-from extender.wiring.preempting import NEWCOMER, VICTIM, Preempting
-from extender.wiring.replica import Extender
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision, Journal
+from extender.state.notices import Notice
+from extender.state.preemption import preemption
+from extender.state.preemption_report import recorded
 from tests.cluster.evictions import On, full_node, newcomer, running
 from tests.cluster.test_preemption import budget
 

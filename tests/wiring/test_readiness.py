@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from extender.ledger.embedded import Awaited, EmbeddedStore
-from extender.settings import Settings
-from extender.sources.reflector import DEFAULT_PACE, Health
-from extender.wiring.machinery import Observed
-from extender.wiring.readiness import unready
-from extender.wiring.replica import Extender
+from extender.app.extender import Extender
+from extender.app.readiness import unready
+from extender.config.settings import Settings
+from extender.console.process_status import Observed
+from extender.kube.reflector import DEFAULT_PACE, Health
+from extender.ledger.memory_store import Awaited, EmbeddedStore
 from tests.serving import binding, offer, pod
 
 BLIND = "Headroom has not heard from the API server for too long to decide"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contract.reasons import Reason
-from extender.settings import RELOADED, Settings
+from extender.config.settings import RELOADED, Settings
 from tests.kubectl.test_app import run
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until

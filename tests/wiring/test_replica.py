@@ -14,14 +14,15 @@ from structlog.testing import capture_logs
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
-from extender.cluster.events import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
+from extender.app import extender
+from extender.app.extender import Extender
+from extender.config.settings import Mode, Settings
+from extender.controllers import reconcile, requeue
 from extender.errors import StoreRefused
-from extender.ledger.embedded import Awaited, EmbeddedStore
+from extender.kube.async_client import CONNECTIONS
+from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.protocol import Ledger
-from extender.loopapi import CONNECTIONS
-from extender.settings import Mode, Settings
-from extender.wiring import replica, retrying, tidying
-from extender.wiring.replica import Extender
+from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.cluster.test_waking import refused
 from tests.serving import offer
@@ -103,7 +104,7 @@ class Open:
 def test_chores_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
-        for name in (f"n{number}" for number in range(3 * tidying.WRITTEN_AT_ONCE)):
+        for name in (f"n{number}" for number in range(3 * reconcile.WRITTEN_AT_ONCE)):
             # Promised to a pod that is gone.
             promises = {f"uid-{name}": Reservation(namespace="default", name=name)}
             spec = GPUNodeSpec(initialised=True, reservations=promises)
@@ -113,17 +114,17 @@ def test_chores_leave_connections_to_binds() -> None:
         await extender.tidying.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
-    most = tidying.WRITTEN_AT_ONCE
+    most = reconcile.WRITTEN_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
 
 
 def test_touches_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         ledger = Open()
-        await replica.gathered(ledger._wait() for _ in range(3 * replica.TOUCHED_AT_ONCE))
+        await extender.gathered(ledger._wait() for _ in range(3 * extender.TOUCHED_AT_ONCE))
         return ledger.done, ledger.most
 
-    most = replica.TOUCHED_AT_ONCE
+    most = extender.TOUCHED_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
     assert most <= CONNECTIONS - 8
 
@@ -131,12 +132,12 @@ def test_touches_leave_connections_to_binds() -> None:
 def test_wakes_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
-        waiting = [refused(f"p{number}") for number in range(3 * retrying.WOKEN_AT_ONCE)]
+        waiting = [refused(f"p{number}") for number in range(3 * requeue.WOKEN_AT_ONCE)]
         extender.deliver([PodSeen(pod) for pod in waiting])
         await extender.retrying.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
-    most = retrying.WOKEN_AT_ONCE
+    most = requeue.WOKEN_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
 
 
@@ -151,7 +152,7 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
     turn = 0
 
     def noting(chore: str) -> None:
-        does = getattr(tidying, chore)
+        does = getattr(reconcile, chore)
 
         def look(*told: Any) -> Any:
             of = {each if isinstance(each, str) else each.metadata.name for each in told[-1]}
@@ -159,11 +160,11 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
             done.update(f"{chore} {name}" for name in of)
             return does(*told)
 
-        monkeypatch.setattr(tidying, chore, look)
+        monkeypatch.setattr(reconcile, chore, look)
 
     for chore in chores:
         noting(chore)
-    monkeypatch.setattr(tidying, "AT_ONCE", 3)
+    monkeypatch.setattr(reconcile, "AT_ONCE", 3)
 
     async def play() -> None:
         nonlocal turn

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from extender.kubeapi import KubeApi
-from extender.kubereviews import KubeReviews
-from extender.web.auth import GetPod, ReadPath, ReviewFailed
-from extender.web.certificates import User
+from extender.console.auth import GetPod, ReadPath, ReviewFailed
+from extender.console.reviews import KubeReviews
+from extender.kube.client import KubeApi
+from extender.server.client_certificates import User
 from tests.scripted import Answer, ScriptedServer, scripted_server
 
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})

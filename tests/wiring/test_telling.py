@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.cluster.events import PodGone, PodSeen
-from extender.cluster.notices import Notice
-from extender.cluster.state import ClusterState
-from extender.journal import Decision, Journal
-from extender.placement.rules import Rules
-from extender.wiring.telling import AGAIN_AFTER_S, SPENT_S, Telling
+from extender.controllers.pending_events import AGAIN_AFTER_S, SPENT_S, Telling
+from extender.placement.policy import Rules
+from extender.state.changes import PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision, Journal
+from extender.state.notices import Notice
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, promise, shared
 from tests.cluster.test_state import EPOCH_S, seen
 from tests.cluster.test_waking import refused

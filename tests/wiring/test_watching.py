@@ -7,14 +7,14 @@ import pytest
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.kube import Pod
-from extender.cluster.events import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
-from extender.cluster.state import ClusterState
-from extender.journal import Journal
-from extender.journals import Journals
-from extender.placement.rules import Rules
-from extender.records import BindTried, Bounds, Filtered, Ranked
-from extender.web.feed import Feed
-from extender.wiring.watching import Watching
+from extender.observability.change_feed import Watching
+from extender.observability.feed import Feed
+from extender.observability.journal_merge import Journals
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
+from extender.state.journal import Journal
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
 
 EPOCH_S = 1_795_219_200.0

@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from agent.health import HARMLESS
+from agent.probes.device_health import HARMLESS
 from benchmarks.gpu.children import Child
 from benchmarks.gpu.lines import Line, NotPossible, judged
 from benchmarks.gpu.machine import Machine, device_of

@@ -229,7 +229,7 @@ def capabilities(machine: Machine) -> Line:
             f" (capabilities {full['capabilities']}) the driver forbids {_names(forbidden)}"
         )
     confined = [sys.executable, "-m", "benchmarks.gpu.confined"]
-    done = machine.children.run([*confined, sys.executable, "-c", "import agent.nvml"], 30.0)
+    done = machine.children.run([*confined, sys.executable, "-c", "import agent.probes.nvml"], 30.0)
     if done.status:  # root that may not drop them, or a checkout that only DAC_OVERRIDE can read
         raise NotPossible(f"Python does not start with SYS_PTRACE only: {last_line(done.err)}")
     bound = machine.measure("looks", "3", prefix=confined)

@@ -1,0 +1,185 @@
+"""HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
+
+Nothing here measures: a scrape costs no driver call, and an agent without any extender or cluster
+still serves. Only /v1/gate asks the API server, and at most once a second.
+
+Two ports, so that no pod can delay the health probe. The public one is reached by every pod. The
+local one listens on the loopback of the agent's own network namespace: it is reached by the probe
+in the container, and by ``kubectl port-forward`` and ``kubectl exec``, which the API server has
+authorised. The report names the pods and processes of every tenant, so only the local port has it.
+"""
+
+import re
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+
+from agent.gate_decision import Verdict
+from agent.http_port import Answer, HttpPort, Route
+from agent.metrics import AgentCollector, Shown
+from contract.gpunode import GPUNodeStatus
+
+_JSON = "application/json"
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+LOCAL_HOST = "127.0.0.1"
+#: To `curl --fail --retry`: start; ask again; give up, until the kubelet runs it anew.
+GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
+#: Seconds for which rendered metrics are given to everybody who asks.
+METRICS_FOR_S = 1.0
+_GATE_THREADS = 4
+
+
+class Board:
+    """The newest sample, shown by one thread and read by others."""
+
+    def __init__(self, node: str, monotonic: Callable[[], float], stale_after_s: float) -> None:
+        self.node = node
+        self.monotonic = monotonic
+        self._stale_after_s = stale_after_s
+        self._began_s = monotonic()
+        #: Replaced as a whole, so a reader needs no lock.
+        self._newest: tuple[GPUNodeStatus, Mapping[tuple[str, str], float], float] | None = None
+
+    def show(
+        self, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float] | None = None
+    ) -> None:
+        self._newest = (status, pod_sm or {}, self.monotonic())
+
+    @property
+    def shown(self) -> Shown | None:
+        """None before the first sample."""
+        if self._newest is None:
+            return None
+        status, pod_sm, at_s = self._newest
+        return Shown(self.node, status, self.monotonic() - at_s, pod_sm)
+
+    @property
+    def fresh(self) -> GPUNodeStatus | None:
+        """The newest status; None where it is too old to go by."""
+        shown = self.shown
+        return shown.status if shown is not None and shown.age_s <= self._stale_after_s else None
+
+    @property
+    def alive(self) -> bool:
+        """False only where a restart helps: no samples come, nor the first one in its time.
+
+        A driver call that hangs does not stop them, and would hang again in the next process.
+        """
+        since_s = self._began_s if self._newest is None else self._newest[2]
+        return self.monotonic() - since_s <= self._stale_after_s
+
+
+class _Metrics:
+    """The exposition, rendered at most once in ``METRICS_FOR_S`` however many clients ask."""
+
+    def __init__(self, registry: CollectorRegistry, monotonic: Callable[[], float]) -> None:
+        self._registry = registry
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._rendered = b""
+        self._rendered_at_s = float("-inf")
+
+    def answer(self, _: str) -> Answer:
+        with self._lock:
+            if self._monotonic() - self._rendered_at_s > METRICS_FOR_S:
+                self._rendered = generate_latest(self._registry)
+                self._rendered_at_s = self._monotonic()
+            return Answer(200, self._rendered, _PROMETHEUS)
+
+
+class Server:
+    """Serves ``board`` on ``host:port``, and on ``local_port`` of the loopback (0: any free port).
+
+    Raises ``OSError``.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        host: str,
+        port: int,
+        local_port: int,
+        ask: Callable[[str], Verdict] | None,
+        writes: Mapping[tuple[str, str], int],
+        answers: Mapping[tuple[str, str], int] | None = None,
+        stuck: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``ask`` answers for the pod of a uid; None where there is no cluster. ``stuck``: whether
+        the kubelet's calls for devices are not answered any more."""
+        self._board = board
+        self._ask = ask
+        self._stuck = stuck
+        registry = CollectorRegistry()
+        registry.register(AgentCollector(lambda: board.shown, writes, answers))
+        both = {
+            "/healthz": Route(self._healthz),
+            "/readyz": Route(self._readyz),
+            "/metrics": Route(_Metrics(registry, board.monotonic).answer, threads=1),
+        }
+        public = {
+            "/v1/gate": Route(self._gate, threads=_GATE_THREADS),
+            "/v1/report": Route(self._no_report),
+        }
+        local = {"/v1/report": Route(self._report)}
+        self._public = HttpPort("public", host, port, both | public)
+        try:
+            self._local = HttpPort("local", LOCAL_HOST, local_port, both | local)
+        except OSError:
+            self._public.stop()
+            raise
+
+    @property
+    def port(self) -> int:
+        return self._public.port
+
+    @property
+    def local_port(self) -> int:
+        return self._local.port
+
+    def start(self) -> None:
+        self._public.start()
+        self._local.start()
+
+    def stop(self) -> None:
+        self._public.stop()
+        self._local.stop()
+
+    def _healthz(self, _: str) -> Answer:
+        if self._stuck():
+            return Answer(503, b"the kubelet's calls are not answered\n")
+        return Answer(200, b"ok\n") if self._board.alive else Answer(503, b"no recent sample\n")
+
+    def _readyz(self, _: str) -> Answer:
+        return _NO_SAMPLE if self._board.shown is None else Answer(200, b"ok\n")
+
+    def _report(self, _: str) -> Answer:
+        shown = self._board.shown
+        if shown is None:
+            return _NO_SAMPLE
+        return Answer(200, msgspec.json.encode(shown.status), _JSON)
+
+    def _no_report(self, _: str) -> Answer:
+        example = f"kubectl -n headroom-system port-forward pod/NAME {self.local_port}"
+        why = f"the report is given on the loopback only; example: {example}\n"
+        return Answer(403, why.encode())
+
+    def _gate(self, query: str) -> Answer:
+        uids = urllib.parse.parse_qs(query).get("pod_uid", [])
+        if len(uids) != 1 or not _UID.fullmatch(uids[0]):
+            why = f"pod_uid is not the uid of one pod. Example: {_UID_EXAMPLE}"
+            return Answer(400, msgspec.json.encode({"error": why}), _JSON)
+        if self._ask is None:
+            verdict = Verdict("not yet", "this agent reports to no cluster")
+        else:
+            verdict = self._ask(uids[0])
+        body = msgspec.json.encode({"answer": verdict.answer, "reason": verdict.reason})
+        return Answer(GATE_STATUS[verdict.answer], body + b"\n", _JSON)
+
+
+_NO_SAMPLE = Answer(503, b"no sample was taken yet\n")

@@ -1,0 +1,1 @@
+"""The agent's client of the Kubernetes API."""

@@ -1,0 +1,1 @@
+"""Probes: what NVML, DCGM, the kubelet and /proc report about this node."""

@@ -1,0 +1,327 @@
+"""What is really in use: NVML, DCGM and XID events, joined into one account of each device.
+
+NVML is the truth about memory. DCGM is the best witness of SM activity and one of XIDs; its memory
+figures only check NVML's: where the two disagree about a device by more than time and rounding can
+explain, that is said, and nothing is changed.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import structlog
+
+from agent.probes import sm_activity
+from agent.probes.dcgm import DcgmReading, Exporter, Unreadable
+from agent.probes.device_health import Fence, Memory, Sight, judge
+from agent.probes.driver_limits_probe import LimitsProbe
+from agent.probes.health_store import StateFile
+from agent.probes.nvml_probe import Found, NvmlProbe
+from agent.probes.readings import (
+    ActivityReading,
+    DeviceReading,
+    FenceReading,
+    Reading,
+    SourceReading,
+)
+from agent.probes.xids import XidWatch
+
+_log = structlog.get_logger()
+
+#: DCGM may show what was true this long ago: its interval, ours between scrapes, and a little.
+_WINDOW_S = 60.0
+#: What rounding to MiB, thrice, and a moment between two calls may make of a figure.
+_TOLERANCE_BYTES = 64 << 20
+#: So many scrapes in a row must disagree: a peak between two of our samples is no disagreement.
+_IN_A_ROW = 3
+#: Directories that are looked through for our own cgroup, once.
+_MOST_CGROUPS = 20_000
+
+
+class Survey:
+    """The probe of the devices. ``close`` lets its threads end."""
+
+    def __init__(
+        self,
+        nvml: NvmlProbe,
+        xids: XidWatch,
+        exporter: Exporter | None,
+        limits: LimitsProbe,
+        state: StateFile,
+        incarnation: Callable[[], str],
+        monotonic: Callable[[], float],
+        now: Callable[[], str],
+    ) -> None:
+        """``incarnation`` tells one load of the driver from the next; ``now`` is RFC 3339."""
+        self._nvml = nvml
+        self._xids = xids
+        self._exporter = exporter
+        self._limits = limits
+        self._state = state
+        self._incarnation = incarnation
+        self._monotonic = monotonic
+        self._now = now
+        self._memory: Memory | None = None
+        self._check = CrossCheck()
+        self._hanging = False
+        self._unusable = False
+        #: Whether the driver was left alone at the last sample.
+        self._maintained = False
+        #: Why the driver is to be left alone; empty: it is not. Set by the composition root.
+        self.maintenance: Callable[[], str] = lambda: ""
+
+    @property
+    def hanging(self) -> bool:
+        """Whether some driver call has not returned."""
+        return self._hanging or self._limits.hanging
+
+    def read(self) -> Iterable[Reading]:
+        now = self._now()
+        if why := self.maintenance():
+            self._xids.watch(())
+            found = self._nvml.released(why, may_close=self._closable)
+        else:
+            found = self._nvml.look()
+        self._unusable = found.unusable
+        self._hanging = found.hanging
+        dcgm, sources = self._ask_dcgm(found)
+        readings: list[Reading] = [found.driver, *found.devices, *found.facts, *found.degraded]
+        readings += sm_activity.best([*found.activity, *_activity(dcgm, found.devices)])
+        readings += self._fences(now, found, dcgm)
+        readings += sources
+        return readings
+
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        """What the driver grants the containers that hold devices."""
+        found = self._limits.follow(readings)
+        if self._unusable:
+            # An open device cannot be reset, and there is none whose use has to be seen.
+            self._nvml.release(may_close=self._closable)
+        return found
+
+    def close(self) -> None:
+        self._nvml.close()
+        self._limits.close()
+        self._xids.close()
+        if self._exporter is not None:
+            self._exporter.close()
+
+    @property
+    def _closable(self) -> bool:
+        return self._xids.quiet and not self._limits.hanging
+
+    def _ask_dcgm(self, found: Found) -> tuple[Sequence[DcgmReading], list[SourceReading]]:
+        if self._exporter is None:
+            return (), []
+        try:
+            exposition = self._exporter.newest()
+        except Unreadable as err:
+            return (), [SourceReading("dcgm", "absent", str(err))]
+        except Exception as err:  # noqa: BLE001 - a probe never raises
+            _log.error("dcgm_not_read", exc_info=err)
+            what = f"the agent cannot read it: {type(err).__name__}"
+            return (), [SourceReading("dcgm", "absent", what)]
+        wrong = self._check.compare(
+            self._monotonic(), self._exporter.scrapes, found.devices, exposition.readings
+        )
+        if self._exporter.bad_lines:
+            wrong.append("some of its lines make no sense and were left out")
+        if not exposition.readings:
+            wrong.append("it exports nothing of any device")
+        elif not any(r.sm_ratio is not None for r in exposition.readings):
+            wrong.append("it does not export DCGM_FI_PROF_SM_ACTIVE")
+        state = SourceReading("dcgm", "degraded" if wrong else "ok", "; ".join(wrong))
+        return exposition.readings, [state]
+
+    def _fences(
+        self, now: str, found: Found, dcgm: Sequence[DcgmReading]
+    ) -> list[FenceReading | SourceReading]:
+        if self._memory is None:
+            self._memory = self._state.read()
+        causes: dict[str, list[str]] = {}
+        for device in found.devices:
+            listed = causes.setdefault(_physical(device), [])
+            if device.fault and device.fault not in listed:
+                listed.append(device.fault)
+        for uuid, checkup in found.checkups.items():
+            causes.setdefault(uuid, []).extend(checkup.causes)
+        answers = not found.driver.why_not
+        if answers:
+            self._xids.watch(() if found.unusable else set(causes))
+        sight = Sight(
+            now=now,
+            driver=f"{self._incarnation()}/{found.driver.version}" if answers else "",
+            causes=causes,
+            checkups=found.checkups,
+            xids=self._xids.drain(),
+            gauges=_gauges(dcgm, causes),
+            maintained=answers and self._maintained,
+        )
+        self._maintained = bool(self.maintenance()) or (self._maintained and not answers)
+        self._memory, fences = judge(self._memory, sight)
+        self._state.write(self._memory)
+        lacks = [*self._xids.lacks, *([self._state.trouble] if self._state.trouble else [])]
+        heard = SourceReading("xid", "degraded" if lacks else "ok", "; ".join(lacks))
+        return [*_fenced(found.devices, fences), *([heard] if answers else [])]
+
+
+@dataclass(slots=True)
+class CrossCheck:
+    """Whether DCGM's memory figures can be those of the devices that NVML tells of."""
+
+    #: (GPU, instance) -> (when last, bytes used) of all that was so in the last minute, by NVML.
+    _used: dict[tuple[str, int | None], deque[tuple[float, int]]] = field(default_factory=dict)
+    #: (GPU, instance) -> scrapes in a row that disagreed about what is used.
+    _doubts: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    _compared: int = 0
+
+    def compare(
+        self,
+        now_s: float,
+        scrapes: int,
+        devices: Iterable[DeviceReading],
+        readings: Iterable[DcgmReading],
+    ) -> list[str]:
+        """What cannot be true of both; ``scrapes`` counts the expositions read so far."""
+        known = {_key(device): device for device in devices}
+        for key, device in known.items():
+            if device.memory is not None:
+                spent = device.memory.total_bytes - device.memory.free_bytes
+                series = self._used.setdefault(key, deque())
+                if series and series[-1][1] == spent:
+                    series.pop()
+                series.append((now_s, spent))
+        for key in [key for key in self._used if key not in known]:
+            del self._used[key]
+        for series in self._used.values():
+            while series and now_s - series[0][0] > _WINDOW_S:
+                series.popleft()
+        again, self._compared = scrapes == self._compared, scrapes
+        wrong: list[str] = []
+        parents = {uuid for uuid, _ in known}
+        for reading in readings:
+            key = (reading.uuid, reading.gpu_instance)
+            if reading.uuid not in parents:
+                wrong.append("it tells of devices that this node does not have")
+            elif key in known:
+                wrong += self._differences(key, known[key], reading, again)
+        return list(dict.fromkeys(wrong))
+
+    def _differences(
+        self, key: tuple[str, int | None], device: DeviceReading, reading: DcgmReading, again: bool
+    ) -> list[str]:
+        memory = device.memory
+        series = self._used.get(key)
+        if memory is None or not series:
+            return []
+        wrong: list[str] = []
+        slack_bytes = max(_TOLERANCE_BYTES, memory.total_bytes // 100)
+        parts = (reading.used_bytes, reading.free_bytes, reading.reserved_bytes)
+        total_bytes = reading.total_bytes
+        if total_bytes is None:
+            told = [part for part in parts if part is not None]
+            total_bytes = sum(told) if len(told) == len(parts) else None
+        if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
+            wrong.append(f"{device.uuid}: its memory is not what NVML tells")
+        if reading.used_bytes is not None and not again:
+            # Some versions count the driver's reserve as used, some do not.
+            least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
+            most = max(used for _, used in series) + slack_bytes
+            fits = least <= reading.used_bytes <= most
+            self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
+        if self._doubts.get(key, 0) >= _IN_A_ROW:
+            wrong.append(f"{device.uuid}: its used memory is not what NVML tells")
+        return wrong
+
+
+def _activity(
+    readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]
+) -> list[ActivityReading]:
+    told = {(r.uuid, r.gpu_instance): r for r in readings}
+    found: list[ActivityReading] = []
+    for device in devices:
+        reading = told.get(_key(device))
+        if reading is not None:
+            sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
+            found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
+            # Any kernel keeps the engine active. NVML comes first, and knows it of no instance.
+            engine = ActivityReading(
+                "dcgm-engine", device.uuid, utilization_ratio=reading.engine_ratio
+            )
+            found.append(engine)
+    return found
+
+
+def _gauges(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
+    """The XID of each GPU that is here; an instance's counts for the GPU it is cut from."""
+    known = set(present)
+    found: dict[str, int] = {}
+    for reading in readings:
+        if reading.xid is not None and reading.uuid in known:
+            found[reading.uuid] = max(found.get(reading.uuid, 0), reading.xid)
+    return found
+
+
+def _fenced(devices: Iterable[DeviceReading], fences: dict[str, Fence]) -> list[FenceReading]:
+    return [
+        FenceReading(device.uuid, fences[uuid].reason, fences[uuid].since)
+        for device in devices
+        if (uuid := _physical(device)) in fences
+    ]
+
+
+def _physical(device: DeviceReading) -> str:
+    return device.parent or device.uuid
+
+
+def _key(device: DeviceReading) -> tuple[str, int | None]:
+    return _physical(device), device.gpu_instance
+
+
+def incarnation(root: Path = Path("/")) -> str:
+    """Changes with every boot and every load of the driver's module.
+
+    The kernel numbers what it shows in sysfs anew for every module that is loaded.
+    """
+    try:
+        boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = "unknown"
+    try:
+        module = (root / "sys/module/nvidia").stat().st_ino
+    except OSError:
+        module = 0
+    return f"{boot}/{module}"
+
+
+def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
+    """The full path of our own cgroup's directory; empty if it is not found.
+
+    None if there are no cgroups v2, and so no limits of GPU memory. ``pid`` is our process id in
+    the host's namespace; left out, it is our own, as with hostPID. In a private cgroup namespace,
+    the default of most runtimes, the kernel shows our cgroup as "/", so its directory is looked for
+    in the host's cgroups.
+    """
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    paths = [line[3:] for line in lines if line.startswith("0::/")]
+    if not paths or not (mount / "cgroup.controllers").exists():
+        return None
+    if paths[0] != "/":
+        folder = mount / paths[0].lstrip("/")
+        return str(folder) if (folder / "cgroup.controllers").exists() else ""
+    wanted = str(os.getpid() if pid is None else pid)
+    for folder_name, _, _ in islice(os.walk(mount), 1, _MOST_CGROUPS):
+        try:
+            processes = Path(folder_name, "cgroup.procs").read_text().split()
+        except OSError:  # a threaded cgroup has none to read
+            continue
+        if wanted in processes:
+            return folder_name
+    return ""

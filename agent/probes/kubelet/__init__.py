@@ -1,0 +1,1 @@
+"""The kubelet's device assignments, from its checkpoint and its PodResources service."""

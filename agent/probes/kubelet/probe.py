@@ -1,0 +1,246 @@
+"""The kubelet's two views of its devices as one probe.
+
+Order matters: the checkpoint is read first, so an entry of it that PodResources does not name has
+ended and is not merely newer; what PodResources names and the checkpoint did not is looked for in
+the checkpoint once more.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from agent.probes.kubelet.assignments import Joined, Name, join
+from agent.probes.kubelet.checkpoint import BadCheckpoint, Checkpoint, Entry, read_checkpoint
+from agent.probes.kubelet.podresources import ListedContainer, PodResources, Unanswered
+from agent.probes.readings import AnswerReading, Reading, RegisteredReading, SourceReading
+
+CHECKPOINT = "checkpoint"
+PODRESOURCES = "podresources"
+
+#: While the checkpoint changes with every sample, its checksum is computed this often.
+VERIFY_EVERY_S = 300.0
+
+#: A kubelet that started less than this ago may not know its pods yet.
+SETTLED_AFTER_S = 10.0
+
+_VOLUME_MOUNTS = "/var/run/nvidia-container-devices"
+
+
+class KubeletProbe:
+    """``wall_s`` is compared with the socket's time of birth, ``monotonic_s`` measures patience."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        socket: Path,
+        service: PodResources | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+        settled_after_s: float = SETTLED_AFTER_S,
+    ) -> None:
+        self._checkpoint = _CheckpointFile(checkpoint, monotonic_s)
+        self._socket = socket
+        self._service = service or PodResources(str(socket))
+        self._monotonic_s = monotonic_s
+        self._wall_s = wall_s
+        self._settled_after_s = settled_after_s
+        #: Uid -> since when PodResources, asked all the time, does not name it.
+        self._unlisted_since_s: dict[str, float] = {}
+        self._names: dict[str, Name] = {}
+        #: The socket is made anew at every start of the kubelet.
+        self._birth: tuple[int, int] | None = None
+
+    def read(self) -> Iterable[Reading]:
+        checkpoint, source = self._checkpoint.read()
+        listed, healthy, service = self._ask()
+        entries = () if checkpoint is None else checkpoint.entries
+        joined = self._join(entries, listed)
+        if checkpoint is not None and joined.unwritten:
+            checkpoint, source = self._checkpoint.read()
+            entries = () if checkpoint is None else checkpoint.entries
+            joined = self._join(entries, listed)
+        uids = {entry.pod_uid for entry in entries}
+        names = {**self._names, **joined.names}
+        self._names = {uid: name for uid, name in names.items() if uid in uids}
+        yield from joined.holdings
+        yield from _registered(checkpoint, healthy)
+        yield from _answers(entries)
+        yield source
+        yield _judged(service, listed, joined, self._unlisted_since_s, checkpoint)
+
+    def _ask(
+        self,
+    ) -> tuple[list[ListedContainer] | None, dict[str, frozenset[str]] | None, SourceReading]:
+        """Containers, healthy replicas (None: not told), and how it went."""
+        try:
+            found = self._socket.stat()
+        except OSError as err:
+            self._birth = None
+            why = _why(err, "no socket; it is mounted from /var/lib/kubelet/pod-resources")
+            return None, None, SourceReading(PODRESOURCES, "absent", why)
+        birth = (found.st_ino, found.st_ctime_ns)
+        if birth != self._birth:
+            self._birth = birth
+            self._unlisted_since_s.clear()
+            self._service.close()
+        try:
+            listed = self._service.containers()
+        except Unanswered as err:
+            return None, None, SourceReading(PODRESOURCES, "degraded", str(err))
+        try:
+            return listed, self._service.healthy(), SourceReading(PODRESOURCES)
+        except Unanswered as err:
+            return listed, None, SourceReading(PODRESOURCES, "degraded", str(err))
+
+    def _join(self, entries: Sequence[Entry], listed: Sequence[ListedContainer] | None) -> Joined:
+        if listed is None:
+            # Not asked is not denied: patience starts anew when there is an answer.
+            self._unlisted_since_s.clear()
+            return join(entries, (), self._names)
+        now_s = self._monotonic_s()
+        first = join(entries, listed, self._names)
+        self._unlisted_since_s = {
+            uid: self._unlisted_since_s.get(uid, now_s) for uid in first.unlisted
+        }
+        settled = (
+            bool(listed) and self._birth is not None and self._age_s() >= self._settled_after_s
+        )
+        ended = {
+            uid
+            for uid, since_s in self._unlisted_since_s.items()
+            if settled or now_s - since_s >= self._settled_after_s
+        }
+        for uid in ended:
+            self._unlisted_since_s[uid] = float("-inf")  # a later doubt does not revive it
+        if not ended:
+            return first
+        return join(entries, listed, self._names, ended)
+
+    def _age_s(self) -> float:
+        """Of the kubelet; a clock that was set back makes it young, which is the safe side."""
+        assert self._birth is not None
+        return self._wall_s() - self._birth[1] / 1e9
+
+
+class _CheckpointFile:
+    """Parsed again only if it changed.
+
+    The checksum costs more than all else, so it waits for the first sample in which the file has
+    not changed, at most ``VERIFY_EVERY_S``. A file that follows a bad one is checked at once.
+    """
+
+    def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:
+        self._path = path
+        self._monotonic_s = monotonic_s
+        self._signature: tuple[int, int, int] | None = None
+        self._last: tuple[Checkpoint | None, SourceReading] = (None, SourceReading(CHECKPOINT))
+        #: When a checksum was last computed.
+        self._verified_s = float("-inf")
+
+    def read(self) -> tuple[Checkpoint | None, SourceReading]:
+        try:
+            found = self._path.stat()
+            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+            changed = signature != self._signature
+            if changed or self._is_unverified:
+                self._last = self._parsed(self._is_verification_due or not changed)
+                self._signature = signature
+        except OSError as err:
+            self._signature = None
+            why = _why(err, "no file; it is mounted from /var/lib/kubelet/device-plugins")
+            missing = isinstance(err, FileNotFoundError)
+            return None, SourceReading(CHECKPOINT, "absent" if missing else "degraded", why)
+        return self._last
+
+    @property
+    def _is_unverified(self) -> bool:
+        checkpoint, _ = self._last
+        return checkpoint is not None and checkpoint.verified is None
+
+    @property
+    def _is_verification_due(self) -> bool:
+        _, source = self._last
+        late = self._monotonic_s() - self._verified_s >= VERIFY_EVERY_S
+        return late or source.state != "ok"
+
+    def _parsed(self, verify: bool) -> tuple[Checkpoint | None, SourceReading]:
+        try:
+            checkpoint = read_checkpoint(self._path, verify=verify)
+        except BadCheckpoint as err:
+            return None, SourceReading(CHECKPOINT, "degraded", str(err))
+        if verify:
+            self._verified_s = self._monotonic_s()
+        if checkpoint.verified is False:
+            why = "its checksum is not that of its content"
+            return checkpoint, SourceReading(CHECKPOINT, "degraded", why)
+        return checkpoint, SourceReading(CHECKPOINT)
+
+
+def _registered(
+    checkpoint: Checkpoint | None, healthy: dict[str, frozenset[str]] | None
+) -> Iterable[Reading]:
+    """PodResources tells of now; the checkpoint of when it was last written."""
+    if healthy is not None:
+        # A resource without healthy replicas is not in the answer; the checkpoint remembers it.
+        known = set() if checkpoint is None else set(checkpoint.registered)
+        for resource in sorted(known | healthy.keys()):
+            told = healthy.get(resource, frozenset())
+            yield RegisteredReading(PODRESOURCES, resource, told)
+    elif checkpoint is not None:
+        for resource, replicas in sorted(checkpoint.registered.items()):
+            yield RegisteredReading(CHECKPOINT, resource, frozenset(replicas))
+
+
+def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
+    found = {
+        (entry.resource, _strategies(entry), "CUDA_MPS_PIPE_DIRECTORY" in entry.answer.environment)
+        for entry in entries
+        if entry.answer is not None
+    }
+    for resource, strategies, mps in sorted(found, key=str):
+        yield AnswerReading(CHECKPOINT, resource, strategies, mps)
+
+
+def _strategies(entry: Entry) -> frozenset[str]:
+    """Which of the plugin's strategies the answer shows (facts: ``Allocate`` in its server.go)."""
+    answer = entry.answer
+    if answer is None:
+        return frozenset()
+    visible = answer.environment.get("NVIDIA_VISIBLE_DEVICES", "")
+    shown = {
+        "volume-mounts": visible == _VOLUME_MOUNTS,
+        "envvar": visible not in ("", "void", _VOLUME_MOUNTS),
+        "cdi-annotations": any(key.startswith("cdi.k8s.io/") for key in answer.annotations),
+        "cdi-cri": bool(answer.cdi_devices),
+    }
+    return frozenset(strategy for strategy, there in shown.items() if there)
+
+
+def _judged(
+    service: SourceReading,
+    listed: Collection[ListedContainer] | None,
+    joined: Joined,
+    unlisted_since_s: dict[str, float],
+    checkpoint: Checkpoint | None,
+) -> SourceReading:
+    """How PodResources fared, once it was compared."""
+    if listed is None or service.state != "ok":
+        return service
+    if any(since_s != float("-inf") for since_s in unlisted_since_s.values()):
+        why = "does not name pods that the checkpoint has; they are believed to be there"
+    elif checkpoint is None and joined.unwritten:
+        why = "names pods without their uids, and there is no checkpoint to tell them"
+    elif joined.unwritten:
+        why = "names replicas that the checkpoint does not have"
+    elif joined.ambiguous:
+        why = "several pods could be the one that the checkpoint has"
+    else:
+        return service
+    return SourceReading(PODRESOURCES, "degraded", why)
+
+
+def _why(err: OSError, missing: str) -> str:
+    if isinstance(err, FileNotFoundError):
+        return missing
+    return os.strerror(err.errno or 0)

@@ -1,0 +1,1 @@
+"""Builds the GPUNode status from one sample, and writes it."""

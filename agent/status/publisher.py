@@ -1,0 +1,157 @@
+"""How reports and heartbeats reach the API server: a status patch and a Lease."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import urllib3
+
+from agent.kube.client import ApiServer
+from agent.kube.requests import NotReached, error_message, request
+from agent.status.builder import rfc3339
+from agent.status.writer import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
+from contract.annotations import OBSERVED_AT
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
+from contract.heartbeat import Vouch, encode_vouch
+from contract.kube import KubeStruct, ObjectMeta
+
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+
+
+class _Reported(KubeStruct, frozen=True):
+    observed_at: str = ""
+
+
+class _Partial(KubeStruct, frozen=True):
+    """What we read of answers; the metadata alone has no status."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    status: _Reported | None = None
+
+
+_partial = msgspec.json.Decoder(_Partial)
+
+
+class KubernetesPublisher:
+    """Status patches and the Lease."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        node: str,
+        namespace: str,
+        heartbeat_s: float,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._server = server
+        self._node = node
+        self._namespace = namespace
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = timeout_s
+        self._gpunode = f"/apis/{GROUP}/{VERSION}/{PLURAL}/{node}"
+        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    def report(self, status: GPUNodeStatus) -> Held:
+        answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
+        if answer.status == 404:
+            raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
+        return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
+
+    def held(self) -> Held:
+        return self._read(_METADATA_ONLY)[0]
+
+    def reported(self) -> tuple[Held, str]:
+        return self._read("application/json")
+
+    def gpunode(self) -> GPUNode | None:
+        """The whole object as etcd has it; None where there is none. Raises ``BadReport`` too."""
+        answer = self._send("GET", self._gpunode, accept="application/json")
+        if answer.status == 404:
+            return None
+        return decode_gpunode(self._accepted(answer, f"GPUNode {self._node}"))
+
+    def _read(self, accept: str) -> tuple[Held, str]:
+        # resourceVersion=0: from the API server's cache, which is as old as a heartbeat may be.
+        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0", accept=accept)
+        if answer.status == 404:
+            return Held(), ""
+        return _held(self._accepted(answer, f"GPUNode {self._node}"))
+
+    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+        annotations = {OBSERVED_AT: encode_vouch(vouch)}
+        spec = {
+            "holderIdentity": self._node,
+            "leaseDurationSeconds": round(3 * self._heartbeat_s),
+            "renewTime": rfc3339(now),
+        }
+        what = f"Lease {self._namespace}/{self._node}"
+        patch = {"metadata": {"annotations": annotations}, "spec": spec}
+        answer = self._send("PATCH", f"{self._leases}/{self._node}", patch)
+        if answer.status == 404:
+            lease = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {
+                    "name": self._node,
+                    "namespace": self._namespace,
+                    "annotations": annotations,
+                },
+                "spec": spec,
+            }
+            answer = self._send("POST", self._leases, lease)
+        return _held(self._accepted(answer, what))[0].version
+
+    def _send(
+        self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
+    ) -> urllib3.BaseHTTPResponse:
+        try:
+            return request(self._server, method, path, self._timeout_s, accept, body)
+        except NotReached as err:
+            raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
+
+    def _accepted(self, answer: urllib3.BaseHTTPResponse, what: str) -> bytes:
+        if 200 <= answer.status < 300:
+            return answer.data
+        wait = answer.headers.get("Retry-After", "")
+        hint = ""
+        if answer.status == 403:
+            hint = (
+                f"; this agent says that its node is {self._node}: $NODE_NAME must come from"
+                " spec.nodeName of its pod, and its service account must be that of"
+                " deploy/base/rbac.yaml"
+            )
+        raise NotDelivered(
+            f"{what} was refused with {answer.status}: {error_message(answer.data)}{hint}",
+            min(float(wait), 10 * LONGEST_BACK_OFF_S) if wait.isdecimal() else 0.0,
+        )
+
+
+def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
+    """``status`` as a merge patch that replaces all of the last one.
+
+    Our encoding leaves defaults out, and a merge patch keeps what it does not name: the last pod
+    would stay for ever. So every field is named; null removes it.
+    """
+    built = msgspec.to_builtins(status)
+    return {key: _named(getattr(status, name), built.get(key)) for name, key in _fields(status)}
+
+
+def _named(value: object, built: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {key: (built or {}).get(key) for _, key in _fields(value)}
+    if isinstance(value, list):
+        return built or []
+    return built
+
+
+def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
+    return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
+
+
+def _held(body: bytes) -> tuple[Held, str]:
+    try:
+        partial = _partial.decode(body)
+    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
+        raise NotDelivered(f"API server's answer cannot be read: {err}") from err
+    held = Held(partial.metadata.uid, partial.metadata.resource_version)
+    return held, partial.status.observed_at if partial.status else ""

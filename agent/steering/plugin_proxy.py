@@ -1,0 +1,262 @@
+"""A device plugin that is none: the kubelet asks it, and the plugin behind it answers.
+
+Every message passes as it came, byte for byte, errors included. One call is answered here:
+GetPreferredAllocation, by which a plugin names the replicas that it would like a container to get;
+and that one too is passed on where ``choose`` has no opinion.
+
+The kubelet sets no deadline and admits no other pod while it waits, so every call ends in time
+here, with an error if need be. Streams stay open for each registration that there ever was, and
+hold no thread.
+"""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+
+from agent.probes.kubelet.protobuf import BadMessage
+from agent.steering.messages import Wish, allocated, preferred, registration, wishes
+
+_log = structlog.get_logger()
+
+PREFIX = "headroom-"
+
+_SERVICE = "v1beta1.DevicePlugin"
+_REGISTER = "/v1beta1.Registration/Register"
+#: A plugin that was restarted is found again this soon.
+_CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+_PATIENCE_S = 10.0
+#: Seconds for ``choose``, and for the plugin behind.
+ANSWER_S = 1.0
+PLUGIN_S = 5.0
+#: Calls of the kubelet come one after the other; the others are those that did not end in time.
+_CHOOSING = 4
+#: So long after an allocation the kubelet's checkpoint may still not show it in a sample.
+_REMEMBERED_S = 120.0
+#: The thread of the calls is stuck if it has done nothing for so long.
+_STUCK_AFTER_S = 10.0
+_BEAT_EVERY_S = 1.0
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """Nobody may be given a device; the text reaches the pod's status."""
+
+
+#: Of the replicas that are free, those that the container should get; None: as the plugin likes.
+Choose = Callable[[Wish], Sequence[str] | None]
+
+
+class Relay:
+    """Listens beside ``plugin``, a socket in ``folder``, under a name that tells whose it is."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plugin: str,
+        choose: Choose,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint = PREFIX + plugin
+        self._socket = folder / self.endpoint
+        self._choose = choose
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        #: Of the streams to the kubelet the one that began last: it is of the latest registration.
+        self._newest: object | None = None
+        #: Replica -> times of its allocations through us that no sample has shown yet. An init
+        #: container and the container after it get the same replica.
+        self._passed: defaultdict[str, list[float]] = defaultdict(list)
+        self._pool = ThreadPoolExecutor(_CHOOSING, "choosing")
+        self._beat_s = monotonic()
+        self._socket.unlink(missing_ok=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread.start()
+        try:
+            self._await(self._begin(f"unix:{folder / plugin}"))
+        except BaseException:
+            self._end_thread()
+            raise
+        self._identity = identity(self._socket)
+
+    @property
+    def listening(self) -> bool:
+        """False once somebody has removed the socket, as a kubelet does that starts."""
+        return self._identity is not None and identity(self._socket) == self._identity
+
+    @property
+    def watched(self) -> bool:
+        """Whether the stream of the latest registration is open."""
+        return self._newest is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether calls are not taken any more: only a new process helps."""
+        return self._monotonic() - self._beat_s > _STUCK_AFTER_S
+
+    def take_passed(self, replicas: Sequence[str]) -> bool:
+        """Whether these were allocated through us; each allocation counts once."""
+        since_s = self._monotonic() - _REMEMBERED_S
+        known = True
+        with self._lock:
+            for replica in replicas:
+                times = [at_s for at_s in self._passed.pop(replica, ()) if at_s >= since_s]
+                known = known and bool(times)
+                if times[1:]:
+                    self._passed[replica] = times[1:]
+        return known
+
+    def options(self) -> bytes:
+        """The plugin's own. Raises ``grpc.RpcError``."""
+        return self._await(self._call("GetDevicePluginOptions", b"", _PATIENCE_S))
+
+    def stop(self) -> None:
+        """The kubelet takes the end of its stream for the end of all devices."""
+        self._await(self._end())
+        self._end_thread()
+        if self.listening:
+            self._socket.unlink(missing_ok=True)
+
+    async def _begin(self, plugin: str) -> None:
+        self._channel = grpc.aio.insecure_channel(plugin, _CHANNEL)
+        self._server = grpc.aio.server()
+        handlers = {
+            "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(self._prefer),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch),
+            "Allocate": grpc.unary_unary_rpc_method_handler(self._allocate),
+        } | {
+            method: grpc.unary_unary_rpc_method_handler(self._passing(method))
+            for method in ("GetDevicePluginOptions", "PreStartContainer")
+        }
+        handler = grpc.method_handlers_generic_handler(_SERVICE, handlers)
+        self._server.add_generic_rpc_handlers((handler,))
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        await self._server.start()
+        self._beat()
+
+    async def _end(self) -> None:
+        await self._server.stop(grace=None)
+        await self._channel.close()
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _beat(self) -> None:
+        self._beat_s = self._monotonic()
+        self._loop.call_later(_BEAT_EVERY_S, self._beat)
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        """From another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _PATIENCE_S)
+
+    async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        answer: bytes = await self._channel.unary_unary(f"/{_SERVICE}/{method}")(
+            request, timeout=timeout_s
+        )
+        return answer
+
+    def _passing(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def call(request: bytes, context: Any) -> bytes:
+            try:
+                return await self._call(method, request, PLUGIN_S)
+            except grpc.RpcError as err:
+                await context.abort(_code(err), _details(err))
+                raise  # abort has raised
+
+        return call
+
+    async def _allocate(self, request: bytes, context: Any) -> bytes:
+        answer = await self._passing("Allocate")(request, context)
+        try:
+            replicas = allocated(request)
+        except BadMessage:
+            replicas = []  # the plugin has understood it
+        now_s = self._monotonic()
+        with self._lock:
+            for replica in replicas:
+                self._passed[replica].append(now_s)
+        return answer
+
+    async def _prefer(self, request: bytes, context: Any) -> bytes:
+        try:
+            asked = wishes(request)
+            chosen = await asyncio.wait_for(
+                self._loop.run_in_executor(self._pool, self._choose_all, asked), ANSWER_S
+            )
+        except BadMessage as err:
+            _log.warning("preference_not_understood", reason=str(err))
+            chosen = [None]
+        except Refused as err:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(err))
+        except TimeoutError:
+            _log.warning("no_choice_in_time", answer_s=ANSWER_S)
+            why = f"Headroom: its agent has not chosen a GPU within {ANSWER_S:g} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+        known = [each for each in chosen if each is not None]
+        if len(known) < len(chosen):
+            return await self._passing("GetPreferredAllocation")(request, context)
+        return preferred(known)
+
+    def _choose_all(self, asked: Sequence[Wish]) -> list[Sequence[str] | None]:
+        return [self._choose(wish) for wish in asked]
+
+    async def _watch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        stream = self._channel.unary_stream(f"/{_SERVICE}/ListAndWatch")(request)
+        self._newest = stream
+        try:
+            async for message in stream:
+                yield message
+        except grpc.RpcError as err:
+            await context.abort(_code(err), _details(err))
+        finally:
+            stream.cancel()
+            if self._newest is stream:
+                self._newest = None
+
+
+def register(folder: Path, endpoint: str, resource: str, options: bytes) -> None:
+    """Tell the kubelet whom to ask from now on; anyone may, for anyone. Raises ``RpcError``."""
+    with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
+        channel.unary_unary(_REGISTER)(
+            registration(endpoint, resource, options), timeout=_PATIENCE_S
+        )
+
+
+def options_of(folder: Path, plugin: str) -> bytes:
+    """What a plugin says of itself. Raises ``RpcError``."""
+    with grpc.insecure_channel(f"unix:{folder / plugin}") as channel:
+        answer: bytes = channel.unary_unary(f"/{_SERVICE}/GetDevicePluginOptions")(
+            b"", timeout=_PATIENCE_S
+        )
+        return answer
+
+
+def identity(socket: Path) -> tuple[int, int] | None:
+    """Of a socket: it is another one when somebody listens anew."""
+    try:
+        found = socket.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+def _code(err: Any) -> Any:
+    return err.code()
+
+
+def _details(err: Any) -> str:
+    details: str = err.details() or ""
+    return details

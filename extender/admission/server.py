@@ -1,0 +1,94 @@
+"""The admission webhook's port: routes, body limits, timing. Decides nothing about pods.
+
+An API server reads an AdmissionReview in a 200 and nothing else: after any other answer it applies
+the failure policy of the webhook (deploy/base/webhook.yaml), and its error quotes the answer.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+
+from extender.admission.dispatch import Surroundings, answer_mutate, answer_validate
+from extender.admission.review import MalformedReview, read
+from extender.admission.review import Request as Asked
+from extender.observability.metrics import WebhookTelemetry
+from extender.server.request_body import JSON, BodyTooLarge, read_whole
+
+log = structlog.get_logger()
+
+Decide = Callable[[Asked, Surroundings], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """``unready`` says why nothing can be decided yet: nodes and namespaces that were not listed
+    must not be taken for absent. ``stuck`` maps each loop without progress to the seconds since."""
+
+    around: Surroundings
+    unready: Callable[[], str]
+    stuck: Callable[[], Mapping[str, float]]
+    telemetry: WebhookTelemetry
+    max_body_bytes: int
+
+
+def webhook_app(webhook: Webhook) -> FastAPI:
+    """The ASGI application: reviews, probes and metrics."""
+    app = FastAPI(title="Headroom admission webhook", openapi_url=None)
+    decisions: dict[str, Decide] = {"mutate": answer_mutate, "validate": answer_validate}
+    for path, decide in decisions.items():
+        app.router.add_route(f"/{path}", _endpoint(path, decide, webhook), methods=["POST"])
+
+    async def healthz(_: Request) -> Response:
+        stuck = ", ".join(f"{name} ({s:.0f} s)" for name, s in webhook.stuck().items())
+        return PlainTextResponse(f"{stuck or 'ok'}\n", 503 if stuck else 200)
+
+    async def readyz(_: Request) -> Response:
+        missing = webhook.unready()
+        return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
+
+    async def metrics(_: Request) -> Response:
+        text = webhook.telemetry.exposition(ready=not webhook.unready())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    for path, answer in (("healthz", healthz), ("readyz", readyz), ("metrics", metrics)):
+        app.router.add_route(f"/{path}", answer, methods=["GET"])
+    return app
+
+
+def _endpoint(
+    path: str, decide: Decide, webhook: Webhook
+) -> Callable[[Request], Awaitable[Response]]:
+    seconds = webhook.telemetry.admission_seconds.labels(path)
+    errors = webhook.telemetry.admission_errors.labels(path)
+
+    def refuse(message: str, status: int) -> Response:
+        errors.inc()
+        return PlainTextResponse(f"Headroom: {message}\n", status_code=status)
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await read_whole(request, webhook.max_body_bytes)
+        except BodyTooLarge:
+            return refuse(f"body is larger than {webhook.max_body_bytes} bytes, see max_body", 413)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        if why := webhook.unready():
+            return refuse(why, 503)
+        began_s = time.perf_counter()
+        try:
+            return Response(decide(read(body), webhook.around), media_type=JSON)
+        except MalformedReview as err:
+            return refuse(str(err), 400)
+        except Exception:
+            log.exception("admission_failed", path=path)
+            return refuse("internal error: see the log of the webhook", 500)
+        finally:
+            seconds.observe(time.perf_counter() - began_s)
+
+    return endpoint

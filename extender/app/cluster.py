@@ -1,0 +1,188 @@
+"""Serves a real cluster: what its API server tells comes in, reservations are written to it."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import Enum
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry
+
+from extender.app.cluster_view import ClusterView
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.app.memory_policy import limit_heap
+from extender.app.readiness import DISPENSABLE, unready
+from extender.app.reload import ANYWHERE, Origin
+from extender.app.serving import serve, serve_views
+from extender.config.settings import Settings
+from extender.console.auth import Guard
+from extender.console.reviews import KubeReviews
+from extender.controllers.extended_resource import Mirroring
+from extender.controllers.sm_history import sm_history
+from extender.kube.async_client import LoopApi
+from extender.kube.client import (
+    ApiError,
+    Configuration,
+    KubeApi,
+    authorization,
+    load_configuration,
+)
+from extender.kube.event_recorder import KubeEvents
+from extender.kube.informers import KubernetesSources
+from extender.kube.node_capacity import KubeNodes
+from extender.kube.quotas import KubeQuotas
+from extender.kube.reflector import DEFAULT_PACE, Pace
+from extender.kube.resources import watched_kinds
+from extender.ledger.kube_evictor import KubernetesHands
+from extender.ledger.kube_store import KubernetesStore
+from extender.ledger.preemption_writer import RoomMaker
+from extender.observability.metrics import ViewTelemetry
+from extender.observability.pending_metrics import PendingPods
+from extender.server.client_ca import ClientCa
+from extender.server.tls import ServerTls
+from extender.state.quotas import ResourceQuota
+
+log = structlog.get_logger()
+
+NOTHING_LISTED = "Headroom has not yet listed: everything"
+
+
+class Parts(Enum):
+    """The parts that one process runs."""
+
+    EXTENDER = "extender"
+    CONSOLE = "console"
+    BOTH = "both"
+
+
+class Cluster:
+    """The API server, and what its watches say."""
+
+    def __init__(self, configuration: Configuration, settings: Settings, pace: Pace) -> None:
+        self.configuration = configuration
+        self.api = KubeApi(configuration)
+        # Connections of its own: readers may ask for more than binds leave.
+        self.reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
+        self.guard = (
+            None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
+        )
+        self.debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
+        self.awaited = [
+            kind.type
+            for kind in watched_kinds(settings.agent_namespace)
+            if kind.name not in DISPENSABLE
+        ]
+        self._settings = settings
+        self._pace = pace
+        self._sources: KubernetesSources | None = None
+
+    def unready(self) -> str:
+        health = self._sources.health if self._sources else ()
+        return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
+
+    def quotas(self) -> Callable[[str], Sequence[ResourceQuota] | None]:
+        """For a console alone: the models of ``CoreV1Api`` take 20 MiB."""
+        quotas = KubeQuotas(self.reviews)
+
+        def read(namespace: str) -> Sequence[ResourceQuota] | None:
+            try:
+                return quotas.of(namespace)
+            except (ApiError, msgspec.MsgspecError) as err:
+                log.warning("quotas_not_read", namespace=namespace, error=str(err))
+                return None
+
+        return read
+
+    @contextlib.asynccontextmanager
+    async def followed_by(self, view: ClusterView, for_people: bool) -> AsyncIterator[None]:
+        """While the context lasts, the view gets what the watches say. ``for_people``: readers may
+        show a client certificate, too."""
+        settings = self._settings
+        view.cluster.budgets.awaited = True
+        self._sources = sources = KubernetesSources(
+            self.api,
+            view.tell,
+            watched_kinds(settings.agent_namespace, view.cluster.concerns),
+            pace=self._pace,
+        )
+        view.observed.health = lambda: sources.health
+        sources.start()
+        if for_people and self.guard is not None and self.debug_tls is not None:
+            ClientCa(self.reviews, self.debug_tls.know).start(view.loops)
+        try:
+            async with sm_history(settings, view.telemetry, view.cluster.activities, view.tell):
+                yield
+        finally:
+            view.loops.stop()
+            await view.loop.run_in_executor(None, sources.stop)
+            self.api.close()
+            self.reviews.close()
+
+
+async def serve_cluster(
+    settings: Settings,
+    announce: Callable[[str], None],
+    pace: Pace = DEFAULT_PACE,
+    origin: Origin = ANYWHERE,
+    parts: Parts = Parts.BOTH,
+) -> None:
+    """Serve the cluster that the kubernetes package's configuration points at, until a signal.
+    Raises ``BadSettings``."""
+    limit_heap()
+    hint = "to try without one: headroom serve --embedded FLEET.yaml"
+    cluster = Cluster(load_configuration(hint=hint), settings, pace)
+    if parts is Parts.CONSOLE:
+        await _serve_console(cluster, settings, announce, origin)
+    else:
+        await _serve_extender(cluster, settings, announce, origin, parts is Parts.BOTH)
+
+
+async def _serve_extender(
+    cluster: Cluster,
+    settings: Settings,
+    announce: Callable[[str], None],
+    origin: Origin,
+    with_console: bool,
+) -> None:
+    loop_api = LoopApi(cluster.configuration)
+    post = KubeEvents(cluster.api, time.time).post
+    extender = Extender(settings, cluster.unready, post, cluster.awaited, origin)
+    store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
+    ledger = extender.open_ledger(store)
+    hands = KubernetesHands(loop_api, extender.post)
+    extender.send_away(store, ledger, hands)
+    extender.make_room(RoomMaker(store, hands, time.time, extender.new_id))
+    verbs = extender.verbs_app(ledger, shown=lambda pod: None)
+    console = None
+    second = extender.app(cluster.guard)
+    if with_console:
+        console = Console(extender, lambda: extender.telling.pending, extender.journal)
+        console.following.authorization = lambda: authorization(cluster.configuration)
+        second = console.app(cluster.guard, cluster.quotas())
+    try:
+        async with cluster.followed_by(extender, with_console):
+            extender.retrying.start(extender.loops, ledger)
+            show = KubeNodes(cluster.api).show
+            Mirroring(extender.cluster, settings.mirror_vram, show).start(
+                extender.loops, extender.unready
+            )
+            await serve(extender, ledger, verbs, second, announce, cluster.debug_tls, console)
+    finally:
+        await loop_api.close()
+
+
+async def _serve_console(
+    cluster: Cluster, settings: Settings, announce: Callable[[str], None], origin: Origin
+) -> None:
+    telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
+    view = ClusterView(settings, cluster.unready, telemetry, cluster.awaited, origin)
+    pods = PendingPods(view.cluster)
+    console = Console(view, lambda: pods.pending)
+    pods.decision = console.journals.of_uid
+    console.following.authorization = lambda: authorization(cluster.configuration)
+    app = console.app(cluster.guard, cluster.quotas())
+    async with cluster.followed_by(view, True):
+        pods.start(view.loops, view.unready)
+        await serve_views(view, console, app, announce, cluster.debug_tls)

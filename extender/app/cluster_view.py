@@ -1,0 +1,158 @@
+"""The cluster as a process sees it: state in memory that follows the watches, and who runs it."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+
+from extender.app.memory_policy import collect_garbage
+from extender.app.reload import ANYWHERE, Origin, Reloading
+from extender.certs.expiry import CertificateCollector
+from extender.config.settings import Mode, Settings
+from extender.console.auth import Guard
+from extender.console.context import Context, no_quotas
+from extender.console.process_bodies import SettingsView
+from extender.console.process_status import Observed
+from extender.observability.feed import Feed
+from extender.observability.journal_merge import Journals
+from extender.observability.journal_stream import AssumedLine, nothing_assumed
+from extender.observability.loop_lag import sample_lag
+from extender.observability.metrics import ViewTelemetry
+from extender.periodic import Loops
+from extender.state.changes import Event
+from extender.state.cluster_state import ClusterState
+from extender.state.event_queue import Intake
+from extender.state.prediction_tracker import Outcome
+from extender.state.quotas import ResourceQuota
+
+NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
+
+
+class ClusterView:
+    """The state of the cluster, for the decisions of the extender and the views of the console."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        unready: Callable[[], str],
+        telemetry: ViewTelemetry,
+        awaited: Iterable[type] = (),
+        origin: Origin = ANYWHERE,
+    ) -> None:
+        """``unready`` says why the sources have not listed everything; ``awaited``: kinds of which
+        a list will come; ``origin``: where the settings are read again."""
+        self.settings = settings
+        self.telemetry = telemetry
+        self.loop = asyncio.get_running_loop()
+        #: Begins the ids of what this process writes, so that it recognises its own reservations.
+        self.name = uuid.uuid4().hex[:12]
+        self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
+        self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
+        self._sources_unready = unready
+        self.intake = Intake(self.cluster, self._took, self._turned, self.loops)
+        self.observed = Observed(lambda: self.intake.is_behind)
+        #: Set when all that was awaited was weighed.
+        self.begun = asyncio.Event()
+        #: Called with every prediction that was compared with a report.
+        self.outcome_seen: list[Callable[[Outcome], None]] = []
+        telemetry.registry.register(CertificateCollector(settings.shown))
+        self.reloading = Reloading(origin, settings, self.take, telemetry)
+
+    @property
+    def observes(self) -> bool:
+        """Whether nothing is rejected, preferred or evicted, and all goes on record."""
+        return self.settings.mode is Mode.OBSERVE
+
+    def start(self) -> None:
+        """Start the loops of every process that follows the cluster."""
+        self.reloading.start(self.loops)
+        self.loops.keep("lag", lambda: sample_lag(self.note_lag))
+        self.loops.keep("memory", self._collect)
+
+    def take(self, settings: Settings) -> None:
+        """Use these settings from now on, of which those of ``RELOADED`` may be new; on the
+        loop."""
+        self.settings = settings
+        self.cluster.follow(settings.rules)
+
+    def unready(self) -> str:
+        """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
+        its list is there, and what it says may take a moment more."""
+        return self._sources_unready() or ("" if self.cluster.begun else NOT_TAKEN_IN)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take what we did ourselves, from any thread; see ``Intake.deliver``."""
+        self.cluster.epoch_s = _epoch_s()
+        self.intake.deliver(events)
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Take what the cluster tells, from any thread; see ``Intake.tell``."""
+        self.cluster.epoch_s = _epoch_s()
+        self.intake.tell(events)
+
+    def stuck(self) -> str:
+        """Which loops have made no progress for long, in a sentence; "" when none."""
+        stuck = self.loops.stuck() | self.intake.stuck()
+        return ", ".join(f"{name} has not progressed for {s:.0f} s" for name, s in stuck.items())
+
+    def note_lag(self, late_s: float) -> None:
+        self.telemetry.loop_lag_seconds.observe(late_s)
+        self.observed.lag(late_s)
+
+    def context(
+        self,
+        journal: Journals,
+        feed: Feed,
+        guard: Guard | None = None,
+        quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
+    ) -> Context:
+        """Return the inputs of all views of this process."""
+        return Context(
+            self.cluster,
+            journal,
+            self.telemetry,
+            self.unready,
+            time.monotonic,
+            time.time,
+            self.name,
+            feed,
+            self.observed.now,
+            guard,
+            self._settings_now,
+            self.stuck,
+            quotas,
+            self.settings.scheduler_name,
+            self.assumed,
+        )
+
+    def assumed(self) -> AssumedLine:
+        """Return the assumed binds and nominations of this process: none if it binds no pods."""
+        return nothing_assumed()
+
+    def _took(self, events: Sequence[Event]) -> None:
+        """Events were applied, or are when the nodes that they changed were weighed."""
+
+    def _turned(self) -> None:
+        """Something was weighed."""
+        if self.cluster.begun:
+            self.begun.set()
+        for outcome in self.cluster.observations.take():
+            for seen in self.outcome_seen:
+                seen(outcome)
+
+    def _settings_now(self) -> SettingsView:
+        reloading = self.reloading
+        return SettingsView(
+            mode=self.settings.mode.value,
+            file=str(reloading.file) if reloading.file else None,
+            refused=list(reloading.refused),
+            after_restart=list(reloading.after_restart),
+        )
+
+    async def _collect(self) -> None:
+        await self.begun.wait()
+        await collect_garbage()
+
+
+def _epoch_s() -> float:
+    return time.time() - time.monotonic()

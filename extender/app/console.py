@@ -1,0 +1,76 @@
+"""The console: debug API, page, events and metrics of the fleet, over a view of the cluster."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from fastapi import FastAPI
+
+from extender.app.cluster_view import ClusterView
+from extender.console.app import console_app
+from extender.console.auth import Guard
+from extender.console.context import no_quotas
+from extender.observability.assumed_binds_stream import Assuming
+from extender.observability.change_feed import Watching, start_watching
+from extender.observability.feed import Feed
+from extender.observability.fleet_metrics import FleetCollector
+from extender.observability.journal_follower import Following
+from extender.observability.journal_merge import Journals
+from extender.observability.recorder import tell_followers
+from extender.state.decision_records import Bounds
+from extender.state.journal import Journal
+from extender.state.pending_pods import Pending
+from extender.state.prediction_tracker import Outcome
+from extender.state.quotas import ResourceQuota
+
+#: Of each journal that is followed by a process with an extender of its own.
+BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
+
+
+class Console:
+    """Reads ``view``, and the journals of the extenders that the settings name. ``own`` is that of
+    an extender in the same process, which then leaves less memory for the others."""
+
+    def __init__(
+        self, view: ClusterView, pending: Callable[[], Pending], own: Journal | None = None
+    ) -> None:
+        settings = view.settings
+        self._view = view
+        self.following = Following(
+            settings.extenders,
+            settings.debug_port,
+            view.name,
+            settings.journal if own is None else BESIDE_AN_EXTENDER,
+            settings.debug_tls_cert,
+        )
+        self.journals = Journals(view.name, own or Journal(settings.journal), self.following.now)
+        self.feed = Feed(time.time, lambda: view.cluster.snapshot().generation)
+        self._has_extender = own is not None
+        ours = view.name if own is not None else ""
+        self.watching = Watching(view.cluster, self.journals, self.feed, ours)
+        view.outcome_seen.append(self._tell)
+        view.telemetry.registry.register(
+            FleetCollector(
+                view.cluster,
+                lambda: view.telemetry.scraped,
+                pending,
+                settings.device_series,
+                settings.stale_after_s,
+            )
+        )
+
+    def start(self) -> None:
+        self.following.start()
+        if not self._has_extender:  # which decides on assumed binds and nominations of its own
+            Assuming(self.following.now, self._view.tell).start(self._view.loops)
+        start_watching(self._view.loops, self.watching, self._view.begun)
+
+    def app(
+        self,
+        guard: Guard | None = None,
+        quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
+    ) -> FastAPI:
+        context = self._view.context(self.journals, self.feed, guard, quotas)
+        return console_app(context, with_journal=self._has_extender)
+
+    def _tell(self, outcome: Outcome) -> None:
+        tell_followers(self.feed, outcome, self._view.cluster.pod(outcome.uid))

@@ -1,0 +1,88 @@
+"""Serves the nodes of a fleet file from memory: no cluster, no GPU."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from contract.gpunode import GPUNodeStatus
+from contract.kube import Namespace, Node, Pod
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.app.memory_policy import limit_heap
+from extender.app.reload import ANYWHERE, Origin
+from extender.app.serving import serve
+from extender.config.consistency import is_loopback
+from extender.config.fleet_file import Fleet
+from extender.config.settings import Settings
+from extender.console.embedded_routes import add_embedded_routes
+from extender.controllers.sm_history import sm_history
+from extender.errors import BadSettings, StoreNotFound
+from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.server.tls import ServerTls
+from extender.state.changes import Event, Relisted
+
+#: Nobody reports unless asked to, so no report is ever too old.
+NEVER_STALE_S = 1e12
+
+
+async def serve_embedded(
+    settings: Settings,
+    fleet: Fleet,
+    announce: Callable[[str], None],
+    origin: Origin = ANYWHERE,
+) -> None:
+    """Serve the fleet of a file from memory, until a signal.
+
+    Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
+    than this machine's own processes would reach it: there is nobody to ask what they may.
+    """
+    if far := [at for at in (settings.verbs_at, settings.debug_at) if not is_loopback(at)]:
+        raise BadSettings(
+            f"host is {far[0]}: the embedded server lets everybody read and write, so it "
+            "listens on a loopback address only; right is host: 127.0.0.1"
+        )
+    limit_heap()
+    settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
+    extender = Extender(settings, unready=lambda: "", origin=origin)
+    store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)
+    for event in _fleet_events(fleet, store):
+        extender.deliver([event])
+    await extender.intake.idle()
+    ledger = extender.open_ledger(Awaited(store))
+
+    async def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
+        missing = _missing(lambda: store.report(reports))
+        await extender.intake.idle()
+        return missing
+
+    def delete_pod(namespace: str, name: str) -> str:
+        return _missing(lambda: store.delete_pod(namespace, name))
+
+    def shown(pod: Pod) -> None:
+        store.admit(pod)
+
+    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    debug = console.app()
+    add_embedded_routes(debug, report, delete_pod)
+    verbs = extender.verbs_app(ledger, shown)
+    async with sm_history(settings, extender.telemetry, extender.cluster.activities, extender.tell):
+        debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
+        await serve(extender, ledger, verbs, debug, announce, debug_tls, console)
+
+
+def _fleet_events(fleet: Fleet, store: EmbeddedStore) -> Iterator[Event]:
+    now_s = time.monotonic()
+    yield Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s)
+    yield Relisted(Node, tuple(fleet.kube_nodes()), now_s)
+    for gpunode in fleet.gpunodes(datetime.now(UTC)):
+        created = store.create_gpunode(gpunode)
+        assert gpunode.status is not None
+        store.report([(created.name, gpunode.status)])
+
+
+def _missing(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except StoreNotFound as err:
+        return str(err)
+    return ""

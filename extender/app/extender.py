@@ -1,0 +1,258 @@
+"""The extender: verbs, ledger and controllers, around a store."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from contract.gpunode import GPUNode, Reservation
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.app.cluster_view import ClusterView
+from extender.app.reload import ANYWHERE, Origin
+from extender.config.settings import Settings
+from extender.console.app import extender_app
+from extender.console.auth import Guard
+from extender.controllers.event_recorder import Announcing, Post, counted
+from extender.controllers.eviction import Evicting
+from extender.controllers.pending_events import Telling
+from extender.controllers.preemption import Preempting
+from extender.controllers.reconcile import Tidying
+from extender.controllers.requeue import Retrying
+from extender.ledger.eviction import Evictions, Hands
+from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.ledger.store import Store
+from extender.observability.assumed_binds_stream import assumed_line
+from extender.observability.conflict_counter import ConflictsCounted
+from extender.observability.feed import Feed
+from extender.observability.journal_merge import Journals
+from extender.observability.journal_stream import AssumedLine
+from extender.observability.metrics import Telemetry
+from extender.observability.recorder import note_bind, note_outcome
+from extender.placement.overfull_devices import Misplaced
+from extender.placement.placement_record import Placement
+from extender.scheduler.extender_v1 import BindArgs
+from extender.scheduler.server import verbs_app
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen
+from extender.state.journal import Journal
+from extender.state.node_whatif import refusal_beside
+from extender.state.prediction_tracker import Outcome
+from extender.state.reconcile_queue import knows_devices
+
+EVENT_THREADS = 2
+
+#: Pods that are written to at once when nodes are initialised: a connection takes 3 ms for each,
+#: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
+TOUCHED_AT_ONCE = 24
+
+
+class Extender(ClusterView):
+    """What answers kube-scheduler: verbs, ledger and controllers, around a store."""
+
+    telemetry: Telemetry
+
+    def __init__(
+        self,
+        settings: Settings,
+        unready: Callable[[], str],
+        post: Post | None = None,
+        awaited: Iterable[type] = (),
+        origin: Origin = ANYWHERE,
+    ) -> None:
+        """``post`` writes Events, where there is anywhere to write them; the others as of
+        ``ClusterView``."""
+        super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
+        self.journal = Journal(settings.journal)
+        self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
+        self.retrying = Retrying(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            self.unready,
+            lambda: self.observes,
+            self.name,
+        )
+        self._rules_changed: Callable[[], None] = lambda: None
+        #: The pods whose bind is expected next; see ``Verbs.coming``.
+        self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
+        #: None where nobody is evicted for others by us; and where the verbs are not made yet.
+        self._maker: RoomMaker | None = None
+        self.preempting: Preempting | None = None
+        self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
+        #: Writes an Event, counted; does nothing where nobody reads them.
+        self.post = counted(post, self.telemetry) if post else lambda notice: True
+        self.tidying = Tidying(
+            self.cluster,
+            Announcing(self.post, self._events_pool),
+            self.deliver,
+            self.unready,
+            lambda: self.observes,
+            lambda: self.settings.orphan_after_s,
+            lambda loop: self.telemetry.loop_failures.labels(loop).inc(),
+        )
+        self.telling = Telling(
+            self.cluster,
+            self.journal,
+            self.post if post else None,
+            settings.waiting_events_per_s,
+            self._events_pool,
+        )
+        self.outcome_seen.append(self._note)
+        self._follow_mode()
+
+    def start_controllers(self, ledger: Ledger) -> None:
+        self.tidying.start(self.loops, ledger)
+        self.telling.start(self.loops, self.unready)
+        if self.preempting:
+            self.preempting.start(self.loops, self.idle)
+
+    def idle(self) -> str:
+        """Why nobody is to leave for anybody, in a sentence; "" when somebody may."""
+        return self.unready() or ("Headroom only observes" if self.observes else "")
+
+    def take(self, settings: Settings) -> None:
+        super().take(settings)
+        self._rules_changed()
+        self._follow_mode()
+
+    def _follow_mode(self) -> None:
+        self.telemetry.observes.set(self.observes)
+        self.telling.at_most(0 if self.observes else self.settings.waiting_events_per_s)
+        # Who was refused waits for a reason that does not count any more.
+        self.retrying.look_soon()
+
+    def _took(self, events: Sequence[Event]) -> None:
+        self.retrying.took(events)
+        self.tidying.took(events)
+
+    def _turned(self) -> None:
+        super()._turned()
+        if self.cluster.has_unsettled:
+            self.tidying.look_soon()
+        self.retrying.weighed()
+
+    def _note(self, outcome: Outcome) -> None:
+        if outcome.promise.attempt.startswith(self.name):
+            note_outcome(self.telemetry, outcome, self.cluster.pod(outcome.uid))
+
+    def assumed(self) -> AssumedLine:
+        now_s = time.monotonic()
+        return assumed_line(self.cluster, self._coming(now_s), now_s)
+
+    def open_ledger(self, store: Store) -> Ledger:
+        def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
+            now_s, node = time.monotonic(), gpunode.name
+            # Filter may have let it pass before it was known for whom others leave.
+            held_for = self.cluster.held_for(pod, now_s).get(node, ())
+            taken = refusal_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
+            return taken or self.cluster.judge(pod, gpunode, now_s)
+
+        return Ledger(
+            ConflictsCounted(store, self.telemetry),
+            judge,
+            self.cluster.adopt,
+            written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
+            wall_s=time.time,
+            new_id=self.new_id,
+            known=lambda gpunode: knows_devices(self.cluster, gpunode),
+            observes=lambda: self.observes,
+            together=gathered,
+        )
+
+    def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
+        """What the ledger would find, where that takes less here."""
+        if pod is None or gpunode is None or gpunode.name in self.cluster.held_for(pod, now_s):
+            return None
+        return self.cluster.judge_as_weighed(pod, gpunode, now_s)
+
+    def send_away(self, store: Store, ledger: Ledger, hands: Hands) -> None:
+        """From now on the chores include sending pods away that have no room where they are."""
+
+        def misplaced_now(gpunode: GPUNode) -> Misplaced:
+            return self.cluster.misplaced(gpunode, time.monotonic())
+
+        evictions = Evictions(ConflictsCounted(store, self.telemetry), ledger, hands, misplaced_now)
+        self.tidying.evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver)
+
+    def make_room(self, maker: RoomMaker) -> None:
+        """From now on pods may be evicted for others, where the settings say so."""
+        if self.settings.evict_for_memory:
+            self._maker = maker
+
+    @property
+    def new_id(self) -> Callable[[], str]:
+        return lambda: f"{self.name}-{uuid.uuid4().hex}"
+
+    def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
+        return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
+
+    def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
+        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
+            began_s = time.monotonic()
+            placement = self._foreseen(pod, gpunode, began_s)
+            ask = BindAsk(
+                args.pod_namespace,
+                args.pod_name,
+                args.pod_uid,
+                args.node,
+                pod,
+                gpunode,
+                placement,
+                until_s=began_s + self.settings.bind_deadline_s,
+            )
+            if pod is not None:
+                self.deliver([BindBegun(pod, ask.node, placement)])
+            try:
+                outcome = await ledger.bind(ask)
+            finally:
+                self.deliver([BindEnded(ask.uid, ask.node)])
+            note_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
+            if isinstance(outcome, Bound):
+                return ""
+            return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
+
+        verbs = Verbs(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            bind,
+            self.unready,
+            shown,
+            time.monotonic,
+            time.time,
+            lambda: self.observes,
+            self.settings.filter_best_only,
+        )
+        self._rules_changed = verbs.rules_changed
+        self._coming = verbs.coming
+        self.preempting = Preempting(
+            self.cluster,
+            self.journal,
+            self.telemetry,
+            verbs.refused_for_room,
+            self._maker,
+            self.post,
+            self._events_pool,
+        )
+        return verbs
+
+    def app(self, guard: Guard | None = None) -> FastAPI:
+        """Probes, metrics and the journal, for the console and Prometheus."""
+        return extender_app(self.context(Journals(self.name, self.journal), self.feed, guard))
+
+
+async def gathered(works: Iterable[Awaitable[None]]) -> None:
+    """Awaits them, several at once; raises what any of them raised first."""
+    turns = asyncio.Semaphore(TOUCHED_AT_ONCE)
+
+    async def in_turn(work: Awaitable[None]) -> None:
+        async with turns:
+            await work
+
+    await asyncio.gather(*map(in_turn, works))

@@ -1,0 +1,107 @@
+"""Takes over what changes in the file of settings, where a running process can.
+
+A file that cannot be used changes nothing: the settings that there are go on, and that is logged,
+counted and told in /v1/status until the file is right again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from extender.config.loading import look
+from extender.config.settings import RELOADED, Settings
+from extender.observability.metrics import ProcessTelemetry
+from extender.periodic import Loops
+
+log = structlog.get_logger()
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the settings come from; without a file nothing ever changes."""
+
+    path: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+ANYWHERE = Origin()
+
+
+class Reloading:
+    """``take`` is given the settings that count from now on, on the event loop."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        settings: Settings,
+        take: Callable[[Settings], None],
+        telemetry: ProcessTelemetry,
+    ) -> None:
+        self._origin = origin
+        self._settings = settings
+        self._take = take
+        self._telemetry = telemetry
+        self._seen = self._stamp()
+        #: What was said when this process began; who began it may have changed something besides.
+        self._began = look(origin.path, origin.env, origin.flags)[0] or settings
+        #: What is wrong with the file, each with its line; empty where nothing is.
+        self.refused: tuple[str, ...] = ()
+        #: Settings whose values in the file count after a restart.
+        self.after_restart: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path | None:
+        return self._origin.path
+
+    def start(self, loops: Loops) -> None:
+        async def look() -> None:
+            self.once()
+
+        if self._origin.path is not None:
+            loops.start("settings", look, EVERY_S)
+
+    def once(self) -> None:
+        """Look whether the file has changed, and take over what it says."""
+        if self._origin.path is None or (stamp := self._stamp()) == self._seen:
+            return
+        written, problems = look(self._origin.path, self._origin.env, self._origin.flags)
+        if written is None:
+            self._seen = stamp
+            self.refused = tuple(map(str, problems))
+            self._telemetry.settings_reloads.labels("refused").inc()
+            log.error("settings_refused", problems=self.refused)
+            return
+        self.refused = ()
+        self.after_restart = tuple(
+            name
+            for name in Settings.model_fields
+            if name not in RELOADED and getattr(written, name) != getattr(self._began, name)
+        )
+        taken = {
+            name: getattr(written, name)
+            for name in RELOADED
+            if getattr(written, name) != getattr(self._settings, name)
+        }
+        self._telemetry.settings_reloads.labels("taken").inc()
+        log.info("settings_read", taken=list(taken), after_restart=list(self.after_restart))
+        if taken:
+            settings = self._settings.model_copy(update=taken)
+            self._take(settings)
+            self._settings = settings
+        self._seen = stamp  # whatever fails before is tried again
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """None while it is not there: of a mounted ConfigMap for a moment, at most."""
+        if self._origin.path is None:
+            return None
+        try:
+            stat = self._origin.path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

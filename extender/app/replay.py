@@ -1,0 +1,95 @@
+"""What a snapshot of another process says of a pod, reckoned here by what decides."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from contract.kube import Pod
+from extender.console.requested_pods import made_up, of_size, usual_resource
+from extender.errors import BadSettings
+from extender.placement.comparison import verdict_digest
+from extender.placement.explain import explain
+from extender.placement.explanation_text import told
+from extender.placement.fit import fit
+from extender.placement.request import Unreadable
+from extender.state.cluster_state import ClusterState
+from extender.state.dump import FORMAT, Inputs, state_of
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    pod: str
+    #: Nodes on which it fits.
+    fits: int
+    #: Node -> code of the reason; None where it fits. Empty for a pod that cannot be read.
+    verdicts: dict[str, str | None]
+    #: Of all of them, without their names.
+    digest: str
+    #: To be read.
+    told: list[str]
+
+
+def load(path: Path) -> Inputs:
+    """Raises ``BadSettings`` saying what is wrong with the file."""
+    try:
+        inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise BadSettings(
+            f"{path}: {err}; right is what GET /v1/snapshot of the debug API answers"
+        ) from err
+    if inputs.head.format != FORMAT:
+        raise BadSettings(f"{path}: its format is {inputs.head.format!r}, this reads {FORMAT!r}")
+    return inputs
+
+
+def replay(inputs: Inputs, named: str | None, vram: str | None) -> Iterator[Replayed]:
+    """Of the pod named, or of one of this size; else of all about which something was decided.
+    Raises ``BadSettings`` where there is no such pod."""
+    state = state_of(inputs)
+    for pod, sized in _pods(inputs, state, named, vram):
+        yield _replayed(state, pod, inputs.head.now_s, sized)
+
+
+def _pods(
+    inputs: Inputs, state: ClusterState, named: str | None, vram: str | None
+) -> Iterator[tuple[Pod, bool]]:
+    if vram is not None:
+        yield made_up("asked", vram, 1, usual_resource(state)), True
+        return
+    shown = {_key(each.pod): each.pod for each in inputs.decisions}
+    known = {_key(pod): pod for pod in inputs.pods}
+    if named is None:
+        yield from ((known.get(key, pod), False) for key, pod in sorted(shown.items()))
+    elif (pod := known.get(named) or shown.get(named)) is not None:
+        yield pod, False
+    else:
+        some = ", ".join(sorted(known | shown)[:5]) or "none"
+        raise BadSettings(f"pod {named} is not in the snapshot; it has, for example: {some}")
+
+
+def _key(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _replayed(state: ClusterState, pod: Pod, now_s: float, sized: bool) -> Replayed:
+    request = state.understand(pod)
+    if isinstance(request, Unreadable):
+        return Replayed(_key(pod), 0, {}, "", [request.message])
+    snap = state.snapshot()
+    rows = np.arange(len(snap.nodes), dtype=np.int64)
+    verdicts = fit(of_size(request) if sized else request, snap, rows, now_s)
+    found = explain(verdicts, state.rules.weights, market=state.usual.market)
+    reasons = [verdicts.reason(i) for i in range(len(rows))]
+    return Replayed(
+        pod=_key(pod),
+        fits=found.fits,
+        verdicts=dict(
+            sorted(
+                (terms.name, reason.code if reason else None)
+                for terms, reason in zip(snap.nodes, reasons, strict=True)
+            )
+        ),
+        digest=verdict_digest(verdicts),
+        told=[line for node in found.nearest for line in told(node)],
+    )

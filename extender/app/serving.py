@@ -1,0 +1,82 @@
+"""Serves the ports of the extender, of the console, or of both in one process, until a signal."""
+
+import sys
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from extender.app.cluster_view import ClusterView
+from extender.app.console import Console
+from extender.app.extender import Extender
+from extender.ledger.protocol import Ledger
+from extender.server.http_limits import Certified, Patient
+from extender.server.ports import Port, serve_ports
+from extender.server.tls import ServerTls
+
+#: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
+#: loop asks several times in each call.
+SWITCH_S = 0.0005
+
+
+async def serve(
+    extender: Extender,
+    ledger: Ledger,
+    verbs: FastAPI,
+    second: FastAPI,
+    announce: Callable[[str], None],
+    debug_tls: ServerTls | None = None,
+    console: Console | None = None,
+) -> None:
+    """Serve kube-scheduler's calls, and on the debug port ``second``: the extender's own, or that
+    of a console in the same process."""
+    settings = extender.settings
+    tls = ServerTls(settings.tls) if settings.tls else None
+    ports = [
+        Port("verbs", settings.verbs_at, settings.verbs_port, verbs, Patient, tls),
+        _debug_port(extender, second, debug_tls),
+    ]
+    sys.setswitchinterval(SWITCH_S)
+
+    def started() -> None:
+        extender.start()
+        extender.start_controllers(ledger)
+        if console is not None:
+            console.start()
+
+    def stopping() -> None:  # a server that ends waits for clients that follow
+        extender.feed.close()
+        if console is not None:
+            console.feed.close()
+
+    try:
+        await serve_ports(ports, announce, started=started, stopping=stopping)
+    finally:
+        extender.loops.stop()
+        if console is not None:
+            await extender.loop.run_in_executor(None, console.following.stop)
+
+
+async def serve_views(
+    view: ClusterView,
+    console: Console,
+    app: FastAPI,
+    announce: Callable[[str], None],
+    debug_tls: ServerTls | None = None,
+) -> None:
+    """Serve the console alone."""
+
+    def started() -> None:
+        view.start()
+        console.start()
+
+    ports = [_debug_port(view, app, debug_tls)]
+    try:
+        await serve_ports(ports, announce, started=started, stopping=console.feed.close)
+    finally:
+        view.loops.stop()
+        await view.loop.run_in_executor(None, console.following.stop)
+
+
+def _debug_port(view: ClusterView, app: FastAPI, tls: ServerTls | None) -> Port:
+    settings = view.settings
+    return Port("debug", settings.debug_at, settings.debug_port, app, Certified, tls)

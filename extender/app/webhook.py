@@ -1,0 +1,80 @@
+"""The process of the admission webhook: three watches, one port. It knows no pods and no ledger."""
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from extender.admission.context import Around
+from extender.admission.node_cache import KINDS, KnownObjects
+from extender.admission.server import Webhook, webhook_app
+from extender.app.readiness import unready
+from extender.app.reload import ANYWHERE, Origin, Reloading
+from extender.certs.expiry import CertificateCollector
+from extender.config.settings import Settings
+from extender.errors import BadSettings
+from extender.kube.client import KubeApi, load_configuration
+from extender.kube.informers import KubernetesSources
+from extender.kube.reflector import DEFAULT_PACE, Pace
+from extender.kube.resources import watched_kinds
+from extender.observability.metrics import WebhookTelemetry
+from extender.periodic import Loops
+from extender.server.http_limits import Patient
+from extender.server.ports import Port, serve_ports
+from extender.server.tls import ServerTls
+
+
+class Decider:
+    """Current settings and known objects, for the endpoints."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.known = KnownObjects()
+        self.take(settings)
+
+    def take(self, settings: Settings) -> None:
+        """Use these settings from now on."""
+        self._rules, self._wishes = settings.rules, settings.wishes
+
+    def around(self, namespace: str) -> Around:
+        return self.known.around(self._rules, self._wishes, namespace)
+
+
+async def serve_webhook(
+    settings: Settings,
+    announce: Callable[[str], None],
+    pace: Pace = DEFAULT_PACE,
+    origin: Origin = ANYWHERE,
+) -> None:
+    """Answer admission reviews of the cluster that the kubernetes package's configuration points
+    at, until a signal. Raises ``BadSettings``."""
+    if settings.webhook_tls is None:
+        raise BadSettings(
+            "webhook_tls_cert and webhook_tls_key are not set, and an API server calls webhooks "
+            "over TLS only. Example: webhook_tls_cert: /etc/headroom/tls/tls.crt"
+        )
+    tls = ServerTls(settings.webhook_tls)
+    api = KubeApi(load_configuration())
+    telemetry = WebhookTelemetry(CollectorRegistry())
+    telemetry.registry.register(CertificateCollector({"webhook": settings.webhook_tls.cert}))
+    loops = Loops(lambda loop: telemetry.loop_failures.labels(loop).inc())
+    decider = Decider(settings)
+    kinds = [kind for kind in watched_kinds(settings.agent_namespace) if kind.name in KINDS]
+    sources = KubernetesSources(api, decider.known.apply, kinds, pace=pace)
+    app = webhook_app(
+        Webhook(
+            decider.around,
+            lambda: unready(sources.health, settings.blind_after_s),
+            loops.stuck,
+            telemetry,
+            settings.max_body,
+        )
+    )
+    reloading = Reloading(origin, settings, decider.take, telemetry)
+    sources.start()
+    port = Port("webhook", settings.host, settings.webhook_port, app, Patient, tls)
+    try:
+        await serve_ports([port], announce, started=lambda: reloading.start(loops))
+    finally:
+        loops.stop()
+        await asyncio.get_running_loop().run_in_executor(None, sources.stop)
+        api.close()

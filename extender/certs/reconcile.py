@@ -1,0 +1,218 @@
+"""Brings the certificates of a cluster to what they are to be: one run, which may be repeated.
+
+Secrets are written by compare-and-swap, so that of two runs at once one begins anew on what the
+other made. What trusts is written before what is shown: the authorities first, then the webhook
+configurations, then the certificates.
+
+What is not ours, because cert-manager keeps it, is refused and not touched.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from kubernetes import client
+
+from extender.certs.pki import Pair, Usage, ends_at
+from extender.certs.plan import (
+    Terms,
+    Wanted,
+    authority_of,
+    data_of,
+    next_authority,
+    next_leaf,
+    usable,
+)
+from extender.errors import BadSettings, StoreConflict
+from extender.kube.client import ApiStatus, KubeApi, Unreadable
+
+#: The authorities with their keys; nobody but this command reads it.
+AUTHORITIES = "headroom-ca"
+#: Whose serving certificate it is: each Service of ours, by the names that its clients use.
+SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
+#: The webhook configurations whose servers show it.
+WEBHOOKS = "app.kubernetes.io/part-of=headroom"
+ATTEMPTS = 5
+
+_LABELS = {
+    "app.kubernetes.io/part-of": "headroom",
+    "app.kubernetes.io/managed-by": "headroom-certs",
+}
+_MERGE_PATCH = "application/merge-patch+json"
+#: Lists of objects by their names: what a patch does not name stays as it is.
+_BY_NAME = "application/strategic-merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Secret:
+    data: Mapping[str, bytes]
+    version: str
+
+
+def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wanted]:
+    """What is served in this namespace, for ``more_names`` too; and kube-scheduler's."""
+    names = [
+        f"{service}.{namespace}{ending}"
+        for service in SERVICES
+        for ending in ("", ".svc", ".svc.cluster.local")
+    ]
+    serving = Wanted(
+        "serving", "headroom-tls", "headroom", (*SERVICES, *names, *more_names), Usage.SERVER
+    )
+    client = Wanted("client", "headroom-scheduler-client", "headroom-scheduler", (), Usage.CLIENT)
+    return serving, client
+
+
+class Certificates:
+    """``say`` is told each thing that was done, in a sentence."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        namespace: str,
+        all_wanted: tuple[Wanted, ...],
+        terms: Terms,
+        say: Callable[[str], None],
+    ) -> None:
+        self._api = api
+        self._core = client.CoreV1Api(api.client)
+        self._admission = client.AdmissionregistrationV1Api(api.client)
+        self._namespace = namespace
+        self._wanted = all_wanted
+        self._terms = terms
+        self._say = say
+
+    def run(self, now: datetime) -> None:
+        """Raises ``BadSettings`` where a Secret is another's, ``StoreConflict`` where somebody else
+        kept writing, and ``kubeapi.ApiError``."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._run(now)
+            except StoreConflict:
+                continue
+        return self._run(now)
+
+    def _run(self, now: datetime) -> None:
+        kept = self._read(AUTHORITIES)
+        leaves = {each.secret: self._read(each.secret) for each in self._wanted}
+        authorities: dict[str, Pair] = {}
+        data: dict[str, bytes] = {}
+        made: list[str] = []
+        for each in self._wanted:
+            before = authority_of(each.purpose, kept.data) if kept else None
+            authority = next_authority(before, each.purpose, now, self._terms)
+            authorities[each.purpose] = authority
+            data |= data_of(each.purpose, authority)
+            if authority != before:
+                made.append(each.purpose)
+        if made:
+            self._write(AUTHORITIES, "Opaque", data, kept)
+        for purpose in made:
+            self._say(f"{purpose} CA: made, as there was none that can be used")
+        self._trust_in_webhooks(authorities["serving"].cert)
+        for each in self._wanted:
+            self._leaf(each, authorities[each.purpose], leaves[each.secret], now)
+
+    def _leaf(self, each: Wanted, authority: Pair, there: _Secret | None, now: datetime) -> None:
+        found = usable(there.data.get("tls.crt"), there.data.get("tls.key")) if there else None
+        leaf, why = next_leaf(found, authority, each, now, self._terms)
+        data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
+        if there is not None and data == {key: there.data.get(key) for key in data}:
+            return
+        self._write(each.secret, "kubernetes.io/tls", data, there)
+        if why:
+            until = f"{ends_at(leaf.cert):%Y-%m-%dT%H:%M:%SZ}"
+            self._say(f"secret {each.secret}: new certificate until {until}, as {why}")
+        else:
+            self._say(f"secret {each.secret}: ca.crt says whom to trust now")
+
+    def _read(self, name: str) -> _Secret | None:
+        try:
+            with self._api.asking(f"read Secret {name}") as timeout:
+                read = self._core.read_namespaced_secret(
+                    name, self._namespace, _request_timeout=timeout
+                )
+        except ApiStatus as err:
+            if err.status == 404:
+                return None
+            raise
+        metadata = _metadata(read.metadata)
+        if "cert-manager.io/certificate-name" in (metadata.annotations or {}):
+            raise BadSettings(
+                f"secret {self._namespace}/{name} is kept by cert-manager; right is one of the "
+                "two: do without headroom certs, or delete its Certificate and its Secret"
+            )
+        data = {key: base64.b64decode(text) for key, text in (read.data or {}).items()}
+        return _Secret(data, metadata.resource_version or "")
+
+    def _write(
+        self, name: str, kind: str, data: Mapping[str, bytes], there: _Secret | None
+    ) -> None:
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        if there is None:
+            body = client.V1Secret(
+                metadata=client.V1ObjectMeta(name=name, labels=_LABELS),
+                type=kind,
+                data=dict(encoded),
+            )
+            with self._swap(f"create Secret {name}") as timeout:
+                self._core.create_namespaced_secret(self._namespace, body, _request_timeout=timeout)
+            return
+        patch = {"metadata": {"resourceVersion": there.version}, "data": encoded}
+        with self._swap(f"patch Secret {name}") as timeout:
+            self._core.patch_namespaced_secret(
+                name, self._namespace, patch, _request_timeout=timeout, _content_type=_MERGE_PATCH
+            )
+
+    def _trust_in_webhooks(self, bundle: bytes) -> None:
+        text = base64.b64encode(bundle).decode()
+        admission = self._admission
+        for kind, list_all, patch in (
+            (
+                "validatingwebhookconfiguration",
+                admission.list_validating_webhook_configuration,
+                admission.patch_validating_webhook_configuration,
+            ),
+            (
+                "mutatingwebhookconfiguration",
+                admission.list_mutating_webhook_configuration,
+                admission.patch_mutating_webhook_configuration,
+            ),
+        ):
+            with self._api.asking(f"list {kind}s") as timeout:
+                listed = list_all(label_selector=WEBHOOKS, _request_timeout=timeout)
+            for found in listed.items:
+                hooks = [
+                    {"name": hook.name, "clientConfig": {"caBundle": text}}
+                    for hook in found.webhooks or ()
+                    if hook.client_config.ca_bundle != text
+                ]
+                if not hooks:
+                    continue
+                metadata = _metadata(found.metadata)
+                name = metadata.name or ""
+                version = {"resourceVersion": metadata.resource_version}
+                body = {"metadata": version, "webhooks": hooks}
+                with self._swap(f"patch {kind} {name}") as timeout:
+                    patch(name, body, _request_timeout=timeout, _content_type=_BY_NAME)
+                self._say(f"{kind} {name}: caBundle says whom to trust now")
+
+    @contextmanager
+    def _swap(self, call: str) -> Iterator[tuple[float, float]]:
+        """Raises ``StoreConflict`` where it is not any more what was read."""
+        try:
+            with self._api.asking(call) as timeout:
+                yield timeout
+        except ApiStatus as err:
+            if err.status in (404, 409):
+                raise StoreConflict(str(err)) from err
+            raise
+
+
+def _metadata(metadata: client.V1ObjectMeta | None) -> client.V1ObjectMeta:
+    """A precondition that is empty would be none at all."""
+    if metadata is None or not metadata.resource_version:
+        raise Unreadable("the API server answered an object without a resourceVersion")
+    return metadata

@@ -1,1 +1,0 @@
-"""Deterministic state in memory: events in, immutable snapshots out, one place that mutates."""

@@ -1,0 +1,1 @@
+"""Settings: their fields, where they are read from, and how they are validated."""

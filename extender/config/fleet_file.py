@@ -1,0 +1,153 @@
+"""Fleet files: nodes written down by hand, for the embedded server and for trying things out."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from contract.annotations import DEFAULT_VRAM, parse_vram
+from contract.gpunode import (
+    MAX_DEVICE_BYTES,
+    MAX_DEVICES,
+    MAX_REPLICAS,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    Replicas,
+    Summary,
+)
+from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
+from contract.quantity import format_bytes
+from extender.config.field_types import QuantityBytes
+from extender.config.loading import read_yaml, said
+from extender.errors import BadSettings
+
+#: The stock plugin and kubelet, as they are when nobody configures them.
+_PLUGIN = Plugin(
+    allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"
+)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FleetNodes(_Strict):
+    """``count`` equal nodes."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=240)
+    count: int = Field(1, ge=1, le=20_000)
+    gpus: int = Field(ge=1, le=MAX_DEVICES)
+    memory: QuantityBytes = Field(gt=0, le=MAX_DEVICE_BYTES)
+    reserved: QuantityBytes = 0
+    model: str = "GPU"
+    sharing: Literal["none", "time-slicing", "mps"] = "none"
+    replicas: int = Field(1, ge=1, le=MAX_REPLICAS)
+    resource: str = "nvidia.com/gpu"
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "FleetNodes":
+        if self.sharing == "none" and self.replicas != 1:
+            raise ValueError(f"{self.replicas} replicas need sharing: time-slicing or mps")
+        if self.sharing != "none" and self.replicas < 2:
+            raise ValueError(f"sharing: {self.sharing} needs replicas: 2 or more")
+        if self.reserved >= self.memory:
+            raise ValueError("reserved must be less than memory")
+        return self
+
+    def names(self) -> Iterator[str]:
+        if self.count == 1:
+            yield self.name
+        else:
+            yield from (f"{self.name}-{i:04d}" for i in range(self.count))
+
+
+class FleetNamespace(_Strict):
+    name: str
+    default_vram: str = Field(alias="defaultVram")
+
+    @model_validator(mode="after")
+    def _valid(self) -> "FleetNamespace":
+        parse_vram(self.default_vram, DEFAULT_VRAM)
+        return self
+
+
+class Fleet(_Strict):
+    nodes: list[FleetNodes] = Field(min_length=1)
+    namespaces: list[FleetNamespace] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Fleet":
+        names = [name for nodes in self.nodes for name in nodes.names()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"node {twice} is defined twice")
+        return self
+
+    def kube_nodes(self) -> Iterator[Node]:
+        for nodes in self.nodes:
+            for name in nodes.names():
+                yield Node(
+                    metadata=ObjectMeta(name=name, uid=name, annotations=nodes.annotations),
+                    status=NodeStatus(
+                        allocatable={nodes.resource: str(nodes.gpus * nodes.replicas)}
+                    ),
+                )
+
+    def kube_namespaces(self) -> Iterator[Namespace]:
+        for namespace in self.namespaces:
+            annotations = {DEFAULT_VRAM: namespace.default_vram}
+            yield Namespace(metadata=ObjectMeta(name=namespace.name, annotations=annotations))
+
+    def gpunodes(self, now: datetime) -> Iterator[GPUNode]:
+        """Each node as its agent would report it, with every device healthy and free."""
+        stamp = now.astimezone(UTC).isoformat(timespec="milliseconds")
+        for nodes in self.nodes:
+            summary = Summary(
+                devices=nodes.gpus,
+                memory=format_bytes(nodes.gpus * nodes.memory),
+                sharing=nodes.sharing,
+            )
+            for name in nodes.names():
+                status = GPUNodeStatus(
+                    observed_at=stamp,
+                    devices=[_device(nodes, name, index) for index in range(nodes.gpus)],
+                    plugin=_PLUGIN,
+                    summary=summary,
+                )
+                yield GPUNode(
+                    metadata=ObjectMeta(name=name, uid=name),
+                    spec=GPUNodeSpec(initialised=True),
+                    status=status,
+                )
+
+
+def _device(nodes: FleetNodes, node: str, index: int) -> Device:
+    return Device(
+        uuid=f"GPU-{node}-{index}",
+        index=index,
+        model=nodes.model,
+        memory_bytes=nodes.memory,
+        reserved_bytes=nodes.reserved,
+        used_bytes=0,
+        unowned_bytes=0,
+        sharing=nodes.sharing,
+        resource=nodes.resource,
+        replicas=Replicas(free=nodes.replicas),
+    )
+
+
+def load_fleet(path: Path) -> Fleet:
+    """Read and check a fleet file; raises ``BadSettings`` naming the place and a right example."""
+    try:
+        return Fleet(**read_yaml(path))
+    except ValidationError as err:
+        raise BadSettings(
+            f"{path}: {said(err)}; right is, for example, 'nodes: [{{name: gpu-a, gpus: 1, "
+            "memory: 24Gi, sharing: time-slicing, replicas: 4}]'"
+        ) from err

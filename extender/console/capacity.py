@@ -1,0 +1,190 @@
+"""How many pods of one size fit now, and where what is left lies."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from extender.console.bodies import (
+    AskView,
+    Body,
+    ReasonView,
+    ask_view,
+    obstacle_view,
+    reasons_of,
+    stamp,
+)
+from extender.console.context import Context
+from extender.console.requested_pods import made_up, of_size, understood, usual_resource
+from extender.console.responses import listed
+from extender.console.spaces import SpaceView, space_view
+from extender.placement.capacity import device_classes, space, told
+from extender.placement.fit import Verdicts, fit
+from extender.placement.snapshot import Snapshot
+from extender.state.explained_nodes import AMOUNTS
+from extender.state.pod_capacity import counted
+from extender.state.selectors import eligible_nodes
+
+
+class DeviceClassView(BaseModel):
+    model: str
+    memory_bytes: int
+    devices: int
+    nodes: int
+    #: On nodes with a device of this make that the pod could end on; null where none takes it for
+    #: more than memory.
+    largest_fitting_bytes: int | None
+
+
+class CapacityNodeView(BaseModel):
+    name: str
+    #: That fit there now; a lower bound of 1 where they were not counted.
+    pods: int
+    counted: bool
+    #: Why one more does not fit; null where it does.
+    reason: str | None
+    message: str | None
+    headroom_bytes: int
+    stranded_bytes: int
+    replicas_free: int
+    replicas_stranded: int
+
+
+class CapacityBody(Body):
+    request: AskView
+    #: That fit now, placed one after another before any of them is seen on a device.
+    pods: int
+    #: Whether there may be more: not every node was counted.
+    pods_at_least: bool
+    #: room, fragmented (enough is left in all, and nowhere together), full, or closed (no node
+    #: with such a device takes pods).
+    fullness: str
+    message: str
+    space: SpaceView
+    classes: list[DeviceClassView]
+    reasons: list[ReasonView]
+    #: Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate.
+    ineligible: list[ReasonView]
+    #: Checks of kube-scheduler and the API server that this answer does not include.
+    not_checked: list[str]
+    #: By name, where ``by_node`` asks for them.
+    nodes: list[CapacityNodeView]
+
+
+Vram = Annotated[
+    str,
+    Query(
+        max_length=256,
+        description="As in headroom.gpu/vram; without it, what a replica is worth.",
+        examples=["8Gi"],
+    ),
+]
+Gpus = Annotated[int, Query(ge=1, le=1024, description="GPUs of each pod.", examples=[1])]
+Resource = Annotated[
+    str,
+    Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"]),
+]
+Tolerate = Annotated[
+    str,
+    Query(
+        max_length=1024,
+        description="Keys of taints that the pods tolerate, with commas between them; those of GPU "
+        "resources they always do.",
+        examples=["dedicated"],
+    ),
+]
+ByNode = Annotated[bool, Query(description="Every node with its part.", examples=["true"])]
+MostNodes = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=100_000,
+        description="Nodes on which pods are counted, those with most left first; on the others "
+        "where one fits it counts as one. Each takes some milliseconds.",
+        examples=[500],
+    ),
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get("/v1/capacity", response_model=CapacityBody)
+    def capacity(
+        snap: Newest,
+        vram: Vram = "",
+        count: Gpus = 1,
+        resource: Resource = "",
+        tolerate: Tolerate = "",
+        by_node: ByNode = False,
+        most_nodes: MostNodes = 500,
+    ) -> Response:
+        """How many such pods fit now: each is placed beside those before it, as filter places
+        them. Whether the cluster is full or fragmented, the largest request that fits, and what is
+        stranded: memory without replicas, replicas without memory."""
+        pod = made_up(
+            "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
+        )
+        request = of_size(understood(cluster, pod, "query"))
+        may_run = eligible_nodes(pod, snap, cluster.node)
+        verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
+        found = space(verdicts)
+        fitting = np.flatnonzero(verdicts.fits)
+        left = snap.node_headroom_bytes[verdicts.rows[fitting]]
+        order = fitting[np.argsort(-left, kind="stable")].tolist()
+        pods = dict(counted(cluster, verdicts, order[:most_nodes]))
+        whole = sum(pods.values()) + len(order[most_nodes:])
+        at_least = len(order) > most_nodes
+        body = CapacityBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            request=ask_view(request.containers[0]),
+            pods=whole,
+            pods_at_least=at_least,
+            fullness=found.fullness,
+            message=told(found, whole, at_least),
+            space=space_view(found),
+            classes=[
+                DeviceClassView(
+                    model=each.model,
+                    memory_bytes=each.memory_bytes,
+                    devices=each.devices,
+                    nodes=each.nodes,
+                    largest_fitting_bytes=each.largest_fitting_bytes,
+                )
+                for each in device_classes(verdicts)
+            ],
+            reasons=reasons_of(verdicts),
+            ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
+            not_checked=[AMOUNTS, "ResourceQuotas"],
+            nodes=[],
+        )
+        views = _by_node(verdicts, pods) if by_node else iter(())
+        return listed(body, "nodes", views)
+
+    return routes
+
+
+def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:
+    snap, rows = verdicts.snap, verdicts.rows
+    order = sorted(range(len(rows)), key=lambda i: snap.nodes[int(rows[i])].name)
+    for i in order:
+        part = snap.part(rows[[i]])
+        alone = space(fit(verdicts.request, part, np.zeros(1, np.int64), verdicts.now_s))
+        reason = verdicts.reason(i)
+        yield CapacityNodeView(
+            name=part.nodes[0].name,
+            pods=pods.get(i, int(reason is None)),
+            counted=i in pods or reason is not None,
+            reason=reason.code if reason else None,
+            message=reason.sentence if reason else None,
+            headroom_bytes=alone.headroom_bytes + alone.closed_bytes,
+            stranded_bytes=alone.stranded_bytes,
+            replicas_free=alone.replicas_free,
+            replicas_stranded=alone.replicas_stranded,
+        )

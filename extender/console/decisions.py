@@ -1,0 +1,212 @@
+"""What was decided about pods, on all replicas together."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from starlette.responses import Response
+
+from extender.console.bodies import stamp
+from extender.console.context import Context
+from extender.console.decision_bodies import (
+    DecisionBody,
+    DecisionsBody,
+    DecisionView,
+    Unanswered,
+    decision_view,
+    merged,
+    position,
+)
+from extender.console.responses import (
+    UNKNOWN,
+    AskedPage,
+    encoded,
+    listed,
+)
+from extender.console.visible_pods import Sees
+from extender.placement.snapshot import Snapshot
+from extender.state.decision_records import Record
+from extender.state.journal import Journal
+
+USUAL_PAGE = 100
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+
+AskedPod = Annotated[
+    str | None,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        description="Only of this pod, also of one that had its name before.",
+        examples=["default/trainer-0"],
+    ),
+]
+AskedUid = Annotated[
+    str | None,
+    Query(description="Only of this pod.", examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab"]),
+]
+AskedNode = Annotated[
+    str | None, Query(description="Only where this node won or was bound to.", examples=["gpu-a"])
+]
+AskedNodes = Annotated[
+    bool,
+    Query(
+        description="true: with the names of the nodes in the last filter call of each pod.",
+        examples=["true"],
+    ),
+]
+AskedSince = Annotated[
+    str | None,
+    Query(description="Only from then on: a time, or how long ago (s, m, h).", examples=["15m"]),
+]
+DecisionId = Annotated[
+    str,
+    Path(
+        description="uid and resourceVersion of the pod, as its placement annotation says it.",
+        examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab.1234"],
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Which decisions; what is None or empty does not matter."""
+
+    pod: tuple[str, str] | None = None
+    uid: str | None = None
+    node: str | None = None
+    #: Unix time, seconds.
+    since_s: float | None = None
+    #: Only those before this stamp and id in the order of time.
+    before: tuple[str, str] | None = None
+    #: Whether to list the nodes that the last filter call of each pod named.
+    offered_nodes: bool = False
+
+    def wants(self, record: Record) -> bool:
+        return (
+            (self.pod is None or self.pod == (record.namespace, record.name))
+            and (self.uid is None or self.uid == record.uid)
+            and (self.node is None or self.node == record.node)
+            and (self.since_s is None or record.at_s >= self.since_s)
+            and (self.before is None or (stamp(record.at_s), record.decision_id) < self.before)
+        )
+
+
+def decisions(
+    context: Context, sought: Sought, limit: int, sees: Sees
+) -> tuple[list[DecisionView], list[Unanswered]]:
+    """At most so many, the newest first, and the extenders whose decisions may be missing."""
+    found: list[DecisionView] = []
+    for replica, journal in context.journal.each():
+        wanted = (record for record in journal.records.newest_first() if sought.wants(record))
+        found += [
+            decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
+            for record in islice(wanted, limit)
+        ]
+    return merged(found)[:limit], unheard(context)
+
+
+def unheard(context: Context) -> list[Unanswered]:
+    """The extenders from which nothing comes at present, and why."""
+    return [
+        Unanswered(peer=each.place, message=each.trouble)
+        for each in context.journal.followed()
+        if each.trouble and not each.is_gone
+    ]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    Visible = Annotated[Sees, Depends(context.visible)]
+
+    @routes.get("/v1/decisions", response_model=DecisionsBody)
+    def many(
+        snap: Newest,
+        sees: Visible,
+        page: AskedPage,
+        pod: AskedPod = None,
+        uid: AskedUid = None,
+        node: AskedNode = None,
+        since: AskedSince = None,
+        offered_nodes: AskedNodes = False,
+    ) -> Response:
+        """The last decisions of all replicas, the newest first; 100 unless ``limit`` says more.
+        One to which another call came meanwhile can come again on the next page."""
+        namespace, _, name = (pod or "").partition("/")
+        sought = Sought(
+            pod=(namespace, name) if pod else None,
+            uid=uid,
+            node=node,
+            since_s=None if since is None else moment_s(since, context.wall_s()),
+            before=_before(page.after) if page.after else None,
+            offered_nodes=offered_nodes,
+        )
+        limit = page.limit or USUAL_PAGE
+        found, unanswered = decisions(context, sought, limit + 1, sees)
+        shown = found[:limit]
+        more = "_".join(position(shown[-1])) if len(found) > limit else None
+        body = DecisionsBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            decisions=[],
+            continue_=more,
+            unanswered=unanswered,
+        )
+        return listed(body, "decisions", shown)
+
+    @routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
+    def one(
+        decision_id: DecisionId,
+        snap: Newest,
+    ) -> Response:
+        """One decision: what every verb made of it, on whichever replica."""
+        unanswered = unheard(context)
+        found = [
+            decision_view(record, replica) for replica, record in context.journal.of_id(decision_id)
+        ]
+        if not found:
+            silent = "".join(f"; nothing is heard of {each.peer}" for each in unanswered)
+            raise HTTPException(
+                404,
+                f"decision {decision_id} is not known, or not any more{silent}; "
+                "GET /v1/decisions lists those that are",
+            )
+        body = DecisionBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            decision=merged(found)[0],
+            unanswered=unanswered,
+        )
+        return encoded(body)
+
+    return routes
+
+
+def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str] | None:
+    decision = journal.of_uid(record.uid) if sought.offered_nodes else None
+    if decision is None or decision.decision_id != record.decision_id:
+        return None
+    offered = decision.offered_nodes
+    return offered.names() if offered else None
+
+
+def moment_s(text: str, now_s: float) -> float:
+    """Unix time of what ``since`` says, in seconds; refuses with 422."""
+    if ago := re.fullmatch(r"(\d{1,6})([smh])", text):
+        return now_s - int(ago[1]) * _UNITS_S[ago[2]]
+    try:
+        then = datetime.fromisoformat(text.replace(" ", "+"))  # a plus that was not quoted
+    except ValueError:
+        raise HTTPException(
+            422,
+            f"query since: {text[:80]!r} is neither a time nor how long ago; right is, for "
+            "example, since=15m or since=2026-11-21T10:00:00Z",
+        ) from None
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+
+
+def _before(after: str) -> tuple[str, str]:
+    at, _, decision_id = after.replace(" ", "+").partition("_")  # a plus that was not quoted
+    return at, decision_id

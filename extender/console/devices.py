@@ -1,0 +1,158 @@
+"""One device: who holds it, who else is there, and how it is."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Path
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from contract.gpunode import ContainerLimit, Device, UnownedProcess
+from extender.console.bodies import Body, stamp
+from extender.console.context import Context
+from extender.console.node_views import DeviceView, device_view
+from extender.console.occupant_bodies import HeldView, held_view
+from extender.console.responses import UNKNOWN, encoded
+from extender.placement.snapshot import Snapshot
+from extender.state.device_occupants import holders
+from extender.state.heartbeats import age
+
+
+class ProcessView(BaseModel):
+    pid: int
+    command: str
+    used_bytes: int | None
+
+
+class LimitView(BaseModel):
+    """What the driver grants a container, where it has such limits."""
+
+    namespace: str
+    name: str
+    uid: str
+    container: str
+    used_bytes: int | None
+    soft_bytes: int | None
+    hard_bytes: int | None
+
+
+class HealthView(BaseModel):
+    healthy: bool
+    detail: str | None
+    since: str | None
+
+
+class DeviceBody(Body):
+    node: str
+    report_age_s: float | None
+    device: DeviceView
+    health: HealthView
+    #: MIG: the physical GPU, and the GPU instance whose memory compute instances share.
+    mig_parent: str | None
+    mig_gpu_instance: int | None
+    #: MPS: what it lets each process take.
+    mps_process_limit_bytes: int | None
+    #: Devices that share its memory, itself included.
+    sharers: int
+    numa_node: int | None
+    pci_bus_id: str | None
+    architecture: str | None
+    compute_mode: str | None
+    #: Share of time in which any kernel ran: not SM activity.
+    utilization_ratio: float | None
+    sm_occupancy_ratio: float | None
+    replicas: int
+    #: Those with the most first; of the whole memory, where several devices share it.
+    holders: list[HeldView]
+    #: The largest of those that belong to no pod, where the agent can tell; null where it cannot.
+    unowned_processes: list[ProcessView] | None
+    limits: list[LimitView]
+
+
+NodeName = Annotated[str, Path(examples=["gpu-a"])]
+Uuid = Annotated[str, Path(examples=["GPU-gpu-a-0"])]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get(
+        "/v1/nodes/{name}/devices/{uuid}",
+        response_model=DeviceBody,
+        responses=UNKNOWN,
+    )
+    def device(name: NodeName, uuid: Uuid, snap: Newest) -> Response:
+        """Who holds the device and how far along each is, processes that belong to nobody, its
+        health and how it is shared."""
+        row = snap.row_of.get(name)
+        if row is None:
+            raise HTTPException(
+                404, f"node {name} is not known; GET /v1/nodes lists those that are"
+            )
+        of_node = snap.nodes[row].devices
+        terms = next((each for each in of_node if each.device.uuid == uuid), None)
+        if terms is None:
+            known = ", ".join(each.device.uuid for each in of_node) or "none"
+            raise HTTPException(404, f"node {name} has no device {uuid}; it reports: {known}")
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+        gpunode = cluster.gpunode(name)
+        status = gpunode.status if gpunode else None
+        of = terms.device
+        limits = [each for each in status.limits if each.device == uuid] if status else []
+        strangers = status.unowned_processes if status else []
+        report_age_s = age(status.observed_at, at_s) if status else None
+        return encoded(
+            DeviceBody(
+                generatedAt=stamp(at_s),
+                snapshot_generation=snap.generation,
+                node=name,
+                report_age_s=None if report_age_s is None else round(report_age_s, 3),
+                device=device_view(terms, lambda t: cluster.activities.age_s(t, now_s, at_s)),
+                health=_health_view(of),
+                mig_parent=of.parent,
+                mig_gpu_instance=of.gpu_instance,
+                mps_process_limit_bytes=of.memory_bytes // max(1, of.replicas.total)
+                if of.sharing == "mps" and terms.believed
+                else None,
+                sharers=terms.sharers,
+                numa_node=of.numa_node,
+                pci_bus_id=of.pci_bus_id or None,
+                architecture=of.architecture or None,
+                compute_mode=of.compute_mode or None,
+                utilization_ratio=of.utilization_ratio,
+                sm_occupancy_ratio=of.sm_occupancy_ratio,
+                replicas=of.replicas.total,
+                holders=[held_view(held) for held in holders(cluster, name, terms)],
+                unowned_processes=[_process_view(p) for p in strangers if p.device == uuid]
+                if terms.attributed
+                else None,
+                limits=[_limit_view(limit) for limit in limits],
+            )
+        )
+
+    return routes
+
+
+def _health_view(device: Device) -> HealthView:
+    return HealthView(
+        healthy=device.healthy,
+        detail=device.health_reason or None,
+        since=device.unhealthy_since or None,
+    )
+
+
+def _process_view(process: UnownedProcess) -> ProcessView:
+    return ProcessView(pid=process.pid, command=process.command, used_bytes=process.used_bytes)
+
+
+def _limit_view(limit: ContainerLimit) -> LimitView:
+    return LimitView(
+        namespace=limit.namespace,
+        name=limit.name,
+        uid=limit.uid,
+        container=limit.container,
+        used_bytes=limit.used_bytes if limit.used_bytes >= 0 else None,
+        soft_bytes=limit.soft_bytes,
+        hard_bytes=limit.hard_bytes,
+    )

@@ -1,0 +1,40 @@
+"""Promised beside measured, predicted beside actual."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+
+from extender.console.context import Context
+from extender.console.drift_report import DriftBody, drift_body, drift_views
+from extender.console.responses import (
+    TAGGED,
+    Held,
+    holds,
+    listed,
+    unchanged,
+)
+from extender.placement.snapshot import Snapshot
+
+Pods = Annotated[
+    bool, Query(description="false: only the counts and the misses.", examples=["false"])
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    @routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
+    def drift(snap: Newest, pods: Pods = True, held: Held = None) -> Response:
+        """Every pod with a promise: what it was promised and what it uses, where it was predicted
+        to be and where it is; how many predictions were right, and the misses one by one."""
+        watched = context.cluster.observations
+        tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
+        if holds(held, tag):
+            return unchanged(tag)
+        body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
+        views = drift_views(context.cluster) if pods else iter(())
+        return listed(body, "pods", views, tag)
+
+    return routes

@@ -1,0 +1,163 @@
+"""The drift of every pod: promised, measured, predicted and actual, side by side."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel
+
+from contract.gpunode import ADOPTED, GPUNode, Reservation
+from extender.console.bodies import Body, stamp
+from extender.placement.prediction_outcome import Result, chosen, observed, predicted
+from extender.state.cluster_state import ClusterState
+from extender.state.prediction_tracker import Observations, Outcome
+
+
+class PodOnDeviceView(BaseModel):
+    uuid: str
+    #: What the ledger charges the pod for it; null for a device it was not promised.
+    promised_bytes: int | None
+    #: Null where nothing was measured, or not everything.
+    measured_bytes: int | None
+
+
+class DriftView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    #: hit, shifted (pods bound after it can push it there, where it had room), miss; "waiting"
+    #: until a report shows it; "adopted": bound by somebody else; null where it was shown before
+    #: this replica watched.
+    result: str | None
+    #: The candidates at its binding.
+    predicted: list[str]
+    #: The devices that the ledger chose, where the node is steered; else empty.
+    choice: list[str]
+    observed: list[PodOnDeviceView]
+    #: What turned the prediction, as a code and as a sentence; null unless it was missed.
+    surprise: str | None
+    message: str | None
+    #: When the promise was made.
+    since: str | None
+    #: From the promise to the report that showed the pod.
+    window_s: float | None
+    #: What it uses beyond what it asked for, where it has done so for more than a minute; else 0.
+    overuse_bytes: int
+
+
+class MissView(BaseModel):
+    """A miss that this replica saw, also of a pod that is gone."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    at: str
+    predicted: list[str]
+    choice: list[str]
+    observed: list[str]
+    surprise: str
+    message: str
+    window_s: float
+    #: The most that a device of the pod was overcommitted when it was seen there.
+    overcommitted_bytes: int
+
+
+class DriftBody(Body):
+    pods: list[DriftView]
+    #: By result, over all pods that this replica saw placed since its start, whoever bound them.
+    results: dict[str, int]
+    #: The latest first.
+    misses: list[MissView]
+
+
+def drift_body(
+    cluster: ClusterState, generation: int, wall_s: float, monotonic_s: float
+) -> DriftBody:
+    """Without the pods, of which there are many: see ``drift_views``."""
+    watched = cluster.observations
+    # The lists are copied at once: they grow while this is read on another thread.
+    misses, totals = list(watched.misses), dict(watched.totals)
+    return DriftBody(
+        generatedAt=stamp(wall_s),
+        snapshot_generation=generation,
+        pods=[],
+        results={result.value: totals.get(result, 0) for result in Result},
+        misses=[_miss(each, wall_s - monotonic_s) for each in reversed(misses)],
+    )
+
+
+def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
+    """Every pod with a promise, node by node."""
+    overused = Counter[str]()
+    for each in cluster.overuses.lasting:
+        overused[each.uid] += each.beyond_bytes
+    for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
+        yield from _pods(gpunode, cluster.observations, overused)
+
+
+def _pods(
+    gpunode: GPUNode, watched: Observations, overused: Mapping[str, int]
+) -> Iterator[DriftView]:
+    for uid, promise in gpunode.spec.reservations.items():
+        outcome = watched.of_pod(gpunode.name, uid)
+        surprise = outcome.surprise if outcome else None
+        adopted = ADOPTED in promise.flags
+        yield DriftView(
+            namespace=promise.namespace,
+            name=promise.name,
+            uid=uid,
+            node=gpunode.name,
+            result="adopted" if adopted else _result(gpunode, uid, outcome, watched),
+            predicted=[] if adopted else list(predicted(promise)),
+            choice=list(chosen(promise)),
+            observed=list(_devices(gpunode, uid, promise)),
+            surprise=surprise.value if surprise else None,
+            message=surprise.sentence if surprise else None,
+            since=promise.since or None,
+            window_s=round(outcome.window_s, 3) if outcome else None,
+            overuse_bytes=overused.get(uid, 0),
+        )
+
+
+def _result(
+    gpunode: GPUNode, uid: str, outcome: Outcome | None, watched: Observations
+) -> str | None:
+    if outcome is not None:
+        return outcome.result.value
+    return "waiting" if watched.is_pending(gpunode.name, uid) else None
+
+
+def _devices(gpunode: GPUNode, uid: str, promise: Reservation) -> Iterator[PodOnDeviceView]:
+    status = gpunode.status
+    if status is None:
+        return
+    promised = Counter[str]()  # containers that ask for themselves are charged one by one
+    for charge in promise.charges:
+        promised.update(charge.candidates)
+    for uuid in observed(status, uid):
+        figures = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
+        known = [figure for figure in figures if figure is not None]
+        yield PodOnDeviceView(
+            uuid=uuid,
+            promised_bytes=promised.get(uuid),
+            measured_bytes=sum(known) if len(known) == len(figures) else None,
+        )
+
+
+def _miss(outcome: Outcome, epoch_s: float) -> MissView:
+    assert outcome.surprise is not None
+    return MissView(
+        namespace=outcome.promise.namespace,
+        name=outcome.promise.name,
+        uid=outcome.uid,
+        node=outcome.node,
+        at=stamp(epoch_s + outcome.at_s),
+        predicted=list(outcome.predicted),
+        choice=list(chosen(outcome.promise)),
+        observed=list(outcome.observed),
+        surprise=outcome.surprise.value,
+        message=outcome.surprise.sentence,
+        window_s=round(outcome.window_s, 3),
+        overcommitted_bytes=outcome.overcommitted_bytes,
+    )

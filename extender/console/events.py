@@ -1,0 +1,173 @@
+"""What happens, as it happens: server-sent events, and what is remembered of them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Query
+from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Send
+
+from extender.console.bodies import Body, stamp
+from extender.console.context import Context
+from extender.console.decisions import AskedSince, moment_s
+from extender.console.responses import listed
+from extender.observability.feed import MOST_FOLLOWERS, Follower, Happening, TooManyFollowers
+from extender.placement.snapshot import Snapshot
+
+#: A silent stream says that it is still there, so that nothing on the way closes it.
+HEARTBEAT_S = 15.0
+#: A client that takes none of what it was sent for so long is let go.
+SEND_S = 5.0
+
+Follow = Annotated[
+    bool,
+    Query(
+        description="false: what is remembered, as a list; else a stream of server-sent events.",
+        examples=["false"],
+    ),
+]
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", description="Go on after this event; sent by EventSource."),
+]
+
+
+class EventView(BaseModel):
+    """What does not apply is null."""
+
+    #: Names it on this replica; to be given as Last-Event-ID to go on after it.
+    id: str
+    at: str
+    snapshot_generation: int
+    kind: str
+    node: str | None
+    device: str | None
+    namespace: str | None
+    name: str | None
+    uid: str | None
+    decision_id: str | None
+    cause: str | None
+    message: str | None
+
+
+class EventsBody(Body):
+    #: The oldest first.
+    events: list[EventView]
+
+
+class Impatient(StreamingResponse):
+    """Ends where the client does not take what it is sent, and calls ``left`` however it ends."""
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes],
+        left: Callable[[], None],
+        media_type: str = "text/event-stream",
+    ) -> None:
+        headers = {"Cache-Control": "no-store"}
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._pieces, self._left = pieces, left
+
+    async def stream_response(self, send: Send) -> None:
+        async def within(message: Message) -> None:
+            await asyncio.wait_for(send(message), SEND_S)
+
+        try:
+            with suppress(TimeoutError):
+                await super().stream_response(within)
+        finally:
+            self._left()
+            await self._pieces.aclose()
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    feed = context.feed
+
+    def view(happening: Happening) -> EventView:
+        return _view(happening, context.replica)
+
+    async def told(follower: Follower, past: list[Happening]) -> AsyncGenerator[bytes]:
+        yield b"retry: 2000\n\n"
+        for happening in past:
+            yield _sent(view(happening))
+        while not follower.dropped:
+            try:
+                news = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
+            except TimeoutError:
+                yield b": nothing new\n\n"
+                continue
+            if news is None:
+                return
+            yield _sent(view(news))
+
+    @routes.get(
+        "/v1/events",
+        response_model=EventsBody,
+        responses={
+            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+            503: {"description": "Too many follow already"},
+        },
+    )
+    async def events(
+        snap: Newest,
+        since: AskedSince = None,
+        follow: Follow = True,
+        last_event_id: LastEventId = None,
+    ) -> Response:
+        """What happens on this replica: promises made and taken back, decisions, reports lost,
+        devices fenced, predictions missed. Remembered are the last 4,096."""
+        from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
+        after = _number(last_event_id, context.replica)
+        if not follow:
+            body = EventsBody(
+                generatedAt=stamp(context.wall_s()),
+                snapshot_generation=snap.generation,
+                events=[],
+            )
+            found = map(view, feed.past(after, from_s))
+            return listed(body, "events", found)
+        try:
+            follower = feed.join()
+        except TooManyFollowers:
+            raise HTTPException(
+                503,
+                f"{MOST_FOLLOWERS} clients follow already; right is, for example, to ask now and "
+                "then with follow=false",
+            ) from None
+        # Nothing happens between the two: both are done on the loop, without a pause.
+        past = feed.past(after, from_s)
+        return Impatient(told(follower, past), lambda: feed.leave(follower))
+
+    return routes
+
+
+def _view(happening: Happening, replica: str) -> EventView:
+    return EventView(
+        id=f"{replica}.{happening.number}",
+        at=stamp(happening.at_s),
+        snapshot_generation=happening.generation,
+        kind=happening.kind,
+        node=happening.node or None,
+        device=happening.device or None,
+        namespace=happening.namespace or None,
+        name=happening.name or None,
+        uid=happening.uid or None,
+        decision_id=happening.decision_id or None,
+        cause=happening.cause or None,
+        message=happening.message or None,
+    )
+
+
+def _sent(view: EventView) -> bytes:
+    return f"id: {view.id}\nevent: {view.kind}\ndata: {view.model_dump_json()}\n\n".encode()
+
+
+def _number(last: str | None, replica: str) -> int:
+    """Of our own event; all that is remembered is news to who comes from another replica."""
+    name, _, number = (last or "").rpartition(".")
+    return int(number) if name == replica and number.isdecimal() else 0

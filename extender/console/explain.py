@@ -1,0 +1,125 @@
+"""Why a pod waits, or where it is."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, Path
+from starlette.responses import Response
+
+from extender.console.bodies import stamp
+from extender.console.context import Context
+from extender.console.decision_bodies import DecisionView
+from extender.console.decisions import Sought, decisions
+from extender.console.explanation_bodies import ExplainBody, Explained, explain_body
+from extender.console.requested_pods import pod_named
+from extender.console.responses import UNKNOWN, encoded
+from extender.console.visible_pods import Sees, unnamed
+from extender.placement.comparison import verdict_digest
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
+from extender.state.device_occupants import Held
+from extender.state.explained_nodes import feasible
+from extender.state.quotas import exceeded
+from extender.state.selectors import eligible_nodes
+from extender.state.suggestions import Advice, advice, allowed, blockers
+
+Namespace = Annotated[str, Path(examples=["default"])]
+PodName = Annotated[str, Path(examples=["trainer-0"])]
+
+#: Attempts to place the pod in which it is looked who left for it.
+LOOKED_BACK = 8
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    Visible = Annotated[Sees, Depends(context.visible)]
+    cluster = context.cluster
+
+    @routes.get(
+        "/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN
+    )
+    def explain_pod(
+        namespace: Namespace,
+        name: PodName,
+        snap: Newest,
+        sees: Visible,
+    ) -> Response:
+        """Why the pod waits, or where it is: its request as understood, reasons counted, the
+        nearest nodes with their devices, what would help; and the last decision about it."""
+        pod = pod_named(context, namespace, name)
+        request = cluster.understand(pod)
+        found, unanswered = decisions(
+            context,
+            # Not of an earlier pod of this name, as those of StatefulSets have.
+            Sought(uid=pod.metadata.uid, offered_nodes=True),
+            LOOKED_BACK,
+            sees,
+        )
+        last, offered = _last(found), _offered(found)
+        explanation, helps, digest, where = None, list[Advice](), "", None
+        holding: list[list[Held]] = []
+        if isinstance(request, VramRequest):
+            rows = np.arange(len(snap.nodes), dtype=np.int64)
+            everywhere = fit(request, snap, rows, context.monotonic_s())
+            digest = verdict_digest(everywhere)
+            may_run = eligible_nodes(pod, snap, cluster.node)
+            where = feasible(pod, may_run, everywhere, offered)
+            verdicts = fit(request, snap, where.rows, everywhere.now_s)
+            market = cluster.usual.market
+            explanation = explain(verdicts, cluster.rules.weights, market=market)
+            holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
+            if not pod.node:
+                helps = advice(cluster, pod, verdicts, explanation, holding, where)
+        if any(each.recreates for each in helps):
+            quotas = context.quotas(namespace)
+            helps = allowed(helps, None if quotas is None else exceeded(quotas))
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+
+        def aged(terms: DeviceTerms) -> float | None:
+            return cluster.activities.age_s(terms, now_s, at_s)
+
+        why = Explained(
+            pod=pod,
+            request=request,
+            explanation=explanation,
+            changed=cluster.edits.of(pod.metadata.uid),
+            digest=digest,
+            advice=[unnamed(one, sees) for one in helps],
+            blockers=holding,
+            last=last,
+            unanswered=unanswered,
+            sees=sees,
+            where=where,
+            schedulers=context.schedulers(),
+            nodes=len(snap.nodes),
+            generation=snap.generation,
+        )
+        return encoded(explain_body(why, aged, stamp(at_s)))
+
+    return routes
+
+
+def _offered(found: Sequence[DecisionView]) -> list[str] | None:
+    """The nodes of the last filter call, when they are known."""
+    last = next((each.filter for each in found if each.filter), None)
+    return last.offered_nodes if last else None
+
+
+def _last(found: Sequence[DecisionView]) -> DecisionView | None:
+    """The last decision, with who left for the pod in one of those before: it is tried again when
+    they have gone. The names of the offered nodes are left out: they can be thousands."""
+    if not found:
+        return None
+    last = found[0]
+    if last.filter is not None:
+        filtered = last.filter.model_copy(update={"offered_nodes": None})
+        last = last.model_copy(update={"filter": filtered})
+    if last.preempt is not None:
+        return last
+    before = (each.preempt for each in found if each.uid == last.uid and each.preempt is not None)
+    return last.model_copy(update={"preempt": next(before, None)})

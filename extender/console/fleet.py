@@ -1,0 +1,117 @@
+"""The fleet in sums, model by model: are we full, and what is in the way?"""
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from contract.reasons import Reason
+from extender.console.bodies import Body, ReasonView, reason_view, stamp
+from extender.console.context import Context
+from extender.console.responses import (
+    TAGGED,
+    Held,
+    holds,
+    listed,
+    unchanged,
+)
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.snapshot import REASONS, Snapshot
+
+
+class ModelView(BaseModel):
+    """All devices of one model. Promised includes what pods on their way add at the worst."""
+
+    model: str
+    devices: int
+    allocatable_bytes: int
+    promised_bytes: int
+    #: Of strangers, and of pods beyond their requests.
+    unowned_bytes: int
+    used_bytes: int
+    #: Of those that take pods; what is overcommitted elsewhere does not lessen it.
+    headroom_bytes: int
+    replicas_free: int
+    fenced: int
+    overcommitted: int
+
+
+class FleetBody(Body):
+    nodes: int
+    #: Of nodes that take nothing, why; the most frequent first.
+    closed: list[ReasonView]
+    #: The largest first.
+    models: list[ModelView]
+    overcommitted_bytes: int
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
+    def fleet(snap: Newest, held: Held = None) -> Response:
+        """What all devices have, model by model, and how many nodes take nothing."""
+        tag = context.tag(snap)
+        if holds(held, tag):
+            return unchanged(tag)
+        now_s = context.monotonic_s()
+        body = FleetBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            nodes=len(snap.nodes),
+            closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
+            models=[],
+            overcommitted_bytes=context.overcommitted_bytes(),
+        )
+        return listed(body, "models", _models(snap, now_s), tag)
+
+    return routes
+
+
+@dataclass(slots=True)
+class _Sums:
+    devices: int = 0
+    allocatable_bytes: int = 0
+    promised_bytes: int = 0
+    unowned_bytes: int = 0
+    used_bytes: int = 0
+    fenced: int = 0
+    overcommitted: int = 0
+    #: Only of nodes that take pods.
+    headroom_bytes: int = 0
+    replicas_free: int = 0
+
+    def add(self, terms: DeviceTerms, is_open: bool) -> None:
+        self.devices += 1
+        self.allocatable_bytes += terms.allocatable_bytes
+        self.promised_bytes += terms.promised_bytes + terms.awaited_bytes
+        self.unowned_bytes += terms.unowned_bytes + terms.strays_bytes
+        self.used_bytes += terms.device.used_bytes
+        self.fenced += terms.fence is not None
+        self.overcommitted += terms.headroom_bytes < 0
+        if is_open and terms.fence is None:
+            self.headroom_bytes += max(0, terms.headroom_bytes)
+            self.replicas_free += terms.device.replicas.free
+
+
+def _models(snap: Snapshot, now_s: float) -> list[ModelView]:
+    sums = defaultdict[str, _Sums](_Sums)
+    are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
+    for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
+        for terms in node.devices:
+            sums[terms.device.model].add(terms, is_open)
+    models = [ModelView(model=model, **asdict(each)) for model, each in sums.items()]
+    return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+
+
+def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:
+    """Why nodes take nothing."""
+    counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
+    closed = Counter({why: n for why, n in zip(REASONS, counts, strict=True) if why and n})
+    stale = (snap.node_reason == 0) & (snap.fresh_until_s < now_s)
+    return closed + Counter({Reason.STALE_REPORT: int(stale.sum())})

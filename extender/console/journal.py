@@ -1,0 +1,90 @@
+"""The stream by which other processes follow what this extender decides."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query
+from starlette.responses import Response
+
+from extender.console.context import Context
+from extender.console.events import Impatient
+from extender.observability.journal_stream import Cursor, StateLine, encode
+
+MAX_STREAMS = 8
+#: Between two looks for news, and between two lines without any.
+LOOK_S = 0.25
+STATE_S = 5.0
+#: Lines after which others have a turn.
+_AT_ONCE = 50
+NDJSON = "application/x-ndjson"
+
+AskedReplica = Annotated[
+    str | None, Query(description="The extender that ``after`` was read from.", examples=["6f0c"])
+]
+AskedAfter = Annotated[
+    int,
+    Query(ge=0, description="Version of the last decision that was read.", examples=[1234]),
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    streams = 0
+
+    def state() -> bytes:
+        machinery = context.machinery()
+        return encode(
+            StateLine(
+                context.replica,
+                machinery.version,
+                context.wall_s(),
+                context.cluster.snapshot().generation,
+                context.unready(),
+                context.settings().mode,
+                tuple(context.journal.own.schedulers),
+            )
+        )
+
+    async def pieces(cursor: Cursor) -> AsyncGenerator[bytes]:
+        yield state()
+        silent_s = 0.0
+        while not context.feed.closed:
+            chunk: list[bytes] = []
+            for line in cursor.lines():
+                chunk.append(encode(line))
+                if len(chunk) == _AT_ONCE:
+                    yield b"".join(chunk)
+                    chunk, silent_s = [], STATE_S
+            if chunk or silent_s >= STATE_S:
+                yield b"".join([*chunk, state()])
+                silent_s = 0.0
+            await asyncio.sleep(LOOK_S)
+            silent_s += LOOK_S
+
+    @routes.get(
+        "/v1/journal",
+        responses={
+            200: {"content": {NDJSON: {"schema": {"type": "string"}}}},
+            503: {"description": "Too many read it already"},
+        },
+    )
+    async def journal(replica: AskedReplica = None, after: AskedAfter = 0) -> Response:
+        """Stream decisions, assumed binds and nominations of this extender to consoles, as lines of
+        JSON. A line replaces the earlier lines of its decision; the line of assumed binds and
+        nominations replaces the one before. The stream begins with all decisions on record, or
+        with those after the version ``after``."""
+        nonlocal streams
+        if streams >= MAX_STREAMS:
+            raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
+
+        def left() -> None:
+            nonlocal streams
+            streams -= 1
+
+        streams += 1
+        after = after if replica == context.replica else 0
+        cursor = Cursor(context.journal.own, after, context.assumed)
+        return Impatient(pieces(cursor), left, NDJSON)
+
+    return routes

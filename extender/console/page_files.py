@@ -1,0 +1,55 @@
+"""The page for people: files that are served as they are, and ask the other views.
+
+Nothing of it comes from elsewhere, and a browser is told to load nothing else.
+"""
+
+import hashlib
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException
+from starlette.responses import Response
+
+from extender.console.context import Context
+from extender.console.responses import Held, holds, unchanged
+
+_FOLDER = Path(__file__).parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_FILES = {each.name: each.read_bytes() for each in _FOLDER.iterdir() if each.suffix in _TYPES}
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/", include_in_schema=False)
+    def page(held: Held = None) -> Response:
+        return _file("index.html", held)
+
+    @routes.get("/page/{name}", include_in_schema=False)
+    def file(name: str, held: Held = None) -> Response:
+        if name not in _FILES:
+            raise HTTPException(404, f"the page has no file {name[:80]!r}; the page itself is at /")
+        return _file(name, held)
+
+    return routes
+
+
+def _file(name: str, held: str | None) -> Response:
+    body = _FILES[name]
+    tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    if holds(held, tag):
+        return unchanged(tag)
+    headers = {"ETag": tag, **_HEADERS}
+    return Response(body, media_type=_TYPES[Path(name).suffix], headers=headers)

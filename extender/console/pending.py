@@ -1,0 +1,132 @@
+"""The pods that wait for a GPU, each with what it lacks on the node that comes nearest."""
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from contract.kube import Pod
+from extender.console.bodies import (
+    AskView,
+    Paged,
+    ReasonView,
+    Recomputed,
+    ask_view,
+    obstacle_view,
+    reason_view,
+    stamp,
+)
+from extender.console.context import Context
+from extender.console.explanation_bodies import verdict_of
+from extender.console.responses import AskedPage, listed
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Snapshot
+from extender.state.explained_nodes import feasible
+from extender.state.selectors import Eligible, eligible_nodes, sites
+
+#: Each costs a look at every node.
+PODS = 50
+
+
+class PendingView(Recomputed):
+    namespace: str
+    name: str
+    uid: str
+    #: When it was created; null where that is not known.
+    since: str | None
+    #: Empty where what it asks for cannot be read: ``message`` says why.
+    request: list[AskView]
+    #: Eligible nodes that could take it now.
+    fits: int
+    reasons: list[ReasonView]
+    #: Nodes that it may not run on, by its selectors, affinity, taints and cordon.
+    ineligible: list[ReasonView]
+    #: In one sentence.
+    message: str
+    #: The node that lacks least, and how much; null where memory is not what is lacking.
+    nearest: str | None
+    short_bytes: int | None
+    #: Whether kube-scheduler has asked about it, as far as this replica remembers.
+    asked: bool
+
+
+class PendingBody(Paged):
+    pods: list[PendingView]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+    @routes.get("/v1/pending", response_model=PendingBody)
+    def pending(snap: Newest, page: AskedPage) -> Response:
+        """Pods that wait for a GPU of ours, by namespace and name, 50 at a time unless said."""
+        waiting = {_key(pod): pod for pod in context.cluster.unbound()}
+        after = sorted(key for key in waiting if key > page.after)
+        shown = after[: page.limit or PODS]
+        remaining = len(after) - len(shown)
+        more = shown[-1] if remaining else None
+        body = PendingBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            matching=len(waiting),
+            remaining=remaining,
+            continue_=more,
+            pods=[],
+        )
+        # Pods of one Deployment may run on the same nodes.
+        known: dict[bytes, Eligible] = {}
+        views = (_view(waiting[key], context, snap, known) for key in shown)
+        return listed(body, "pods", views)
+
+    return routes
+
+
+def _key(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligible]) -> PendingView:
+    cluster, metadata = context.cluster, pod.metadata
+    request, decision = cluster.understand(pod), context.journal.of_uid(metadata.uid)
+    view = PendingView(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        since=metadata.creation_timestamp,
+        request=[],
+        fits=0,
+        reasons=[],
+        ineligible=[],
+        message="",
+        nearest=None,
+        short_bytes=None,
+        asked=decision is not None,
+    )
+    if not isinstance(request, VramRequest):
+        return view.model_copy(update={"message": request.message})
+    rows = np.arange(len(snap.nodes), dtype=np.int64)
+    everywhere = fit(request, snap, rows, context.monotonic_s())
+    if (sites_of_pod := sites(pod)) not in known:
+        known[sites_of_pod] = eligible_nodes(pod, snap, cluster.node)
+    offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
+    where = feasible(pod, known[sites_of_pod], everywhere, offered)
+    verdicts = fit(request, snap, where.rows, everywhere.now_s)
+    found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
+    nearest = next(iter(found.nearest), None)
+    schedulers = context.schedulers()
+    _, message = verdict_of(pod, request, found, where, view.asked, schedulers)
+    return view.model_copy(
+        update={
+            "request": [ask_view(ask) for ask in request.containers],
+            "fits": found.fits,
+            "reasons": [reason_view(*each) for each in found.reasons],
+            "ineligible": [obstacle_view(*each) for each in where.obstacles],
+            "message": message,
+            "nearest": nearest.node if nearest else None,
+            "short_bytes": nearest.short_bytes if nearest and not found.fits else None,
+        }
+    )

@@ -1,0 +1,69 @@
+"""Asks the API server whose token it is and what they may: TokenReview, SubjectAccessReview."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kubernetes import client
+
+from extender.console.auth import GetPod, ReviewFailed, Wish
+from extender.kube.client import ApiError, ApiStatus, KubeApi
+from extender.server.client_certificates import User
+
+
+class KubeReviews:
+    """``extender.console.auth.Reviews`` over the API server."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._authentication = client.AuthenticationV1Api(api.client)
+        self._authorization = client.AuthorizationV1Api(api.client)
+
+    def who(self, token: str) -> User | None:
+        review = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token))
+        with self._asking("TokenReview") as timeout:
+            status = self._authentication.create_token_review(
+                review, _request_timeout=timeout
+            ).status
+        if status is None or not status.authenticated or not (user := status.user):
+            return None
+        if not user.username:
+            return None
+        return User(user.username, user.uid or "", tuple(user.groups or ()), user.extra)
+
+    def may(self, user: User, wish: Wish) -> bool:
+        extra = {key: list(values) for key, values in (user.extra or {}).items()}
+        spec = client.V1SubjectAccessReviewSpec(
+            user=user.name, uid=user.uid, groups=list(user.groups), extra=extra or None
+        )
+        if isinstance(wish, GetPod):
+            spec.resource_attributes = client.V1ResourceAttributes(
+                verb="get",
+                version="v1",
+                resource="pods",
+                namespace=wish.namespace,
+                name=wish.name,
+            )
+        else:
+            spec.non_resource_attributes = client.V1NonResourceAttributes(
+                verb=wish.verb, path=wish.path
+            )
+        review = client.V1SubjectAccessReview(spec=spec)
+        with self._asking("SubjectAccessReview") as timeout:
+            status = self._authorization.create_subject_access_review(
+                review, _request_timeout=timeout
+            ).status
+        return status is not None and bool(status.allowed) and not status.denied
+
+    @contextmanager
+    def _asking(self, kind: str) -> Iterator[tuple[float, float]]:
+        try:
+            with self._api.asking(f"create {kind}") as timeout:
+                yield timeout
+        except ApiStatus as err:
+            if err.status == 403:
+                raise ReviewFailed(
+                    f"it lets the extender create no {kind}, see deploy/base/rbac.yaml"
+                ) from err
+            raise ReviewFailed(f"it answers {err.status} to a {kind}") from err
+        except ApiError as err:
+            raise ReviewFailed(f"it did not answer a {kind}") from err

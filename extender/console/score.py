@@ -1,0 +1,208 @@
+"""Why this node, or why not: one pod on one node, beside all others."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, HTTPException, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from extender.console.bodies import Body, Recomputed, stamp
+from extender.console.context import Context
+from extender.console.decision_bodies import DecisionView, Unanswered
+from extender.console.decisions import Sought, decisions
+from extender.console.explanation_bodies import NearestView, nearest_view, not_tried
+from extender.console.requested_pods import pod_named, understood
+from extender.console.responses import UNKNOWN, encoded
+from extender.console.visible_pods import Sees
+from extender.placement.comparison import Comparison, compare
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.fit import fit
+from extender.placement.snapshot import Snapshot
+from extender.state.explained_nodes import AMOUNTS
+from extender.state.selectors import Obstacle, eligible_nodes, not_modeled
+from extender.state.simulation import Trial
+from extender.state.suggestions import blockers
+
+
+class CheckView(BaseModel):
+    reason: str
+    message: str
+    evictable: bool
+
+
+class TermView(BaseModel):
+    name: str
+    #: 0 to 1: how much speaks for the node.
+    value_ratio: float
+    #: As the settings have it (score_weights), and as its part of all weights.
+    weight: float
+    part_ratio: float
+    #: value_ratio times part_ratio; these add up to the score.
+    contribution_ratio: float
+
+
+class LiveScoreView(Recomputed):
+    """As filter and prioritize would answer now, if all eligible nodes were offered."""
+
+    node: NearestView
+    #: Whether kube-scheduler may offer the node, by selector, affinity, taints and cordon.
+    eligible: bool
+    #: Why no scheduler that asks Headroom tries the pod: scheduling gates or another scheduler;
+    #: null if one does.
+    not_tried: str | None
+    #: Checks of kube-scheduler that this answer does not include.
+    not_checked: list[str]
+    #: All that stands in the way, first what filter tells; empty where the pod fits.
+    failing: list[CheckView]
+    score_ratio: float | None
+    terms: list[TermView]
+    #: Eligible nodes on which the pod fits.
+    fits: int
+    #: 1 and the number of nodes with a higher score; null where it does not fit.
+    rank: int | None
+    #: Others of the same score: of those the one with the least memory left comes first.
+    tied: int
+    wins: bool
+    winner: str | None
+    winner_score_ratio: float | None
+
+
+class ScoreBody(Body):
+    namespace: str
+    name: str
+    uid: str
+    bound_to: str | None
+    #: Whether it is weighed as if it had not been bound, and what it uses were free.
+    taken_back: bool
+    live: LiveScoreView
+    #: The last attempt to place the pod, with the best nodes then; null where none was seen.
+    stored: DecisionView | None
+    unanswered: list[Unanswered]
+
+
+PodKey = Annotated[
+    str,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        max_length=512,
+        description="Namespace and name of the pod.",
+        examples=["default/trainer-0"],
+    ),
+]
+NodeName = Annotated[
+    str, Query(max_length=256, description="Any node, also one that refuses.", examples=["gpu-a"])
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    Visible = Annotated[Sees, Depends(context.visible)]
+    cluster = context.cluster
+
+    @routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
+    def score(
+        pod: PodKey,
+        node: NodeName,
+        snap: Newest,
+        sees: Visible,
+    ) -> Response:
+        """Why the pod would go to this node, or would not: every check that fails, or the score by
+        its terms and how it ranks among all nodes. Reckoned anew, beside what was answered."""
+        namespace, _, name = pod.partition("/")
+        of = pod_named(context, namespace, name)
+        request = understood(cluster, of, f"pod {pod}")
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+        if of.node:
+            trial = Trial(cluster, snap, now_s)
+            trial.release(of.metadata.uid)
+            snap = trial.snapshot()
+        if node not in snap.row_of:
+            raise HTTPException(
+                404, f"node {node} is not known; GET /v1/nodes lists those that are"
+            )
+        may_run = eligible_nodes(of, snap, cluster.node)
+        row = snap.row_of[node]
+        # The node itself is compared with the eligible ones, whether it is one or not.
+        rows = np.union1d(may_run.rows, [row])
+        verdicts = fit(request, snap, rows, now_s)
+        weights, market = cluster.rules.weights, cluster.usual.market
+        found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
+        held = blockers(cluster, verdicts, found.node)
+        obstacles = may_run.obstacles.get(row, ())
+
+        def aged(terms: DeviceTerms) -> float | None:
+            return cluster.activities.age_s(terms, now_s, at_s)
+
+        sought = Sought(uid=of.metadata.uid)
+        stored, unanswered = decisions(context, sought, 1, sees)
+        untried = None
+        if not of.node:
+            untried = not_tried(of, bool(stored), context.schedulers())
+        return encoded(
+            ScoreBody(
+                generatedAt=stamp(at_s),
+                snapshot_generation=snap.generation,
+                namespace=namespace,
+                name=name,
+                uid=of.metadata.uid,
+                bound_to=of.node or None,
+                taken_back=bool(of.node),
+                live=_live_view(
+                    found,
+                    obstacles,
+                    untried[1] if untried else None,
+                    [AMOUNTS, *not_modeled(of)],
+                    nearest_view(found.node, aged, held, sees),
+                ),
+                stored=stored[0] if stored else None,
+                unanswered=unanswered,
+            )
+        )
+
+    return routes
+
+
+def _live_view(
+    found: Comparison,
+    obstacles: Sequence[Obstacle],
+    untried: str | None,
+    not_checked: list[str],
+    node: NearestView,
+) -> LiveScoreView:
+    ranked = not obstacles
+    return LiveScoreView(
+        node=node,
+        eligible=ranked,
+        not_tried=untried,
+        not_checked=not_checked,
+        failing=[
+            *(
+                CheckView(reason=each.code, message=each.sentence, evictable=False)
+                for each in obstacles
+            ),
+            *(
+                CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
+                for r in found.failing
+            ),
+        ],
+        score_ratio=found.node.score,
+        terms=[
+            TermView(
+                name=term.name,
+                value_ratio=term.value,
+                weight=term.weight,
+                part_ratio=term.part,
+                contribution_ratio=term.value * term.part,
+            )
+            for term in found.terms
+        ],
+        fits=found.fits - int(not ranked and found.node.reason is None),
+        rank=found.rank if ranked else None,
+        tied=found.tied if ranked else 0,
+        wins=ranked and not untried and bool(found.winner) and found.winner == found.node.node,
+        winner=found.winner if ranked and found.winner else None,
+        winner_score_ratio=found.winner_score if ranked else None,
+    )

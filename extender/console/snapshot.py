@@ -1,0 +1,78 @@
+"""All that decides, to be replayed elsewhere: ``headroom replay``."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+
+from extender.console.bodies import stamp
+from extender.console.context import Context
+from extender.console.responses import JSON, streamed
+from extender.placement.snapshot import Snapshot
+from extender.state.dump import FORMAT, Head, decided, facts, pods, settled
+from extender.state.redaction import Redaction
+
+#: The last about so many pods.
+MOST_DECISIONS = 100
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+Redact = Annotated[
+    bool,
+    Query(description="Numbers instead of names, and no sentences of agents.", examples=["true"]),
+]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get(
+        "/v1/snapshot",
+        response_class=Response,
+        responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
+    )
+    def snapshot(snap: Newest, redact: Redact = False) -> Response:
+        """Nodes, reports, ledgers, pods, rules and the last decisions, in an order that is always
+        the same; no values of variables. ``headroom replay FILE`` says of it what this replica
+        says. But for ``head`` the same state is the same bytes."""
+        head = Head(
+            format=FORMAT,
+            generated_at=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            redacted=redact,
+            now_s=context.monotonic_s(),
+            epoch_s=cluster.epoch_s,
+        )
+        rest, nodes, known = settled(cluster), facts(cluster, snap.nodes), pods(cluster)
+        last = decided(context.journal.latest(MOST_DECISIONS))
+        if redact:
+            names = (terms.name for terms in snap.nodes)
+            hidden = Redaction(cluster.rules, names, cluster.pods(), rest.namespaces)
+            rest, nodes = hidden.settled(rest), map(hidden.facts, nodes)
+            known, last = map(hidden.pod, known), map(hidden.decided, last)
+        sections = {"nodes": nodes, "pods": known, "decisions": last}
+        return streamed(_parts({"head": head, "settled": rest}, sections), JSON)
+
+    return routes
+
+
+def _parts(
+    first: dict[str, msgspec.Struct], sections: Mapping[str, Iterable[object]]
+) -> Iterator[bytes]:
+    """One JSON object, a line for each thing in it."""
+    yield b"{"
+    between = b"\n"
+    for name, one in first.items():
+        yield b'%b"%b": %b' % (between, name.encode(), _encode(one))
+        between = b",\n"
+    for name, things in sections.items():
+        yield b',\n"%b": [' % name.encode()
+        between = b"\n"
+        for thing in things:
+            yield between + _encode(thing)
+            between = b",\n"
+        yield b"]"
+    yield b"\n}\n"

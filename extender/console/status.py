@@ -1,0 +1,201 @@
+"""Whether the machinery is sound."""
+
+from collections import Counter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from extender.console.bodies import Body, stamp
+from extender.console.context import Context
+from extender.console.decision_bodies import Unanswered
+from extender.console.decisions import unheard
+from extender.console.process_bodies import LagView, SettingsView, SourceView, enforcing
+from extender.console.responses import encoded
+from extender.placement.snapshot import Snapshot
+from extender.state.disagreements import Mismatch, mismatches, unreported
+from extender.state.heartbeats import age
+from extender.state.journal import MAX_SHOWN_BYTES
+
+
+class ReportsView(BaseModel):
+    """Nodes by what is heard of their agents."""
+
+    fresh: int
+    stale: int
+    #: They have GPUs, and no agent ever reported any.
+    missing: int
+    #: Of those that ever reported, by the clocks of the nodes.
+    oldest_age_s: float | None
+
+
+class CountsView(BaseModel):
+    nodes: int
+    gpu_nodes: int
+    devices: int
+    devices_fenced: int
+    pods_bound: int
+    pods_waiting: int
+    reservations: int
+
+
+class JournalView(BaseModel):
+    """The journals of all extenders that are followed, together."""
+
+    decisions: int
+    bytes: int
+    #: Besides, pods as kube-scheduler showed them last, for their binds: 3 KiB each as a rule.
+    pods_shown: int
+    pods_shown_bytes: int
+    oldest_age_s: float | None
+    #: The settings that bound each.
+    most_decisions: int
+    most_bytes: int
+    most_shown_bytes: int
+    most_age_s: float
+
+
+class PeerView(BaseModel):
+    """Another extender, by what it said last of itself."""
+
+    replica: str
+    version: str
+    ready: bool
+    not_ready_because: str | None
+    snapshot_generation: int
+    #: As ``settings.mode`` below.
+    mode: str
+    #: Seconds since it was heard of.
+    heard_s: float | None
+
+
+class StatusBody(Body):
+    replica: str
+    version: str
+    python: str
+    started_at: str
+    settings: SettingsView = Field(default_factory=enforcing)
+    ready: bool
+    not_ready_because: str | None
+    sources: list[SourceView]
+    #: Whether something that was heard is not taken in yet.
+    behind: bool
+    reports: ReportsView
+    counts: CountsView
+    #: Pods of which ledger, API server and agents do not say the same, by what.
+    mismatches: dict[str, int]
+    overcommitted_bytes: int
+    journal: JournalView
+    memory_bytes: int | None
+    loop_lag: LagView | None
+    peers: list[PeerView]
+    unanswered: list[Unanswered]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.get("/v1/status", response_model=StatusBody)
+    def status(snap: Newest) -> Response:
+        """Whether this replica sees and decides, how much it holds, whether ledger, API server and
+        agents agree, and how its peers are."""
+        machinery, missing = context.machinery(), context.unready()
+        found = Counter(
+            mismatch.value
+            for gpunode in cluster.gpunodes()
+            for mismatch in mismatches(cluster, gpunode)
+        )
+        body = StatusBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            replica=context.replica,
+            version=machinery.version,
+            python=machinery.python,
+            started_at=stamp(machinery.started_at_s),
+            settings=context.settings(),
+            ready=not missing,
+            not_ready_because=missing or None,
+            sources=machinery.sources,
+            behind=machinery.behind,
+            reports=_reports(snap),
+            counts=_counts(snap),
+            mismatches={each.value: found[each.value] for each in Mismatch},
+            overcommitted_bytes=context.overcommitted_bytes(),
+            journal=_journal(),
+            memory_bytes=machinery.memory_bytes,
+            loop_lag=machinery.loop_lag,
+            peers=[
+                PeerView(
+                    replica=state.replica,
+                    version=state.version,
+                    ready=not state.not_ready_because,
+                    not_ready_because=state.not_ready_because or None,
+                    snapshot_generation=state.generation,
+                    mode=state.mode,
+                    heard_s=each.heard_s and round(each.heard_s, 3),
+                )
+                for each in context.journal.followed()
+                if not (each.trouble or each.is_gone) and (state := each.state) is not None
+            ],
+            unanswered=unheard(context),
+        )
+        return encoded(body)
+
+    def _reports(snap: Snapshot) -> ReportsView:
+        now_s, at_s = context.monotonic_s(), context.wall_s()
+        reported = Counter[bool]()
+        oldest_s: float | None = None
+        missing = sum(unreported(cluster, node) for node in cluster.nodes())
+        for gpunode in cluster.gpunodes():
+            row = snap.row_of.get(gpunode.name)
+            if gpunode.status is None or row is None:
+                continue
+            reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
+            age_s = age(gpunode.status.observed_at, at_s)
+            if age_s is not None:
+                oldest_s = max(age_s, oldest_s or 0.0)
+        return ReportsView(
+            fresh=reported[True],
+            stale=reported[False],
+            missing=missing,
+            oldest_age_s=None if oldest_s is None else round(oldest_s, 3),
+        )
+
+    def _counts(snap: Snapshot) -> CountsView:
+        gpunodes = cluster.gpunodes()
+        pods, waiting = len(cluster.pods()), len(cluster.unbound())
+        columns = snap.columns
+        return CountsView(
+            nodes=len(snap.nodes),
+            gpu_nodes=len(gpunodes),
+            devices=int((columns.replicas >= 0).sum()),
+            devices_fenced=int((columns.fence > 0).sum()),
+            pods_bound=pods - waiting,
+            pods_waiting=waiting,
+            reservations=sum(len(each.spec.reservations) for each in gpunodes),
+        )
+
+    def _journal() -> JournalView:
+        journals = [journal for _, journal in context.journal.each()]
+        bounds = context.journal.own.records.bounds
+        ages_s = [
+            context.wall_s() - oldest_at_s
+            for journal in journals
+            if (oldest_at_s := journal.records.oldest_at_s) is not None
+        ]
+        return JournalView(
+            decisions=sum(len(journal.records) for journal in journals),
+            bytes=sum(journal.records.size_bytes for journal in journals),
+            pods_shown=sum(journal.shown for journal in journals),
+            pods_shown_bytes=sum(journal.shown_bytes for journal in journals),
+            oldest_age_s=round(max(ages_s), 3) if ages_s else None,
+            most_decisions=bounds.decisions,
+            most_bytes=bounds.size_bytes,
+            most_shown_bytes=MAX_SHOWN_BYTES,
+            most_age_s=bounds.age_s,
+        )
+
+    return routes

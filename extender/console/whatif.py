@@ -1,0 +1,372 @@
+"""What would happen if: pods come and go, nodes come and go, on a copy of the cluster."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException
+from starlette.responses import Response
+
+from contract.gpunode import MAX_REPLICAS
+from contract.kube import Pod
+from extender.console.bodies import ask_view, obstacle_view, reason_view, stamp
+from extender.console.context import Context
+from extender.console.explanation_bodies import not_tried
+from extender.console.requested_pods import (
+    NAMESPACE,
+    made_up,
+    of_size,
+    understood,
+    usual_resource,
+)
+from extender.console.responses import encoded
+from extender.console.spaces import space_view
+from extender.console.whatif_bodies import (
+    MOST_NODES,
+    MOST_PODS,
+    PodsAsked,
+    WhatifAsked,
+    WhatifBody,
+    WhatifPlacementView,
+    WhatifRefusalView,
+    WhatifSpaceView,
+)
+from extender.placement.capacity import space
+from extender.placement.fit import fit
+from extender.placement.request import Unreadable, VramRequest
+from extender.placement.snapshot import Snapshot
+from extender.state.cluster_state import ClusterState
+from extender.state.explained_nodes import AMOUNTS
+from extender.state.quotas import QuotaRoom
+from extender.state.selectors import Eligible, eligible_nodes, not_modeled, sites
+from extender.state.simulation import NotPlaced, Placed, Trial
+
+_LIMITS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "More is asked than one answer may cost"},
+    413: {"description": "The body is too large"},
+}
+
+
+#: Namespaces whose ResourceQuotas are read for one question.
+MOST_NAMESPACES = 32
+SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class _NotTried:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A pod to be placed."""
+
+    request: VramRequest
+    #: The pod itself: its selectors, affinity and tolerations decide where it may run.
+    pod: Pod
+    leaves: str | None = None
+    #: Why no scheduler tries it; empty if one does.
+    not_tried: str = ""
+    #: Whether it belongs to a namespace, whose quotas count it.
+    counted: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.namespace}/{self.request.name}"
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter()
+    Newest = Annotated[Snapshot, Depends(context.newest)]
+    cluster = context.cluster
+
+    @routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
+    def whatif(asked: WhatifAsked, snap: Newest) -> Response:
+        """Where these pods would go if these nodes and pods came and went; what is left before and
+        after. Nothing is changed: pods are placed one after another on a copy, by what places them
+        for real. kube-scheduler may prefer other nodes for reasons of its own."""
+        _bounded(asked)
+        now_s = context.monotonic_s()
+        schedulers = context.schedulers()
+        kinds = [list(_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
+        trial = Trial(cluster, snap, now_s)
+        changes = _changes(cluster, trial, asked)
+        coming = [*changes.moving, *(each for kind in kinds for each in kind)]
+        rooms = _rooms(context, coming, changes)
+        told = list(_placed(trial, coming, rooms))
+        sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
+        after = trial.snapshot()
+        placements = [_placement_view(c, p) for c, p in told if isinstance(p, Placed)]
+        refusals = _refusals(told)
+        body = WhatifBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            message=_message(len(placements), refusals),
+            placed=len(placements),
+            refused=len(told) - len(placements),
+            placements=placements,
+            refusals=refusals,
+            added=changes.added,
+            not_checked=_not_checked(coming, rooms),
+            spaces=list(_spaces(cluster, trial, sizes, snap, after, now_s)),
+        )
+        return encoded(body)
+
+    return routes
+
+
+def _bounded(asked: WhatifAsked) -> None:
+    """400 where it would take too long; each is told with its bound."""
+    counts = {
+        "pods": (sum(some.count for some in asked.pods), MOST_PODS),
+        "add": (sum(some.count for some in asked.add), MOST_NODES),
+        "drain": (len(asked.drain), MOST_NODES),
+        "replicas": (len(asked.replicas), MOST_NODES),
+        "release": (len(asked.release), MOST_PODS),
+    }
+    for where, (count, most) in counts.items():
+        if count > most:
+            raise _too_many(where, f"{count} are asked for, at most {most} may be")
+
+
+def _too_many(where: str, why: str) -> HTTPException:
+    return HTTPException(400, f"body {where}: {why}; right is to ask in parts")
+
+
+def _pods(
+    cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
+) -> Iterator[_Coming]:
+    where, why = f"body pods.{number}", None
+    if asked.manifest is None:
+        name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
+        pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
+    else:
+        pod = _of_manifest(asked, number, where)
+        why = not_tried(pod, False, schedulers)
+    request = understood(cluster, pod, where)
+    if asked.manifest is None:
+        request = of_size(request)
+    for n in range(asked.count):
+        # Another uid each: it settles equal scores.
+        suffix = f"-{n}" if asked.count > 1 else ""
+        one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
+        yield _Coming(one, pod, None, why[1] if why else "", asked.manifest is not None)
+
+
+def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
+    if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
+        raise HTTPException(422, f"{where}: the manifest says the size; leave out all but count")
+    try:
+        pod = msgspec.convert(asked.manifest, Pod)
+    except (msgspec.ValidationError, RecursionError) as err:
+        raise HTTPException(
+            422,
+            f"{where}.manifest: {err}; right is a pod as kubectl get pod -o json prints it",
+        ) from err
+    if pod.node:
+        raise HTTPException(422, f"{where}.manifest: spec.nodeName: no scheduler places such a pod")
+    metadata = msgspec.structs.replace(
+        pod.metadata,
+        uid=f"asked-{number}",
+        name=pod.metadata.name or f"asked-{number}",
+        namespace=pod.metadata.namespace or NAMESPACE,
+    )
+    return msgspec.structs.replace(pod, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    #: Names of new nodes.
+    added: list[str] = field(default_factory=list)
+    #: Pods that have to go elsewhere.
+    moving: list[_Coming] = field(default_factory=list)
+    released: list[VramRequest] = field(default_factory=list)
+
+
+def _changes(cluster: ClusterState, trial: Trial, asked: WhatifAsked) -> _Changes:
+    """Change the copy."""
+    changes = _Changes()
+    for key in dict.fromkeys(asked.release):
+        namespace, _, name = key.partition("/")
+        pod = cluster.pod_named(namespace, name)
+        if pod is None or not trial.release(pod.metadata.uid):
+            raise HTTPException(
+                422, f"body release: pod {key} holds no GPU; right is, for example, default/trainer"
+            )
+        request = cluster.understand(pod)
+        if isinstance(request, VramRequest):
+            changes.released.append(request)
+    for node in dict.fromkeys(asked.drain):
+        if node not in trial.snapshot().row_of:
+            raise _no_node("drain", node)
+        for pod in trial.drain(node):
+            request = cluster.understand(pod)
+            if not isinstance(request, Unreadable) and request.asks:
+                changes.moving.append(_Coming(request, pod, node))
+        if len(changes.moving) > MOST_PODS:
+            raise _too_many("drain", f"more than {MOST_PODS} pods would have to move")
+    for node, count in asked.replicas.items():
+        if not 1 <= count <= MAX_REPLICAS:
+            raise HTTPException(
+                422, f"body replicas.{node}: {count}; right is 1 to {MAX_REPLICAS}, as in 8"
+            )
+        try:
+            trial.set_replicas(node, count)
+        except KeyError as err:
+            raise _no_node("replicas", node) from err
+        except ValueError as err:
+            raise HTTPException(422, f"body replicas.{node}: {count}, but {err}") from err
+    for new in asked.add:
+        try:
+            changes.added.extend(trial.add(new.like, new.count))
+        except KeyError as err:
+            raise _no_node("add.like", new.like) from err
+    return changes
+
+
+def _no_node(where: str, node: str) -> HTTPException:
+    return HTTPException(
+        422,
+        f"body {where}: of node {node} no GPUs are known; GET /v1/nodes lists those that are",
+    )
+
+
+def _rooms(context: Context, coming: Sequence[_Coming], changes: _Changes) -> dict[str, QuotaRoom]:
+    """Reads the quotas of each namespace before the pods are created. A namespace whose quotas
+    cannot be read is missing."""
+    wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
+    rooms: dict[str, QuotaRoom] = {}
+    for namespace in islice(wanted, MOST_NAMESPACES):
+        if (quotas := context.quotas(namespace)) is not None:
+            rooms[namespace] = QuotaRoom(quotas)
+    for request in (*changes.released, *(each.request for each in changes.moving)):
+        if request.namespace in rooms:
+            rooms[request.namespace].give_back(request)
+    return rooms
+
+
+def _not_checked(coming: Sequence[_Coming], rooms: Mapping[str, QuotaRoom]) -> list[str]:
+    known = all(each.counted and each.request.namespace in rooms for each in coming)
+    checks = [AMOUNTS, SOME_QUOTAS if known else "ResourceQuotas"]
+    return list(dict.fromkeys([*checks, *(c for each in coming for c in not_modeled(each.pod))]))
+
+
+def _placed(
+    trial: Trial, coming: list[_Coming], rooms: Mapping[str, QuotaRoom]
+) -> Iterator[tuple[_Coming, Placed | NotPlaced | _NotTried]]:
+    rows: dict[bytes, Eligible] = {}
+    for each in coming:
+        room = rooms.get(each.request.namespace) if each.counted else None
+        if why := each.not_tried or (room.take(each.request) if room else ""):
+            yield each, _NotTried(why)
+            continue
+        may_run = sites(each.pod)
+        if may_run not in rows:
+            rows[may_run] = trial.eligible(each.pod)
+        yield each, trial.place(each.request, rows[may_run])
+
+
+def _placement_view(coming: _Coming, placed: Placed) -> WhatifPlacementView:
+    charges = placed.placement.charges
+    beyond = {uuid for charge in charges for uuid in charge.beyond}
+    sizes = {
+        uuid: count
+        for charge in charges
+        for uuid, count in charge.candidates.items()
+        if uuid not in beyond
+    }
+    return WhatifPlacementView(
+        pod=coming.name,
+        leaves=coming.leaves,
+        node=placed.node,
+        score_ratio=placed.score,
+        devices=sorted(sizes),
+        most_bytes=max(sizes.values(), default=0),
+    )
+
+
+def _refusals(
+    told: list[tuple[_Coming, Placed | NotPlaced | _NotTried]],
+) -> list[WhatifRefusalView]:
+    alike: dict[object, tuple[NotPlaced | _NotTried, list[_Coming]]] = {}
+    for coming, outcome in told:
+        if isinstance(outcome, Placed):
+            continue
+        if isinstance(outcome, _NotTried):
+            why: object = outcome.why
+        else:
+            why = tuple(outcome.reasons.items()), tuple(outcome.ineligible)
+        key = coming.leaves, why, coming.request.kind
+        alike.setdefault(key, (outcome, []))[1].append(coming)
+    return [_refusal_view(outcome, pods) for outcome, pods in alike.values()]
+
+
+def _refusal_view(outcome: NotPlaced | _NotTried, pods: list[_Coming]) -> WhatifRefusalView:
+    view = WhatifRefusalView(
+        pods=[each.name for each in pods],
+        leaves=pods[0].leaves,
+        not_tried=None,
+        reasons=[],
+        ineligible=[],
+    )
+    if isinstance(outcome, _NotTried):
+        view.not_tried = outcome.why
+        return view
+    reasons = sorted(outcome.reasons.items(), key=lambda pair: -pair[1])
+    view.reasons = [reason_view(*pair) for pair in reasons]
+    view.ineligible = [obstacle_view(*pair) for pair in outcome.ineligible]
+    return view
+
+
+def _message(placed: int, refusals: list[WhatifRefusalView]) -> str:
+    refused = sum(len(each.pods) for each in refusals)
+    if not placed and not refused:
+        return "no pod is asked about, and none has to move"
+    if not refused:
+        return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
+    whys = dict.fromkeys(_first_reason(each) for each in refusals)
+    why = "; ".join(filter(None, whys)) or "there is no node"
+    if not placed:
+        which = "the pod is not" if refused == 1 else f"none of the {refused} pods is"
+        return f"{which} placed: {why}"
+    are = "are" if placed > 1 else "is"
+    return f"{placed} of {placed + refused} pods {are} placed; most others meet: {why}"
+
+
+def _first_reason(refusal: WhatifRefusalView) -> str:
+    if refusal.not_tried:
+        return refusal.not_tried
+    return next((each.message for each in (*refusal.reasons, *refusal.ineligible)), "")
+
+
+def _usual(cluster: ClusterState) -> _Coming:
+    pod = made_up("asked", "", 1, usual_resource(cluster))
+    return _Coming(of_size(understood(cluster, pod, "setting resources")), pod)
+
+
+def _spaces(
+    cluster: ClusterState,
+    trial: Trial,
+    sizes: list[_Coming],
+    before: Snapshot,
+    after: Snapshot,
+    now_s: float,
+) -> Iterator[WhatifSpaceView]:
+    for each in sizes:
+        request = each.request
+        was, will = (
+            space(fit(request, snap, rows, now_s))
+            for snap, rows in (
+                (before, eligible_nodes(each.pod, before, cluster.node).rows),
+                (after, trial.eligible(each.pod).rows),
+            )
+        )
+        yield WhatifSpaceView(
+            request=ask_view(request.containers[0]),
+            before=space_view(was),
+            after=space_view(will),
+            fullness_before=was.fullness,
+            fullness_after=will.fullness,
+        )

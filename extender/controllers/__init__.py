@@ -1,0 +1,1 @@
+"""Background loops: each module watches the state and acts on one subject."""

@@ -1,0 +1,72 @@
+"""Has every notice told once by this replica, a few at a time; all of it may be lost or done twice
+without harm."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+
+import structlog
+
+from extender.bounded import Bounded
+from extender.observability.metrics import Telemetry
+from extender.state.notices import Notice
+
+log = structlog.get_logger()
+
+#: Each is a write; the others come with the next round.
+AT_ONCE = 64
+REMEMBERED = 10_000
+LOOKED_AT_TOGETHER = 64
+
+#: Tells it; whether it need not be tried again.
+Post = Callable[[Notice], bool]
+
+
+def counted(post: Post, telemetry: Telemetry) -> Post:
+    def post_and_count(notice: Notice) -> bool:
+        told = post(notice)
+        telemetry.events.labels(notice.reason, "told" if told else "failed").inc()
+        return told
+
+    return post_and_count
+
+
+class Announcing:
+    def __init__(self, post: Post, pool: Executor) -> None:
+        self._post = post
+        self._pool = pool
+        self._told: Bounded[tuple[str, str, str], None] = Bounded(REMEMBERED)
+
+    async def tell(self, notices: Iterable[Notice]) -> None:
+        untold: dict[tuple[str, str, str], Notice] = {}
+        for number, notice in enumerate(notices):
+            if (key := _key(notice)) not in self._told:
+                untold[key] = notice
+            if len(untold) == AT_ONCE:
+                break
+            if number % LOOKED_AT_TOGETHER == 0:
+                await asyncio.sleep(0)  # kube-scheduler's calls do not wait for all of them
+        loop = asyncio.get_running_loop()
+
+        async def one(key: tuple[str, str, str], notice: Notice) -> None:
+            if await loop.run_in_executor(self._pool, self._post, notice):
+                self._told[key] = None
+                log.warning("noticed", **told(notice))
+
+        await asyncio.gather(*(one(*each) for each in untold.items()))
+
+
+def told(notice: Notice) -> dict[str, str]:
+    """What a log says of it."""
+    about = notice.about
+    return {
+        "kind": about.kind,
+        "name": f"{about.namespace}/{about.name}" if about.namespace else about.name,
+        "uid": about.uid,
+        "reason": notice.reason,
+        "message": notice.message,
+    }
+
+
+def _key(notice: Notice) -> tuple[str, str, str]:
+    return notice.about.uid, notice.reason, notice.key

@@ -1,0 +1,77 @@
+"""One replica's part in sending pods away that have no room where they are."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from contract.gpunode import EVICTED, GPUNode
+from contract.kube import Pod
+from extender.errors import StoreError
+from extender.ledger.eviction import Evictions
+from extender.observability.metrics import Telemetry
+from extender.state.changes import BackOffEnded, Event
+from extender.state.cluster_state import ClusterState
+
+log = structlog.get_logger()
+
+
+class Evicting:
+    """Looks at what this replica has seen, and leaves the rest to ``evictions``; whatever fails is
+    found again the next time."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        evictions: Evictions,
+        telemetry: Telemetry,
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self._cluster = cluster
+        self._evictions = evictions
+        self._telemetry = telemetry
+        self._deliver = deliver
+        #: Pods that were told that they are stuck, as long as they are.
+        self._told: frozenset[str] = frozenset()
+
+    async def once(self) -> None:
+        now_s = time.monotonic()
+        if over := self._cluster.back_offs.over(now_s):
+            self._deliver([BackOffEnded(node) for node in over])
+        stuck: set[str] = set()
+        for name in self._cluster.crowded:
+            gpunode = self._cluster.gpunode(name)
+            if gpunode is None:
+                continue
+            found = self._cluster.misplaced(gpunode, now_s)
+            stuck |= found.stuck
+            if found.leave or _marked(gpunode):
+                await self._send_away(name)
+            await asyncio.sleep(0)  # kube-scheduler's calls do not wait for a look at all of them
+        for uid in stuck - self._told:
+            if (pod := self._cluster.pod(uid)) is not None:
+                await self._tell(pod)
+        self._told = frozenset(stuck)
+
+    async def _send_away(self, node: str) -> None:
+        try:
+            sent = await self._evictions.send_away(node)
+        except StoreError as err:
+            log.warning("eviction_failed", node=node, message=str(err))
+            return
+        for uid in sent.evicted:
+            self._telemetry.evictions.labels("evicted").inc()
+            log.warning("pod_evicted", node=node, pod_uid=uid, reason="no room on its GPU")
+        for uid, message in sent.refused:
+            self._telemetry.evictions.labels("refused").inc()
+            log.warning("eviction_refused", node=node, pod_uid=uid, message=message)
+
+    async def _tell(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
+        await self._evictions.tell_stuck(pod)
+
+
+def _marked(gpunode: GPUNode) -> bool:
+    return any(EVICTED in promise.flags for promise in gpunode.spec.reservations.values())

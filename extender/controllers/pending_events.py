@@ -1,0 +1,108 @@
+"""Tells the authors of refused pods why, in the background: a few a second, each pod now and then,
+and only what is new.
+
+It is the replica that refused a pod that tells, since it knows the decision. Where another one
+takes over, it tells each pod once more, in the same Event. All that is remembered may be lost.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import structlog
+
+from contract.kube import Pod
+from extender.controllers.event_recorder import Post
+from extender.observability.pending_metrics import EVERY_S, PendingPods
+from extender.periodic import Loops
+from extender.placement.snapshot import Snapshot
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision, Journal
+from extender.state.pending_pods import Explaining, Pending
+
+log = structlog.get_logger()
+
+#: Between two looks at a pod, and so at least between two changes of its Event.
+AGAIN_AFTER_S = 60.0
+#: In one round no other pod is begun with after so long.
+SPENT_S = 0.1
+
+
+@dataclass(slots=True)
+class _Told:
+    looked_at_s: float
+    message: str = ""
+
+
+class Telling:
+    """``post`` writes an Event, on a thread of ``pool``; None where nobody is to be told.
+
+    At most ``per_round`` pods are explained and told in one round.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        journal: Journal,
+        post: Post | None,
+        per_round: int,
+        pool: Executor,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._post = post
+        self._per_round = per_round if post is not None else 0
+        self._pool = pool
+        self._monotonic_s = monotonic_s
+        #: Uid -> what was told.
+        self._told: dict[str, _Told] = {}
+        self._pods = PendingPods(cluster, journal.of_uid)
+
+    @property
+    def pending(self) -> Pending:
+        """Who waits, as of the last round."""
+        return self._pods.pending
+
+    def at_most(self, per_round: int) -> None:
+        """From now on tell so many in one round."""
+        self._per_round = per_round if self._post is not None else 0
+
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        loops.start("waiting", lambda: self.once(self._monotonic_s()), EVERY_S, unready=unready)
+
+    async def once(self, now_s: float) -> None:
+        """One round: see who waits, and tell those whose turn it is."""
+        there = {pod.metadata.uid for pod in self._cluster.unbound()}
+        self._told = {uid: told for uid, told in self._told.items() if uid in there}
+        due: list[tuple[float, str, Pod, Decision]] = []
+        for pod, decision in await self._pods.once():
+            uid = pod.metadata.uid
+            told = self._told.get(uid)
+            if told is None or now_s - told.looked_at_s >= AGAIN_AFTER_S:
+                due.append((told.looked_at_s if told else -1.0, uid, pod, decision))
+        if self._per_round and due:
+            first = heapq.nsmallest(self._per_round, due, key=lambda each: each[:2])
+            turn = [(pod, decision) for *_, pod, decision in first]
+            snap, loop = self._cluster.snapshot(), asyncio.get_running_loop()
+            await loop.run_in_executor(self._pool, self._tell, turn, snap, now_s)
+
+    def _tell(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
+        assert self._post is not None
+        explaining = Explaining(self._cluster, snap, now_s)
+        until_s = self._monotonic_s() + SPENT_S
+        for pod, decision in turn:
+            if self._monotonic_s() > until_s:
+                return  # of a large fleet each kind of request takes a while
+            again = pod.metadata.uid in self._told
+            told = self._told.setdefault(pod.metadata.uid, _Told(now_s))
+            told.looked_at_s = now_s
+            notice = explaining.notice(pod, decision, again)
+            if notice is None or notice.message == told.message:
+                continue
+            if not self._post(notice):
+                told.looked_at_s = -1.0
+                return  # who does not answer now will not answer for the others
+            told.message = notice.message

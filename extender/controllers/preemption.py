@@ -1,0 +1,171 @@
+"""One replica's part in making room: it tells who leaves for whom, and, where it may, has pods
+leave for one that only GPU memory keeps from a node.
+
+kube-scheduler asks who has to leave only where it finds something short itself. Of a pod that it
+says waits for us, that we refused lately, and for which nobody leaves yet, it has found nothing: it
+has looked for victims before it wrote that the pod waits.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import structlog
+
+from contract.kube import Pod
+from extender.bounded import Bounded
+from extender.controllers.event_recorder import Post
+from extender.ledger.preemption_writer import RoomMaker
+from extender.observability.metrics import Telemetry
+from extender.periodic import Loops
+from extender.state.cluster_state import ClusterState
+from extender.state.decision_records import Preempted
+from extender.state.journal import Journal, micros
+from extender.state.nominations import priority
+from extender.state.notices import Notice, pod_subject
+from extender.state.preemption import Preemption, may_preempt, preemption
+from extender.state.preemption_report import recorded, summary
+from extender.state.requeue_hints import refused_by_us
+
+log = structlog.get_logger()
+
+EVERY_S = 1.0
+#: So long after it was refused kube-scheduler has written down what it made of that.
+SETTLED_S = 0.5
+#: A pod that nobody can leave for, or whose victims may not be evicted, is looked at again so late.
+AGAIN_AFTER_S = 15.0
+#: Pods that are looked at in one round, the most important first.
+AT_ONCE = 4
+#: What was told is remembered of so many pods.
+REMEMBERED = 1024
+VICTIM, NEWCOMER = "LeavesForGPUMemory", "OthersLeaveGPU"
+
+
+class Preempting:
+    """``refused`` names the nodes that passed kube-scheduler's filters for a pod as filter saw it
+    last here, and that were refused for what others' leaving could cure; ``maker`` is None where
+    nobody is to be evicted by us; ``post`` writes an Event, on a thread of ``pool``."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        journal: Journal,
+        telemetry: Telemetry,
+        refused: Callable[[str], Sequence[str]],
+        maker: RoomMaker | None,
+        post: Post,
+        pool: Executor,
+    ) -> None:
+        self._cluster = cluster
+        self._journal = journal
+        self._telemetry = telemetry
+        self._refused = refused
+        self._maker = maker
+        self._post = post
+        self._pool = pool
+        #: Uid of a pod -> when it is looked at again, on the monotonic clock.
+        self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
+        #: Uid of a pod -> the decision that was told of.
+        self._told: Bounded[str, str] = Bounded(REMEMBERED)
+
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        loops.start("preemption", self.once, EVERY_S, unready=unready)
+
+    async def once(self) -> None:
+        await self._tell()
+        if self._maker is None:
+            return
+        now_s = time.monotonic()
+        for pod in self._waiting(now_s)[:AT_ONCE]:
+            await self._make_room(self._maker, pod)
+
+    def _waiting(self, now_s: float) -> list[Pod]:
+        """Those that could have others leave, the most important and oldest first."""
+        held = {pod.metadata.uid for pods in self._cluster.nominees(now_s).values() for pod in pods}
+        found: list[Pod] = []
+        for pod in self._cluster.unbound():
+            uid = pod.metadata.uid
+            decision = self._journal.of_uid(uid)
+            if (
+                uid not in held
+                and decision is not None
+                and not decision.fits
+                and abs(time.time() - decision.at_s) > SETTLED_S
+                and self._not_before_s.get(uid, now_s) <= now_s
+                and may_preempt(pod)
+                and not pod.metadata.deletion_timestamp
+                and refused_by_us(pod)
+            ):
+                found.append(pod)
+        return sorted(
+            found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
+        )
+
+    async def _make_room(self, maker: RoomMaker, pod: Pod) -> None:
+        uid, began_s = pod.metadata.uid, time.monotonic()
+        self._remember_not_before(uid, began_s + AGAIN_AFTER_S)
+        refused = self._refused(uid)
+        found = preemption(self._cluster, pod, {}, refused, began_s, without_violations=True)
+        best = found.best
+        if best is None or best.leaving_anyway:
+            return  # nobody can help, or there is room soon anyway
+        part = self._note(pod, found, len(refused), time.monotonic() - began_s)
+        made = await maker.make_room(pod, best.node, best.pods)
+        log.info(
+            "room_made" if made.begun else "no_room_made",
+            pod_uid=uid,
+            node=best.node,
+            victims=list(best.uids),
+            evicted=[victim.metadata.uid for victim in made.evicted],
+            message=made.refused,
+        )
+        if made.begun:
+            self._telemetry.preemptions.labels("controller").inc()
+            await self._announce(pod, part)
+        outcomes = self._telemetry.evictions
+        outcomes.labels("evicted").inc(len(made.evicted))
+        if made.refused:
+            outcomes.labels("refused").inc()
+
+    def _note(self, pod: Pod, found: Preemption, offered: int, took_s: float) -> Preempted:
+        part = recorded(found, time.time(), micros(took_s), 0, 1, "controller")
+        decision = self._journal.of_uid(pod.metadata.uid)
+        self._journal.note(decision.pod if decision else pod, part, part.at_s)
+        return part
+
+    async def _tell(self) -> None:
+        """Of those for whom kube-scheduler has others leave, as soon as it says so."""
+        for pods in self._cluster.nominees(time.monotonic()).values():
+            for pod in pods:
+                uid = pod.metadata.uid
+                decided = self._journal.preempted_for(uid)
+                if decided is None or not (pod.status and pod.status.nominated_node_name):
+                    continue
+                which, part = decided
+                if part.node == pod.status.nominated_node_name and self._told.get(uid) != which:
+                    await self._announce(pod, part)
+
+    async def _announce(self, pod: Pod, part: Preempted) -> None:
+        uid = pod.metadata.uid
+        decided = self._journal.preempted_for(uid)
+        which = decided[0] if decided else ""
+        notices = [Notice(pod_subject(pod), NEWCOMER, summary(part), which, decision_id=which)]
+        for victim in part.victims:
+            leaves = self._cluster.pod(victim.uid)
+            if leaves is not None:
+                # Its uid alone, as in kube-scheduler's Event: the reader may not get that pod.
+                message = (
+                    f"Leaves node {part.node} for pod {uid}, which has a higher priority and needs "
+                    "the memory of its GPU."
+                )
+                notices.append(
+                    Notice(pod_subject(leaves), VICTIM, message, which, decision_id=which)
+                )
+        loop = asyncio.get_running_loop()
+        for notice in notices:
+            await loop.run_in_executor(self._pool, self._post, notice)
+        self._told[uid] = which
+
+    def _remember_not_before(self, uid: str, until_s: float) -> None:
+        self._not_before_s[uid] = until_s

@@ -1,0 +1,138 @@
+"""One replica's part in having kube-scheduler try refused pods again, when there is room for them.
+
+Whom it is worth trying is told by ``cluster.waking``; here it is decided when to look.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from contract.kube import Pod
+from extender.errors import StoreError
+from extender.ledger.protocol import Ledger
+from extender.observability.metrics import Telemetry
+from extender.periodic import Loops
+from extender.state.changes import Event, PodSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+from extender.state.requeue_hints import Waking, refused_by_us
+
+log = structlog.get_logger()
+
+#: Between two looks at the pods that wait; what gets room meanwhile is looked at together.
+EVERY_S = 0.25
+#: Between two looks where nobody is known to wait, and nothing got room.
+IDLE_S = 5.0
+#: Pods that are written to at once: connections are left for binds.
+WOKEN_AT_ONCE = 8
+#: A look goes on for so long before others have a turn.
+LOOK_S = 0.003
+
+
+class Retrying:
+    """``unready`` says why nothing can be decided yet, "" when it can; ``observes``: whether nobody
+    is refused any more; ``name`` begins the ids of what this process writes."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        journal: Journal,
+        telemetry: Telemetry,
+        unready: Callable[[], str],
+        observes: Callable[[], bool],
+        name: str,
+    ) -> None:
+        self._cluster = cluster
+        self._journal = journal
+        self._telemetry = telemetry
+        self._unready = unready
+        self._observes = observes
+        self._name = name
+        self._waking = Waking()
+        self._wanted = asyncio.Event()
+        self._latest_room = 0
+        #: Uids of those that were refused and are tried again since we only observe.
+        self._released: set[str] = set()
+        self._turns = asyncio.Semaphore(WOKEN_AT_ONCE)
+
+    def took(self, events: Sequence[Event]) -> None:
+        """These have come: one may tell of a pod that waits for room."""
+        if any(map(_was_refused, events)):
+            self.look_soon()
+
+    def weighed(self) -> None:
+        """Something was weighed: there may be more room."""
+        if self._cluster.latest_room != self._latest_room:
+            self._latest_room = self._cluster.latest_room
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        self._wanted.set()
+
+    def start(self, loops: Loops, ledger: Ledger) -> None:
+        async def look() -> None:
+            await self.once(ledger)
+            if self._waking.pending:
+                self._wanted.set()
+
+        loops.start("wakes", look, IDLE_S, self._wanted, EVERY_S)
+
+    async def once(self, ledger: Ledger) -> None:
+        if self._unready():
+            return
+        if self._observes():
+            await self._release(ledger)
+            return
+        self._released.clear()
+        wakes: list[asyncio.Task[bool]] = []
+        resumed_s = now_s = time.monotonic()
+        for named in self._waking.look(self._cluster, self._journal, now_s, time.time()):
+            if named is not None:
+                wakes.append(asyncio.create_task(self._wake(ledger, named)))
+            elif time.monotonic() - resumed_s > LOOK_S:
+                await asyncio.sleep(0)  # kube-scheduler's calls do not wait for the whole of it
+                resumed_s = time.monotonic()
+        await asyncio.gather(*wakes)
+        if wakes:
+            log.info("pods_woken", pods=len(wakes))
+
+    async def _release(self, ledger: Ledger) -> None:
+        """Have kube-scheduler try all who were refused before we only observed, once each."""
+        unbound = self._cluster.unbound()
+        self._released &= {pod.metadata.uid for pod in unbound}
+        refused = (pod for pod in unbound if refused_by_us(pod))
+        held = [pod for pod in refused if pod.metadata.uid not in self._released]
+        await asyncio.gather(*(self._release_one(ledger, pod) for pod in held))
+        if held:
+            log.info("pods_released", pods=len(held))
+
+    async def _release_one(self, ledger: Ledger, pod: Pod) -> None:
+        if await self._wake(ledger, pod):
+            self._released.add(pod.metadata.uid)
+
+    async def _wake(self, ledger: Ledger, pod: Pod) -> bool:
+        """Whether it is done; whatever fails, the next look finds the pod again."""
+        try:
+            async with self._turns:
+                retry = await ledger.wake(pod)
+        except Exception as err:
+            self._waking.missed(pod.metadata.uid)
+            self._telemetry.wakes.labels("failed").inc()
+            if not isinstance(err, StoreError):
+                raise
+            log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+            return False
+        ours = retry is not None and retry.startswith(self._name)
+        self._telemetry.wakes.labels("woken" if ours else "overtaken").inc()
+        if retry is not None:
+            self._waking.woken(pod.metadata.uid, retry)
+        return True
+
+
+def _was_refused(event: Event) -> bool:
+    """Whether it may tell of a pod that waits for room."""
+    if isinstance(event, PodSeen):
+        return not event.pod.node and refused_by_us(event.pod)
+    return isinstance(event, Relisted)

@@ -1,0 +1,1 @@
+"""`headroom doctor`: reads the cluster and reports what costs safety or memory."""

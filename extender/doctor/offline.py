@@ -1,0 +1,57 @@
+"""What a doctor looks at, put together as an extender would hold it."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from contract.kube import Namespace, Node
+from extender.config.fleet_file import Fleet
+from extender.config.settings import Settings
+from extender.doctor.environment import Surroundings, examine_surroundings
+from extender.doctor.findings import Finding
+from extender.doctor.rules import examine
+from extender.doctor.scheduler_config import examine_scheduler, offered_resources
+from extender.errors import BadSettings
+from extender.state.changes import Event, GPUNodeSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.version import own_version
+
+
+def fleet_events(fleet: Fleet) -> list[Event]:
+    """The nodes of a fleet, all of them idle; it has no pods."""
+    now_s = time.monotonic()
+    return [
+        Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s),
+        Relisted(Node, tuple(fleet.kube_nodes()), now_s),
+        *(GPUNodeSeen(gpunode, now_s) for gpunode in fleet.gpunodes(datetime.now(UTC))),
+    ]
+
+
+def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
+    state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
+    state.apply(events)
+    return examine(state, time.monotonic(), own_version())
+
+
+def diagnose_around(settings: Settings, around: Surroundings) -> list[Finding]:
+    rules, best_only = settings.rules, settings.filter_best_only
+    deadline_s = settings.bind_deadline_s
+    return examine_surroundings(around, rules.manages, own_version(), best_only, deadline_s)
+
+
+def diagnose_scheduler(settings: Settings, path: Path, nodes: Sequence[Node] = ()) -> list[Finding]:
+    """Examines the file that kube-scheduler is started with, beside what ``nodes`` offer. Raises
+    ``BadSettings``."""
+    manages = settings.rules.manages
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        offered = offered_resources(nodes, manages)
+        best_only, deadline_s = settings.filter_best_only, settings.bind_deadline_s
+        return examine_scheduler(config, manages, best_only, offered, deadline_s)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as err:
+        raise BadSettings(f"{path}: it cannot be read: {err}") from err
+    except BadSettings as err:
+        raise BadSettings(f"{path}: {err}") from err

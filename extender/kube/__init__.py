@@ -1,0 +1,1 @@
+"""The Kubernetes API: clients, reflectors, and the resources that Headroom watches."""

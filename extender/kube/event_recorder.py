@@ -1,0 +1,100 @@
+"""Writes Kubernetes Events, each once, however many replicas have the same to tell.
+
+An Event's name is made of what it is about, the reason and the occurrence, so that the second who
+writes it is told that it exists. One whose message follows what it is about is applied: it is one
+object, of which the last writer's words stand. Nothing hangs on an Event; what fails is tried again
+by whoever looks next.
+"""
+
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from contract.decision import DECISION
+from extender.kube.client import ApiError, ApiStatus, KubeApi
+from extender.state.notices import Notice
+
+log = structlog.get_logger()
+
+COMPONENT = "headroom"
+#: What the API server takes of a message.
+_MESSAGE_CHARS = 1024
+#: Where the API server takes Events on what is in no namespace.
+_NODES_NAMESPACE = "default"
+#: Answers after which it may be accepted later.
+_LATER = (408, 429)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class KubeEvents:
+    """Blocks; may be called from any thread. ``wall_s`` is the time in Unix seconds."""
+
+    def __init__(self, api: KubeApi, wall_s: Callable[[], float]) -> None:
+        self._api = api
+        self._wall_s = wall_s
+
+    def post(self, notice: Notice) -> bool:
+        """Whether it is told, or never will be; else it should be tried again."""
+        try:
+            self._write(notice)
+        except ApiStatus as err:
+            if err.status == 409:
+                return True  # another replica was faster
+            if err.status in _LATER or err.status >= 500:
+                return False
+            # As in a namespace that is being deleted.
+            log.warning("event_refused", uid=notice.about.uid, message=str(err))
+            return True
+        except ApiError:
+            return False
+        return True
+
+    def _write(self, notice: Notice) -> None:
+        namespace = notice.about.namespace or _NODES_NAMESPACE
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+        body = _encode(self._event(notice, namespace))
+        if notice.follows:
+            self._api.call(
+                "PATCH",
+                f"{path}/{event_name(notice)}",
+                query={"fieldManager": COMPONENT, "force": "true"},
+                body=body,
+                content_type="application/apply-patch+yaml",  # of which JSON is a part
+            )
+        else:
+            self._api.call("POST", path, body=body)
+
+    def _event(self, notice: Notice, namespace: str) -> dict[str, object]:
+        about = notice.about
+        now = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        regarding = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
+        if about.namespace:
+            regarding["namespace"] = about.namespace
+        metadata: dict[str, object] = {"namespace": namespace, "name": event_name(notice)}
+        if notice.decision_id:
+            metadata["annotations"] = {DECISION: notice.decision_id}
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": metadata,
+            "involvedObject": regarding,
+            "type": "Warning",
+            "reason": notice.reason,
+            "message": notice.message[:_MESSAGE_CHARS],
+            "source": {"component": COMPONENT},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+
+
+def event_name(notice: Notice) -> str:
+    """The same on every replica, another for each occurrence; a name that the server takes."""
+    what = "\n".join((notice.about.uid, notice.reason, notice.key))
+    digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+    return f"{notice.about.name[:200].rstrip('-.')}.{digest}"

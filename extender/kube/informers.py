@@ -1,0 +1,70 @@
+"""Runs one reflector a kind against one API server, from start to stop."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from extender.kube.client import KubeApi
+from extender.kube.reflector import DEFAULT_PACE, Deliver, Pace, Reflector
+from extender.kube.resources import Kind
+from extender.kube.watch_health import Health
+
+log = structlog.get_logger(__name__)
+
+
+class KubernetesSources:
+    """Watches ``kinds``, each in a thread of its own.
+
+    ``deliver`` is called from those threads, several at a time, with the events of one kind in
+    their order; it should hand them over and return.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        deliver: Deliver,
+        kinds: Sequence[Kind],
+        *,
+        pace: Pace = DEFAULT_PACE,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._reflectors = {
+            kind.name: Reflector(kind, api, deliver, pace=pace, clock=clock, jitter=jitter)
+            for kind in kinds
+        }
+        self._threads = [
+            threading.Thread(target=reflector.run, name=f"watch-{name}", daemon=True)
+            for name, reflector in self._reflectors.items()
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Stop every watch and wait for the threads, ``timeout_s`` seconds in all.
+
+        A thread that waits for an answer to a list outlives that; it delivers nothing that matters
+        any more, and does not keep the process.
+        """
+        for reflector in self._reflectors.values():
+            reflector.stop()
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+                if thread.is_alive():
+                    log.warning("source_still_stopping", thread=thread.name)
+
+    @property
+    def synced(self) -> bool:
+        """Whether every kind was listed completely at least once."""
+        return all(health.synced for health in self.health)
+
+    @property
+    def health(self) -> list[Health]:
+        return [reflector.health for reflector in self._reflectors.values()]

@@ -1,0 +1,28 @@
+"""Reads the ResourceQuotas of a namespace when somebody asks for an explanation."""
+
+from collections.abc import Callable
+
+import msgspec
+from kubernetes import client
+
+from extender.kube.client import KubeApi
+from extender.state.quotas import ResourceQuota
+
+#: Quotas that are read of one namespace.
+MAX_QUOTAS = 100
+
+
+class KubeQuotas:
+    """Blocks; may be called from any thread. Raises ``ApiError`` and ``msgspec.MsgspecError``."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._core = client.CoreV1Api(api.client)
+
+    def of(self, namespace: str) -> list[ResourceQuota]:
+        with self._api.asking(f"list ResourceQuotas of {namespace}") as timeout:
+            found = self._core.list_namespaced_resource_quota(
+                namespace, limit=MAX_QUOTAS, _request_timeout=timeout
+            )
+        serialized: Callable[[object], object] = self._api.client.sanitize_for_serialization
+        return msgspec.convert(serialized(found.items), list[ResourceQuota])

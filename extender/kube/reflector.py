@@ -1,0 +1,291 @@
+"""Follows one kind of object: lists it, watches it from there, and never gives up.
+
+A reflector is one thread and one rule: what the cluster state was told is what the API server
+held at ``_version``. Every failure is of one of two sorts. Silence, and "later" (429), say nothing
+about that version: the watch is resumed from it. Anything else (410 above all: history was
+compacted) puts it in doubt: the kind is listed again, and ``Relisted`` says by omission what went
+in between. Either way there is a pause first, longer with every failure in a row, with full jitter.
+
+The server ends each watch after ``watch_s``, and silence longer than that ends it here, so that a
+half-open connection is noticed within ``watch_s + grace_s``.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from contract.kube import ObjectMeta
+from extender.kube.backoff import Backoff
+from extender.kube.client import (
+    ApiError,
+    ApiStatus,
+    KubeApi,
+    Listing,
+    NoAnswer,
+    StatusBody,
+    Stream,
+    Unreadable,
+)
+from extender.kube.resources import Kind, KubeObject, decode_identity
+from extender.kube.watch_health import Health
+from extender.state.changes import Event, Relisted
+
+log = structlog.get_logger(__name__)
+
+Deliver = Callable[[Sequence[Event]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often and how much; every figure is in seconds except the page size."""
+
+    page_size: int = 1000
+    #: A watch is asked to end after this; bookmarks come about once a minute.
+    watch_s: int = 60
+    #: What a server may be late with that end.
+    grace_s: float = 10.0
+    backoff_base_s: float = 0.5
+    backoff_cap_s: float = 30.0
+    #: How often to look for a kind that the server does not serve.
+    absent_s: float = 60.0
+
+
+DEFAULT_PACE = Pace()
+
+#: Of one change. An API server keeps no object of more than 1.5 MiB, and writes it as JSON.
+MOST_LINE_BYTES = 8 << 20
+#: A watch that ends sooner, with nothing said, is a failure: without a pause it would be asked for
+#: again hundreds of times a second.
+_SHORT_S = 1.0
+#: A watch that went on for so long has worked, also of a kind of which there was nothing to say:
+#: what breaks it is no further failure in a row. Else quiet kinds wait longest, and make us blind.
+_LONG_S = 10.0
+
+
+class Reflector:
+    """Delivers what happens to one kind. ``run`` blocks until ``stop``; the rest never does."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        api: KubeApi,
+        deliver: Deliver,
+        *,
+        pace: Pace = DEFAULT_PACE,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._kind = kind
+        self._api = api
+        self._deliver = deliver
+        self._pace = pace
+        self._clock = clock
+        self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        #: What was delivered is the state at this resourceVersion; None: list first.
+        self._version: str | None = None
+        #: Where the kind was found.
+        self._path = kind.path
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._synced = False
+        self._contact_s: float | None = None
+        self._reconnects = 0
+        self._lists = 0
+        #: Objects that could not be read, so that each is logged once per list.
+        self._unreadable: set[str] = set()
+
+    @property
+    def health(self) -> Health:
+        contact_s = self._contact_s
+        return Health(
+            kind=self._kind.name,
+            synced=self._synced,
+            contact_age_s=None if contact_s is None else self._clock() - contact_s,
+            reconnects=self._reconnects,
+            lists=self._lists,
+            unreadable=len(self._unreadable),
+        )
+
+    def stop(self) -> None:
+        """Make ``run`` return: at once from a watch, else when the call in progress ends."""
+        self._stopping.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.interrupt()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._version is None and not self._list():
+                    self._wait(self._pace.absent_s)
+                    continue
+                self._watch()
+            except NoAnswer as err:
+                self._pause("source_unanswered", err, list_again=False)
+            except ApiStatus as err:
+                event = "source_expired" if err.status == 410 else "source_refused"
+                self._pause(event, err, list_again=err.status != 429, at_least_s=err.retry_after_s)
+            except ApiError as err:
+                self._pause("source_unreadable", err, list_again=True)
+            except Exception as err:  # a thread that died would freeze our view, unseen
+                log.exception("source_broken", kind=self._kind.name)
+                self._pause("source_restarted", err, list_again=True)
+
+    def _pause(
+        self, event: str, err: Exception, *, list_again: bool, at_least_s: float = 0.0
+    ) -> None:
+        if self._stopping.is_set():
+            return
+        self._reconnects += 1
+        if list_again:
+            self._version = None
+        wait_s = self._backoff.next_s(at_least_s)
+        log.warning(
+            event, kind=self._kind.name, error=str(err), list_again=list_again, wait_s=wait_s
+        )
+        self._wait(wait_s)
+
+    def _list(self) -> bool:
+        """Deliver all there are; false where the server does not serve the kind."""
+        # Dated before it was asked for: a heartbeat in it is at least as old as that.
+        at_s = self._clock()
+        self._unreadable.clear()
+        listing = self._find()
+        objects = tuple(listing.items) if listing else ()
+        self._contact_s = self._clock()
+        self._deliver([Relisted(self._kind.type, objects, at_s)])
+        self._version = listing.resource_version if listing else None
+        self._lists += 1
+        self._synced = True
+        log.info(
+            "source_listed", kind=self._kind.name, objects=len(objects), served=listing is not None
+        )
+        return listing is not None
+
+    def _find(self) -> Listing[KubeObject] | None:
+        """The list, from the first path that is served; None where none is and none need be."""
+        for path in (self._kind.path, *self._kind.other_paths):
+            self._path = path
+            try:
+                return self._api.list(path, self._listed, page_size=self._pace.page_size)
+            except ApiStatus as err:
+                if err.status != 404 or not self._kind.other_paths:
+                    raise
+        return None
+
+    def _watch(self) -> None:
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": str(self._pace.watch_s),
+        }
+        silence_s = self._pace.watch_s + self._pace.grace_s
+        stream = self._api.stream(self._path, query=query, read_timeout_s=silence_s)
+        begun_s = self._contact_s = self._clock()
+        with self._lock:
+            self._stream = stream
+        try:
+            rest, heard = b"", False
+            while not self._stopping.is_set() and (chunk := stream.read()):
+                *lines, rest = (rest + chunk).split(b"\n")
+                self._contact_s = self._clock()
+                if len(rest) > MOST_LINE_BYTES:
+                    raise Unreadable(
+                        f"WATCH {self._path}: a line is longer than {MOST_LINE_BYTES} bytes"
+                    )
+                if lines:
+                    self._take(lines, self._contact_s)
+                    self._backoff.reset()
+                    heard = True
+            if rest:
+                raise NoAnswer(f"WATCH {self._path}: ended inside a line")
+            if not heard and self._clock() - begun_s < _SHORT_S:
+                raise NoAnswer(f"WATCH {self._path}: ended at once, with nothing said")
+            self._backoff.reset()
+        finally:
+            if self._clock() - begun_s > _LONG_S:
+                self._backoff.reset()
+            with self._lock:
+                self._stream = None
+            stream.close()
+
+    def _take(self, lines: Iterable[bytes], at_s: float) -> None:
+        """Deliver complete lines of a watch together; raises what the server said in them."""
+        events: list[Event] = []
+        failure: ApiError | None = None
+        version = self._version
+        for line in filter(None, lines):
+            try:
+                change = _change_decoder.decode(line)
+                if change.type == "ERROR":
+                    status = _status_decoder.decode(change.object)
+                    failure = ApiStatus(f"WATCH {self._path}", status.code, status.message)
+                    break
+                brings = change.type in ("ADDED", "MODIFIED")
+                obj = self._decode(change.object) if brings else None
+                metadata = obj.metadata if obj is not None else decode_identity(change.object)
+            except (ValueError, RecursionError) as err:
+                failure = Unreadable(f"WATCH {self._path}: {err}")
+                break
+            version = metadata.resource_version or version
+            if change.type == "DELETED":
+                self._unreadable.discard(_name(metadata))
+                events.append(self._kind.gone(metadata))
+            elif obj is not None:
+                events.append(self._kind.seen(obj, at_s))
+        if events:
+            self._deliver(events)
+        self._version = version
+        if failure is not None:
+            raise failure
+
+    def _listed(self, raw: msgspec.Raw) -> KubeObject | None:
+        """One object of a list; None for one that concerns nobody as well."""
+        obj = self._decode(raw)
+        return obj if obj is not None and self._kind.concerns(obj) else None
+
+    def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
+        """One object, or what can be saved of it; None when that is nothing."""
+        try:
+            obj = self._kind.decode(raw)
+        except (ValueError, RecursionError) as err:
+            return self._salvage(raw, err)
+        if self._unreadable:
+            self._unreadable.discard(_name(obj.metadata))
+        return obj
+
+    def _salvage(self, raw: msgspec.Raw, err: Exception) -> KubeObject | None:
+        try:
+            identity = decode_identity(raw)
+        except (ValueError, RecursionError):
+            log.error("object_unreadable", kind=self._kind.name, name="", error=str(err))
+            return None
+        name = _name(identity)
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            log.error("object_unreadable", kind=self._kind.name, name=name, error=str(err))
+        return self._kind.salvage(raw, identity)
+
+
+class _Change(msgspec.Struct, frozen=True):
+    """One line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+_change_decoder = msgspec.json.Decoder(_Change)
+_status_decoder = msgspec.json.Decoder(StatusBody)
+
+
+def _name(metadata: ObjectMeta) -> str:
+    return f"{metadata.namespace}/{metadata.name}".lstrip("/")

@@ -1,0 +1,193 @@
+"""Which objects are watched, where they are, and which event each becomes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from contract.errors import BadReport
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_promises
+from contract.kube import (
+    Lease,
+    Namespace,
+    Node,
+    ObjectMeta,
+    Pod,
+    PodDisruptionBudget,
+    ResourceSlice,
+)
+from contract.pod_limits import sized
+from extender.kube.gpunode_reader import GPUNodeReader
+from extender.kube.interning import Nodes, Pods
+from extender.state.changes import (
+    BudgetGone,
+    BudgetSeen,
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceGone,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    SliceGone,
+    SliceSeen,
+)
+from extender.state.kept_fields import kept_namespace, kept_node, kept_pod, unannotated
+
+T = TypeVar("T")
+KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
+
+#: Newest first: which of them is served depends on the cluster's version and feature gates.
+_SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind: how it is listed and decoded, and what is told of it.
+
+    ``seen`` and ``gone`` take the receiver's clock in seconds. ``salvage`` makes of an object that
+    ``decode`` refuses what can still be told of it, None where that is nothing. One of a list that
+    does not ``concern`` anybody is as good as absent: of a hundred thousand pods most need no GPU.
+    """
+
+    name: str
+    path: str
+    type: (
+        type[Pod]
+        | type[Node]
+        | type[Namespace]
+        | type[GPUNode]
+        | type[Lease]
+        | type[ResourceSlice]
+        | type[PodDisruptionBudget]
+    )
+    decode: Callable[[msgspec.Raw], KubeObject]
+    seen: Callable[[Any, float], Event]
+    gone: Callable[[ObjectMeta], Event]
+    salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
+    concerns: Callable[[Any], bool] = lambda obj: True
+    #: Where else it may be, tried in this order where it is not at ``path``. A kind with such
+    #: paths may be at none of them: then there are no such objects.
+    other_paths: tuple[str, ...] = ()
+
+
+class _Identity(msgspec.Struct, frozen=True, rename="camel"):
+    """No more of the metadata than every object has, so that next to nothing can be wrong."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    metadata: _Identity
+
+
+_identity_decoder = msgspec.json.Decoder(_Identified)
+
+
+def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
+    """Which object this is and its version; raises ``ValueError`` when not even that is told."""
+    metadata = _identity_decoder.decode(raw).metadata
+    return ObjectMeta(
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        resource_version=metadata.resource_version,
+    )
+
+
+def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
+    """A node without a report, its promises kept if they can be read: an older report that nobody
+    confirms any more must not live on. Without promises it is not initialised and takes nothing."""
+    try:
+        return decode_promises(raw)
+    except BadReport:
+        return GPUNode(metadata=metadata)
+
+
+def _reader(kind: type[T], keep: Callable[[T], T]) -> Callable[[msgspec.Raw], T]:
+    decode = msgspec.json.Decoder(kind).decode
+    return lambda raw: keep(decode(raw))
+
+
+def _slices(version: str) -> str:
+    return f"/apis/resource.k8s.io/{version}/resourceslices"
+
+
+def watched_kinds(
+    lease_namespace: str, concerns: Callable[[Pod], bool] = lambda pod: True
+) -> tuple[Kind, ...]:
+    """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases,
+    ``concerns`` says which pods are told of when they are listed."""
+    nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
+    read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
+    read_namespace = _reader(Namespace, kept_namespace)
+    keep_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
+    return (
+        Kind(
+            "nodes",
+            "/api/v1/nodes",
+            Node,
+            read_node,
+            lambda node, at_s: NodeSeen(node),
+            lambda metadata: NodeGone(metadata.name),
+        ),
+        Kind(
+            "namespaces",
+            "/api/v1/namespaces",
+            Namespace,
+            read_namespace,
+            lambda namespace, at_s: NamespaceSeen(namespace),
+            lambda metadata: NamespaceGone(metadata.name),
+        ),
+        Kind(
+            "gpunodes",
+            f"/apis/{GROUP}/{VERSION}/{PLURAL}",
+            GPUNode,
+            lambda raw: unannotated(gpunodes.read(raw)),
+            GPUNodeSeen,
+            lambda metadata: GPUNodeGone(metadata.name),
+            _salvage_gpunode,
+        ),
+        Kind(
+            "leases",
+            f"/apis/coordination.k8s.io/v1/namespaces/{lease_namespace}/leases",
+            Lease,
+            msgspec.json.Decoder(Lease).decode,
+            HeartbeatSeen,
+            lambda metadata: HeartbeatGone(metadata.name),
+        ),
+        Kind(
+            "resourceslices",
+            _slices(_SLICE_VERSIONS[0]),
+            ResourceSlice,
+            _reader(ResourceSlice, unannotated),
+            lambda piece, at_s: SliceSeen(piece),
+            lambda metadata: SliceGone(metadata.name),
+            other_paths=tuple(map(_slices, _SLICE_VERSIONS[1:])),
+        ),
+        Kind(
+            "poddisruptionbudgets",
+            "/apis/policy/v1/poddisruptionbudgets",
+            PodDisruptionBudget,
+            _reader(PodDisruptionBudget, unannotated),
+            lambda budget, at_s: BudgetSeen(budget),
+            lambda metadata: BudgetGone(metadata.namespace, metadata.name),
+        ),
+        Kind(
+            "pods",
+            "/api/v1/pods",
+            Pod,
+            lambda raw: sized(keep_pod(raw), len(raw)),
+            lambda pod, at_s: PodSeen(pod),
+            lambda metadata: PodGone(metadata.uid),
+            concerns=concerns,
+        ),
+    )

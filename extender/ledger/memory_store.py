@@ -1,0 +1,305 @@
+"""A store in memory with the API server's optimistic concurrency: for trying, demos and tests.
+
+Objects have one counter of resourceVersions; a write whose precondition is not the newest fails;
+watchers are told in the order of writes. What a network does to a store can be injected.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from contract.annotations import TOUCHED
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from contract.kube import Pod, PodSpec
+from extender.errors import StoreConflict, StoreNotFound
+from extender.ledger.store import Binding, Store
+from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
+
+T = TypeVar("T")
+
+#: Called with the operation's name before it is done and after; may sleep, or raise a StoreError
+#: ("before": nothing was done; "after": it was done or refused, and the answer is lost).
+Fault = Callable[[str, str], None]
+
+
+def no_fault(operation: str, when: str) -> None:
+    """The network on a good day."""
+
+
+class AtOnce(Protocol):
+    """A ``Store`` whose answers are there when they are asked for."""
+
+    def read_gpunode(self, name: str) -> GPUNode | None: ...
+    def create_gpunode(self, gpunode: GPUNode) -> GPUNode: ...
+    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode: ...
+    def let_go(self, gpunode: GPUNode) -> None: ...
+    def read_pod(self, namespace: str, name: str) -> Pod | None: ...
+    def read_heartbeat_version(self, node: str) -> str: ...
+    def list_pods(self, node: str | None = None) -> list[Pod]: ...
+    def bind(self, binding: Binding) -> None: ...
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod: ...
+
+
+class Awaited(Store):
+    """That as a ``Store``; nothing of it is ever waited for."""
+
+    def __init__(self, store: AtOnce) -> None:
+        self._store = store
+
+    async def read_gpunode(self, name: str) -> GPUNode | None:
+        return self._store.read_gpunode(name)
+
+    async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        return self._store.create_gpunode(gpunode)
+
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        return self._store.write_spec(before, spec)
+
+    async def let_go(self, gpunode: GPUNode) -> None:
+        self._store.let_go(gpunode)
+
+    async def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return self._store.read_pod(namespace, name)
+
+    async def read_heartbeat_version(self, node: str) -> str:
+        return self._store.read_heartbeat_version(node)
+
+    async def list_pods(self, node: str | None = None) -> list[Pod]:
+        return self._store.list_pods(node)
+
+    async def bind(self, binding: Binding) -> None:
+        self._store.bind(binding)
+
+    async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+        return self._store.touch_pod(pod, value, key)
+
+
+class EmbeddedStore:
+    """A store ``AtOnce``; safe to use from several threads."""
+
+    def __init__(
+        self,
+        deliver: Callable[[list[Event]], None],
+        monotonic_s: Callable[[], float],
+        fault: Fault = no_fault,
+        tell: Callable[[list[Event]], None] | None = None,
+    ) -> None:
+        """``deliver`` applies our own writes at once. ``tell`` is the watch: it queues reports, and
+        repeats every write of a GPUNode, so that a report queued before cannot undo the write."""
+        self._tell = tell or deliver
+        self._repeats = tell is not None
+        self._deliver = deliver
+        self._monotonic_s = monotonic_s
+        self._fault = fault
+        self._lock = threading.Lock()
+        self._version = 0
+        self._gpunodes: dict[str, GPUNode] = {}
+        self._pods: dict[tuple[str, str], Pod] = {}
+        #: Pod uid -> the resourceVersions in which whoever made the pod up has shown it.
+        self._shown: dict[str, set[str]] = {}
+
+    # What the ledger does.
+
+    def read_gpunode(self, name: str) -> GPUNode | None:
+        return self._do("read_gpunode", lambda: self._gpunodes.get(name))
+
+    def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        def create() -> GPUNode:
+            if gpunode.name in self._gpunodes:
+                raise StoreConflict(f"GPUNode {gpunode.name} exists already")
+            # As the API server does: it names the object, and a status is not created with it.
+            metadata = msgspec.structs.replace(gpunode.metadata, uid=f"gpunode-{uuid.uuid4()}")
+            return self._put_gpunode(
+                msgspec.structs.replace(gpunode, metadata=metadata, status=None)
+            )
+
+        return self._do("create_gpunode", create)
+
+    def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        def write() -> GPUNode:
+            held = self._unchanged(before)
+            if held.spec == spec:
+                return held  # as at the API server, what changes nothing makes no new version
+            return self._put_gpunode(msgspec.structs.replace(held, spec=spec))
+
+        return self._do("write_spec", write)
+
+    def let_go(self, gpunode: GPUNode) -> None:
+        def end() -> None:
+            self._unchanged(gpunode)
+            del self._gpunodes[gpunode.name]
+            self._changed(GPUNodeGone(gpunode.name))
+
+        self._do("let_go", end)
+
+    def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return self._do("read_pod", lambda: self._pods.get((namespace, name)))
+
+    def read_heartbeat_version(self, node: str) -> str:
+        return ""  # pods end here before they are deleted, so that nobody has to wait for a sample
+
+    def list_pods(self, node: str | None = None) -> list[Pod]:
+        def pods() -> list[Pod]:
+            return [pod for pod in self._pods.values() if node in (None, pod.node)]
+
+        return self._do("list_pods", pods)
+
+    def bind(self, binding: Binding) -> None:
+        def bind() -> None:
+            pod = self._held_pod(binding.namespace, binding.name)
+            which = f"pod {binding.namespace}/{binding.name}"
+            if pod.metadata.uid != binding.uid:
+                raise StoreConflict(f"{which} has another uid")
+            if pod.metadata.resource_version != binding.resource_version:
+                raise StoreConflict(f"{which} was changed by somebody else")
+            if pod.node:
+                raise StoreConflict(f"{which} is already assigned to node {pod.node}")
+            if pod.metadata.deletion_timestamp:
+                raise StoreConflict(f"{which} is being deleted")
+            annotations = {**(pod.metadata.annotations or {}), **binding.annotations}
+            spec = msgspec.structs.replace(pod.spec, node_name=binding.node)
+            self._put_pod(pod, annotations, spec)
+
+        self._do("bind", bind)
+
+    def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+        def touch() -> Pod:
+            held = self._held_pod(pod.metadata.namespace, pod.metadata.name)
+            ours, theirs = pod.metadata, held.metadata
+            if (ours.uid, ours.resource_version) != (theirs.uid, theirs.resource_version):
+                raise StoreConflict(
+                    f"pod {ours.namespace}/{ours.name} was changed by somebody else"
+                )
+            if held.annotation(key) == value:
+                return held
+            return self._put_pod(held, {**(theirs.annotations or {}), key: value}, held.spec)
+
+        return self._do("touch_pod", touch)
+
+    # What the rest of a cluster does: users create and delete pods, agents report.
+
+    def admit(self, pod: Pod) -> Pod:
+        """Create the pod, or take its newer version while it is not bound; returns what is held.
+
+        A pod of the same name with another uid replaces the old one, as if that had been deleted.
+        It keeps the resourceVersion that whoever made it up gave it, and a version that was shown
+        once is no news again: what was touched since must not come back as it was.
+        """
+
+        def create() -> Pod:
+            key, version = (
+                (pod.metadata.namespace, pod.metadata.name),
+                pod.metadata.resource_version,
+            )
+            held = self._pods.get(key)
+            if held is not None and held.metadata.uid != pod.metadata.uid:
+                self._forget_pod(held)
+                held = None
+            shown = self._shown.setdefault(pod.metadata.uid, set())
+            if held is not None and (held.node or version in shown):
+                return held
+            shown.add(version)
+            if not version:
+                return self._put_pod(pod, pod.metadata.annotations, pod.spec)
+            self._pods[key] = pod
+            self._deliver([PodSeen(pod)])
+            return pod
+
+        return self._do("admit", create)
+
+    def delete_pod(self, namespace: str, name: str) -> Pod:
+        """Remove a pod at once, as if its containers had ended; raises ``StoreNotFound``."""
+
+        def delete() -> Pod:
+            pod = self._held_pod(namespace, name)
+            self._forget_pod(pod)
+            return pod
+
+        return self._do("delete_pod", delete)
+
+    def delete_gpunode(self, name: str) -> None:
+        """Remove a GPUNode at once, finalizer or not, as somebody might by hand."""
+
+        def delete() -> None:
+            self._held(name)
+            del self._gpunodes[name]
+            self._changed(GPUNodeGone(name))
+
+        self._do("delete_gpunode", delete)
+
+    def report(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> None:
+        """Replace the status of GPUNodes, as their agents do; raises ``StoreNotFound``, and then
+        none of them is replaced."""
+
+        def write() -> None:
+            pairs = [(self._held(name), status) for name, status in reports]
+            seen: list[Event] = [
+                self._written(msgspec.structs.replace(held, status=status))
+                for held, status in pairs
+            ]
+            self._tell(seen)
+
+        self._do("report", write)
+
+    # Under the lock.
+
+    def _do(self, operation: str, action: Callable[[], T]) -> T:
+        self._fault(operation, "before")
+        try:
+            with self._lock:
+                return action()
+        finally:
+            self._fault(operation, "after")
+
+    def _held(self, name: str) -> GPUNode:
+        if name not in self._gpunodes:
+            raise StoreNotFound(f"GPUNode {name} does not exist")
+        return self._gpunodes[name]
+
+    def _unchanged(self, gpunode: GPUNode) -> GPUNode:
+        held = self._held(gpunode.name)
+        if held.metadata.resource_version != gpunode.metadata.resource_version:
+            raise StoreConflict(f"GPUNode {gpunode.name} was written by somebody else")
+        return held
+
+    def _held_pod(self, namespace: str, name: str) -> Pod:
+        if (namespace, name) not in self._pods:
+            raise StoreNotFound(f"pod {namespace}/{name} does not exist")
+        return self._pods[namespace, name]
+
+    def _forget_pod(self, pod: Pod) -> None:
+        del self._pods[pod.metadata.namespace, pod.metadata.name]
+        self._shown.pop(pod.metadata.uid, None)
+        self._deliver([PodGone(pod.metadata.uid, ended=True)])
+
+    def _next_version(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+    def _put_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        seen = self._written(gpunode)
+        self._changed(seen)
+        return seen.gpunode
+
+    def _changed(self, event: Event) -> None:
+        self._deliver([event])
+        if self._repeats:
+            self._tell([event])
+
+    def _written(self, gpunode: GPUNode) -> GPUNodeSeen:
+        metadata = msgspec.structs.replace(gpunode.metadata, resource_version=self._next_version())
+        gpunode = msgspec.structs.replace(gpunode, metadata=metadata)
+        self._gpunodes[gpunode.name] = gpunode
+        return GPUNodeSeen(gpunode, self._monotonic_s())
+
+    def _put_pod(self, pod: Pod, annotations: Mapping[str, str] | None, spec: PodSpec) -> Pod:
+        metadata = msgspec.structs.replace(
+            pod.metadata, annotations=annotations, resource_version=f"e{self._next_version()}"
+        )
+        pod = msgspec.structs.replace(pod, metadata=metadata, spec=spec)
+        self._pods[pod.metadata.namespace, pod.metadata.name] = pod
+        self._deliver([PodSeen(pod)])
+        return pod

@@ -1,0 +1,1 @@
+"""Metrics, the decision journal, and the streams that other processes follow."""

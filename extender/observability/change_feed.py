@@ -1,0 +1,224 @@
+"""Tells the feed what has changed since the last look: promises, reports, devices, decisions.
+
+It looks at what is, not at what happened, now and then and a few nodes at a time, so that nothing
+that decides has to tell anybody. What came and went between two looks is not seen; its decision is.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import structlog
+
+from contract.gpunode import ADOPTED, EVICTED, Reservation
+from contract.quantity import format_bytes
+from extender.bounded import Bounded
+from extender.observability.feed import Feed
+from extender.observability.journal_merge import Journals
+from extender.periodic import Loops
+from extender.placement.snapshot import REASONS, NodeTerms
+from extender.state.cluster_state import NOTHING, ClusterState
+from extender.state.decision_records import BindTried, Filtered, Ranked, Record
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 0.5
+#: Nodes, or decisions, that are looked at before others have a turn.
+AT_ONCE = 50
+#: Whose journals are read: more than are followed at once.
+MAX_EXTENDERS = 32
+
+
+class _Seen(msgspec.Struct, frozen=True, gc=False):
+    """A node as it was at the last look."""
+
+    terms: NodeTerms
+    #: The last snapshot in which anything of it counted differently.
+    changed_in: int
+    fresh: bool
+    promises: Mapping[str, Reservation]
+
+    def is_of(self, terms: NodeTerms, fresh: bool, promises: Mapping[str, Reservation]) -> bool:
+        """Whether there is nothing new."""
+        return self.terms is terms and self.fresh == fresh and self.promises is promises
+
+    def fences(self) -> dict[str, str]:
+        """Device -> why it is fenced."""
+        return {
+            each.device.uuid: each.fence_detail or each.fence.sentence
+            for each in self.terms.devices
+            if each.fence is not None
+        }
+
+    def observed(self) -> set[tuple[str, str]]:
+        """Pod and device, of those that a report shows there."""
+        return {
+            (holder.uid, each.device.uuid)
+            for each in self.terms.devices
+            for holder in each.holders
+            if holder.observed
+        }
+
+
+class Watching:
+    """``name`` begins the ids of the reservations of this process; "" begins those of any."""
+
+    def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
+        self._cluster = cluster
+        self._journals = journals
+        self._feed = feed
+        self._name = name
+        #: None before the first look, of which nothing is news.
+        self._seen: dict[str, _Seen] | None = None
+        #: Extender -> the version of its records at the last look.
+        self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
+        #: Decision -> what was told of it, of those on record.
+        self._told: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
+
+    def look(self, now_s: float) -> Iterator[None]:
+        """Tell what is new; calls may come between two steps."""
+        snap = self._cluster.snapshot()
+        is_first = self._seen is None
+        # In place, since what goes is let go of node by node: terms of many that changed take
+        # milliseconds to free.
+        seen: dict[str, _Seen] = {} if self._seen is None else self._seen
+        of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
+        for number, (terms, changed_in) in enumerate(of_all, 1):
+            gpunode = self._cluster.gpunode(terms.name)
+            promises = gpunode.spec.reservations if gpunode else NOTHING
+            fresh = terms.fresh_until_s >= now_s
+            known = seen.get(terms.name)
+            if known is None or not known.is_of(terms, fresh, promises):
+                now = _Seen(terms, changed_in, fresh, promises)
+                if known is not None:
+                    self._compare(known, now)
+                elif not is_first:
+                    self._feed.tell("node_appeared", node=terms.name)
+                seen[terms.name] = now
+            if number % AT_ONCE == 0:
+                yield
+        if len(seen) > len(snap.nodes):
+            for name in [name for name in seen if name not in snap.row_of]:
+                del seen[name]
+                self._feed.tell("node_gone", node=name)
+        self._seen = seen
+        yield from self._decisions()
+
+    def _compare(self, was: _Seen, now: _Seen) -> None:
+        node, feed = now.terms.name, self._feed
+        if was.promises is not now.promises and was.promises != now.promises:
+            self._compare_promises(node, was.promises, now.promises)
+        if was.fresh != now.fresh and now.terms.devices:
+            feed.tell("report_returned" if now.fresh else "report_lost", node=node)
+        if was.changed_in == now.changed_in:
+            return  # as of nearly all
+        fenced, fences = was.fences(), now.fences()
+        for device in fenced.keys() - fences.keys():
+            feed.tell("device_healthy", node=node, device=device)
+        for device, why in fences.items():
+            if fenced.get(device) != why:
+                feed.tell("device_fenced", node=node, device=device, message=why)
+        for uid, device in sorted(now.observed() - was.observed()):
+            promise = now.promises.get(uid)
+            feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(promise))
+
+    def _compare_promises(
+        self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
+    ) -> None:
+        for uid, promise in now.items():
+            before = was.get(uid)
+            if before is None:
+                told = "promise_made", self._maker(promise), _amount(promise)
+            elif before != promise:
+                told = "promise_changed", _change(before, promise), _amount(promise)
+            else:
+                continue
+            kind, cause, message = told
+            said = _pod(promise)
+            self._feed.tell(kind, node=node, uid=uid, cause=cause, message=message, **said)
+        for uid in was.keys() - now.keys():
+            cause = self._why_gone(uid, node)
+            said = _pod(was[uid])
+            self._feed.tell("promise_removed", node=node, uid=uid, cause=cause, **said)
+
+    def _maker(self, promise: Reservation) -> str:
+        if ADOPTED in promise.flags:
+            return "bound_without_us"
+        return "bind" if promise.attempt.startswith(self._name) else "bind_on_another_replica"
+
+    def _why_gone(self, uid: str, node: str) -> str:
+        pod = self._cluster.pod(uid)
+        if pod is None:
+            return "pod_gone"
+        if pod.ended:
+            return "pod_ended"
+        return "bound_elsewhere" if pod.node and pod.node != node else "taken_back"
+
+    def _decisions(self) -> Iterator[None]:
+        news: list[Record] = []
+        for replica, journal in self._journals.each():
+            news += journal.records.newer_than(self._versions.get(replica, 0))
+            self._versions[replica] = journal.records.version
+        news.sort(key=lambda record: record.at_s)
+        for number, record in enumerate(news, 1):
+            cause, message = _decided(record)
+            if cause and self._told.get(record.decision_id) != cause:
+                self._told[record.decision_id] = cause
+                self._feed.tell(
+                    "decision",
+                    node=record.node,
+                    namespace=record.namespace,
+                    name=record.name,
+                    uid=record.uid,
+                    decision_id=record.decision_id,
+                    cause=cause,
+                    message=message,
+                )
+            if number % AT_ONCE == 0:
+                yield
+
+
+def start_watching(loops: Loops, watching: Watching, begun: asyncio.Event) -> None:
+    """Looks, once all was weighed, and lets others have their turn between two steps."""
+
+    async def look() -> None:
+        if not begun.is_set():
+            return
+        for _ in watching.look(asyncio.get_running_loop().time()):
+            await asyncio.sleep(0)
+
+    loops.start("feed", look, LOOK_EVERY_S)
+
+
+def _pod(promise: Reservation | None) -> dict[str, str]:
+    return {"namespace": promise.namespace, "name": promise.name} if promise else {}
+
+
+def _amount(promise: Reservation) -> str:
+    """What it is charged at the most on one device, and on which devices that may be."""
+    devices = sorted({uuid for charge in promise.charges for uuid in charge.candidates})
+    most = max((max(c.candidates.values(), default=0) for c in promise.charges), default=0)
+    if len(devices) == 1:
+        return f"{format_bytes(most)} on {devices[0]}"
+    return f"{format_bytes(most)} on each that it may be on, of {len(devices)} devices"
+
+
+def _change(before: Reservation, after: Reservation) -> str:
+    if (EVICTED in after.flags) != (EVICTED in before.flags):
+        return "is_to_leave" if EVICTED in after.flags else "may_stay"
+    return "bound_again" if before.attempt != after.attempt else "corrected"
+
+
+def _decided(record: Record) -> tuple[str, str]:
+    """How it stands with the pod by this decision, and why; nothing as long as it is only wished
+    for."""
+    bound, filtered = record.part(BindTried), record.part(Filtered)
+    if bound is not None:
+        reason = REASONS[bound.reason]
+        return bound.outcome, bound.message or (reason.sentence if reason else "")
+    if filtered is not None and not filtered.fits:
+        told = [f"{n} {reason.sentence}" for code, n in filtered.refused.items()
+                if (reason := REASONS[code])]  # fmt: skip
+        return "refused", f"none of {filtered.offered} nodes: {', '.join(told)}"
+    ranked = record.part(Ranked)
+    return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

@@ -1,0 +1,265 @@
+"""Follows the journals of the other extenders, each on a thread of its own.
+
+They are found by name every few seconds, since replicas come and go: a headless Service has an
+address for each. This process is among them, and recognises itself by its name in the first line.
+
+If the ports speak TLS, an extender is the server that shows the very certificate that this process
+shows: both have it from the same Secret, which contains no names or addresses of pods. The token
+that is shown is this process's own, never that of a caller.
+"""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import structlog
+
+from extender.observability.journal_merge import Followed
+from extender.observability.journal_stream import BadLine, Copy
+from extender.state.decision_records import Bounds
+from extender.state.journal import Journal
+
+log = structlog.get_logger()
+
+#: Extenders that are followed, including those that are gone and whose journal is still shown.
+MAX_FOLLOWED = 4
+PATH = "/v1/journal"
+#: Between two looks at the names, and before a stream that broke is opened again.
+RESOLVE_S = 5.0
+RECONNECT_S = 1.0
+#: An extender sends a line at least every ``journal.STATE_S`` seconds.
+SILENT_S = 15.0
+#: Of one line: a decision carries a pod, which an API server keeps up to 1.5 MiB.
+MAX_LINE_BYTES = 8 << 20
+
+Address = tuple[str, int]
+
+
+class Following:
+    """``places`` are hosts with or without a port; ``name`` is this process's own, ``cert`` the
+    file of the certificate of the extenders' ports, if they speak TLS. Each journal takes the
+    memory of ``bounds`` for decisions, and half as much for pods."""
+
+    def __init__(
+        self,
+        places: Sequence[str],
+        usual_port: int,
+        name: str,
+        bounds: Bounds,
+        cert: Path | None = None,
+    ) -> None:
+        self._places = [(place, usual_port) for place in places]
+        self._name = name
+        self._bounds = bounds
+        self._cert = cert
+        #: Header that authenticates this process; empty: none is sent.
+        self.authorization: Callable[[], str] = str
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        #: Replaced as a whole, for readers on other threads.
+        self._streams: dict[Address, _Stream] = {}
+        self._own: set[Address] = set()
+        #: Place -> the addresses that its name had last; and why it has none.
+        self._addresses: dict[Address, list[Address]] = {}
+        self._unresolved: dict[str, str] = {}
+        #: Journals of extenders whose address another one has taken over; the earliest first.
+        self._ended: list[Followed] = []
+        self._ended_lock = threading.Lock()
+
+    def start(self) -> None:
+        thread = threading.Thread(target=self._look, name="extenders", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for stream in self._streams.values():
+            stream.stop()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    def now(self) -> list[Followed]:
+        """Every extender that is or was followed, and names without an address."""
+        found = [stream.followed() for at, stream in self._streams.items() if at not in self._own]
+        unresolved = [
+            Followed(place, Journal(self._bounds), None, None, why)
+            for place, why in self._unresolved.items()
+        ]
+        return [*found, *self._ended, *unresolved]
+
+    def _look(self) -> None:
+        while not self._stop.is_set():
+            unresolved: dict[str, str] = {}
+            for place in self._places:
+                try:
+                    self._addresses[place] = _addresses(place)
+                except (OSError, ValueError) as err:
+                    # The addresses that it had last may be as good as before.
+                    if not self._addresses.get(place):
+                        unresolved[place[0]] = f"its name was not resolved: {err}"
+            self._unresolved = unresolved
+            self._follow({each for found in self._addresses.values() for each in found})
+            self._stop.wait(RESOLVE_S)
+
+    def _follow(self, there: set[Address]) -> None:
+        streams = dict(self._streams)
+        for gone in streams.keys() - there:
+            streams[gone].stop()
+        for address in sorted(there - self._own)[:MAX_FOLLOWED]:
+            if address in streams and not streams[address].ended:
+                continue
+            stream = _Stream(address, self._name, self._bounds, self._cert, self)
+            streams[address] = stream
+            stream.start()
+        self._streams = streams
+        self._make_room(there)
+
+    def _make_room(self, there: set[Address]) -> None:
+        """Forget the journals of extenders that have ended, beyond ``MAX_FOLLOWED`` in all."""
+        streams = dict(self._streams)
+        ended = sorted(streams.keys() - there, key=lambda address: streams[address].heard_at_s)
+        with self._ended_lock:
+            while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
+                if self._ended:
+                    self._ended = self._ended[1:]
+                else:
+                    del streams[ended.pop(0)]
+        self._streams = streams
+
+    def keep(self, followed: Followed) -> None:
+        """An extender has ended, and another one has its address."""
+        with self._ended_lock:
+            self._ended = [*self._ended, followed][-MAX_FOLLOWED:]
+
+    def is_own(self, address: Address) -> None:
+        self._own.add(address)
+
+
+class _Stream:
+    """One extender's stream, opened again whenever it breaks."""
+
+    def __init__(
+        self,
+        address: Address,
+        name: str,
+        bounds: Bounds,
+        cert: Path | None,
+        following: Following,
+    ) -> None:
+        self._address = address
+        self._name = name
+        self._bounds = bounds
+        self._cert = cert
+        self._following = following
+        self._copy = Copy(Journal(bounds, bounds.size_bytes // 2))
+        self._trouble = "it was not reached yet"
+        self.heard_at_s = float("-inf")
+        self._stop = threading.Event()
+        self._connection: http.client.HTTPConnection | None = None
+        self._thread = threading.Thread(target=self._run, name=f"journal-{address[0]}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._trouble = "it is gone"
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def ended(self) -> bool:
+        return self._stop.is_set()
+
+    def followed(self) -> Followed:
+        trouble, copy = self._trouble, self._copy
+        heard_s = time.monotonic() - self.heard_at_s if copy.state else None
+        place = _name(self._address)
+        return Followed(place, copy.journal, copy.state, heard_s, trouble, self.ended, copy.assumed)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._read()
+                self._trouble = "it ended the stream"
+            except TimeoutError:
+                if not self._stop.is_set():
+                    self._trouble = f"it sent nothing for {SILENT_S:.0f} s"
+            except (OSError, http.client.HTTPException, BadLine) as err:
+                if not self._stop.is_set():
+                    self._trouble = str(err) or type(err).__name__
+            except Exception:  # a thread that ended would not be missed
+                log.exception("journal_not_followed", extender=_name(self._address))
+                self._trouble = "its journal could not be taken over: see the log"
+            self._stop.wait(RECONNECT_S)
+
+    def _read(self) -> None:
+        """Raises ``OSError``, ``HTTPException`` or ``BadLine``."""
+        self._connection = connection = self._connect()
+        with contextlib.closing(connection):
+            headers = {"Accept": "application/x-ndjson"}
+            if shown := self._following.authorization():
+                headers["Authorization"] = shown
+            state = self._copy.state
+            after = f"?replica={state.replica}&after={self._copy.version}" if state else ""
+            connection.request("GET", PATH + after, headers=headers)
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    raise http.client.HTTPException(f"it answered {answer.status} {answer.reason}")
+                while line := answer.readline(MAX_LINE_BYTES):
+                    if not self._take(line):
+                        return
+
+    def _take(self, line: bytes) -> bool:
+        """False if there is nothing to follow: the process is this one."""
+        if not line.endswith(b"\n"):
+            raise BadLine("a line of the journal is too long, or was cut off")
+        before = self.followed()
+        self._copy.take(line)
+        state = self._copy.state
+        assert state is not None, "the first line is the state"
+        if before.state is not None and before.state.replica != state.replica:
+            self._following.keep(replace(before, is_gone=True))
+            self._copy = Copy(Journal(self._bounds, self._bounds.size_bytes // 2))
+            self._copy.take(line)
+        if state.replica == self._name:
+            self._following.is_own(self._address)
+            self._stop.set()
+            return False
+        self.heard_at_s = time.monotonic()
+        self._trouble = ""
+        return not self._stop.is_set()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._cert is None:
+            return http.client.HTTPConnection(*self._address, timeout=SILENT_S)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        # The first of the file is trusted by itself, whoever signed it. Read each time, since it
+        # is renewed in place.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        end = "-----END CERTIFICATE-----\n"
+        context.load_verify_locations(cadata=self._cert.read_text().partition(end)[0] + end)
+        return http.client.HTTPSConnection(*self._address, timeout=SILENT_S, context=context)
+
+
+def _addresses(place: Address) -> list[Address]:
+    """All that the name stands for."""
+    parts = urlsplit(f"//{place[0]}")
+    port = parts.port or place[1]
+    found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    return [(str(each[4][0]), port) for each in found]
+
+
+def _name(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,301 @@
+"""An extender's journal as lines of JSON, for the processes that show it.
+
+A line is complete by itself: it replaces what an earlier line said of the same decision, or of all
+assumed binds and nominations. So the writer keeps a cursor for each reader and no queue, and a
+reader that was slow, or away, misses nothing but states in between.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from contract.gpunode import Reservation
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.bounded import Bounded
+from extender.placement.snapshot import CODE_OF, REASONS
+from extender.state.decision_records import (
+    Asked,
+    BindTried,
+    Candidates,
+    Filtered,
+    Part,
+    Preempted,
+    Ranked,
+    Record,
+)
+from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSet, OfferedNodes
+
+#: Decisions of which a cursor remembers that their pods were sent.
+MAX_SHOWN = 1_000
+#: Assumed binds in one line, and nominations: an extender with more sends the first ones.
+MAX_ASSUMED = 500
+_KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
+
+
+class BadLine(ValueError):
+    """A line that cannot be read: the extender may be of another version."""
+
+
+class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
+    """How the extender is; the first line, and then one at least every few seconds."""
+
+    replica: str
+    version: str
+    #: Unix time, seconds.
+    at_s: float
+    generation: int
+    #: A sentence; empty if it decides.
+    not_ready_because: str
+    mode: str
+    #: The schedulers that asked about pods.
+    schedulers: tuple[str, ...] = ()
+
+
+class NodesLine(msgspec.Struct, frozen=True, tag_field="type", tag="nodes"):
+    """The names of all nodes, in the order of the bits of ``Offered``; lines of decisions refer to
+    it by its number, and only the last ``MAX_NODE_SETS`` are kept."""
+
+    number: int
+    names: tuple[str, ...]
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """The nodes that a filter call named: one bit for each name of a ``NodesLine``."""
+
+    nodes: int
+    bits: bytes
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """The last filter call about a pod: the pod as kube-scheduler sent it, and what was found."""
+
+    pod: Pod
+    at_s: float
+    generation: int
+    offered: int
+    fits: int
+    #: Code of the reason -> nodes.
+    refused: dict[int, int]
+    sure: bool
+    took_s: float
+    asked: tuple[Asked, ...]
+    only: str
+    observed: bool
+    offered_nodes: Offered | None
+
+
+class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"):
+    """One attempt to place a pod, as it stands now."""
+
+    decision_id: str
+    namespace: str
+    name: str
+    first_at_s: float
+    at_s: float
+    node: str
+    version: int
+    #: How often each verb was called, in the order of the parts below.
+    times: tuple[int, ...]
+    filtered: Filtered | None = None
+    ranked: Ranked | None = None
+    candidates: Candidates | None = None
+    preempted: Preempted | None = None
+    bind: BindTried | None = None
+    #: None if the line repeats a decision whose pod was sent before, or the pod is not kept.
+    shown: Shown | None = None
+
+
+class AssumedBind(msgspec.Struct, frozen=True):
+    """A bind that is under way or comes next, and the reservation that it will write."""
+
+    uid: str
+    node: str
+    reservation: Reservation
+
+
+class Nomination(msgspec.Struct, frozen=True):
+    """A pod for which others left the node, or leave it; ``held``: its place is held now."""
+
+    uid: str
+    node: str
+    held: bool
+
+
+class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
+    """All assumed binds and nominations of the extender; it replaces the line before it."""
+
+    binds: Annotated[tuple[AssumedBind, ...], Meta(max_length=MAX_ASSUMED)] = ()
+    nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
+
+
+def nothing_assumed() -> AssumedLine:
+    return AssumedLine()
+
+
+Line = StateLine | NodesLine | DecisionLine | AssumedLine
+_decoder = msgspec.json.Decoder(Line)
+_encode = msgspec.json.encode
+
+
+def encode(line: Line) -> bytes:
+    return _encode(line) + b"\n"
+
+
+class Cursor:
+    """The position of one reader. ``after``: the last version of the records that it has read;
+    ``assumed`` returns what the extender assumes now."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        after: int = 0,
+        assumed: Callable[[], AssumedLine] = nothing_assumed,
+    ) -> None:
+        self._journal = journal
+        self._version = after
+        self._assumed = assumed
+        #: None before the first: the reader may hold that of another stream.
+        self._assumed_sent: AssumedLine | None = None
+        self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
+        self._next_set = 1
+        #: Decisions whose filter call was sent, by the time of that call.
+        self._shown: Bounded[str, float] = Bounded(MAX_SHOWN)
+
+    def lines(self) -> Iterator[Line]:
+        """All that is new, the oldest first. What changes meanwhile comes again next time."""
+        records = self._journal.records
+        if (until := records.version) != self._version:
+            for record in records.newer_than(self._version):
+                yield from self._lines_of(record)
+            self._version = until
+        if (assumed := self._assumed()) != self._assumed_sent:
+            self._assumed_sent = assumed
+            yield assumed
+
+    def _lines_of(self, record: Record) -> Iterator[Line]:
+        shown, decision = None, self._journal.of_uid(record.uid)
+        if (
+            decision is not None
+            and decision.decision_id == record.decision_id
+            and self._shown.get(record.decision_id) != decision.at_s
+        ):
+            offered, named = decision.offered_nodes, None
+            if offered is not None and offered.nodes.row_of is not None:
+                number = self._number_of(offered.nodes)
+                if number is None:
+                    number = self._next_set
+                    self._next_set += 1
+                    self._sets.append((number, offered.nodes))
+                    yield NodesLine(number, tuple(offered.nodes.row_of))
+                named = Offered(number, offered.bits)
+            shown = _shown(decision, named)
+            self._shown[record.decision_id] = decision.at_s
+        yield DecisionLine(
+            record.decision_id,
+            record.namespace,
+            record.name,
+            record.first_at_s,
+            record.at_s,
+            record.node,
+            record.version,
+            tuple(record.times(kind) for kind in _KINDS),
+            record.part(Filtered),
+            record.part(Ranked),
+            record.part(Candidates),
+            record.part(Preempted),
+            record.part(BindTried),
+            shown,
+        )
+
+    def _number_of(self, nodes: NodeSet) -> int | None:
+        return next((number for number, known in self._sets if known is nodes), None)
+
+
+def _shown(decision: Decision, offered: Offered | None) -> Shown:
+    return Shown(
+        decision.pod,
+        decision.at_s,
+        decision.generation,
+        decision.offered,
+        decision.fits,
+        {CODE_OF[reason]: nodes for reason, nodes in decision.refused.items()},
+        decision.sure,
+        decision.took_s,
+        decision.asked,
+        decision.only,
+        decision.observed,
+        offered,
+    )
+
+
+class Copy:
+    """A journal as the lines of one extender describe it. For one thread; others may read
+    ``journal``, ``state`` and ``assumed`` at any time."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.state: StateLine | None = None
+        self.assumed: AssumedLine | None = None
+        self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
+        #: The last version of a record: from where to go on.
+        self.version = 0
+
+    def take(self, raw: bytes) -> None:
+        """Raises ``BadLine``."""
+        try:
+            line = _decoder.decode(raw)
+        except (ValueError, RecursionError) as err:
+            raise BadLine(f"a line of the journal cannot be read: {err}") from err
+        match line:
+            case StateLine():
+                self.state = line
+                self.journal.asked_by(line.schedulers)
+            case NodesLine(number, names):
+                self._sets[number] = NodeSet({name: row for row, name in enumerate(names)})
+            case DecisionLine():
+                self._put(line)
+            case AssumedLine():
+                self.assumed = line
+
+    def _put(self, line: DecisionLine) -> None:
+        parts = (line.filtered, line.ranked, line.candidates, line.preempted, line.bind)
+        if len(line.times) != len(_KINDS):
+            raise BadLine(f"decision {line.decision_id} has {len(line.times)} counts of verbs")
+        record = Record(
+            line.decision_id, line.namespace, line.name, line.first_at_s, line.at_s, line.node
+        )
+        for part, times in zip(parts, line.times, strict=True):
+            if part is not None:
+                record.put(part, times)
+        self.journal.records.adopt(record)
+        if line.shown is not None:
+            self.journal.keep(self._decision(line.decision_id, line.shown))
+        self.version = line.version
+
+    def _decision(self, decision_id: str, shown: Shown) -> Decision:
+        refused: dict[Reason, int] = {}
+        for code, nodes in shown.refused.items():
+            if 0 < code < len(REASONS) and (reason := REASONS[code]):
+                refused[reason] = nodes
+        named, offered = shown.offered_nodes, None
+        if named is not None and (known := self._sets.get(named.nodes)) is not None:
+            offered = OfferedNodes(known, named.bits)
+        return Decision(
+            shown.pod,
+            decision_id,
+            shown.at_s,
+            shown.generation,
+            shown.offered,
+            shown.fits,
+            refused,
+            shown.sure,
+            shown.took_s,
+            shown.asked,
+            shown.only,
+            shown.observed,
+            offered,
+        )

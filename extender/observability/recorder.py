@@ -1,0 +1,94 @@
+"""Puts what has happened where it is read: in the journal, the metrics, the log and the feed."""
+
+import time
+
+import structlog
+
+from contract.decision import decision_id, decision_of
+from contract.kube import Pod
+from extender.ledger.protocol import BindAsk, Bound, Declined, Failed
+from extender.ledger.protocol import Outcome as BindOutcome
+from extender.observability.feed import Feed
+from extender.observability.metrics import Telemetry
+from extender.placement.prediction_outcome import Result
+from extender.placement.snapshot import CODE_OF
+from extender.state.decision_records import BindTried
+from extender.state.journal import Journal, micros
+from extender.state.prediction_tracker import Outcome
+
+log = structlog.get_logger()
+
+#: Of what failed, on record.
+MOST_QUOTED = 200
+
+
+def note_bind(
+    journal: Journal, telemetry: Telemetry, ask: BindAsk, outcome: BindOutcome, took_s: float
+) -> None:
+    """What became of a bind, under the version of the pod that it was about."""
+    said = type(outcome).__name__.lower()
+    reason = outcome.reason if isinstance(outcome, Declined) else None
+    if isinstance(outcome, Bound) and outcome.despite is not None:
+        reason = outcome.despite
+        telemetry.would_refuse.labels("bind", reason.code).inc()
+    message = outcome.message if isinstance(outcome, Failed) else ""
+    version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
+    which = decision_id(ask.uid, version) if version else ""
+    if which:
+        at_s, node = time.time(), ask.node if isinstance(outcome, Bound) else ""
+        part = BindTried(
+            at_s, micros(took_s), ask.node, said, CODE_OF[reason], message[:MOST_QUOTED]
+        )
+        journal.records.note(which, ask.namespace, ask.name, part, at_s, node)
+    telemetry.binds.labels(said).inc()
+    log.info(
+        "bind",
+        decision_id=which,
+        pod=f"{ask.namespace}/{ask.name}",
+        pod_uid=ask.uid,
+        node=ask.node,
+        outcome=said,
+        reason=reason.code if reason else None,
+        took_ms=round(1000 * took_s, 3),
+    )
+
+
+def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
+    """That a prediction was missed, whoever made it."""
+    if outcome.surprise is None:
+        return
+    feed.tell(
+        "prediction_missed",
+        node=outcome.node,
+        device=",".join(outcome.observed),
+        namespace=outcome.promise.namespace,
+        name=outcome.promise.name,
+        uid=outcome.uid,
+        decision_id=decision_of(pod) if pod else "",
+        cause=outcome.surprise.value,
+        message=outcome.surprise.sentence,
+    )
+
+
+def note_outcome(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
+    """How our own prediction for a pod turned out; of a miss also why."""
+    telemetry.predictions.labels(outcome.result.value).inc()
+    if outcome.result is Result.UNSEEN:
+        return
+    telemetry.window_seconds.observe(outcome.window_s)
+    if outcome.surprise is None:
+        return
+    overcommitted = "yes" if outcome.overcommitted_bytes else "no"
+    telemetry.misses.labels(outcome.surprise.value, overcommitted).inc()
+    log.warning(
+        "prediction_missed",
+        decision_id=decision_of(pod) if pod else "",
+        pod=f"{outcome.promise.namespace}/{outcome.promise.name}",
+        pod_uid=outcome.uid,
+        node=outcome.node,
+        devices=outcome.observed,
+        predicted=outcome.predicted,
+        surprise=outcome.surprise.value,
+        overcommitted_bytes=outcome.overcommitted_bytes,
+        window_s=round(outcome.window_s, 3),
+    )

@@ -1,0 +1,113 @@
+"""What each kind of request means for every node, kept until the node changes.
+
+Pods come in few kinds, and between two calls few nodes change: only those are weighed again. What
+is kept equals what ``fit`` says about the whole snapshot, node by node.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.reasons import Reason
+from extender.bounded import Bounded
+from extender.placement.demand_pricing import Market
+from extender.placement.fit import Codes, fit
+from extender.placement.policy import Weights
+from extender.placement.request import Kind, VramRequest
+from extender.placement.score import Ranking, Standing, rank_rows, standing
+from extender.placement.score_terms import KEPT
+from extender.placement.snapshot import CODE_OF, Rows, Snapshot
+
+NEVER_STALE_S = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighing:
+    """One kind of request on one snapshot; arrays are over the rows of the snapshot.
+
+    It does not keep the snapshot itself in memory, so the snapshot is an argument.
+    """
+
+    weights: Weights
+    generation: int
+    #: What scores are relative to: (bytes of the largest device, of the largest node).
+    scale: tuple[int, int]
+    #: Code of the first reason, if all reports were fresh.
+    fresh_codes: Codes
+    standing: Standing
+
+    def after(self, request: VramRequest, snap: Snapshot) -> "Weighing":
+        """Return the weighing of a newer snapshot: only nodes that changed are weighed again."""
+        nodes, scale = len(snap.nodes), _scale(snap)
+        changed = np.flatnonzero(snap.changed_in > self.generation)
+        if scale != self.scale:
+            changed = np.arange(nodes)
+        codes = _of_length(self.fresh_codes, nodes)
+        columns = [_of_length(column, nodes) for column in self.standing.columns]
+        if len(changed):
+            part = snap if len(changed) == nodes else snap.part(changed)
+            verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
+            codes[changed] = verdicts.codes
+            found = standing(verdicts, self.weights)
+            for column, figures in zip(columns, found.columns, strict=True):
+                column[changed] = figures
+        return Weighing(self.weights, snap.generation, scale, codes, Standing.of(columns))
+
+    def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
+        """What ``fit`` says about these rows."""
+        codes = self.fresh_codes.take(rows)
+        stale = snap.fresh_until_s < now_s
+        if stale.any():
+            stale &= snap.node_reason == 0
+            codes[stale.take(rows)] = CODE_OF[Reason.STALE_REPORT]
+        return codes
+
+    def rank(
+        self,
+        request: VramRequest,
+        snap: Snapshot,
+        rows: Rows,
+        now_s: float,
+        market: Market | None = None,
+    ) -> Ranking:
+        """What ``score.rank`` says about these rows, without the terms."""
+        fits = self.codes(snap, rows, now_s) == 0
+        stands = self.standing.take(rows)
+        return rank_rows(request, snap, rows, fits, stands, now_s, self.weights, market)
+
+
+def _nothing(weights: Weights) -> Weighing:
+    """Before there was any node."""
+    none = np.empty(0, np.int64)
+    standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
+    return Weighing(weights, -1, (0, 0), np.empty(0, np.int8), standing)
+
+
+def _scale(snap: Snapshot) -> tuple[int, int]:
+    return snap.largest_device_bytes, snap.largest_node_bytes
+
+
+class Weighings:
+    """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
+
+    def __init__(self, weights: Weights, capacity: int = 64) -> None:
+        self._nothing = _nothing(weights)
+        self._held: Bounded[Kind, Weighing] = Bounded(capacity)
+
+    def weigh(self, request: VramRequest, snap: Snapshot) -> Weighing:
+        """Weigh a request that asks for something on every node of the snapshot."""
+        weighing = self._held.get(request.kind, self._nothing)
+        if weighing.generation != snap.generation:
+            weighing = weighing.after(request, snap)
+        self._held[request.kind] = weighing
+        return weighing
+
+
+def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:
+    """A copy; what is added holds anything."""
+    copy = np.empty(length, array.dtype)
+    size = min(len(array), length)
+    copy[:size] = array[:size]
+    return copy

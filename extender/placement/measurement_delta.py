@@ -1,0 +1,119 @@
+"""Whether a report tells no more than that memory was taken or freed within what is charged anyway.
+
+Most reports do: pods use less than they asked for, and what is left for others stays as it was.
+Then nothing has to be weighed; the terms differ in what they quote of the report.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from msgspec.structs import replace
+
+from contract.gpunode import Device, GPUNodeStatus, PodUse
+from extender.placement.device_accounting import DeviceTerms, known, sum_known
+from extender.placement.occupancy import Holder, Occupancy, Tenancy
+from extender.placement.sm_reading import reported
+
+#: What may differ; of the first two not everything.
+_MEASURED = (
+    "used_bytes",
+    "unowned_bytes",
+    "sm_activity",
+    "sm_occupancy_ratio",
+    "utilization_ratio",
+)
+_settled = attrgetter(*(each for each in Device.__struct_fields__ if each not in _MEASURED))
+
+
+def remeasured(
+    terms: Sequence[DeviceTerms],
+    occupancy: Occupancy,
+    was: GPUNodeStatus,
+    now: GPUNodeStatus,
+    unowned_tolerance_bytes: int,
+) -> tuple[DeviceTerms, ...] | None:
+    """What ``weigh`` says of the report ``now``; None where that takes weighing. ``terms`` are what
+    it says of ``was``, both with this occupancy and the same reserve and tolerance; of SM activity
+    they may tell what others measured."""
+    if (
+        was.plugin != now.plugin
+        or len(was.devices) != len(now.devices)
+        or not _charged_alike(was.pods, now.pods, occupancy)
+    ):
+        return None
+    used_bytes = [known(row.used_bytes) for row in now.pods]
+    quoted: dict[int, tuple[Holder, ...]] = {}
+    found: list[DeviceTerms] = []
+    for each, before, device, tenancy in zip(
+        terms, was.devices, now.devices, occupancy.tenancies, strict=True
+    ):
+        if (
+            each.fence is not None
+            or _settled(before) != _settled(device)
+            or not _strangers_alike(each, before, device, unowned_tolerance_bytes)
+        ):
+            return None
+        if (holders := quoted.get(id(tenancy))) is None:
+            holders = quoted[id(tenancy)] = _holders(each.holders, tenancy, used_bytes)
+        activity = reported(device, now.observed_at)
+        found.append(replace(each, device=device, holders=holders, activity=activity))
+    return tuple(found)
+
+
+def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occupancy) -> bool:
+    """Whether the same pods hold the same replicas, and each row that is charged for what it uses
+    uses the same."""
+    if len(was) != len(now):
+        return False
+    for before, row, asked_bytes in zip(was, now, occupancy.asked_bytes, strict=True):
+        if before.uid != row.uid or before.device != row.device or before.replica != row.replica:
+            return False
+        had, has = before.used_bytes, row.used_bytes
+        if had == has:
+            continue
+        # Who uses anything at all may sit where nobody else would be seen.
+        if had is None or has is None or asked_bytes is None or had <= 0 or has <= 0:
+            return False
+        if max(had, has) > asked_bytes:
+            return False
+    return True
+
+
+def _strangers_alike(
+    terms: DeviceTerms, was: Device, now: Device, unowned_tolerance_bytes: int
+) -> bool:
+    """Whether the device's figures make sense, and as little is charged for strangers as before."""
+    if not 0 <= now.used_bytes <= now.memory_bytes:
+        return False
+    if was.unowned_bytes is None or now.unowned_bytes is None:
+        if was.unowned_bytes is not now.unowned_bytes:
+            return False
+    elif not 0 <= now.unowned_bytes <= now.used_bytes:
+        return False
+    if terms.attributed:
+        if was.unowned_bytes == now.unowned_bytes:
+            return True
+        beyond_bytes = now.unowned_bytes if terms.sharers == 1 else None
+    else:
+        if was.used_bytes == now.used_bytes:
+            return True
+        beyond_bytes = now.used_bytes - terms.promised_bytes - terms.strays_bytes
+    return (
+        terms.unowned_bytes == 0
+        and beyond_bytes is not None
+        and beyond_bytes <= unowned_tolerance_bytes
+    )
+
+
+def _holders(
+    before: tuple[Holder, ...], tenancy: Tenancy, used_bytes: Sequence[int | None]
+) -> tuple[Holder, ...]:
+    sitting: list[Holder] = []
+    for holder, sitter in zip(before, tenancy.sitters, strict=False):
+        rows = sitter.rows
+        # Nearly all have one.
+        measured_bytes = used_bytes[rows[0]] if len(rows) == 1 else sum_known(rows, used_bytes)
+        if measured_bytes != holder.measured_bytes:
+            holder = replace(holder, measured_bytes=measured_bytes)
+        sitting.append(holder)
+    return (*sitting, *before[len(sitting) :])

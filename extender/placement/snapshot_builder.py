@@ -1,0 +1,292 @@
+"""Fills the columns: a table of nodes that one owner changes, and immutable snapshots of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.device_terms import may_have_free_replica
+from extender.placement.non_gpu_pods import spare_bytes
+from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
+
+#: Replica counts are held below this; no plugin advertises as many.
+MANY = 1 << 20
+_SHARING = {sharing: place for place, sharing in enumerate(SHARING)}
+_COLUMNS = tuple(
+    (f.name, np.int64 if f.name.endswith("_bytes") else np.int32) for f in fields(Columns)
+)
+
+
+class Table:
+    """Nodes by name, each with its row of columns.
+
+    A snapshot has copies of the columns that changed since the snapshot before, and shares the
+    others with it.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[NodeTerms] = []
+        self._row_of: dict[str, int] = {}
+        self._resources: dict[str, int] = {}
+        self._columns = _absent(0, 0)
+        self._per_node = _absent_nodes(0)
+        #: The last snapshot's read-only copies of columns that were not written since.
+        self._columns_shown: dict[str, NDArray[Any]] = {}
+        self._per_node_shown: dict[str, NDArray[Any]] = {}
+        self._name_rank = np.empty(0, np.int32)
+        self._members_changed = False
+        self._latest: Snapshot | None = None
+        self._generation = 0
+
+    @classmethod
+    def after(cls, snap: Snapshot) -> "Table":
+        """A table of its own that begins with what the snapshot holds."""
+        table = cls()
+        table._nodes, table._row_of = list(snap.nodes), dict(snap.row_of)
+        table._resources = dict(snap.resources)
+        table._columns = {name: getattr(snap.columns, name).copy(order="K") for name, _ in _COLUMNS}
+        memory_bytes = np.maximum(snap.columns.memory_bytes, 0)
+        table._per_node = {
+            "reason": snap.node_reason.copy(),
+            "gated": snap.gated.copy(),
+            "fresh_until_s": snap.fresh_until_s.copy(),
+            "ageing_from_s": snap.ageing_from_s.copy(),
+            "degraded": snap.degraded.copy(),
+            "changed_in": snap.changed_in.copy(),
+            "headroom_bytes": snap.node_headroom_bytes.copy(),
+            "spare_bytes": snap.spare_bytes.copy(),
+            "memory_bytes": memory_bytes.sum(axis=1),
+            "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
+        }
+        table._name_rank, table._generation = snap.name_rank, snap.generation
+        return table
+
+    @property
+    def next_generation(self) -> int:
+        """Of the snapshot that shows what is put now."""
+        return self._generation + 1
+
+    def put(self, node: NodeTerms) -> None:
+        """Add a node, or replace what was known of it."""
+        row = self._row_of.get(node.name)
+        if row is None:
+            row = len(self._nodes)
+            self._nodes.append(node)
+            # The maps of earlier snapshots are theirs: add to a copy, once per snapshot.
+            if not self._members_changed:
+                self._row_of = dict(self._row_of)
+                self._members_changed = True
+            self._row_of[node.name] = row
+        self._nodes[row] = node
+        self._make_room(len(self._nodes), len(node.devices))
+        self._write_row(row, node)
+        self._latest = None
+
+    def put_measured(self, node: NodeTerms) -> None:
+        """The same for a node that is held, of which nothing has changed but how old its report is,
+        how busy its SMs are, and what is only quoted."""
+        row = self._row_of[node.name]
+        self._nodes[row] = node
+        self._latest = None
+        self._write_of_node(row, "fresh_until_s", node.fresh_until_s)
+        self._write_of_node(row, "ageing_from_s", node.ageing_from_s)
+        column, sm_ppm = self._columns["sm_ppm"], [_sm_ppm(terms) for terms in node.devices]
+        if column[row, : len(sm_ppm)].tolist() != sm_ppm:
+            column[row, : len(sm_ppm)] = sm_ppm
+            self._columns_shown.pop("sm_ppm", None)
+            self._write_of_node(row, "changed_in", self.next_generation)
+
+    def get(self, name: str) -> NodeTerms | None:
+        """What was put last under the name."""
+        row = self._row_of.get(name)
+        return None if row is None else self._nodes[row]
+
+    def drop(self, name: str) -> None:
+        """Forget a node; the last one takes over its row."""
+        if name not in self._row_of:
+            return
+        last = self._nodes[-1]
+        row = self._row_of[name]
+        self._row_of = {n: r for n, r in self._row_of.items() if n != name}
+        self._members_changed = True
+        self._nodes.pop()
+        self._latest = None
+        if last.name != name:
+            self._row_of[last.name] = row
+            self._nodes[row] = last
+            self.put(last)
+
+    def snapshot(self) -> Snapshot:
+        """What the table holds now; the same object until it changes."""
+        if self._latest is None:
+            if self._members_changed:
+                self._name_rank = _ranks([node.name for node in self._nodes])
+                self._members_changed = False
+            self._generation += 1
+            of_node = self._frozen(self._per_node, self._per_node_shown)
+            self._latest = Snapshot(
+                generation=self._generation,
+                row_of=self._row_of,
+                nodes=tuple(self._nodes),
+                resources=dict(self._resources),
+                columns=Columns(**self._frozen(self._columns, self._columns_shown)),
+                node_reason=of_node["reason"],
+                gated=of_node["gated"],
+                fresh_until_s=of_node["fresh_until_s"],
+                ageing_from_s=of_node["ageing_from_s"],
+                degraded=of_node["degraded"],
+                name_rank=self._name_rank,
+                changed_in=of_node["changed_in"],
+                node_headroom_bytes=of_node["headroom_bytes"],
+                spare_bytes=of_node["spare_bytes"],
+                largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
+                largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
+            )
+        return self._latest
+
+    def _frozen(
+        self, arrays: Mapping[str, NDArray[Any]], shown: dict[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        """Bring ``shown`` up to date with the arrays, and return a copy of it."""
+        for name, array in arrays.items():
+            now = array[: len(self._nodes)]
+            if name not in shown or shown[name].shape != now.shape:
+                shown[name] = now.copy(order="K")
+                shown[name].flags.writeable = False
+        return dict(shown)
+
+    def _make_room(self, rows: int, slots: int) -> None:
+        old_rows, old_slots = self._columns["resource"].shape
+        if rows <= old_rows and slots <= old_slots:
+            return
+        new_rows = max(old_rows, rows if rows <= old_rows else 2 * rows)
+        larger = _absent(new_rows, max(old_slots, slots))
+        for name, _ in _COLUMNS:
+            larger[name][:old_rows, :old_slots] = self._columns[name]
+        self._columns = larger
+        nodes = _absent_nodes(new_rows)
+        for name, array in self._per_node.items():
+            nodes[name][:old_rows] = array
+        self._per_node = nodes
+
+    def _write_row(self, row: int, node: NodeTerms) -> None:
+        values = [self._values(terms) for terms in node.devices]
+        by_column = zip(*values, strict=True) if values else [()] * len(_COLUMNS)
+        for (name, _), figures in zip(_COLUMNS, by_column, strict=True):
+            column = self._columns[name]
+            absent = column.shape[1] - len(figures)
+            padded = [*figures, *[-1] * absent]
+            if column[row].tolist() != padded:
+                column[row] = padded
+                self._columns_shown.pop(name, None)
+        believed_bytes = [terms.device.memory_bytes for terms in node.devices if terms.believed]
+        per_node = {
+            "reason": CODE_OF[node.reason],
+            "gated": node.gated,
+            "fresh_until_s": node.fresh_until_s,
+            "ageing_from_s": node.ageing_from_s,
+            "degraded": node.degraded or bool(node.unmeasured),
+            "changed_in": self.next_generation,
+            "headroom_bytes": sum(
+                [max(clamped(terms.headroom_bytes), 0) for terms in node.devices]
+            ),
+            "spare_bytes": spare_bytes(node),
+            "memory_bytes": sum(believed_bytes),
+            "largest_device_bytes": max(believed_bytes, default=0),
+        }
+        for name, figure in per_node.items():
+            self._write_of_node(row, name, figure)
+
+    def _write_of_node(self, row: int, name: str, figure: float) -> None:
+        array = self._per_node[name]
+        if array[row] != figure:
+            array[row] = figure
+            self._per_node_shown.pop(name, None)
+
+    def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
+        """As ``Columns`` has them."""
+        device = terms.device
+        # Figures that contradict each other could overflow a column; a fence stands for them.
+        believed = terms.believed
+        replicas = device.replicas
+        # The plugin goes by its own count, whatever we think of the rest of the report.
+        free = max(replicas.free, int(may_have_free_replica(device)))
+        return (
+            device.memory_bytes if believed else 0,
+            terms.allocatable_bytes,
+            clamped(terms.room_bytes),
+            clamped(terms.several_room_bytes),
+            clamped(terms.headroom_bytes),
+            replicas.total if believed else 1,
+            min(free, MANY),
+            min(terms.awaited_replicas, MANY),
+            reach(terms),
+            terms.policy == "steered",
+            terms.single,
+            self._resources.setdefault(device.resource, len(self._resources)),
+            terms.sharers,
+            _SHARING[device.sharing],
+            CODE_OF[terms.fence],
+            _sm_ppm(terms),
+            _exceeded_ppm(terms),
+        )
+
+
+def _sm_ppm(terms: DeviceTerms) -> int:
+    return -1 if terms.activity is None else round(terms.activity.ratio * 1_000_000)
+
+
+def reach(terms: DeviceTerms) -> int:
+    """The fewest replicas of which one can be of this device, for the next pod to ask."""
+    if terms.first is None:
+        return MANY
+    return min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
+
+
+def _exceeded_ppm(terms: DeviceTerms) -> int:
+    exceeded_bytes = 0
+    for holder in terms.holders:
+        measured_bytes = holder.measured_bytes
+        if measured_bytes is not None and measured_bytes > holder.requested_bytes:
+            exceeded_bytes += measured_bytes - holder.requested_bytes
+    return min(1_000_000 * exceeded_bytes // max(terms.allocatable_bytes, 1), 1_000_000)
+
+
+def build(nodes: Iterable[NodeTerms]) -> Snapshot:
+    """A snapshot of these nodes from nothing."""
+    table = Table()
+    for node in nodes:
+        table.put(node)
+    return table.snapshot()
+
+
+def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
+    # Slot by slot in memory: what is asked of a node's slots is then asked of all nodes at once.
+    return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
+
+
+def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
+    return {
+        "reason": np.zeros(rows, np.int32),
+        "gated": np.zeros(rows, np.bool_),
+        "fresh_until_s": np.zeros(rows, np.float64),
+        "ageing_from_s": np.zeros(rows, np.float64),
+        "degraded": np.zeros(rows, np.bool_),
+        "changed_in": np.zeros(rows, np.int64),
+        "headroom_bytes": np.zeros(rows, np.int64),
+        "spare_bytes": np.zeros(rows, np.int64),
+        "memory_bytes": np.zeros(rows, np.int64),
+        "largest_device_bytes": np.zeros(rows, np.int64),
+    }
+
+
+def _ranks(names: Sequence[str]) -> NDArray[np.int32]:
+    """Place of each name in the order of names."""
+    ranks = np.empty(len(names), np.int32)
+    for rank, row in enumerate(sorted(range(len(names)), key=names.__getitem__)):
+        ranks[row] = rank
+    ranks.flags.writeable = False
+    return ranks

@@ -1,0 +1,1 @@
+"""The calls of kube-scheduler: filter, prioritize, preempt and bind over HTTP."""

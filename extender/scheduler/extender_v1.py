@@ -1,0 +1,269 @@
+"""kube-scheduler's extender wire (extender/v1), decoded strictly and encoded without surprises.
+
+Go writes absent parts as null and its own names with capitals; inside Pod and Node the names are
+Kubernetes' usual ones. With nodeCacheCapable the nodes are names; without it they are whole
+objects, which go back as the very bytes that came.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.kube import Pod
+from contract.pod_limits import MAX_POD_BYTES, sized
+from extender.state.kept_fields import kept_pod
+from extender.state.preemption import Offer
+
+
+class MalformedBody(ValueError):
+    """A body that is not what kube-scheduler sends; the message says where and what is right."""
+
+
+class NodeList(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+NULL = msgspec.Raw(b"null")
+#: The most that kube-scheduler takes from an extender.
+MAX_SCORE = 10
+
+
+class FilterArgs(msgspec.Struct, rename="pascal"):
+    """The body of a filter or prioritize call."""
+
+    pod: Pod | None = None
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+
+
+class RawPod(msgspec.Struct, rename="pascal"):
+    """The undecoded pod of the same body."""
+
+    pod: msgspec.Raw = NULL
+
+
+class BindArgs(msgspec.Struct, rename="pascal"):
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = msgspec.field(default="", name="PodUID")
+    node: str = ""
+
+
+class MetaPod(msgspec.Struct):
+    uid: str = msgspec.field(default="", name="UID")
+
+
+class MetaVictims(msgspec.Struct):
+    pods: list[MetaPod] | None = msgspec.field(default=None, name="Pods")
+    pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class Victims(msgspec.Struct):
+    pods: list[Pod] | None = msgspec.field(default=None, name="Pods")
+    pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptArgs(msgspec.Struct, rename="pascal"):
+    pod: Pod | None = None
+    node_name_to_victims: dict[str, Victims] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+
+    def offers(self) -> dict[str, Offer]:
+        """Node -> victims, from whichever of the two forms was sent."""
+        if self.node_name_to_meta_victims is not None:
+            return {
+                node: Offer(
+                    tuple(pod.uid for pod in victims.pods or ()), _count(victims.pdb_violations)
+                )
+                for node, victims in self.node_name_to_meta_victims.items()
+            }
+        return {
+            node: Offer(
+                tuple(pod.metadata.uid for pod in victims.pods or ()),
+                _count(victims.pdb_violations),
+                {pod.metadata.uid: pod for pod in victims.pods or ()},
+            )
+            for node, victims in (self.node_name_to_victims or {}).items()
+        }
+
+
+def _count(number: int) -> int:
+    """What cannot be a number of pods is none, or very many."""
+    return min(max(number, 0), 1 << 31)
+
+
+class FilterResult(msgspec.Struct, rename="pascal"):
+    nodes: dict[str, list[msgspec.Raw]] | None = None
+    node_names: list[str] | None = None
+    failed_nodes: dict[str, str] = {}
+    #: Node -> sentence.
+    failed_and_unresolvable_nodes: dict[str, str] = {}
+    error: str = ""
+
+
+class Priority(msgspec.Struct, rename="pascal"):
+    host: str
+    score: int
+
+
+class BindResult(msgspec.Struct, rename="pascal"):
+    error: str = ""
+
+
+class PreemptResult(msgspec.Struct, rename="pascal"):
+    node_name_to_meta_victims: dict[str, MetaVictims] = {}
+
+
+class _NamedMeta(msgspec.Struct):
+    name: str
+
+
+class _NamedNode(msgspec.Struct):
+    metadata: _NamedMeta
+
+
+T = TypeVar("T")
+_filter_args = msgspec.json.Decoder(FilterArgs)
+_raw_pod = msgspec.json.Decoder(RawPod)
+_bind_args = msgspec.json.Decoder(BindArgs)
+_preempt_args = msgspec.json.Decoder(PreemptArgs)
+_named_node = msgspec.json.Decoder(_NamedNode)
+_encoder = msgspec.json.Encoder()
+
+
+class Offered(msgspec.Struct):
+    """The pod and the nodes of a filter or prioritize call."""
+
+    pod: Pod
+    names: list[str]
+    #: Whole nodes in the order of ``names``, where they were sent; they go back as they came.
+    objects: list[msgspec.Raw] | None
+
+
+def decode_offer(body: bytes) -> Offered:
+    """Read the body of filter or prioritize; raises ``MalformedBody``."""
+    args = _decoded(_filter_args, body)
+    pod = kept_pod(_whole(args.pod))
+    if len(body) > MAX_POD_BYTES:  # most of it may be nodes
+        pod = sized(pod, len(_decoded(_raw_pod, body).pod))
+    if args.node_names is not None:
+        return Offered(pod, args.node_names, None)
+    if args.nodes is None or args.nodes.items is None:
+        raise MalformedBody('neither NodeNames nor Nodes.items is given, as in "NodeNames":["n1"]')
+    names = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
+    return Offered(pod, names, args.nodes.items)
+
+
+def decode_bind(body: bytes) -> BindArgs:
+    """Read the body of bind; raises ``MalformedBody``."""
+    args = _decoded(_bind_args, body)
+    for name, value in (
+        ("PodName", args.pod_name),
+        ("PodNamespace", args.pod_namespace),
+        ("PodUID", args.pod_uid),
+        ("Node", args.node),
+    ):
+        if not value:
+            raise MalformedBody(f"{name} is missing or empty")
+    return args
+
+
+def decode_preempt(body: bytes) -> tuple[Pod, dict[str, Offer]]:
+    """Read the body of preempt, in either form; raises ``MalformedBody``."""
+    args = _decoded(_preempt_args, body)
+    return _whole(args.pod), args.offers()
+
+
+def _whole(pod: Pod | None) -> Pod:
+    if pod is None:
+        raise MalformedBody("Pod is missing")
+    for name, value in (("name", pod.metadata.name), ("uid", pod.metadata.uid)):
+        if not value:
+            raise MalformedBody(f"Pod.metadata.{name} is missing or empty")
+    return pod
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as err:
+        raise MalformedBody(f"body is not what kube-scheduler sends: {err}") from err
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise MalformedBody(f"body is not JSON: {err}") from err
+    except RecursionError as err:
+        raise MalformedBody("body is nested too deeply") from err
+
+
+def encode_filter(
+    offered: Offered,
+    kept: NDArray[np.bool_],
+    codes: NDArray[np.int8],
+    sentences: Sequence[str],
+) -> bytes:
+    """Return the answer to filter, in the form in which the nodes were offered.
+
+    ``kept``: (n,) the nodes that pass. ``codes``: (n,) of each other node the place of the reason
+    among ``sentences`` for which it is rejected; 0: it is left out without a reason.
+
+    Rejected nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
+    could only find that no victim is needed, and newer schedulers then retry without end.
+    """
+    rejected = zip(offered.names, codes.tolist(), strict=True)
+    result = FilterResult(
+        failed_and_unresolvable_nodes={name: sentences[code] for name, code in rejected if code}
+    )
+    if offered.objects is None:
+        result.node_names = list(compress(offered.names, kept.tolist()))
+    else:
+        result.nodes = {"items": list(compress(offered.objects, kept.tolist()))}
+    return _encoder.encode(result)
+
+
+def encode_filter_error(message: str) -> bytes:
+    return _encoder.encode(FilterResult(error=printable(message)))
+
+
+def encode_priorities(winner: str | None) -> bytes:
+    """A list of {Host, Score}: of the winner alone, which is all that a weight is to decide.
+
+    kube-scheduler counts 0 for everybody else. It takes longer to read the scores of 5,000 nodes
+    than we do to find the best of them; and a user's preference that goes against the winner is
+    weighed against one known figure, whatever we think of the other nodes.
+    """
+    if winner is None:
+        return b"[]"
+    return _encoder.encode([Priority(host=winner, score=MAX_SCORE)])
+
+
+def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
+    """A list of {Host, Score}: the same score for each chosen node; empty if all are chosen."""
+    if chosen.all():
+        return b"[]"
+    hosts = compress(names, chosen.tolist())
+    return _encoder.encode([Priority(host=host, score=MAX_SCORE) for host in hosts])
+
+
+def encode_bind(message: str) -> bytes:
+    """``message`` is empty when the pod is bound."""
+    return _encoder.encode(BindResult(printable(message)))
+
+
+def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
+    """Always by uid, whichever form was sent: kube-scheduler reads no other."""
+    return _encoder.encode(
+        PreemptResult(
+            {
+                node: MetaVictims([MetaPod(uid) for uid in offer.uids], offer.pdb_violations)
+                for node, offer in victims.items()
+            }
+        )
+    )
+
+
+def printable(message: str) -> str:
+    """Without percent signs, which kube-scheduler takes for formatting, and of bounded length."""
+    return message.replace("%", " percent")[:1000]

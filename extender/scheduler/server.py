@@ -1,0 +1,110 @@
+"""The scheduler's port: routes, body limits, timing. Decides nothing about pods."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+
+from extender.observability.metrics import Telemetry
+from extender.scheduler import extender_v1
+from extender.scheduler.verbs import Verbs
+from extender.server.request_body import JSON, BodyTooLarge, read_whole
+
+log = structlog.get_logger()
+
+#: kube-scheduler's urlPrefix is free to choose; these two are answered.
+PREFIXES = ("", "/scheduler")
+
+Answer = Callable[[bytes], Awaitable[Response]]
+
+
+class Refuse(Protocol):
+    """Says why; ``status`` is for verbs whose answer has no room for that."""
+
+    def __call__(self, message: str, status: int = 400) -> Response: ...
+
+
+def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAPI:
+    """The ASGI application of the scheduler's port."""
+    app = FastAPI(title="Headroom scheduler extender", openapi_url=None)
+
+    async def answer_filter(body: bytes) -> Response:
+        return _json(verbs.filter(body))
+
+    async def answer_prioritize(body: bytes) -> Response:
+        return _json(verbs.prioritize(body))
+
+    async def answer_preempt(body: bytes) -> Response:
+        return _json(verbs.preempt(body))
+
+    async def answer_bind(body: bytes) -> Response:
+        return _json(await verbs.bind(body))
+
+    # What cannot be decided is told in the form that each verb's answer has room for: filter and
+    # bind have an Error, which kube-scheduler shows on the pod and only reads in a 200. The other
+    # two have none; it ignores them when they fail.
+    def refuse_filter(message: str, status: int = 200) -> Response:
+        return _json(verbs.filter_error(message))
+
+    def refuse_bind(message: str, status: int = 200) -> Response:
+        return _json(verbs.bind_error(message))
+
+    routes: dict[str, tuple[Answer, Refuse]] = {
+        "filter": (answer_filter, refuse_filter),
+        "prioritize": (answer_prioritize, _refused),
+        "preempt": (answer_preempt, _refused),
+        "bind": (answer_bind, refuse_bind),
+    }
+    for verb, (answer, refuse) in routes.items():
+        endpoint = _endpoint(verb, answer, refuse, telemetry, max_body_bytes)
+        for prefix in PREFIXES:
+            app.router.add_route(f"{prefix}/{verb}", endpoint, methods=["POST"])
+    return app
+
+
+def _endpoint(
+    verb: str,
+    answer: Answer,
+    refuse: Refuse,
+    telemetry: Telemetry,
+    max_body_bytes: int,
+) -> Callable[[Request], Awaitable[Response]]:
+    seconds = telemetry.verb_seconds.labels(verb)
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await read_whole(request, max_body_bytes)
+        except BodyTooLarge:
+            return refuse(
+                f"body is larger than {max_body_bytes} bytes: set nodeCacheCapable: true in "
+                "kube-scheduler's configuration, or a larger max_body in Headroom's",
+                413,
+            )
+        except ClientDisconnect:
+            return Response(status_code=400)
+        began_s = time.perf_counter()
+        try:
+            return await answer(body)
+        except extender_v1.MalformedBody as err:
+            return refuse(str(err))
+        except Exception:
+            # A fault of ours must not reach kube-scheduler as a stack trace or a dropped
+            # connection; it is logged whole.
+            log.exception("verb_failed", verb=verb)
+            return refuse("internal error in Headroom: see the log of the extender")
+        finally:
+            seconds.observe(time.perf_counter() - began_s)
+
+    return endpoint
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type=JSON)
+
+
+def _refused(message: str, status: int = 400) -> Response:
+    return PlainTextResponse(message + "\n", status_code=status)

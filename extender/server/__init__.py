@@ -1,0 +1,1 @@
+"""HTTP servers: ports, TLS, client certificates and limits on clients."""

@@ -1,0 +1,135 @@
+"""Listens on the ports of one process and serves them until a signal."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+from extender.server.http_limits import Patient
+from extender.server.tls import ServerTls
+from extender.server.tls_handshakes import Handshakes
+
+#: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
+#: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
+KEEP_ALIVE_S = 120
+#: What is being answered when we are told to end has so long; kube-scheduler waits for 5 s.
+GRACE_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """``port`` 0 stands for any free one; ``tls`` None: without TLS."""
+
+    name: str
+    host: str
+    port: int
+    app: FastAPI
+    protocol: type[Patient]
+    tls: ServerTls | None = None
+
+
+async def serve_ports(
+    ports: Sequence[Port],
+    announce: Callable[[str], None],
+    *,
+    started: Callable[[], None] = lambda: None,
+    stopping: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; ``announce`` gets one line of JSON: the address of each port.
+
+    ``started`` is called when all ports listen, ``stopping`` when a signal comes. Raises
+    ``OSError`` if a port is taken.
+    """
+    sockets = {each.name: _listen(each.host, each.port) for each in ports}
+    servers = {each.name: PortServer(each) for each in ports}
+
+    def stop() -> None:
+        stopping()
+        for server in servers.values():
+            server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    started()
+    running = [
+        asyncio.create_task(server.serve(sockets=[sockets[name]]))
+        for name, server in servers.items()
+    ]
+    where = {
+        name: "{}://{}:{}".format(servers[name].scheme, *sock.getsockname()[:2])
+        for name, sock in sockets.items()
+    }
+    # The sockets listen already: whoever connects now is answered in a moment.
+    announce(msgspec.json.encode({"event": "serving", **where}).decode())
+    await asyncio.gather(*running)
+
+
+class PortServer(uvicorn.Server):
+    """Leaves signals alone, since several servers share one process; accepts connections of TLS
+    itself, since uvicorn limits no handshakes."""
+
+    def __init__(self, port: Port) -> None:
+        super().__init__(
+            uvicorn.Config(
+                port.app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+                http=port.protocol,
+            )
+        )
+        self._tls = port.tls
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self._tls else "http"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        assert sockets, "a port listens already"
+        handshakes = Handshakes(self._connection, self._context)
+        self._accepting = asyncio.create_task(handshakes.accept(sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])  # else a closed socket is still waited for
+        await super().shutdown(sockets)
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    def _context(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls.context
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as err:
+        raise OSError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err

@@ -1,1 +1,0 @@
-"""I/O in: what the API server says about pods, nodes, namespaces, GPUNodes and heartbeats."""

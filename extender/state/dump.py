@@ -1,0 +1,307 @@
+"""All that decides, as one value: taken from a state, and made a state again in another process.
+
+What a state learned from whoever else gives out GPUs, from heartbeats and from evictions is kept as
+what followed from it. No pod keeps the value of any variable: of the only one that decides
+anything remains whether it shows no device, follows the placement, or is the pod's own choice.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from contract.annotations import DEFAULT_VRAM
+from contract.gate import is_whole
+from contract.gpunode import GPUNode, Reservation
+from contract.kube import (
+    Container,
+    EnvVar,
+    EnvVarSource,
+    Namespace,
+    Node,
+    ObjectMeta,
+    Pod,
+    Present,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from contract.reasons import Reason
+from extender.placement.demand_pricing import Market
+from extender.placement.policy import Rules
+from extender.placement.sm_reading import HISTORY, Activity
+from extender.placement.snapshot import NodeTerms
+from extender.placement.visible_devices import NO_DEVICES, VISIBLE_DEVICES, followed
+from extender.state.changes import (
+    ActivitySeen,
+    BackOffEnded,
+    Event,
+    GPUNodeSeen,
+    NamespaceSeen,
+    NodeSeen,
+    PodSeen,
+    SliceSeen,
+)
+from extender.state.cluster_state import ClusterState
+from extender.state.foreign_allocators import DRA_DRIVER
+from extender.state.journal import Decision
+from extender.state.kept_fields import kept_annotations
+from extender.state.sm_activity import key_of
+
+C = TypeVar("C", bound=Container)
+
+FORMAT = "headroom.gpu/snapshot/v1"
+#: A moment that no stamp is near to, so that it is not taken for a sign of life.
+_LONG_AGO_S = -1e15
+#: What each of them leaves on a pod that it bound.
+_MARKS = {
+    Reason.HAMI_MANAGES: "hami.io/vgpu-devices-allocated",
+    Reason.KAI_MANAGES: "run.ai/reserve_for_gpu_index",
+    Reason.GPUSHARE_MANAGES: "ALIYUN_COM_GPU_MEM_IDX",
+}
+
+
+class SmHistory(msgspec.Struct, frozen=True):
+    gpu: str
+    instance: int | None
+    activity: Activity
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    name: str
+    node: Node | None
+    gpunode: GPUNode | None
+    #: Seconds of the clock of ``now_s``; None: its agent was never heard of.
+    heard_at_s: float | None
+    #: Code of the reason: somebody else gives out its GPUs.
+    manager: str | None
+    #: A pod was sent away from there a moment ago.
+    backs_off: bool
+    #: What the replica was about to promise, by uid.
+    binding: dict[str, Reservation]
+    history: list[SmHistory]
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """What filter said of a pod last."""
+
+    pod: Pod
+    decision_id: str
+    at_s: float
+    snapshot_generation: int
+    offered: int
+    fits: int
+    #: Code of the reason -> nodes.
+    refused: dict[str, int]
+
+
+class Prices(msgspec.Struct, frozen=True):
+    unit_bytes: int
+    sizes: list[int]
+    prices: list[float]
+    mean_bytes: float
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What is another in every dump, before all that is not."""
+
+    format: str
+    generated_at: str
+    snapshot_generation: int
+    redacted: bool
+    #: The receiver's monotonic clock, and the Unix time at which it was 0.
+    now_s: float
+    epoch_s: float
+
+
+class Settled(msgspec.Struct, frozen=True):
+    rules: Rules
+    stale_after_s: float
+    prices: Prices | None
+    #: Namespace -> headroom.gpu/default-vram.
+    namespaces: dict[str, str]
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    head: Head
+    settled: Settled
+    nodes: list[NodeFacts]
+    pods: list[Pod]
+    decisions: list[Decided]
+
+
+# Taken from a state; all of it may be asked for from any thread.
+
+
+def settled(cluster: ClusterState) -> Settled:
+    market = cluster.usual.market
+    prices = (
+        None
+        if market is None
+        else Prices(
+            market.unit_bytes,
+            market.sizes.tolist(),
+            market.prices.tolist(),
+            market.mean_bytes,
+        )
+    )
+    namespaces = dict(sorted(cluster.namespaces.default_vrams().items()))
+    return Settled(cluster.rules, cluster.stale_after_s, prices, namespaces)
+
+
+def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFacts]:
+    """Of each node, by name."""
+    for terms in sorted(nodes, key=lambda terms: terms.name):
+        name = terms.name
+        manager, heard_at_s = cluster.manager(name), cluster.heard_at_s(name)
+        yield NodeFacts(
+            name=name,
+            node=_without_notes(cluster.node(name)),
+            gpunode=cluster.gpunode(name),
+            heard_at_s=heard_at_s if isfinite(heard_at_s) else None,
+            manager=manager.code if manager else None,
+            backs_off=cluster.back_offs.holds(name),
+            binding=dict(sorted(cluster.binding_to(name).items())),
+            history=[
+                SmHistory(*key_of(device.device), device.activity)
+                for device in terms.devices
+                if device.activity is not None and device.activity.source == HISTORY
+            ],
+        )
+
+
+def pods(cluster: ClusterState) -> Iterator[Pod]:
+    """By uid, without what users put into variables."""
+    for pod in sorted(cluster.pods(), key=lambda pod: pod.metadata.uid):
+        yield without_values(pod)
+
+
+def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
+    for decision in decisions:
+        yield Decided(
+            pod=without_values(decision.pod),
+            decision_id=decision.decision_id,
+            at_s=decision.at_s,
+            snapshot_generation=decision.generation,
+            offered=decision.offered,
+            fits=decision.fits,
+            refused={reason.code: nodes for reason, nodes in decision.refused.items()},
+        )
+
+
+def without_values(pod: Pod) -> Pod:
+    """The same as far as anybody decides by it. Other annotations go too: kubectl keeps whole
+    manifests in one of them, variables and all."""
+    spec = msgspec.structs.replace(
+        pod.spec,
+        containers=_bare(pod.spec.containers),
+        init_containers=_bare(pod.spec.init_containers),
+    )
+    return msgspec.structs.replace(pod, metadata=kept_annotations(pod.metadata), spec=spec)
+
+
+def _without_notes(node: Node | None) -> Node | None:
+    if node is None:
+        return None
+    return msgspec.structs.replace(node, metadata=kept_annotations(node.metadata))
+
+
+def _bare(containers: list[C] | None) -> list[C] | None:
+    if containers is None:
+        return None
+    return [
+        each
+        if is_whole(each)
+        else msgspec.structs.replace(each, env=[*map(_shown, _deciding(each))] or None)
+        for each in containers
+    ]
+
+
+def _deciding(container: Container) -> list[EnvVar]:
+    return [each for each in container.env or () if each.name == VISIBLE_DEVICES]
+
+
+def _shown(variable: EnvVar) -> EnvVar:
+    if variable.value_from is not None:
+        follows = followed([Container(env=[variable])])
+        source = variable.value_from if follows else EnvVarSource()
+        return EnvVar(name=variable.name, value_from=source)
+    return EnvVar(name=variable.name, value="" if (variable.value or "") in NO_DEVICES else "all")
+
+
+# Made a state again.
+
+
+def state_of(inputs: Inputs) -> ClusterState:
+    """A state that says of every pod on every node what the other one said at ``now_s``."""
+    head, rest = inputs.head, inputs.settled
+    state = ClusterState(rest.rules, rest.stale_after_s, head.epoch_s)
+    state.apply(_events(inputs))
+    for each in inputs.nodes:
+        if each.backs_off:
+            state.back_offs.note(each.name, {"somebody"}, head.now_s)
+        elif state.back_offs.holds(each.name):
+            state.apply([BackOffEnded(each.name)])
+    state.apply(_soiled(inputs.nodes))
+    if rest.prices is not None:
+        state.usual.market = _market(rest.prices)
+    return state
+
+
+def _events(inputs: Inputs) -> Iterator[Event]:
+    for name, text in inputs.settled.namespaces.items():
+        yield NamespaceSeen(Namespace(ObjectMeta(name=name, annotations={DEFAULT_VRAM: text})))
+    for pod in inputs.pods:
+        yield PodSeen(pod)
+    history: dict[tuple[str, int | None], Activity] = {}
+    for each in inputs.nodes:
+        if each.node is not None:
+            yield NodeSeen(each.node)
+        if each.manager is not None:
+            yield _managing(each.name, each.manager)
+        if each.gpunode is not None:
+            yield from _reports(each, each.gpunode)
+        history |= {(sm.gpu, sm.instance): sm.activity for sm in each.history}
+    yield ActivitySeen(history, ())
+
+
+def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
+    # What is about to be promised counts as what is.
+    promises: Mapping[str, Reservation] = {**each.binding, **gpunode.spec.reservations}
+    spec = msgspec.structs.replace(gpunode.spec, reservations=dict(promises))
+    whole = msgspec.structs.replace(gpunode, spec=spec)
+    if each.heard_at_s is None or gpunode.status is None:
+        yield GPUNodeSeen(whole, _LONG_AGO_S)
+        return
+    # A stamp that moves counts from when it is seen.
+    before = msgspec.structs.replace(gpunode.status, observed_at="before")
+    yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.heard_at_s)
+    yield GPUNodeSeen(whole, each.heard_at_s)
+
+
+def _managing(node: str, code: str) -> Event:
+    """Something that shows who it is."""
+    reason = next(reason for reason in Reason if reason.code == code)
+    if reason is Reason.DRA_MANAGES:
+        spec = ResourceSliceSpec(driver=DRA_DRIVER, node_name=node, devices=[Present()])
+        return SliceSeen(ResourceSlice(metadata=ObjectMeta(name=f"of-{node}"), spec=spec))
+    metadata = ObjectMeta(name="of", uid=f"of-{node}", annotations={_MARKS[reason]: "0"})
+    pod = Pod(metadata=metadata)
+    return PodSeen(
+        msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=node))
+    )
+
+
+def _soiled(nodes: Iterable[NodeFacts]) -> Iterator[Event]:
+    """What has all of them weighed again."""
+    return (NodeSeen(each.node) for each in nodes if each.node is not None and each.backs_off)
+
+
+def _market(prices: Prices) -> Market:
+    return Market(
+        prices.unit_bytes,
+        np.array(prices.sizes, np.int64),
+        np.array(prices.prices),
+        prices.mean_bytes,
+    )

@@ -1,0 +1,121 @@
+"""What is kept of objects that other people write: the parts that Headroom reads.
+
+The annotations of a pod may take 256 KiB. kubectl, service meshes and pipelines fill them with text
+that no decision depends on. Of such text only the size is kept, because the API server rejects a
+pod whose annotations grow beyond its limit.
+"""
+
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from contract.annotations import OF_EXTENDERS, OF_USERS, PREFIX
+from contract.gate import is_whole
+from contract.kube import Container, Namespace, Node, ObjectMeta, Pod, Volume
+from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
+from extender.placement.visible_devices import VISIBLE_DEVICES
+from extender.state.foreign_allocators import NODE_MARKS, is_mark
+from extender.state.preemption import MIRRORED
+
+#: Characters kept of another allocator's annotation: a node name at most.
+MAX_MARK_CHARS = 256
+#: Annotations of other allocators that are kept of one object: one is enough to name its author.
+MAX_MARKS = 16
+
+_OURS_FIRST = frozenset((*OF_EXTENDERS, *OF_USERS))
+T = TypeVar("T", bound=Struct)
+C = TypeVar("C", bound=Container)
+
+
+def kept_pod(pod: Pod) -> Pod:
+    """Returns the pod without what nothing reads of a pod that is held: less than half its size.
+
+    Dropped are other annotations, variables by other names and volumes, except for one volume that
+    kube-scheduler checks: it shows that there are some. Once the pod is bound, dropped are also
+    the conditions, which say why it was not, and its containers' states until it has ended. The
+    states of its init containers show whether a gate still holds it.
+    """
+    spec = replace(
+        pod.spec,
+        containers=_without_variables(pod.spec.containers),
+        init_containers=_without_variables(pod.spec.init_containers),
+        volumes=None if pod.node else _one_claim(pod.spec.volumes),
+    )
+    status = pod.status
+    if status is not None and pod.node:
+        status = replace(status, conditions=None)
+        if status.phase not in ("Succeeded", "Failed"):
+            status = replace(status, container_statuses=None)
+    metadata = replace(kept_annotations(pod.metadata), finalizers=None)
+    return replace(pod, metadata=metadata, spec=spec, status=status)
+
+
+def kept_node(node: Node) -> Node:
+    """Returns the node without annotations that nothing reads; pods may select any label."""
+    metadata = replace(node.metadata, finalizers=None, owner_references=None)
+    return replace(node, metadata=kept_annotations(metadata))
+
+
+def kept_namespace(namespace: Namespace) -> Namespace:
+    """Returns the namespace with annotations and labels of ours alone."""
+    metadata = namespace.metadata
+    labels = {key: text for key, text in (metadata.labels or {}).items() if key.startswith(PREFIX)}
+    metadata = replace(metadata, labels=labels or None, finalizers=None, owner_references=None)
+    return replace(namespace, metadata=kept_annotations(metadata))
+
+
+def unannotated(of: T) -> T:
+    """Returns an object of which only name, versions and content are read."""
+    metadata: ObjectMeta = of.metadata  # type: ignore[attr-defined]
+    return replace(of, metadata=replace(metadata, annotations=None, labels=None))
+
+
+def kept_annotations(of: ObjectMeta) -> ObjectMeta:
+    """Returns the metadata with the annotations that are read, and the size of the others.
+
+    Of those of ours it keeps just enough to show that they exceed the limits of a pod.
+    """
+    annotations = of.annotations
+    if not annotations:
+        return of
+    kept: dict[str, str] = {}
+    own_bytes = marks = 0
+    for key in sorted(annotations, key=_OURS_FIRST.__contains__, reverse=True):
+        if key.startswith(PREFIX) and own_bytes <= MAX_OWN_ANNOTATION_BYTES:
+            kept[key] = annotations[key][: MAX_OWN_ANNOTATION_BYTES + 1]
+            own_bytes += annotation_bytes({key: kept[key]})
+        elif _is_read(key) and marks < MAX_MARKS:
+            kept[key] = annotations[key][:MAX_MARK_CHARS]
+            marks += 1
+    if len(kept) == len(annotations) and kept == annotations:
+        return of
+    dropped_bytes = annotation_bytes(annotations) - annotation_bytes(kept)
+    return replace(
+        of,
+        annotations=kept or None,
+        foreign_annotation_bytes=of.foreign_annotation_bytes + dropped_bytes,
+    )
+
+
+def _is_read(key: str) -> bool:
+    return key == MIRRORED or key in NODE_MARKS or is_mark(key)
+
+
+def _one_claim(volumes: list[Volume] | None) -> list[Volume] | None:
+    claims = (each for each in volumes or () if each.persistent_volume_claim or each.ephemeral)
+    first = next(claims, None)
+    return [first] if first else None
+
+
+def _without_variables(containers: list[C] | None) -> list[C] | None:
+    return containers and [
+        replace(
+            each,
+            env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
+            ports=each.ports and [port for port in each.ports if port.host_port],
+        )
+        if (each.env or each.ports) and not is_whole(each)  # a gate counts by all that it is
+        else each
+        for each in containers
+    ]

@@ -1,0 +1,98 @@
+"""What a node's annotations wish, and what keeps every pod from the node whatever it asks for."""
+
+from dataclasses import dataclass
+
+from contract.annotations import (
+    DEVICE_CHOICE,
+    RESERVE,
+    DeviceChoice,
+    parse_device_choice,
+    parse_reserve,
+)
+from contract.errors import BadAnnotation
+from contract.gpunode import GPUNode, GPUNodeStatus
+from contract.kube import Node
+from contract.reasons import Reason
+from extender.placement.policy import Rules
+from extender.state.device_pinning import why_not_pinned
+from extender.state.label_inventory import why_not_believed
+from extender.state.mig_layout import mig_obstacle
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWishes:
+    #: Kept free on each device.
+    reserve_bytes: int = 0
+    device_choice: DeviceChoice = DeviceChoice.PREDICTED
+    #: Why nothing is placed there while one of the annotations cannot be read.
+    reason: Reason | None = None
+
+
+def wishes(node: Node | None) -> NodeWishes:
+    """What the node's annotations ask for."""
+    annotations = (node.metadata.annotations if node else None) or {}
+    reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
+    try:
+        return NodeWishes(
+            0 if reserve is None else parse_reserve(reserve),
+            DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
+        )
+    except BadAnnotation:
+        return NodeWishes(reason=Reason.BAD_NODE_ANNOTATION)
+
+
+def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
+    """The node's annotation ``headroom.gpu/device-choice``, "" for none, if its GPUNode has another
+    one; None if they agree. One that cannot be read is not noted."""
+    if node is None:
+        return None
+    text = (node.metadata.annotations or {}).get(DEVICE_CHOICE, "")
+    try:
+        choice = parse_device_choice(text).value if text else ""
+    except BadAnnotation:
+        return None
+    return None if choice == gpunode.spec.device_choice else choice
+
+
+def offers_gpus(node: Node | None, rules: Rules) -> bool:
+    """Whether the node has any of ours, as far as it says itself."""
+    offers = node.status.allocatable if node and node.status else None
+    return any(rules.manages(resource) for resource in offers or ())
+
+
+def obstacle(
+    node: Node | None,
+    gpunode: GPUNode | None,
+    status: GPUNodeStatus | None,
+    wished: NodeWishes,
+    manager: Reason | None,
+    backs_off: bool,
+    rules: Rules,
+) -> tuple[Reason | None, str]:
+    """Why nothing is placed on the node, None for no reason, and what says so, or what else is
+    amiss.
+
+    ``status``: what is known of its devices; ``manager``: who else gives them out; ``backs_off``:
+    whether a pod was sent away from there lately.
+    """
+    if node is None:
+        return Reason.UNKNOWN_NODE, ""
+    if manager is not None:
+        return manager, ""
+    if wished.reason is not None:
+        return wished.reason, ""
+    if (by_mig := mig_obstacle(node)) is not None:
+        return by_mig
+    if backs_off:
+        return Reason.EVICTED_LATELY, ""
+    if status is None:
+        reason = Reason.NO_REPORT if rules.require_report else Reason.LABELS_SAY_TOO_LITTLE
+        return reason, why_not_believed(node, rules)
+    if gpunode is None or not gpunode.spec.initialised:
+        return Reason.NOT_INITIALISED, ""
+    if wished.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
+        return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
+    if wished.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
+        why = status.plugin.steering_obstacle or "its agent has not reported that it steers"
+        return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"
+    return None, ""

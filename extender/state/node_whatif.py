@@ -1,0 +1,95 @@
+"""What a node will be like once others have left it, or come to it: who leaves anyway, and whether
+a pod would fit then."""
+
+from collections.abc import Iterable, Set
+
+import msgspec
+
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.placement.device_accounting import without
+from extender.placement.fit import fit
+from extender.placement.request import Unreadable, VramRequest
+from extender.placement.snapshot import NodeTerms
+from extender.placement.snapshot_builder import build
+from extender.state.cluster_state import ClusterState
+from extender.state.heartbeats import age
+
+#: After its grace period a pod that is being deleted should have been gone for so long.
+OVERDUE_S = 60.0
+
+
+def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> set[str]:
+    """Uids of pods that the node is charged for and that will be gone within so many seconds
+    without anybody's doing: they are being deleted, have ended, or are gone and their memory is
+    not yet free."""
+    gpunode = state.gpunode(name)
+    promises = gpunode.spec.reservations if gpunode else {}
+    status = gpunode.status if gpunode else None
+    uids = {*promises, *(use.uid for use in (status.pods if status else ()))}
+    uids |= {pod.metadata.uid for pod in state.sitting_on(name)}
+    return {uid for uid in uids if _goes_soon(state, uid, name, now_s, within_s)}
+
+
+def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s: float) -> bool:
+    pod = state.pod(uid)
+    if pod is None:
+        # One that was never seen may be so new that only its promise is known yet.
+        return state.departures.seen(uid) is not None
+    if pod.ended:
+        return True
+    late_s = overdue_s(state, pod, now_s)
+    return late_s is not None and pod.node == name and -within_s <= late_s <= OVERDUE_S
+
+
+def overdue_s(state: ClusterState, pod: Pod, now_s: float) -> float | None:
+    """Seconds since the grace period of a pod that is being deleted is over, negative while it
+    is not; None of any other."""
+    deleted = pod.metadata.deletion_timestamp
+    return age(deleted, state.epoch_s + now_s) if deleted else None
+
+
+def vacated(
+    state: ClusterState, name: str, gone: Set[str], pod: Pod, beside: Iterable[Pod] = ()
+) -> NodeTerms:
+    """The node as filter would see it for the pod once those with the uids ``gone`` have left
+    and their memory is free, and with the pods ``beside`` on their way to it."""
+    gpunode = state.gpunode(name)
+    assumed = state.binding_to(name)
+    if gpunode is not None:
+        for other in beside:
+            if (promise := state.adopt(other, gpunode)) is not None:
+                assumed.setdefault(other.metadata.uid, promise)
+        if gpunode.status is not None:
+            status = without(gpunode.status, gone)
+            gpunode = msgspec.structs.replace(gpunode, status=status)
+    assumed = {uid: promise for uid, promise in assumed.items() if uid not in gone}
+    return state.terms_of(name, gpunode, gone | {pod.metadata.uid}, assumed)
+
+
+def fits_after_eviction(
+    state: ClusterState, pod: Pod, node: str, victims: Set[str], now_s: float
+) -> bool:
+    """Whether the pod would fit on the node once the pods with these uids have gone."""
+    request, gpunode = state.understand(pod), state.gpunode(node)
+    if isinstance(request, VramRequest) and not request.asks:
+        return True
+    if isinstance(request, Unreadable) or gpunode is None or gpunode.status is None:
+        return False
+    snap = build([vacated(state, node, victims, pod)])
+    return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
+
+
+def refusal_beside(
+    state: ClusterState, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
+) -> Reason | None:
+    """Why the pod would not fit on the node if these others were being bound to it as well."""
+    request, gpunode = state.understand(pod), state.gpunode(node)
+    if isinstance(request, Unreadable):
+        return request.reason
+    assumed = state.binding_to(node)
+    for other in coming:
+        if gpunode is not None and (promise := state.adopt(other, gpunode)) is not None:
+            assumed.setdefault(other.metadata.uid, promise)
+    snap = build([state.terms_of(node, gpunode, {pod.metadata.uid}, assumed)])
+    return fit(request, snap, snap.rows([node]), now_s).reason(0)

@@ -1,0 +1,87 @@
+"""Which pods use more of a device than they asked for, and go on to.
+
+A report that grows is charged at once; a pod is told of only when it has gone on for a while, since
+many take more at their start than they keep.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from extender.placement.device_accounting import DeviceTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Overuse:
+    """One pod on one device of one node."""
+
+    node: str
+    device: str
+    uid: str
+    namespace: str
+    name: str
+    requested_bytes: int
+    measured_bytes: int
+
+    @property
+    def beyond_bytes(self) -> int:
+        return self.measured_bytes - self.requested_bytes
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.uid, self.device
+
+
+class Overuses:
+    """Written by the thread that owns the cluster state; ``lasting`` may be read by any."""
+
+    def __init__(self, lasting_s: float) -> None:
+        #: Shorter overuse is nobody's business.
+        self._lasting_s = lasting_s
+        self._of_node: dict[str, tuple[Overuse, ...]] = {}
+        #: (pod, device) -> when it was first looked at, on the monotonic clock.
+        self._since_s: dict[tuple[str, str], float] = {}
+        #: Those that have gone on for so long; replaced, never changed in place.
+        self.lasting: tuple[Overuse, ...] = ()
+
+    def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
+        """What the node's devices hold now."""
+        if found := tuple(_overuses(node, terms)):
+            self._of_node[node] = found
+        else:
+            self._of_node.pop(node, None)
+
+    def look(self, now_s: float) -> None:
+        """Note who has come and gone since the last look."""
+        found = [each for of_node in self._of_node.values() for each in of_node]
+        self._since_s = {each.place: self._since_s.get(each.place, now_s) for each in found}
+        self.lasting = tuple(
+            each for each in found if now_s - self._since_s[each.place] >= self._lasting_s
+        )
+
+
+def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:
+    """One device for each memory: those that share one tell the same of it."""
+    seen: set[tuple[str | None, int | None]] = set()
+    for term in terms:
+        if term.sharers > 1:
+            memory = term.device.parent, term.device.gpu_instance
+            if memory in seen:
+                continue
+            seen.add(memory)
+        yield term
+
+
+def _overuses(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overuse]:
+    for term in first_of_each_memory(terms):
+        for holder in term.holders:
+            measured_bytes = holder.measured_bytes or 0
+            if term.believed and measured_bytes > holder.requested_bytes:
+                yield Overuse(
+                    node,
+                    term.device.uuid,
+                    holder.uid,
+                    holder.namespace,
+                    holder.name,
+                    holder.requested_bytes,
+                    measured_bytes,
+                )

@@ -1,0 +1,102 @@
+"""Which figure of SM activity counts for a device: its history while that is fresh, else the
+agent's own sample.
+
+Whoever brings history decides what is fresh, and brings all of it at once: what is not named any
+more has grown old. It is found by the GPU, and by the GPU instance of a MIG device, since that is
+how DCGM names them. Bringing new history costs the devices in which it moved, and reweighs nothing:
+no memory depends on it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from contract.gpunode import Device
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.sm_reading import HISTORY, Activity, reported
+from extender.placement.snapshot import NodeTerms
+from extender.state.heartbeats import age
+
+#: UUID of the GPU, and the GPU instance; None: the whole GPU.
+Key = tuple[str, int | None]
+
+
+def key_of(device: Device) -> Key:
+    if device.kind == "mig" and device.parent and device.gpu_instance is not None:
+        return device.parent, device.gpu_instance
+    return device.uuid, None
+
+
+class Activities:
+    """``node_of`` and ``age_s`` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._history: Mapping[Key, Activity] = {}
+        #: UUID of a GPU -> its node; and back.
+        self._node_of: dict[str, str] = {}
+        self._gpus_of: dict[str, tuple[str, ...]] = {}
+
+    def see(self, history: Mapping[Key, Activity]) -> None:
+        """From now on this is all there is; the map is not changed any more."""
+        self._history = history
+
+    def node_of(self, key: Key) -> str | None:
+        return self._node_of.get(key[0])
+
+    def weighed(self, name: str, devices: Iterable[DeviceTerms]) -> None:
+        """These are the devices of the node now."""
+        gpus = tuple([key_of(terms.device)[0] for terms in devices])
+        had = self._gpus_of.get(name, ())
+        if gpus == had:
+            return
+        for gpu in set(had).difference(gpus):
+            if self._node_of.get(gpu) == name:
+                del self._node_of[gpu]
+        self._node_of.update(dict.fromkeys(gpus, name))
+        if gpus:
+            self._gpus_of[name] = gpus
+        else:
+            del self._gpus_of[name]
+
+    def applied(self, devices: tuple[DeviceTerms, ...]) -> tuple[DeviceTerms, ...]:
+        """The devices, just weighed from the agent's report, with what counts."""
+        if not self._history:
+            return devices
+        return tuple(self._counted(terms, terms.activity) for terms in devices)
+
+    def moved(self, node: NodeTerms, sampled_at: str) -> NodeTerms:
+        """The node, weighed when other history counted; the agent's report is of ``sampled_at``."""
+        devices = (self._counted(t, reported(t.device, sampled_at)) for t in node.devices)
+        return msgspec.structs.replace(node, devices=tuple(devices))
+
+    def _counted(self, terms: DeviceTerms, told: Activity | None) -> DeviceTerms:
+        counts = self._history.get(key_of(terms.device), told)
+        return (
+            terms if counts == terms.activity else msgspec.structs.replace(terms, activity=counts)
+        )
+
+    def age_s(self, terms: DeviceTerms, now_s: float, wall_s: float) -> float | None:
+        """How old the newest sample in the figure that counts is; None where that is not known.
+
+        History that has hardly moved is not applied anew, but it has been seen since.
+        """
+        counts = terms.activity
+        if counts is None:
+            return None
+        if counts.source != HISTORY:
+            return age(counts.sampled_at, wall_s)
+        newest = self._history.get(key_of(terms.device), counts)
+        return max(0.0, now_s - newest.sampled_at_s)
+
+
+def grew_idler(before: NodeTerms, after: NodeTerms) -> bool:
+    """Whether the SMs of any device are known to be less busy than they were, or at last known."""
+    known = [terms for terms in after.devices if terms.activity is not None]
+    if not known:
+        return False
+    was = {terms.device.uuid: terms.activity for terms in before.devices}
+    return any(
+        (had := was.get(terms.device.uuid)) is None
+        or (terms.activity is not None and terms.activity.ratio < had.ratio)
+        for terms in known
+    )

@@ -1,1 +1,0 @@
-"""HTTP: the wire of kube-scheduler, its verbs, and the debug API."""

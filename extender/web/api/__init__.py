@@ -1,1 +1,0 @@
-"""The debug API, a module for each group of views; ``debug`` puts them together."""
