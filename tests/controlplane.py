@@ -273,6 +273,7 @@ class ControlPlane(Processes):
         path: str,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """One request as the cluster's admin; raises ``ApiRefused`` unless it succeeds."""
         answer = self._http.request(
@@ -280,6 +281,7 @@ class ControlPlane(Processes):
             self.url + path,
             body=None if body is None else json.dumps(body),
             headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+            **({} if timeout_s is None else {"timeout": timeout_s}),
         )
         if answer.status >= 300:
             raise ApiRefused(f"{method} {path}: {answer.status} {answer.data.decode()}")

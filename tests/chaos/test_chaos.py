@@ -30,7 +30,7 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
     said: list[str] = []
     outcome = storm(
         10,
-        54.0,
+        48.0,
         SMALL,
         said.append,
         every_s=0.75,

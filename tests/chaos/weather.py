@@ -93,8 +93,10 @@ class Weather:
             case "cut" if fault.kind in CUTS:
                 site.wire({CUTS[fault.kind]: [target]})
             case "deleted":
+                # An API server whose etcd is away holds the call for 30 s, and with it all other
+                # faults.
                 with away():
-                    site.plane.call("DELETE", f"{GPUNODES}/{target}")
+                    site.plane.call("DELETE", f"{GPUNODES}/{target}", timeout_s=1.0)
             case _ if process is None:
                 self._change(fault)
 
