@@ -2,8 +2,8 @@
 
 Garbage collection: a full collection visits every container that is held, which stops the event
 loop for up to a third of a second at 5,000 nodes, and finds next to nothing, since the state has no
-cycles. So what was listed at the start is frozen, young objects are collected as usual with a
-larger threshold, and a full collection runs once an hour.
+cycles. So young objects are collected as usual with a larger threshold, what was listed at the
+start is frozen, and a full collection runs once an hour.
 """
 
 import asyncio
@@ -25,12 +25,16 @@ _FULL_COLLECTION_S = 3600.0
 
 
 def limit_heap() -> None:
-    """Keep the heap compact; to be called before there is another thread."""
+    """Keep the heap compact and collect no old objects while the lists arrive.
+
+    Call it before another thread starts.
+    """
     keep_small(_LARGE_BYTES, _SPARE_BYTES)
+    gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_COLLECTIONS, _NEVER)
 
 
 async def collect_garbage(every_s: float = _FULL_COLLECTION_S) -> None:
-    """Apply the policy until cancelled; to be called when everything was listed."""
+    """Freeze what was listed, then collect everything once an hour until cancelled."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -156,4 +156,4 @@ class Snapshot:
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Row of each name, in the order given; -1 where it is not known."""
-        return np.array(list(map(self.row_of.get, names, repeat(-1))), np.int64)
+        return np.fromiter(map(self.row_of.get, names, repeat(-1)), np.int64, len(names))

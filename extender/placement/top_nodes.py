@@ -34,9 +34,12 @@ def best(
     if ranking.winner is None:
         return ()
     scores = ranking.scores
-    high = np.arange(len(rows))
-    if len(rows) > most:
-        high = np.argpartition(-scores, most - 1)[:most]
+    remaining = scores.copy()
+    highest: list[int] = []
+    for _ in range(min(most, len(rows))):  # argpartition is slow where many scores are equal
+        highest.append(int(remaining.argmax()))
+        remaining[highest[-1]] = -1.0
+    high = np.array(highest)
     high = high[(scores[high] > 0) & (high != ranking.winner)]
     high = high[np.lexsort((snap.name_rank[rows[high]], -scores[high]))]
     places = np.concatenate(([ranking.winner], high))[:most]

@@ -6,7 +6,6 @@ objects, which go back as the very bytes that came.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
 from typing import TypeVar
 
 import msgspec
@@ -212,14 +211,16 @@ def encode_filter(
     Rejected nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
     could only find that no victim is needed, and newer schedulers then retry without end.
     """
-    rejected = zip(offered.names, codes.tolist(), strict=True)
+    rejected = np.flatnonzero(codes)
+    reasons = zip(rejected.tolist(), codes[rejected].tolist(), strict=True)
     result = FilterResult(
-        failed_and_unresolvable_nodes={name: sentences[code] for name, code in rejected if code}
+        failed_and_unresolvable_nodes={offered.names[i]: sentences[code] for i, code in reasons}
     )
+    passed = np.flatnonzero(kept).tolist()
     if offered.objects is None:
-        result.node_names = list(compress(offered.names, kept.tolist()))
+        result.node_names = [offered.names[i] for i in passed]
     else:
-        result.nodes = {"items": list(compress(offered.objects, kept.tolist()))}
+        result.nodes = {"items": [offered.objects[i] for i in passed]}
     return _encoder.encode(result)
 
 
@@ -243,7 +244,7 @@ def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
     """A list of {Host, Score}: the same score for each chosen node; empty if all are chosen."""
     if chosen.all():
         return b"[]"
-    hosts = compress(names, chosen.tolist())
+    hosts = (names[i] for i in np.flatnonzero(chosen).tolist())
     return _encoder.encode([Priority(host=host, score=MAX_SCORE) for host in hosts])
 
 
