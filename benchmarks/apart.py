@@ -60,7 +60,7 @@ SCHEMA = "headroom.apart/v1"
 VERBS = ("filter", "prioritize", "bind")
 PARTS = ("extender", "console", "webhook")
 #: Cores of each process; of all readers and senders together; of the API server.
-QUOTAS = {"extender": 0.6, "console": 0.3, "webhook": 0.2, "echo": 0.3, "load": 0.2, "api": 0.3}
+QUOTAS = {"extender": 1.0, "console": 0.3, "webhook": 0.1, "echo": 0.2, "load": 0.2, "api": 0.2}
 MOST_RATIO = 1.5
 _CGROUPS = Path("/sys/fs/cgroup")
 #: The kubelet's.
@@ -293,7 +293,8 @@ class _Site:
         )
         with contextlib.ExitStack() as undo:
             self.order(Order(phase.reports_per_s * nodes, others=phase is not IDLE))
-            undo.callback(self.order, Order())
+            # What a phase leaves unsent would slow down the next.
+            undo.callback(self.order, Order(drain=True))
             for number, url in enumerate(urls):
                 name = f"load-{number}"
                 self.processes.fork(name, "tests.chaos.flood", url, env={})

@@ -42,6 +42,8 @@ class Order(msgspec.Struct):
     burst: bool = False
     #: Heartbeats, and pods that change.
     others: bool = False
+    #: Answer only when the watches have sent everything.
+    drain: bool = False
 
 
 class Feed:
@@ -128,6 +130,8 @@ class Feed:
         while True:
             if orders.poll(_TICK_S):
                 order = orders.recv()
+                while order.drain and self._is_behind():
+                    time.sleep(_TICK_S)
                 orders.send(time.monotonic())
                 if order.burst:
                     for _ in self._fleet.names:
@@ -141,6 +145,9 @@ class Feed:
                 due -= 1
             self._tell_others(others_due)
             others_due = 0.0
+
+    def _is_behind(self) -> bool:
+        return any(not watch.empty() for watches in self._told.values() for watch in watches)
 
     def _report(self) -> None:
         index = next(self._next)
