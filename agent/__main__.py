@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from agent.deadline import hurry
-from agent.gate_service import Porter
+from agent.gate_service import GateService
 from agent.http_endpoints import Board, Server
 from agent.probes.dcgm import TIMEOUT_S, Exporter
 from agent.probes.device_probe import Survey, incarnation, own_cgroup
@@ -43,7 +43,7 @@ from agent.settings import Settings, read_settings
 from agent.status.builder import rfc3339, summarise
 from agent.status.once_report import table, well
 from agent.status.pod_sm_activity import pod_sm
-from agent.status.writer import Courier
+from agent.status.writer import StatusWriter
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus
 from contract.malloc import keep_small
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from agent.probes.node_probe import NodeApi
     from agent.status.publisher import KubernetesPublisher
     from agent.steering.device_choice_watch import ChoiceWatch
-    from agent.steering.preferred_allocation import Helm
+    from agent.steering.preferred_allocation import PreferredAllocation
 
 _log = structlog.get_logger()
 
@@ -80,21 +80,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_to_stderr()
     stop = threading.Event()
     #: Set where a sample is due before its time.
-    wake = threading.Event()
+    requeue = threading.Event()
 
     def end(*_: object) -> None:
         hurry()
         stop.set()
-        wake.set()
+        requeue.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     survey = survey_of(settings)
-    camera = Camera(settings, survey)
+    sampler = Sampler(settings, survey)
     try:
         if settings.once:
-            return _print_once(settings, camera, stop)
-        return _run(settings, camera, stop, wake)
+            return _print_once(settings, sampler, stop)
+        return _run(settings, sampler, stop, requeue)
     finally:
         survey.close()
 
@@ -112,7 +112,7 @@ def log_to_stderr() -> None:
     )
 
 
-class Camera:
+class Sampler:
     """Takes samples: every probe once, then those that look closer at what was found."""
 
     def __init__(self, settings: Settings, survey: Survey) -> None:
@@ -139,13 +139,13 @@ class Camera:
         return self._last, readings
 
 
-def _print_once(settings: Settings, camera: Camera, stop: threading.Event) -> int:
+def _print_once(settings: Settings, sampler: Sampler, stop: threading.Event) -> int:
     """Print a table, or JSON; the exit status says whether all is well."""
-    status, readings = camera.take()
+    status, readings = sampler.take()
     if settings.pause_s:
         # SM activity compares two samples.
         stop.wait(settings.pause_s)
-        status, readings = camera.take()
+        status, readings = sampler.take()
     if settings.as_json:
         _print_json(status)
     else:
@@ -158,26 +158,30 @@ def _print_json(status: GPUNodeStatus) -> None:
     sys.stdout.flush()
 
 
-def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: threading.Event) -> int:
+def _run(
+    settings: Settings, sampler: Sampler, stop: threading.Event, requeue: threading.Event
+) -> int:
     # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = Board(settings.node, time.monotonic, stale_after_s)
-    courier: Courier | None = None
+    status_writer: StatusWriter | None = None
     server: Server | None = None
-    helm: Helm | None = None
+    allocation: PreferredAllocation | None = None
     choices: ChoiceWatch | None = None
     try:
         if settings.publish and not settings.as_json:
-            courier, porter, api, publisher, choices = _cluster(settings, board, wake)
-            camera.probes.append(api)
-            camera.survey.maintenance = lambda: api.maintenance
-            camera.followers.insert(0, api)
-            helm = _helm(settings, publisher, board, api, choices, wake)
+            status_writer, gate_service, api, publisher, choices = _cluster(
+                settings, board, requeue
+            )
+            sampler.probes.append(api)
+            sampler.survey.maintenance = lambda: api.maintenance
+            sampler.followers.insert(0, api)
+            allocation = _allocation(settings, publisher, board, api, choices, requeue)
         if not settings.as_json:
-            ask = None if courier is None else porter.ask
-            writes = {} if courier is None else courier.writes
-            answers = None if helm is None else helm.answers
-            stuck = (lambda: False) if helm is None else (lambda: helm.is_stuck)
+            ask = None if status_writer is None else gate_service.ask
+            writes = {} if status_writer is None else status_writer.writes
+            answers = None if allocation is None else allocation.answers
+            stuck = (lambda: False) if allocation is None else (lambda: allocation.is_stuck)
             at = settings.host, settings.port, settings.local_port
             server = Server(board, *at, ask, writes, answers, stuck)
     except (_CannotStart, OSError) as err:
@@ -187,77 +191,79 @@ def _run(settings: Settings, camera: Camera, stop: threading.Event, wake: thread
         server.start()
         ports = {"port": server.port, "local_port": server.local_port}
         _log.info("started", node=settings.node, **ports, pid=os.getpid())
-    if helm is not None and choices is not None:
-        camera.followers.append(helm)
+    if allocation is not None and choices is not None:
+        sampler.followers.append(allocation)
         choices.start()
     try:
-        with watched(settings.checkpoint, wake.set):
-            _loop(settings, camera, courier, board, stop, wake)
+        with watched(settings.checkpoint, requeue.set):
+            _loop(settings, sampler, status_writer, board, stop, requeue)
     except GivenUp as err:
         _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
         return GIVEN_UP_STATUS
     finally:
         if choices is not None:
             choices.stop()
-        if helm is not None and courier is not None:
-            _leave(helm, camera, courier, board)
+        if allocation is not None and status_writer is not None:
+            _leave(allocation, sampler, status_writer, board)
         if server is not None:
             server.stop()
     _log.info("stopped")
     return 0
 
 
-def _leave(helm: "Helm", camera: Camera, courier: Courier, board: Board) -> None:
+def _leave(
+    allocation: "PreferredAllocation", sampler: Sampler, status_writer: StatusWriter, board: Board
+) -> None:
     """Give the kubelet back to the plugin, if no reservation counts on our choice any more.
 
     Otherwise the resource has no replicas until the next agent, as after an agent that was killed.
     """
-    if not helm.has_resources:
-        helm.stop()
+    if not allocation.has_resources:
+        allocation.stop()
         return
-    helm.leave()
+    allocation.leave()
     until_s = time.monotonic() + LEAVE_WITHIN_S
-    while time.monotonic() < until_s and not helm.may_leave:
+    while time.monotonic() < until_s and not allocation.may_leave:
         began_s = time.monotonic()
-        status, readings = camera.take()
+        status, readings = sampler.take()
         board.show(status, pod_sm(readings))
-        courier.deliver(status, began_s)
+        status_writer.deliver(status, began_s)
         time.sleep(SAMPLES_APART_S)
-    may_leave = helm.may_leave
+    may_leave = allocation.may_leave
     if not may_leave:
         why = "pods on their way are charged on the device that this agent would choose"
         _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
-    helm.stop(may_leave)
+    allocation.stop(may_leave)
 
 
 def _loop(
     settings: Settings,
-    camera: Camera,
-    courier: Courier | None,
+    sampler: Sampler,
+    status_writer: StatusWriter | None,
     board: Board,
     stop: threading.Event,
-    wake: threading.Event,
+    requeue: threading.Event,
 ) -> None:
     restarts = Restarts(os.environ, time.monotonic)
     due_s = time.monotonic()
     while not stop.is_set():
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        status, readings = camera.take()
+        status, readings = sampler.take()
         board.show(status, pod_sm(readings))
         if settings.as_json:
             _print_json(status)
         wanted_s = math.inf
-        if courier is not None:
-            wanted_s = courier.deliver(status, began_s)
-        _restart_where_due(restarts, readings, camera.survey.hanging)
+        if status_writer is not None:
+            wanted_s = status_writer.deliver(status, began_s)
+        _restart_where_due(restarts, readings, sampler.survey.hanging)
         del status, readings  # or two samples are in memory while the next one is taken
         cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
         due_s = next_due_s(due_s, now_s, settings.interval_s, wanted_s)
-        if wake.wait(due_s - now_s):
+        if requeue.wait(due_s - now_s):
             # Pods often come in company: one sample for all that came within this time.
             stop.wait(began_s + apart_s(cpu_s, settings.interval_s) - time.monotonic())
-            wake.clear()
+            requeue.clear()
 
 
 def apart_s(cpu_s: float, interval_s: float) -> float:
@@ -308,16 +314,16 @@ class _CannotStart(Exception):
     pass
 
 
-def _helm(
+def _allocation(
     settings: Settings,
     publisher: "KubernetesPublisher",
     board: Board,
     api: "NodeApi",
     choices: "ChoiceWatch",
-    wake: threading.Event,
-) -> "Helm":
+    requeue: threading.Event,
+) -> "PreferredAllocation":
     """Steering, which makes the kubelet take the device that the ledger chose."""
-    from agent.steering.preferred_allocation import Helm
+    from agent.steering.preferred_allocation import PreferredAllocation
 
     def mode() -> DeviceChoice | None:
         # The Node itself is read less often; it is asked if there is no GPUNode to watch.
@@ -326,20 +332,20 @@ def _helm(
             return None
         return DeviceChoice(choice) if choice else settings.device_choice
 
-    return Helm(
+    return PreferredAllocation(
         settings.checkpoint,
         settings.pod_resources,
         publisher,
         lambda: board.fresh,
         lambda: api.reserve_bytes,
         mode,
-        wake.set,
+        requeue.set,
     )
 
 
 def _cluster(
-    settings: Settings, board: Board, wake: threading.Event
-) -> "tuple[Courier, Porter, NodeApi, KubernetesPublisher, ChoiceWatch]":
+    settings: Settings, board: Board, requeue: threading.Event
+) -> "tuple[StatusWriter, GateService, NodeApi, KubernetesPublisher, ChoiceWatch]":
     """Whoever delivers to the cluster, answers for it, and asks it."""
     try:
         from agent.kube.client import NoCluster, connect
@@ -355,7 +361,7 @@ def _cluster(
     except NoCluster as err:
         raise _CannotStart(str(err)) from err
     publisher = KubernetesPublisher(server, settings.node, settings.namespace, settings.heartbeat_s)
-    courier = Courier(
+    status_writer = StatusWriter(
         publisher,
         settings.heartbeat_s,
         time.monotonic,
@@ -363,8 +369,16 @@ def _cluster(
         random.Random(),
     )
     api = NodeApi(server, settings.node)
-    porter = Porter(publisher, lambda: board.fresh, lambda: api.reserve_bytes, time.monotonic)
-    return courier, porter, api, publisher, ChoiceWatch(server, settings.node, wake.set)
+    gate_service = GateService(
+        publisher, lambda: board.fresh, lambda: api.reserve_bytes, time.monotonic
+    )
+    return (
+        status_writer,
+        gate_service,
+        api,
+        publisher,
+        ChoiceWatch(server, settings.node, requeue.set),
+    )
 
 
 def _version() -> str:

@@ -28,7 +28,7 @@ from agent.status.attribution import memories
 from contract.gpunode import (
     EVICTED,
     HOLDINGS_SOURCES,
-    UNOWNED_TOLERANCE_BYTES,
+    UNATTRIBUTED_TOLERANCE_BYTES,
     Charge,
     Device,
     GPUNode,
@@ -57,7 +57,7 @@ def limits(reserve_bytes: int | None) -> Limits | None:
     None where it is not known what the node's annotation keeps free: taken for nothing, that
     could be given to a pod.
     """
-    return None if reserve_bytes is None else Limits(reserve_bytes, UNOWNED_TOLERANCE_BYTES)
+    return None if reserve_bytes is None else Limits(reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +110,22 @@ def _room(
         return Verdict("not yet", "the memory of the device that this pod got is not known")
     allocatable_bytes = first.memory_bytes - first.reserved_bytes - limits.reserve_bytes
     rows = rows_in(memory, sample)
-    if any(row.replica and promised_to(row, spec) not in spec.reservations for row in rows):
+    if any(row.replica and reserved_for(row, spec) not in spec.reservations for row in rows):
         return Verdict("not yet", "a pod on its device is not in the ledger yet")
-    seen = {promised_to(row, spec) for row in rows}
+    seen = {reserved_for(row, spec) for row in rows}
     sitting_bytes = taken_bytes(memory, spec, rows, limits.tolerance_bytes)
     if sitting_bytes > allocatable_bytes:
         return Verdict("no", "the device that this pod got has no room for it")
     # Of an unshared device nobody gets a replica while this pod has it.
     shared = first.sharing != "none" or len(memory) > 1
     coming = spec.reservations.items() if shared else ()
-    coming_bytes = sum(
-        asked(promise, memory, uses=False)
-        for other, promise in coming
-        if other not in seen and any(_may_come(sample, other, c, memory) for c in promise.charges)
+    assumed_bytes = sum(
+        asked(reservation, memory, uses=False)
+        for other, reservation in coming
+        if other not in seen
+        and any(_may_come(sample, other, c, memory) for c in reservation.charges)
     )
-    if sitting_bytes + coming_bytes > allocatable_bytes:
+    if sitting_bytes + assumed_bytes > allocatable_bytes:
         return Verdict("not yet", "pods on their way to this node could take the room")
     return Verdict("yes")
 
@@ -139,19 +140,21 @@ def taken_bytes(
     spec: GPUNodeSpec,
     rows: Sequence[PodUse],
     tolerance_bytes: int,
-    stranger_bytes: int = 0,
+    unattributed_use_bytes: int = 0,
 ) -> int:
     """What those that sit in one memory were promised or use, whichever is more, and what nobody
-    that we know uses. A pod without a promise counts as ``stranger_bytes`` at least."""
+    that we know uses. A pod without a promise counts as ``unattributed_use_bytes`` at least."""
     explained_bytes = 0
-    for key in {promised_to(row, spec) for row in rows} | certain(spec, memory):
-        figures = [row.used_bytes for row in rows if promised_to(row, spec) == key]
+    for key in {reserved_for(row, spec) for row in rows} | certain(spec, memory):
+        figures = [row.used_bytes for row in rows if reserved_for(row, spec) == key]
         used_bytes = sum(figure or 0 for figure in figures)
-        promise = spec.reservations.get(key)
+        reservation = spec.reservations.get(key)
         uses = used_bytes > 0 or None in figures
-        asked_bytes = stranger_bytes if promise is None else asked(promise, memory, uses)
+        asked_bytes = (
+            unattributed_use_bytes if reservation is None else asked(reservation, memory, uses)
+        )
         explained_bytes += max(asked_bytes, used_bytes)
-    return explained_bytes + max(0, _unowned(memory, rows, explained_bytes) - tolerance_bytes)
+    return explained_bytes + max(0, _unattributed(memory, rows, explained_bytes) - tolerance_bytes)
 
 
 def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
@@ -177,8 +180,8 @@ def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
     uuids = {device.uuid for device in memory}
     return {
         uid
-        for uid, promise in spec.reservations.items()
-        if any(c.by_environment and not uuids.isdisjoint(c.candidates) for c in promise.charges)
+        for uid, reservation in spec.reservations.items()
+        if any(c.by_environment and not uuids.isdisjoint(c.candidates) for c in reservation.charges)
     }
 
 
@@ -192,20 +195,20 @@ def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[
     )
 
 
-def promised_to(row: PodUse, spec: GPUNodeSpec) -> str:
+def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
     """The uid that a row's pod has in the ledger; PodResources alone tells names only, and the
     kubelet knows a static pod by another uid than the API server."""
     if row.uid and not is_static(row.uid):
         return row.uid
     named = [
         uid
-        for uid, promise in spec.reservations.items()
-        if (promise.namespace, promise.name) == (row.namespace, row.name)
+        for uid, reservation in spec.reservations.items()
+        if (reservation.namespace, reservation.name) == (row.namespace, row.name)
     ]
     return named[0] if len(named) == 1 else f"{row.namespace}/{row.name}"
 
 
-def asked(promise: Reservation, memory: Iterable[Device], uses: bool) -> int:
+def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int:
     """The most that was promised for any device of the memory, of every charge that can be there.
 
     Where a device was not thought of it is the most for any, as the extender has it. Whose own
@@ -214,7 +217,7 @@ def asked(promise: Reservation, memory: Iterable[Device], uses: bool) -> int:
     memory = list(memory)
     there = [
         charge
-        for charge in promise.charges
+        for charge in reservation.charges
         if uses or not charge.by_environment or any(d.uuid in charge.candidates for d in memory)
     ]
     meant = [
@@ -231,9 +234,9 @@ def asked(promise: Reservation, memory: Iterable[Device], uses: bool) -> int:
     )
 
 
-def _unowned(memory: Sequence[Device], rows: Sequence[PodUse], explained_bytes: int) -> int:
+def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], explained_bytes: int) -> int:
     """Where processes cannot be told apart it is all use beyond what is charged."""
-    told = [device.unowned_bytes for device in memory]
+    told = [device.unattributed_bytes for device in memory]
     if None in told or any(row.used_bytes is None for row in rows):
         return max(0, max(device.used_bytes for device in memory) - explained_bytes)
     return sum(figure for figure in told if figure is not None)

@@ -26,7 +26,7 @@ class Ledger(Protocol):
         ...
 
 
-class Porter:
+class GateService:
     """``sample`` is the newest one, None where it is not fresh; ``reserve_bytes`` what the node's
     annotation keeps free on every device, None where that is not known."""
 

@@ -185,9 +185,9 @@ def _devices(shown: Shown) -> Iterator[Metric]:
         of_first(lambda d: d.used_bytes),
     )
     yield family(
-        "headroom_device_unowned_bytes",
+        "headroom_device_unattributed_bytes",
         "Used by nobody that is known to be a pod; left out where processes cannot be told apart",
-        lambda devices: [((), _total(d.unowned_bytes for d in devices))],
+        lambda devices: [((), _total(d.unattributed_bytes for d in devices))],
     )
     yield family(
         "headroom_device_sm_activity_ratio",

@@ -65,7 +65,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class Flag:
     """One thing that the agent can be told."""
 
     #: Without its dashes; the variable is made of it, where it is not ``variable``.
@@ -91,65 +91,65 @@ PREFIX = "HEADROOM_"
 #: Of commands that people type.
 _BY_HAND = ("pause",)
 _STATED = "stated, not seen: wins over what plugin and kubelet tell"
-KNOBS = (
-    Knob(
+FLAGS = (
+    Flag(
         "node",
         "",
         "name",
         "the node, and so the GPUNode and the Lease that are written; needed to publish",
         variable="NODE_NAME",
     ),
-    Knob("namespace", "headroom-system", "name", "where the Lease of the heartbeat is"),
-    Knob(
+    Flag("namespace", "headroom-system", "name", "where the Lease of the heartbeat is"),
+    Flag(
         "interval",
         "5",
         "s",
         "between two samples: how old what is known of a device's use can be; 1 at least",
         float,
     ),
-    Knob(
+    Flag(
         "heartbeat",
         "30",
         "s",
         "between two heartbeats: after three without one the node takes no new pods",
         float,
     ),
-    Knob("listen", "0.0.0.0:9410", "HOST:PORT", "where metrics and the gate are served"),
-    Knob("local-port", "9411", "port", "of the loopback: health and the report", int),
-    Knob("resource", "nvidia.com/gpu", "name", f"which resource the whole GPUs are; {_STATED}"),
-    Knob("replicas", "1", "count", f"shares of each GPU; {_STATED}", int),
-    Knob("sharing", "none", "", f"how the plugin shares; {_STATED}", choices=get_args(Sharing)),
-    Knob(
+    Flag("listen", "0.0.0.0:9410", "HOST:PORT", "where metrics and the gate are served"),
+    Flag("local-port", "9411", "port", "of the loopback: health and the report", int),
+    Flag("resource", "nvidia.com/gpu", "name", f"which resource the whole GPUs are; {_STATED}"),
+    Flag("replicas", "1", "count", f"shares of each GPU; {_STATED}", int),
+    Flag("sharing", "none", "", f"how the plugin shares; {_STATED}", choices=get_args(Sharing)),
+    Flag(
         "checkpoint",
         _CHECKPOINT,
         "path",
         "the kubelet's device manager: which pod holds which replica",
         Path,
     ),
-    Knob("pod-resources", _POD_RESOURCES, "path", "the same of the kubelet, by socket", Path),
-    Knob("proc", "/proc", "path", "the host's /proc: which process is of which pod", Path),
-    Knob("cgroups", "/sys/fs/cgroup", "path", "the host's /sys/fs/cgroup: limits", Path),
-    Knob(
+    Flag("pod-resources", _POD_RESOURCES, "path", "the same of the kubelet, by socket", Path),
+    Flag("proc", "/proc", "path", "the host's /proc: which process is of which pod", Path),
+    Flag("cgroups", "/sys/fs/cgroup", "path", "the host's /sys/fs/cgroup: limits", Path),
+    Flag(
         "dcgm-url",
         "",
         "URL",
         "the node's dcgm-exporter, for SM activity: http://HOST:9400/metrics; else NVML tells",
     ),
-    Knob("dcgm-interval", "10", "s", "between two scrapes of it", float),
-    Knob(
+    Flag("dcgm-interval", "10", "s", "between two scrapes of it", float),
+    Flag(
         "driver-timeout",
         "10",
         "s",
         "of a driver call: one that hangs longer costs its device, not the heartbeat",
         float,
     ),
-    Knob(
+    Flag(
         "state",
         "",
         "path",
         "file in which fences outlive a restart; else a failed device is tried again after one",
     ),
-    Knob(
+    Flag(
         "device-choice",
         "predicted",
         "",
@@ -157,10 +157,10 @@ KNOBS = (
         " device that the ledger chose",
         choices=(DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value),
     ),
-    Knob("pause", "1", "s", "before the sample of --once, since some figures compare two", float),
-    Knob("once", "", "", "print who uses the GPUs as a table, and end"),
-    Knob("json", "", "", "print each status as JSON; no cluster, no server"),
-    Knob("no-publish", "", "", "serve metrics only"),
+    Flag("pause", "1", "s", "before the sample of --once, since some figures compare two", float),
+    Flag("once", "", "", "print who uses the GPUs as a table, and end"),
+    Flag("json", "", "", "print each status as JSON; no cluster, no server"),
+    Flag("no-publish", "", "", "serve metrics only"),
 )
 #: Variables of ours that are for others: the gate of a pod, people, and this process itself when it
 #: begins anew.
@@ -179,7 +179,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     parser = argparse.ArgumentParser(
         prog="headroom-agent", description="Reports what the GPUs of this node really measure."
     )
-    for knob in KNOBS:
+    for knob in FLAGS:
         told = knob.consequence + (f" (${knob.env})" if knob.env else "")
         if not knob.unit and knob.choices is None:
             parser.add_argument(f"--{knob.flag}", action="store_true", help=told)
@@ -194,7 +194,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             help=told,
         )
     args = parser.parse_args(argv)
-    known = {knob.env for knob in KNOBS} | {*OTHERS} | service_links(env)
+    known = {knob.env for knob in FLAGS} | {*OTHERS} | service_links(env)
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, sorted(known - {""}), 1)

@@ -52,7 +52,7 @@ class Samples:
 samples = Samples()
 
 
-class Measured(agent.Camera):
+class Measured(agent.Sampler):
     def take(self) -> object:
         samples.begin()
         return super().take()
@@ -85,7 +85,7 @@ def accelerate(interval_s: float) -> None:
 def main(argv: Sequence[str]) -> int:
     clock, account, *flags = argv
     client.in_cluster = functools.partial(client.in_cluster, account=Path(account))
-    agent.Camera = Measured
+    agent.Sampler = Measured
     http_endpoints.AgentCollector = Counting
     read = agent.read_settings
 

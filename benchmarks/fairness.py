@@ -77,12 +77,14 @@ def binds(plane: ControlPlane, first: int, count: int) -> list[float]:
         manifest = pod_manifest("1Gi")
         manifest["metadata"]["name"] = name
         plane.call("POST", PODS, manifest)
-        promise = {"spec": {"reservations": {f"uid-{number}": {"namespace": "e2e", "name": name}}}}
+        reservation = {
+            "spec": {"reservations": {f"uid-{number}": {"namespace": "e2e", "name": name}}}
+        }
         target = {"apiVersion": "v1", "kind": "Node", "name": "busy"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
         began_s = time.monotonic()
         for method, path, body, kind in (
-            ("PATCH", f"{GPUNODES}/bound", promise, MERGE),
+            ("PATCH", f"{GPUNODES}/bound", reservation, MERGE),
             ("POST", f"{PODS}/{name}/binding", {**binding, "target": target}, "application/json"),
         ):
             while client.send(method, path, body, kind) == 429:

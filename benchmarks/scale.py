@@ -143,7 +143,7 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
     name = node_name(index)
     uuids = [f"GPU-{index:08x}-0000-4000-8000-{number:012x}" for number in range(DEVICES)]
     place = {number: uuids[i % DEVICES] for i, number in enumerate(pods)}
-    promises = {
+    reservations = {
         f"pod-uid-{number}": Reservation(
             namespace=NAMESPACE,
             name=f"pod-{number}",
@@ -176,7 +176,7 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
                 memory_bytes=80 * GIB,
                 reserved_bytes=GIB // 2,
                 used_bytes=held.count(uuid) * POD_BYTES,
-                unowned_bytes=0,
+                unattributed_bytes=0,
                 sharing="time-slicing",
                 resource=RESOURCE,
                 replicas=Replicas(
@@ -193,7 +193,7 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "GPUNode",
         "metadata": {**meta(name, f"gpunode-{index}"), "finalizers": ["headroom.gpu/ledger"]},
-        "spec": msgspec.to_builtins(GPUNodeSpec(initialised=True, reservations=promises)),
+        "spec": msgspec.to_builtins(GPUNodeSpec(initialised=True, reservations=reservations)),
         "status": msgspec.to_builtins(status),
     }
 

@@ -25,7 +25,7 @@ from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
-from tests.builders import GIB, gpunode, kube_node, promise, shared, use
+from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 
 NOTE_BYTES = 250_000
 MAX_GROWTH = 1.1
@@ -82,13 +82,13 @@ def soak(pods: int, nodes: int) -> tuple[float, float]:
         body = {"Pod": waiting, "Nodes": None, "NodeNames": names}
         answer = json.loads(verbs.filter(json.dumps(body, separators=(",", ":")).encode()))
         assert not answer["Error"], answer["Error"]
-        own = {uid: promise({node: GIB}, name=f"p{number}")}
+        own = {uid: reservation({node: GIB}, name=f"p{number}")}
         rows = [use(uid, node, GIB, replica=f"{node}::0")]
         state.apply([PodSeen(decode(msgspec.Raw(json.dumps(manifest(number, node)).encode())))])
         steps: list[dict[str, Any]] = [
-            {"promises": own},
-            {"promises": own, "pods": rows},
-            {"promises": {}},
+            {"reservations": own},
+            {"reservations": own, "pods": rows},
+            {"reservations": {}},
         ]
         for step, known in enumerate(steps):
             given = gpunode(

@@ -127,7 +127,7 @@ def waits(on: Stage, bound: Bound, prefix: str, count: int) -> tuple[list[float]
     return took_s[::2], took_s[1::2]
 
 
-def refuse(on: Stage, turn: int, way: str, count: int) -> list[str]:
+def reject(on: Stage, turn: int, way: str, count: int) -> list[str]:
     """Put the pods that nothing can hold; returns when all were refused."""
     names = [f"refused-{turn}-{way}-{number:03d}" for number in range(count)]
     on.put(pending(name, LARGE) for name in names)
@@ -145,7 +145,7 @@ def play(
     on: Stage,
     turn: int,
     way: str,
-    refused: int,
+    rejected: int,
     per_s: int,
     count: int,
     rooms: int,
@@ -164,14 +164,14 @@ def play(
         start_scheduler(on.plane, url, config, flags=SCHEDULER_FLAGS if way in SHIPPED else ())
         stack.callback(on.kill, "kube-scheduler")
         room = Room(on, url, way)
-        room.script(refuse=WAYS.get(way, way))
+        room.script(reject=WAYS.get(way, way))
         prefix = f"run-{turn}-{way}"
         on.put([pending(f"{prefix}-first", SMALL)])
         bound.wait([f"{prefix}-first"])
         quiet = waits(on, bound, f"{prefix}-quiet", count)
         with changes(on, per_s):
             busy = waits(on, bound, f"{prefix}-busy", count)
-            names = refuse(on, turn, way, refused)
+            names = reject(on, turn, way, rejected)
             time.sleep(settle_s)
             began_s, calls = time.monotonic(), -room.script()
             before = on.spent("kube-scheduler", "kube-apiserver")
@@ -216,7 +216,7 @@ def compared(*phases: tuple[Sequence[float], Sequence[float]]) -> Iterator[str]:
 
 def main(
     nodes: Annotated[int, typer.Option(help="Of 8 GPUs.")] = 1_000,
-    refused: Annotated[int, typer.Option(help="Pods that nothing can hold.")] = 200,
+    rejected: Annotated[int, typer.Option(help="Pods that nothing can hold.")] = 200,
     per_s: Annotated[int, typer.Option("--changes", help="Changes of bound pods a second.")] = 200,
     rounds: Annotated[int, typer.Option(min=1)] = 2,
     count: Annotated[int, typer.Option("--pods", help="Ordinary ones of each phase.")] = 60,
@@ -231,14 +231,14 @@ def main(
     phases = "quiet", "changes", "and refused"
     columns = [f"{kind} {phase}" for kind in ("GPU", "CPU") for phase in phases]
     typer.echo(
-        f"{'way':<13}{'round':>5}  {'refusals/s':>9}  "
+        f"{'way':<13}{'round':>5}  {'rejections/s':>9}  "
         + "  ".join(f"{each:>15}" for each in columns)
         + "  room s  (most)  CPU of scheduler, API server"
     )
     with stage(nodes, held=8) as on:
         for turn in range(rounds):
             for way in ways.split(","):
-                play(on, turn, way, refused, per_s, count, rooms, settle_s)
+                play(on, turn, way, rejected, per_s, count, rooms, settle_s)
 
 
 if __name__ == "__main__":

@@ -163,13 +163,13 @@ class Churn:
 
     def _place(self) -> None:
         """Those that wait, the oldest first, until some have been refused."""
-        refused: list[int] = []
-        while self._waiting and len(refused) < LOOKED_AT:
+        rejected: list[int] = []
+        while self._waiting and len(rejected) < LOOKED_AT:
             gib = self._waiting.pop(0)
             uid = f"p{next(self.ids)}"
             node = self.world.bind(uid, gib)
             if node is None:
-                refused.append(gib)
+                rejected.append(gib)
                 continue
             self.tally.placed += 1
             self._bound_s[uid] = self.world.now_s
@@ -177,7 +177,7 @@ class Churn:
             if self.chance.random() < DELETED / 1000:
                 self._in(delay_s / 2, lambda uid=uid: self._is_deleted(uid))
             self._in(delay_s, lambda uid=uid, node=node: self._is_admitted(uid, node))
-        self._waiting = refused + self._waiting
+        self._waiting = rejected + self._waiting
 
     def _is_deleted(self, uid: str) -> None:
         self._deleted.add(uid)

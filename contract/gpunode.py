@@ -31,9 +31,9 @@ ADOPTED = "adopted"
 EVICTED = "evicted"
 #: Use of a device below this that belongs to no pod we know is charged to nobody. No setting, since
 #: extender and agent must say the same of one device.
-UNOWNED_TOLERANCE_BYTES = 64 << 20
+UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
 #: More strangers than this on one node are counted, not named.
-MAX_UNOWNED_PROCESSES = 64
+MAX_UNATTRIBUTED_PROCESSES = 64
 
 #: Who measures SM activity, best first. Device utilisation, the share of time in which any kernel
 #: ran, is none of them.
@@ -86,7 +86,7 @@ class Device(KubeStruct, frozen=True):
     #: memory - free - reserved.
     used_bytes: int = memory_field("used")
     #: Used by processes of no known pod; None where the agent cannot attribute processes.
-    unowned_bytes: int | None = msgspec.field(default=None, name="unowned")
+    unattributed_bytes: int | None = msgspec.field(default=None, name="unattributed")
     sm_activity: SmActivity | None = None
     #: Share of the SMs' warp slots in use, 0..1.
     sm_occupancy_ratio: float | None = msgspec.field(default=None, name="smOccupancy")
@@ -143,7 +143,7 @@ class ContainerLimit(KubeStruct, frozen=True):
     hard_bytes: int | None = msgspec.field(default=None, name="hard")
 
 
-class UnownedProcess(KubeStruct, frozen=True):
+class UnattributedProcess(KubeStruct, frozen=True):
     """A process on a device that belongs to no pod we know."""
 
     device: str
@@ -208,7 +208,7 @@ class GPUNodeStatus(KubeStruct, frozen=True):
     pods: list[PodUse] = msgspec.field(default_factory=list)
     limits: list[ContainerLimit] = msgspec.field(default_factory=list)
     #: The largest strangers; their bytes are in the devices' ``unowned``.
-    unowned_processes: list[UnownedProcess] = msgspec.field(default_factory=list)
+    unattributed_processes: list[UnattributedProcess] = msgspec.field(default_factory=list)
     plugin: Plugin = Plugin()
     sources: list[Source] = msgspec.field(default_factory=list)
     summary: Summary = Summary()
@@ -229,7 +229,7 @@ class GPUNodeStatus(KubeStruct, frozen=True):
         return (
             not HOLDINGS_SOURCES.isdisjoint(sound)
             and PROCESSES_SOURCE in sound
-            and all(d.unowned_bytes is not None for d in self.devices if d.used_bytes >= 0)
+            and all(d.unattributed_bytes is not None for d in self.devices if d.used_bytes >= 0)
         )
 
 
@@ -275,7 +275,7 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
     #: For the printer column: all that is promised, as a quantity.
-    promised: str = ""
+    reserved: str = ""
     #: The Node's annotation ``headroom.gpu/device-choice``, for its agent to read here; empty if
     #: the Node has none.
     device_choice: str = ""
@@ -310,21 +310,21 @@ def encode_gpunode(node: GPUNode) -> bytes:
     return _encoder.encode(node)
 
 
-class _Promises(KubeStruct, frozen=True):
+class _Reservations(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: GPUNodeSpec = GPUNodeSpec()
 
 
-_promises_decoder = msgspec.json.Decoder(_Promises)
+_reservations_decoder = msgspec.json.Decoder(_Reservations)
 
 
-def decode_promises(body: bytes | msgspec.Raw) -> GPUNode:
+def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
     """Read a GPUNode without its status: what one author garbles must not hide the other's half.
 
     Raises ``BadReport`` when the rest cannot be read either.
     """
     try:
-        kept = _promises_decoder.decode(body)
+        kept = _reservations_decoder.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise BadReport(f"GPUNode cannot be read: {err}") from err
     return GPUNode(metadata=kept.metadata, spec=kept.spec)

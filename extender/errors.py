@@ -6,9 +6,9 @@ HeadroomError
 └── StoreError           the store of truth (the API server) did not do what was asked
     ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds: read again
     ├── StoreNotFound    the object is not there
-    ├── StoreRefused     it will never accept this; nothing was written
+    ├── StoreRejected     it will never accept this; nothing was written
     └── OutcomeUnknown   no answer, or none to go by: it may or may not have been done
-        └── StoreSilent  no answer at all: whatever else is asked has to wait as well
+        └── StoreTimeout  no answer at all: whatever else is asked has to wait as well
 """
 
 
@@ -36,7 +36,7 @@ class StoreNotFound(StoreError):
     pass
 
 
-class StoreRefused(StoreError):
+class StoreRejected(StoreError):
     pass
 
 
@@ -44,5 +44,5 @@ class OutcomeUnknown(StoreError):
     pass
 
 
-class StoreSilent(OutcomeUnknown):
+class StoreTimeout(OutcomeUnknown):
     pass

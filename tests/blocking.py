@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from kubernetes.client import Configuration
 
-from extender.kube.async_client import LoopApi
+from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import KubeApi
 from extender.ledger import protocol
 from extender.ledger.kube_store import KubernetesStore
@@ -74,7 +74,7 @@ class Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop of a test")
-        self._apis: list[LoopApi] = []
+        self._apis: list[AsyncKubeApi] = []
 
     def __enter__(self) -> "Loop":
         self._thread.start()
@@ -100,9 +100,9 @@ class Loop:
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(PATIENCE_S)
 
-    def api(self, configuration: Configuration, **how: float) -> LoopApi:
-        async def made() -> LoopApi:
-            return LoopApi(configuration, **how)
+    def api(self, configuration: Configuration, **how: float) -> AsyncKubeApi:
+        async def made() -> AsyncKubeApi:
+            return AsyncKubeApi(configuration, **how)
 
         self._apis.append(self.run(made()))
         return self._apis[-1]

@@ -59,7 +59,7 @@ def device(uuid: str = "GPU-0", **other: Any) -> Device:
         "memory_bytes": 24 * GIB,
         "reserved_bytes": 0,
         "used_bytes": 0,
-        "unowned_bytes": 0,
+        "unattributed_bytes": 0,
         "resource": GPU,
         "replicas": Replicas(free=1),
     }
@@ -82,7 +82,7 @@ def use(uid: str, on: str, used_bytes: int | None = 0, **other: Any) -> PodUse:
     return PodUse(uid=uid, device=on, used_bytes=used_bytes, **other)
 
 
-def promise(
+def reservation(
     candidates: Mapping[str, int],
     count: int = 1,
     resource: str = GPU,
@@ -190,21 +190,21 @@ def status(
 
 def weighed_anew(
     report: GPUNodeStatus,
-    promises: Mapping[str, Reservation],
+    reservations: Mapping[str, Reservation],
     reserve_bytes: int = 0,
     tolerance_bytes: int = 0,
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> tuple[DeviceTerms, ...]:
     """The devices of a node of which nothing was known before."""
-    occupancy = occupy(report, promises, leaving, device_choice)
+    occupancy = occupy(report, reservations, leaving, device_choice)
     return weigh(occupancy, report, reserve_bytes, tolerance_bytes)
 
 
 def terms(
     *devices: Device,
     pods: Sequence[PodUse] = (),
-    promises: Mapping[str, Reservation] | None = None,
+    reservations: Mapping[str, Reservation] | None = None,
     reserve_bytes: int = 0,
     tolerance_bytes: int = 64 * MIB,
     plugin: Plugin | None = None,
@@ -213,7 +213,7 @@ def terms(
 ) -> tuple[DeviceTerms, ...]:
     report = status(*devices, pods=pods, plugin=plugin)
     return weighed_anew(
-        report, promises or {}, reserve_bytes, tolerance_bytes, leaving, device_choice
+        report, reservations or {}, reserve_bytes, tolerance_bytes, leaving, device_choice
     )
 
 
@@ -264,7 +264,7 @@ def gpunode(
     name: str = "n",
     uid: str = "gn",
     version: str = "1",
-    promises: Mapping[str, Reservation] | None = None,
+    reservations: Mapping[str, Reservation] | None = None,
     initialised: bool = True,
     pods: Sequence[PodUse] = (),
     observed_at: str = STAMP,
@@ -273,7 +273,7 @@ def gpunode(
     """An initialised node that reports these devices; without any it has not reported yet."""
     return GPUNode(
         metadata=ObjectMeta(name=name, uid=uid, resource_version=version),
-        spec=GPUNodeSpec(initialised=initialised, reservations=dict(promises or {})),
+        spec=GPUNodeSpec(initialised=initialised, reservations=dict(reservations or {})),
         status=(
             status(*devices, pods=pods, observed_at=observed_at, plugin=plugin) if devices else None
         ),

@@ -24,17 +24,17 @@ def test_no_command_shows_the_commands() -> None:
 def test_bad_fleet_file_is_one_line_without_a_stack_trace(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("nodes: []")
-    refused = headroom("serve", "--embedded", str(path))
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+    rejected = headroom("serve", "--embedded", str(path))
+    assert rejected.returncode == 2
+    (line,) = rejected.stderr.splitlines()
     assert line.startswith(f"headroom: {path}: nodes: ")
     assert "right is, for example" in line
 
 
 def test_without_a_cluster_it_says_what_to_do() -> None:
-    refused = headroom("serve")
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+    rejected = headroom("serve")
+    assert rejected.returncode == 2
+    (line,) = rejected.stderr.splitlines()
     assert line.startswith("headroom: no cluster is configured: ")
     assert "headroom serve --embedded FLEET.yaml" in line
 
@@ -42,9 +42,9 @@ def test_without_a_cluster_it_says_what_to_do() -> None:
 def test_the_embedded_server_is_for_this_machine_alone(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)
-    refused = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--insecure-verbs")
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+    rejected = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--insecure-verbs")
+    assert rejected.returncode == 2
+    (line,) = rejected.stderr.splitlines()
     assert line.startswith("headroom: host is 0.0.0.0: ")
     assert "right is host: 127.0.0.1" in line
 
@@ -54,9 +54,9 @@ def test_taken_port_is_named(tmp_path: Path) -> None:
     path.write_text(FLEET)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        refused = headroom("serve", "--embedded", str(path), "--verbs-port", port)
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
+        rejected = headroom("serve", "--embedded", str(path), "--verbs-port", port)
+    assert rejected.returncode == 1
+    (line,) = rejected.stderr.splitlines()
     assert line.startswith("headroom: cannot listen on ")
     assert port in line
 
@@ -88,9 +88,9 @@ def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
 
 
 def test_a_level_of_logs_that_there_is_none_of_is_refused_with_those_there_are() -> None:
-    refused = headroom("serve", "--log-level", "loud")
-    assert refused.returncode == 2
-    assert all(level in refused.stderr for level in ("loud", "debug", "info", "warning", "error"))
+    rejected = headroom("serve", "--log-level", "loud")
+    assert rejected.returncode == 2
+    assert all(level in rejected.stderr for level in ("loud", "debug", "info", "warning", "error"))
 
 
 def test_what_needs_no_cluster_needs_no_client_of_one() -> None:

@@ -24,7 +24,7 @@ from tests.certificates import Authority, Certificate
 from tests.serving import Server, serving
 
 FLEET = "nodes: [{name: a, gpus: 1, memory: 24Gi}]"
-REFUSED = r"certificate required|unknown ca|closed|reset|Broken pipe|EOF occurred"
+REJECTED = r"certificate required|unknown ca|closed|reset|Broken pipe|EOF occurred"
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_only_a_client_with_a_certificate_of_the_ca_is_answered(
 ) -> None:
     assert shown(server, authority, clients["known"]) == "server"
     for nobody in (None, clients["unknown"]):
-        with pytest.raises(OSError, match=REFUSED):
+        with pytest.raises(OSError, match=REJECTED):
             shown(server, authority, nobody)
     # In TLS 1.2 a session is resumed, without a ticket too, for whom a CA knew that is gone.
     with (
@@ -150,10 +150,10 @@ def test_nobody_without_a_certificate_reaches_bind_whatever_they_speak(
     assert "HTTP" not in by_hand()
     known = clients["known"]
     assert by_hand("-cert", str(known.cert), "-key", str(known.key)).startswith("HTTP/1.1 200 OK")
-    refused = logged(server, "tls_client_refused")
-    assert refused[:2] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"]
-    assert refused[2] == "HTTP_REQUEST"
-    assert refused[3:] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"]
+    rejected = logged(server, "tls_client_refused")
+    assert rejected[:2] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"]
+    assert rejected[2] == "HTTP_REQUEST"
+    assert rejected[3:] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"]
     # Of all these one was answered: that its body names no pod.
     assert len(logged(server, "bind_error")) == 1
 
@@ -186,8 +186,8 @@ def test_half_a_renewal_changes_nothing_and_is_logged_once(
         assert shown(server, authority, clients["known"]) == "server"
     files.key.unlink()
     assert shown(server, authority, clients["known"]) == "server"
-    refused = logged(server, "tls_renewal_refused")
-    assert [("not the key" in said, "cannot be read" in said) for said in refused] == [
+    rejected = logged(server, "tls_renewal_refused")
+    assert [("not the key" in said, "cannot be read" in said) for said in rejected] == [
         (True, False),
         (False, True),
     ]
@@ -206,7 +206,7 @@ def test_a_client_whose_ca_was_taken_away_is_no_longer_let_in(
     assert shown(server, authority, clients["known"]) == "server"
     files.client_ca.write_bytes(stranger.cert.read_bytes())
     assert shown(server, authority, clients["unknown"]) == "server"
-    with pytest.raises(OSError, match=REFUSED):
+    with pytest.raises(OSError, match=REJECTED):
         shown(server, authority, clients["known"])
 
 
@@ -231,7 +231,7 @@ def test_it_ends_though_a_client_does_not_answer_the_end_of_its_connection(
             assert silent.call() == "server"
             told_s = time.monotonic()
         assert time.monotonic() - told_s < 5
-        with pytest.raises(OSError, match=REFUSED):
+        with pytest.raises(OSError, match=REJECTED):
             silent.call()
 
 

@@ -140,17 +140,17 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class HealthIssue:
     reason: str
     since: str
 
 
-def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, Fence]]:
+def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, HealthIssue]]:
     """What is to be remembered now, and the devices of ``sight`` that are fenced."""
     reloaded = before.driver != "" and sight.driver not in {"", before.driver}
     raised = _raised(before, sight)
     patients: dict[str, Patient] = {}
-    fences: dict[str, Fence] = {}
+    health_issues: dict[str, HealthIssue] = {}
     for uuid in {*before.patients, *sight.causes}:
         known = before.patients.get(uuid)
         recovery = sight.checkups[uuid].recovery if uuid in sight.checkups else None
@@ -166,10 +166,10 @@ def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, Fence]]:
         if reasons:
             since = sight.now if known is None else known.since
             patients[uuid] = Patient(since, xids)
-            fences[uuid] = Fence("; ".join(reasons)[:_MOST_REASON], since)
+            health_issues[uuid] = HealthIssue("; ".join(reasons)[:_MOST_REASON], since)
     return Memory(
         sight.driver or before.driver, patients, {**before.gauges, **sight.gauges}
-    ), fences
+    ), health_issues
 
 
 def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:

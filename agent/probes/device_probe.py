@@ -16,14 +16,14 @@ import structlog
 
 from agent.probes import sm_activity
 from agent.probes.dcgm import DcgmReading, Exporter, Unreadable
-from agent.probes.device_health import Fence, Memory, Sight, judge
+from agent.probes.device_health import HealthIssue, Memory, Sight, judge
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.health_store import StateFile
 from agent.probes.nvml_probe import Found, NvmlProbe
 from agent.probes.readings import (
     ActivityReading,
     DeviceReading,
-    FenceReading,
+    HealthIssueReading,
     Reading,
     SourceReading,
 )
@@ -90,7 +90,7 @@ class Survey:
         dcgm, sources = self._ask_dcgm(found)
         readings: list[Reading] = [found.driver, *found.devices, *found.facts, *found.degraded]
         readings += sm_activity.best([*found.activity, *_activity(dcgm, found.devices)])
-        readings += self._fences(now, found, dcgm)
+        readings += self._health_issues(now, found, dcgm)
         readings += sources
         return readings
 
@@ -136,9 +136,9 @@ class Survey:
         state = SourceReading("dcgm", "degraded" if wrong else "ok", "; ".join(wrong))
         return exposition.readings, [state]
 
-    def _fences(
+    def _health_issues(
         self, now: str, found: Found, dcgm: Sequence[DcgmReading]
-    ) -> list[FenceReading | SourceReading]:
+    ) -> list[HealthIssueReading | SourceReading]:
         if self._memory is None:
             self._memory = self._state.read()
         causes: dict[str, list[str]] = {}
@@ -161,11 +161,11 @@ class Survey:
             maintained=answers and self._maintained,
         )
         self._maintained = bool(self.maintenance()) or (self._maintained and not answers)
-        self._memory, fences = judge(self._memory, sight)
+        self._memory, health_issues = judge(self._memory, sight)
         self._state.write(self._memory)
         lacks = [*self._xids.lacks, *([self._state.trouble] if self._state.trouble else [])]
         heard = SourceReading("xid", "degraded" if lacks else "ok", "; ".join(lacks))
-        return [*_fenced(found.devices, fences), *([heard] if answers else [])]
+        return [*_unhealthy(found.devices, health_issues), *([heard] if answers else [])]
 
 
 @dataclass(slots=True)
@@ -265,11 +265,13 @@ def _gauges(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str
     return found
 
 
-def _fenced(devices: Iterable[DeviceReading], fences: dict[str, Fence]) -> list[FenceReading]:
+def _unhealthy(
+    devices: Iterable[DeviceReading], health_issues: dict[str, HealthIssue]
+) -> list[HealthIssueReading]:
     return [
-        FenceReading(device.uuid, fences[uuid].reason, fences[uuid].since)
+        HealthIssueReading(device.uuid, health_issues[uuid].reason, health_issues[uuid].since)
         for device in devices
-        if (uuid := _physical(device)) in fences
+        if (uuid := _physical(device)) in health_issues
     ]
 
 

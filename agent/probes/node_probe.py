@@ -95,7 +95,7 @@ class NodeApi:
         self._last: list[Reading] = []
         #: Hash of a static pod -> what the API knows of it; None where it could not be learned.
         self._mirrors: dict[str, MirrorReading | None] = {}
-        self._refused = ""
+        self._rejected = ""
         self._reached = False
         #: Why the agent has to leave the driver alone; empty: it need not.
         self.maintenance = ""
@@ -131,7 +131,7 @@ class NodeApi:
         found = [self._mirrors[uid] for uid in wanted]
         source = SourceReading(MIRRORS)
         if not all(found):
-            why = f"uids of static pods are not known: {self._refused}"
+            why = f"uids of static pods are not known: {self._rejected}"
             source = SourceReading(MIRRORS, "degraded", why)
         return [*(each for each in found if each is not None), source]
 
@@ -169,10 +169,10 @@ class NodeApi:
         try:
             pod = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}", _Object)
         except _Refused as err:
-            self._refused = str(err)
+            self._rejected = str(err)
             return None
         if pod.metadata.annotations.get(_HASH_ANNOTATION) != uid:
-            self._refused = "the pod of that name is another one"
+            self._rejected = "the pod of that name is another one"
             return None
         return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)
 

@@ -309,14 +309,14 @@ def _plugin_reading(
         "SHARED_DEVICES_ALLOCATION_POLICY",
         "sharedDevicesAllocationPolicy",
     )
-    sharing, replicas, refuses = _sharing(_mapping(config.get("sharing")))
+    sharing, replicas, rejects = _sharing(_mapping(config.get("sharing")))
     return PluginReading(
         PLUGIN,
         sharing,
         replicas,
         "packed" if policy == "packed" else "distributed",  # the only one before v0.20
         tuple(sorted({each.strip() for each in strategies})),
-        refuses,
+        rejects,
         passes_device_specs=_switched_on(
             setting("pass-device-specs", "PASS_DEVICE_SPECS", "passDeviceSpecs"),
             "pass-device-specs" in flags,
@@ -351,10 +351,10 @@ def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool 
                 full = name if "/" in name else f"nvidia.com/{name}"
                 replicas[full + suffix] = count
         if replicas:
-            refuses = part.get("failRequestsGreaterThanOne")
+            rejects = part.get("failRequestsGreaterThanOne")
             if kind == "mps":
-                return kind, replicas, None if refuses is False else True
-            return kind, replicas, refuses is True
+                return kind, replicas, None if rejects is False else True
+            return kind, replicas, rejects is True
     return "none", {}, False
 
 

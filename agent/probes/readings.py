@@ -96,7 +96,7 @@ class ActivityReading:
 
 
 @dataclass(frozen=True, slots=True)
-class FenceReading:
+class HealthIssueReading:
     """Why nothing should be placed on a device, and since when (RFC 3339) that is known."""
 
     uuid: str
@@ -240,7 +240,7 @@ Reading = (
     | Degraded
     | FactsReading
     | ActivityReading
-    | FenceReading
+    | HealthIssueReading
     | SourceReading
     | HoldingReading
     | RegisteredReading

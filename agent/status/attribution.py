@@ -35,7 +35,7 @@ from agent.probes.readings import (
     ProcessReading,
 )
 from agent.probes.replica_ids import resolve
-from contract.gpunode import MAX_DEVICE_BYTES, Device, PodUse, UnownedProcess
+from contract.gpunode import MAX_DEVICE_BYTES, Device, PodUse, UnattributedProcess
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 
@@ -50,8 +50,8 @@ _MPS_COMMAND = "nvidia-cuda-mps"
 class Attributed:
     pods: list[PodUse]
     #: Device -> bytes; None where they cannot be told from those of pods.
-    unowned: Mapping[str, int | None]
-    strangers: list[UnownedProcess]
+    unattributed: Mapping[str, int | None]
+    strangers: list[UnattributedProcess]
     complaints: list[Degraded]
 
 
@@ -84,8 +84,8 @@ def attribute(
     known = {holding.uid for _, holding in held if holding.uid}
     names = {holding.uid: (holding.namespace, holding.name) for _, holding in held if holding.name}
     pods: list[PodUse] = []
-    unowned: dict[str, int | None] = {}
-    strangers: list[UnownedProcess] = []
+    unattributed: dict[str, int | None] = {}
+    strangers: list[UnattributedProcess] = []
     complaints: list[Degraded] = []
     for memory in memories(devices):
         uuids = [device.uuid for device in memory]
@@ -97,21 +97,21 @@ def attribute(
         ]
         use = _use(memory, used_bytes, processes, known, mirror_uids)
         pods += _rows(memory[0], rows, use, names)
-        unowned |= dict.fromkeys(uuids, None)
+        unattributed |= dict.fromkeys(uuids, None)
         if use is None:
             continue
         strangers += [
-            UnownedProcess(uuids[0], process.pid, _named(process), used_bytes)
+            UnattributedProcess(uuids[0], process.pid, _named(process), used_bytes)
             for process, used_bytes in use.strangers
         ]
         left_bytes, too_much = _left(use, used_bytes)
         if left_bytes is not None:
-            unowned |= {**dict.fromkeys(uuids, 0), uuids[0]: left_bytes}
+            unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: left_bytes}
         if too_much:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
     strangers.sort(key=lambda stranger: -(stranger.used_bytes or 0))
     pods.sort(key=lambda row: (row.uid, row.namespace, row.name))
-    return Attributed(pods, unowned, strangers, complaints)
+    return Attributed(pods, unattributed, strangers, complaints)
 
 
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
@@ -273,11 +273,11 @@ def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
         return None, False
     owned_bytes = sum(figure for figure in owned if figure is not None)
     strangers = [figure for _, figure in use.strangers]
-    strangers_bytes = sum(figure for figure in strangers if figure is not None)
+    unattributed_use_bytes = sum(figure for figure in strangers if figure is not None)
     if used_bytes is None:
-        return (None if None in strangers else _possible(strangers_bytes)), False
-    too_much = owned_bytes + strangers_bytes > used_bytes + TOLERANCE_BYTES
-    return _possible(max(strangers_bytes, used_bytes - owned_bytes, 0)), too_much
+        return (None if None in strangers else _possible(unattributed_use_bytes)), False
+    too_much = owned_bytes + unattributed_use_bytes > used_bytes + TOLERANCE_BYTES
+    return _possible(max(unattributed_use_bytes, used_bytes - owned_bytes, 0)), too_much
 
 
 def _plus(one: int | None, other: int | None) -> int | None:

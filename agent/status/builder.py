@@ -22,7 +22,7 @@ from agent.probes.readings import (
     DeviceReading,
     DriverReading,
     FactsReading,
-    FenceReading,
+    HealthIssueReading,
     HoldingReading,
     LimitReading,
     MirrorReading,
@@ -41,7 +41,7 @@ from agent.status.driver_memory_limits import grants
 from agent.status.sharing import Share, Told, plugin, shares
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
-    MAX_UNOWNED_PROCESSES,
+    MAX_UNATTRIBUTED_PROCESSES,
     Condition,
     Device,
     GPUNodeStatus,
@@ -120,7 +120,7 @@ def summarise(
     )
     complaints += attributed.complaints
     devices = [
-        msgspec.structs.replace(device, unowned_bytes=attributed.unowned.get(device.uuid))
+        msgspec.structs.replace(device, unattributed_bytes=attributed.unattributed.get(device.uuid))
         for device in devices
     ]
     devices = [
@@ -134,7 +134,7 @@ def summarise(
         devices=devices,
         pods=attributed.pods[:MAX_PODS],
         limits=limits[:MAX_PODS],
-        unowned_processes=attributed.strangers[:MAX_UNOWNED_PROCESSES],
+        unattributed_processes=attributed.strangers[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(
             plugin(told),
             steered=sorted(r.resource for r in _all(of, SteeredReading)),
@@ -205,14 +205,14 @@ def _surveyed(
     """``devices`` with what the survey read of each besides memory."""
     facts = {r.uuid: r for r in _all(of, FactsReading)}
     activity = {r.uuid: r for r in _all(of, ActivityReading)}
-    fences = {r.uuid: r for r in _all(of, FenceReading)}
+    health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
     since = {d.uuid: d.unhealthy_since for d in (before.devices if before is not None else ())}
     return [
         _with(
             device,
             facts.get(device.uuid),
             activity.get(device.uuid),
-            fences.get(device.uuid),
+            health_issues.get(device.uuid),
             since.get(device.uuid) or now,
         )
         for device in devices
@@ -223,7 +223,7 @@ def _with(
     device: Device,
     facts: FactsReading | None,
     activity: ActivityReading | None,
-    fence: FenceReading | None,
+    health_issue: HealthIssueReading | None,
     since: str,
 ) -> Device:
     if facts is not None:
@@ -242,12 +242,12 @@ def _with(
             sm_occupancy_ratio=activity.occupancy_ratio,
             utilization_ratio=activity.utilization_ratio,
         )
-    if fence is not None:
-        reasons = dict.fromkeys([*fence.reason.split("; "), device.health_reason])
+    if health_issue is not None:
+        reasons = dict.fromkeys([*health_issue.reason.split("; "), device.health_reason])
         device = msgspec.structs.replace(
             device, healthy=False, health_reason="; ".join(filter(None, reasons))
         )
-        since = fence.since
+        since = health_issue.since
     return msgspec.structs.replace(device, unhealthy_since="" if device.healthy else since)
 
 
@@ -374,7 +374,7 @@ def _structure(status: GPUNodeStatus) -> object:
         msgspec.structs.replace(
             device,
             used_bytes=_presence(device.used_bytes),
-            unowned_bytes=_presence(device.unowned_bytes),
+            unattributed_bytes=_presence(device.unattributed_bytes),
             sm_activity=None,
             sm_occupancy_ratio=None,
             utilization_ratio=None,
@@ -416,7 +416,7 @@ def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for device in status.devices:
         found.append((device.used_bytes, device.memory_bytes))
-        found.append((device.unowned_bytes or 0, device.memory_bytes))
+        found.append((device.unattributed_bytes or 0, device.memory_bytes))
     found.extend((_pod_bytes(pod), memory.get(pod.device, 0)) for pod in status.pods)
     return found
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
 
-_HEAD = ("", "device", "memory", "used", "unowned", "free", "SM", "health")
+_HEAD = ("", "device", "memory", "used", "unattributed", "free", "SM", "health")
 #: Left of their columns; figures are right.
 _LEFT = {0, 1, 7}
 _UNKNOWN = "?"
@@ -20,7 +20,7 @@ def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], flo
         rows += [_limit(row) for row in status.limits if row.device == device.uuid]
         rows += [
             ("", f"  {clean(p.command) or _UNKNOWN} (pid {p.pid}, no pod)", "", size(p.used_bytes))
-            for p in status.unowned_processes
+            for p in status.unattributed_processes
             if p.device == device.uuid
         ]
     lines = [_title(node, status), "", *_aligned(rows)]
@@ -77,7 +77,7 @@ def _row(device: Device) -> Sequence[str]:
         clean(device.model),
         size(device.memory_bytes),
         size(device.used_bytes),
-        size(device.unowned_bytes),
+        size(device.unattributed_bytes),
         size(free),
         sm,
         "ok" if device.healthy else f"BAD: {clean(device.health_reason)}",

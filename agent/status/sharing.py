@@ -114,7 +114,7 @@ def plugin(told: Told) -> Plugin:
     if len(answered) == 1:  # else some were given before a change
         listed += [(source, tuple(sorted(shown))) for shown, source in answered.items()]
     strategies = first(listed)
-    refuses = first((r.source, r.fail_requests_greater_than_one) for r in readings)
+    rejects = first((r.source, r.fail_requests_greater_than_one) for r in readings)
     seen = next((r for r in readings if r.source == "plugin"), PluginReading(""))
     by_trust = sorted(told.topologies, key=lambda r: _TOPOLOGY_BY_TRUST.index(r.source))
     topology = first((r.source, r.policy) for r in by_trust)
@@ -122,7 +122,7 @@ def plugin(told: Told) -> Plugin:
         allocation_policy=policy or "unknown",
         device_list_strategy=",".join(strategies or ()),
         topology_manager_policy=topology or "",
-        fail_requests_greater_than_one=refuses,
+        fail_requests_greater_than_one=rejects,
         pinning=pinning(strategies or (), seen.toolkit_obeys_environment, seen.passes_device_specs),
         source=",".join(used),
     )

@@ -72,7 +72,7 @@ class Publisher(Protocol):
         ...
 
 
-class Courier:
+class StatusWriter:
     """Hands each new status to the publisher when it is due; ``deliver`` never raises."""
 
     def __init__(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agent.gate_decision import Limits, asked, certain, missing, promised_to, rows_in, taken_bytes
+from agent.gate_decision import Limits, asked, certain, missing, reserved_for, rows_in, taken_bytes
 from agent.probes.cgroup import is_static
 from agent.probes.kubelet.checkpoint import Entry
 from agent.status.attribution import memories
@@ -49,7 +49,7 @@ class Choice:
     replicas: tuple[str, ...]
     device: str = ""
     #: The device that those on their way were promised; empty where they were promised several.
-    promised: str = ""
+    reserved: str = ""
     #: How many pods of ours are on their way.
     awaited: int = 0
 
@@ -87,16 +87,16 @@ def choose(
     ended = (seen | arrived_before) - _holders(sample, spec)
     free = _by_device(wish.available)
     waiting = [
-        (uid, promise, charge)
-        for uid, promise in spec.reservations.items()
-        for charge in promise.charges
+        (uid, reservation, charge)
+        for uid, reservation in spec.reservations.items()
+        for charge in reservation.charges
         if charge.resource == resource and uid not in ended and missing(sample, uid, charge)
     ]
     if not steered and not any(charge.choice for _, _, charge in waiting):
         return Choice(())
     ours = [each for each in waiting if ADOPTED not in each[1].flags and not each[2].by_environment]
-    promised = {charge.choice for _, _, charge in ours}
-    wanted = next(iter(promised)) if len(promised) == 1 else ""
+    reserved = {charge.choice for _, _, charge in ours}
+    wanted = next(iter(reserved)) if len(reserved) == 1 else ""
     rooms: list[_Room] = []
     for memory in memories(sample.devices):
         for device in memory:
@@ -105,7 +105,7 @@ def choose(
                 left = len(free[device.uuid])
                 rooms.append(_room(given, left, device, memory, spec, sample, limits))
 
-    order = _ORDER[sample.plugin.allocation_policy] if promised == {""} else 0
+    order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(these: Sequence[_Waiting]) -> _Room | None:
         """What was promised, or the next in the plugin's order, or else the fullest, where any of
@@ -167,7 +167,7 @@ def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUN
 
 
 def _holders(sample: GPUNodeStatus, spec: GPUNodeSpec) -> set[str]:
-    return {promised_to(row, spec) for row in sample.pods if row.replica}
+    return {reserved_for(row, spec) for row in sample.pods if row.replica}
 
 
 def device_of(replica: str) -> str:
@@ -193,8 +193,8 @@ class _Room:
         """Whether each of these has room here. Of a pod that sits here already all that it asks
         for on the device is counted."""
         coming = (
-            asked(promise, self.memory, uses=False)
-            for uid, promise, _ in these
+            asked(reservation, self.memory, uses=False)
+            for uid, reservation, _ in these
             if uid not in self.sitting
         )
         return self.healthy and self.left_bytes >= max(coming, default=0)
@@ -212,13 +212,13 @@ def _room(
     rows = rows_in(memory, sample)
     allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
     # Who says nothing is charged what a replica is worth.
-    stranger_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
-    taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, stranger_bytes)
+    unattributed_use_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
+    taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, unattributed_use_bytes)
     return _Room(
         replicas=replicas,
         device=device.uuid,
         memory=memory,
-        sitting={promised_to(row, spec) for row in rows} | certain(spec, memory),
+        sitting={reserved_for(row, spec) for row in rows} | certain(spec, memory),
         healthy=all(mate.healthy for mate in memory),
         left_bytes=allocatable_bytes - taken,
         taken=device.replicas.total - free,

@@ -48,7 +48,7 @@ _BEAT_EVERY_S = 1.0
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """Nobody may be given a device; the text reaches the pod's status."""
 
 
@@ -56,7 +56,7 @@ class Refused(Exception):
 Choose = Callable[[Wish], Sequence[str] | None]
 
 
-class Relay:
+class PluginProxy:
     """Listens beside ``plugin``, a socket in ``folder``, under a name that tells whose it is."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Relay:
         self._beat_s = monotonic()
         self._socket.unlink(missing_ok=True)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         try:
             self._await(self._begin(f"unix:{folder / plugin}"))
@@ -199,7 +199,7 @@ class Relay:
         except BadMessage as err:
             _log.warning("preference_not_understood", reason=str(err))
             chosen = [None]
-        except Refused as err:
+        except Rejected as err:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(err))
         except TimeoutError:
             _log.warning("no_choice_in_time", answer_s=ANSWER_S)

@@ -33,7 +33,7 @@ from agent.steering.messages import asks_for_preference
 from agent.steering.plugin_proxy import (
     PREFIX,
     Choose,
-    Relay,
+    PluginProxy,
     identity,
     options_of,
     register,
@@ -95,7 +95,7 @@ class Seat:
             self._lock = None
 
 
-class Keeper:
+class PluginRegistration:
     """Of one resource. ``folder`` is the kubelet's for device plugins."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Keeper:
         self._healthy = healthy
         self._changed = changed
         self._monotonic = monotonic
-        self._relay: Relay | None = None
+        self._proxy: PluginProxy | None = None
         #: Sockets of plugin and kubelet, since when they are these, and how often we registered.
         self._seen: tuple[object, object] | None = None
         self._since_s = 0.0
@@ -130,10 +130,10 @@ class Keeper:
     @property
     def steers(self) -> bool:
         """Whether it is certain that the kubelet asks us, and nobody else."""
-        relay = self._relay
+        proxy = self._proxy
         return (
-            relay is not None
-            and relay.watched
+            proxy is not None
+            and proxy.watched
             and self._registered == len(REGISTER_AT_S)
             and not self._end.is_set()
         )
@@ -141,11 +141,11 @@ class Keeper:
     @property
     def is_stuck(self) -> bool:
         """Whether the kubelet's calls are not answered any more."""
-        return self._relay is not None and self._relay.is_stuck
+        return self._proxy is not None and self._proxy.is_stuck
 
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
         """Whether a container got these through us; each time counts once."""
-        return self._relay is not None and self._relay.take_passed(replicas)
+        return self._proxy is not None and self._proxy.take_passed(replicas)
 
     def bypassed(self) -> None:
         """Somebody got a device without us: be current again."""
@@ -160,9 +160,9 @@ class Keeper:
         the next agent that the plugin has to be brought back."""
         self._end.set()
         self._thread.join()
-        if self._relay is None:
+        if self._proxy is None:
             return
-        self._relay.stop()
+        self._proxy.stop()
         if bring_plugin_back:
             bring_back(self._folder, self._plugin, self._healthy)
         else:
@@ -181,25 +181,25 @@ class Keeper:
                 f"there is no socket {missing}" if away else "another agent of the node steers it"
             )
             return
-        if self._relay is None or not self._relay.listening:
-            if self._relay is not None:
-                self._relay.stop()
-            self._relay = Relay(self._folder, self._plugin, self._choose)
+        if self._proxy is None or not self._proxy.listening:
+            if self._proxy is not None:
+                self._proxy.stop()
+            self._proxy = PluginProxy(self._folder, self._plugin, self._choose)
             self._seen = None
         if (plugin, kubelet) != self._seen:
             self._seen, self._since_s, self._registered = (plugin, kubelet), now_s, 0
         due = sum(now_s - self._since_s >= age_s for age_s in REGISTER_AT_S)
-        lost = not self._relay.watched
+        lost = not self._proxy.watched
         if (due > self._registered or lost) and now_s >= self._retry_at_s:
             self._retry_at_s = now_s + (RETRY_S if lost else 0.0)
-            if self._register(self._relay):
+            if self._register(self._proxy):
                 self._registered = due
 
-    def _register(self, relay: Relay) -> bool:
+    def _register(self, proxy: PluginProxy) -> bool:
         try:
-            options = relay.options()
+            options = proxy.options()
             if asks_for_preference(options):
-                register(self._folder, relay.endpoint, self.resource, options)
+                register(self._folder, proxy.endpoint, self.resource, options)
                 self.trouble = ""
                 _log.info("steering_registered", resource=self.resource)
                 return True

@@ -22,8 +22,14 @@ from agent.status.writer import NotDelivered
 from agent.steering.choice import NoRoom, choose
 from agent.steering.eligibility import Eligibility, eligibility
 from agent.steering.messages import Wish
-from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Refused, identity
-from agent.steering.plugin_registration import Keeper, Seat, leftovers, resource_of, restore
+from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected, identity
+from agent.steering.plugin_registration import (
+    PluginRegistration,
+    Seat,
+    leftovers,
+    resource_of,
+    restore,
+)
 from contract.annotations import DeviceChoice
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
@@ -73,7 +79,7 @@ class Arrivals:
             return frozenset(self._uids)
 
 
-class Helm:
+class PreferredAllocation:
     """Steers the shared resources of the node while its mode is ``steered``.
 
     ``sample`` is the newest one, None if it is not fresh; ``reserve_bytes`` what the node's
@@ -103,7 +109,7 @@ class Helm:
         self._mode = mode
         self._changed = changed
         self._seat = Seat(self._folder)
-        self._keepers: dict[str, Keeper] = {}
+        self._registrations: dict[str, PluginRegistration] = {}
         #: Resources that are given back: None while pods on their way count on our choice, then
         #: what gives them back.
         self._returning: dict[str, threading.Thread | None] = {}
@@ -122,20 +128,20 @@ class Helm:
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
             self._arrivals.see(row.uid for row in sample.pods if row.replica)
-        for resource, keeper in self._keepers.items():
+        for resource, registration in self._registrations.items():
             held = {
                 (r.uid, r.container, r.replica)
                 for r in readings
                 if isinstance(r, HoldingReading) and r.resource == resource and r.uid
             }
-            steers = keeper.steers
+            steers = registration.steers
             before = self._held.pop(resource, None)
             # All of them, so that none is counted later for somebody else.
             unknown = [
-                each for each in held - (before or set()) if not keeper.take_passed(each[2:])
+                each for each in held - (before or set()) if not registration.take_passed(each[2:])
             ]
             if steers and before is not None and unknown:
-                keeper.bypassed()
+                registration.bypassed()
                 steers = False
             if steers:
                 self._held[resource] = held
@@ -147,12 +153,12 @@ class Helm:
     @property
     def is_stuck(self) -> bool:
         """Whether the kubelet's calls are not answered any more."""
-        return any(keeper.is_stuck for keeper in list(self._keepers.values()))
+        return any(registration.is_stuck for registration in list(self._registrations.values()))
 
     @property
     def has_resources(self) -> bool:
         """Whether the kubelet may ask us for any resource."""
-        return bool(self._keepers)
+        return bool(self._registrations)
 
     def leave(self) -> None:
         """Report from now on that nothing is steered, while every pod is still answered for."""
@@ -165,11 +171,11 @@ class Helm:
 
     def stop(self, bring_back: bool = True) -> None:
         """Give every resource back to its plugin, or leave it without replicas."""
-        for resource, keeper in self._keepers.items():
+        for resource, registration in self._registrations.items():
             if (thread := self._returning.get(resource)) is not None:
                 thread.join(RETURN_WITHIN_S)
             else:
-                keeper.stop(bring_back)
+                registration.stop(bring_back)
         self._seat.leave()
         self._kubelet.close()
 
@@ -178,21 +184,23 @@ class Helm:
         mode, sample = self._mode(), self._sample()
         for resource, thread in list(self._returning.items()):
             if thread is not None and not thread.is_alive():
-                del self._returning[resource], self._keepers[resource]
-        if not (self._keepers or any(thread.is_alive() for _, thread in self._restored.values())):
+                del self._returning[resource], self._registrations[resource]
+        if not (
+            self._registrations or any(thread.is_alive() for _, thread in self._restored.values())
+        ):
             self._seat.leave()
         if mode is None:
             return []
         found = Eligibility()
         if mode is DeviceChoice.STEERED and sample is not None:
             found = eligibility(sample, os.access(self._folder, os.W_OK))
-        for resource, keeper in self._keepers.items():
+        for resource, registration in self._registrations.items():
             if mode is not DeviceChoice.STEERED or resource in found.excluded:
-                self._give_back(resource, keeper)
+                self._give_back(resource, registration)
             elif resource in self._returning and self._returning[resource] is None:
                 del self._returning[resource]
-        for resource in sorted(found.resources - self._keepers.keys()):
-            self._keepers[resource] = Keeper(
+        for resource in sorted(found.resources - self._registrations.keys()):
+            self._registrations[resource] = PluginRegistration(
                 self._folder,
                 self._seat,
                 resource,
@@ -200,17 +208,17 @@ class Helm:
                 self._healthy,
                 self._changed,
             )
-            self._keepers[resource].start()
+            self._registrations[resource].start()
             _log.info("steering_begins", resource=resource)
         self._restore()
         troubles = [
-            f"{resource}: {keeper.trouble}"
-            for resource, keeper in sorted(self._keepers.items())
-            if keeper.trouble and resource not in self._returning
+            f"{resource}: {registration.trouble}"
+            for resource, registration in sorted(self._registrations.items())
+            if registration.trouble and resource not in self._returning
         ]
         return [*found.obstacles, *troubles]
 
-    def _give_back(self, resource: str, keeper: Keeper) -> None:
+    def _give_back(self, resource: str, registration: PluginRegistration) -> None:
         """Report first that the resource is not steered; once no pod on its way counts on our
         choice, let the plugin choose."""
         if resource not in self._returning:
@@ -218,7 +226,7 @@ class Helm:
             _log.info("steering_ends", resource=resource)
             self._changed()  # the next sample may find no pod on its way
         elif self._returning[resource] is None and may_choose_again(self._ledger, resource):
-            thread = threading.Thread(target=keeper.stop, name="return", daemon=True)
+            thread = threading.Thread(target=registration.stop, name="return", daemon=True)
             self._returning[resource] = thread
             thread.start()
 
@@ -228,7 +236,7 @@ class Helm:
             resource = resource_of(plugin)
             socket = identity(self._folder / (PREFIX + plugin))
             last, _ = self._restored.get(plugin, (None, None))
-            if resource in self._keepers or socket == last:
+            if resource in self._registrations or socket == last:
                 continue
             if not (may_choose_again(self._ledger, resource) and self._seat.take()):
                 continue
@@ -257,18 +265,18 @@ class Helm:
         found = choose(wish, resource, node.spec, sample, entries, known, steered, arrived)
         took_ms = round((time.monotonic() - began_s) * 1000)
         if isinstance(found, NoRoom):
-            self.answers[resource, "refused"] += 1
-            _log.warning("steering_refused", resource=resource, asked_bytes=found.asked_bytes)
-            raise Refused("Headroom: no GPU of this node has room for a pod on its way to it")
-        result = "plugin" if not found.replicas else "stranger" if not found.awaited else "promised"
-        if found.promised and found.device != found.promised:
+            self.answers[resource, "rejected"] += 1
+            _log.warning("steering_rejected", resource=resource, asked_bytes=found.asked_bytes)
+            raise Rejected("Headroom: no GPU of this node has room for a pod on its way to it")
+        result = "plugin" if not found.replicas else "stranger" if not found.awaited else "reserved"
+        if found.reserved and found.device != found.reserved:
             result = "elsewhere"
         self.answers[resource, result] += 1
         _log.info(
             "steered",
             resource=resource,
             device=found.device,
-            promised=found.promised,
+            reserved=found.reserved,
             awaited=found.awaited,
             result=result,
             took_ms=took_ms,
@@ -279,7 +287,7 @@ class Helm:
         deadline_s = time.monotonic() + self._patience_s
         while (found := read()) is None:
             if time.monotonic() >= deadline_s:
-                raise Refused(f"Headroom: {why_not}")
+                raise Rejected(f"Headroom: {why_not}")
             time.sleep(_RETRY_S)
         return found
 
@@ -319,9 +327,9 @@ def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
     steered = set(node.status.plugin.steered)
     chosen = {
         charge.resource
-        for uid, promise in node.spec.reservations.items()
+        for uid, reservation in node.spec.reservations.items()
         if uid not in seen
-        for charge in promise.charges
+        for charge in reservation.charges
         if charge.choice
     }
     return not ({resource} & (steered | chosen) if resource else steered | chosen)

@@ -90,7 +90,7 @@ class Agents:
                 reserved_bytes=0,
                 # Where the pods together want more, the driver still has no more than there is.
                 used_bytes=min(used[uuid], memory_bytes),
-                unowned_bytes=0,
+                unattributed_bytes=0,
                 sharing="time-slicing" if group.shared else "none",
                 resource=group.resource,
                 replicas=Replicas(free=group.replicas - replicas[uuid], allocated=replicas[uuid]),

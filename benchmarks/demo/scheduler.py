@@ -30,7 +30,7 @@ class FilterAnswer(msgspec.Struct, frozen=True, rename="pascal"):
     error: str = ""
 
     @property
-    def refusals(self) -> dict[str, str]:
+    def rejections(self) -> dict[str, str]:
         return {**(self.failed_nodes or {}), **(self.failed_and_unresolvable_nodes or {})}
 
 
@@ -148,13 +148,13 @@ def binding_args(pod: DemoPod, node: str) -> bytes:
     return msgspec.json.encode(names)
 
 
-def unschedulable_message(refusals: Mapping[str, str]) -> str:
+def unschedulable_message(rejections: Mapping[str, str]) -> str:
     """What kube-scheduler writes into the pod's condition when the extender refuses every node.
 
     Nodes in FailedAndUnresolvableNodes are beyond preemption, and it says so at the end.
     """
-    of = f"0/{len(refusals)} nodes are available"
-    counted = Counter(refusals.values())
+    of = f"0/{len(rejections)} nodes are available"
+    counted = Counter(rejections.values())
     reasons = ", ".join(sorted(f"{count} {reason}" for reason, count in counted.items()))
-    preemption = f"{len(refusals)} Preemption is not helpful for scheduling"
+    preemption = f"{len(rejections)} Preemption is not helpful for scheduling"
     return f"{of}: {reasons}. preemption: {of}: {preemption}."

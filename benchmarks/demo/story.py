@@ -89,7 +89,7 @@ def _headroom(console: Console, server: Server) -> None:
             agents.report(referee.admit())
             console.print(f"    bound to {node}", style="green")
         else:
-            message = unschedulable_message(answer.refusals)
+            message = unschedulable_message(answer.rejections)
             console.print(f"    FailedScheduling: {message}", style="yellow", soft_wrap=True)
     verbs.close()
     agents.close()

@@ -14,7 +14,7 @@ from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
 from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of
 from contract.gpunode import (
-    UNOWNED_TOLERANCE_BYTES,
+    UNATTRIBUTED_TOLERANCE_BYTES,
     Device,
     GPUNode,
     GPUNodeStatus,
@@ -29,7 +29,7 @@ from tests.standin.plugin import PluginRefused
 
 GPU = "nvidia.com/gpu"
 #: No node here keeps anything free.
-LIMITS = Limits(reserve_bytes=0, tolerance_bytes=UNOWNED_TOLERANCE_BYTES)
+LIMITS = Limits(reserve_bytes=0, tolerance_bytes=UNATTRIBUTED_TOLERANCE_BYTES)
 #: What an agent reads of the ledger: its own node's object, not from a cache.
 Read = Callable[[], GPUNode]
 
@@ -52,7 +52,7 @@ class Agent:
                 memory_bytes=self._shape.memory_bytes,
                 reserved_bytes=RESERVED_BYTES,
                 used_bytes=used[device],
-                unowned_bytes=0,
+                unattributed_bytes=0,
                 sharing="time-slicing" if self._shape.replicas > 1 else "none",
                 resource=GPU,
                 replicas=Replicas(free=self._shape.replicas - held[device], allocated=held[device]),

@@ -23,7 +23,7 @@ class Verdict:
     """Of the time that counts."""
 
     offered: int
-    refused: int
+    rejected: int
     #: Refused while some device had room and a free replica.
     falsely: int
     #: Pods that came to a device without room, and devices to which that happened.
@@ -45,7 +45,7 @@ class Judge:
         self._sits: dict[str, tuple[int, int]] = {}
         self._used_bytes = 0
         self._used_byte_s = 0.0
-        self._offered = self._refused = self._falsely = self._overcommits = 0
+        self._offered = self._rejected = self._falsely = self._overcommits = 0
         self._hurt: set[tuple[int, int]] = set()
 
     def offered(self, now_s: float) -> None:
@@ -71,10 +71,10 @@ class Judge:
         held.dead.discard(pod)
         self._used_bytes -= held.living.pop(pod, 0)
 
-    def refused(self, request_bytes: int, now_s: float) -> None:
+    def rejected(self, request_bytes: int, now_s: float) -> None:
         if now_s < self._since_s:
             return
-        self._refused += 1
+        self._rejected += 1
         self._falsely += any(
             len(held.living) + len(held.dead) < self._replicas
             and held.used_bytes + request_bytes <= self._memory_bytes
@@ -86,7 +86,7 @@ class Judge:
         whole = self._memory_bytes * len(self._devices) * (now_s - self._since_s)
         return Verdict(
             self._offered,
-            self._refused,
+            self._rejected,
             self._falsely,
             self._overcommits,
             len(self._hurt),

@@ -88,7 +88,7 @@ class Play:
         free = [node for node, taken in enumerate(self._taken) if taken < full]
         node = self._scheduler.choose(job, free, now_s)
         if node is None:
-            self._judge.refused(job.request_bytes, now_s)
+            self._judge.rejected(job.request_bytes, now_s)
             return
         self._bound += self._counts
         self._taken[node] += 1

@@ -39,7 +39,7 @@ from contract.kube import (
 from extender.ledger.eviction import Evictions
 from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.non_gpu_pods import aside
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
@@ -67,7 +67,7 @@ class Product(Scheduler):
         self._world = world
         self._now_s = 0.0
         self._cluster = ClusterState(rules, NEVER_S, EPOCH_S)
-        self._weighings = Weighings(self._cluster.rules.weights)
+        self._weighings = FitCache(self._cluster.rules.weights)
         #: What the store told since the last decision: taken in one go, which decides the same.
         self._inbox: list[Event] = []
         #: Nodes that may hold a promise that is left over.
@@ -95,8 +95,8 @@ class Product(Scheduler):
         rows = snap.rows([name_of(node) for node in nodes])
         usual = self._cluster.usual
         usual.see(request, pod, snap, rows)
-        weighing = self._weighings.weigh(request, snap)
-        ranking = weighing.rank(request, snap, rows, now_s, usual.market)
+        cached = self._weighings.weigh(request, snap)
+        ranking = cached.rank(request, snap, rows, now_s, usual.market)
         if ranking.winner is None:
             self._store.delete_pod(NAMESPACE, job.name)
             return None

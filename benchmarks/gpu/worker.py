@@ -66,7 +66,7 @@ def filled(cuda: Cuda, wanted_bytes: int, piece_bytes: int) -> dict[str, Any]:
         try:
             cuda.allocate(piece)
         except CudaError as err:
-            return {"wanted": wanted_bytes, "got": got_bytes, "refused": err.name}
+            return {"wanted": wanted_bytes, "got": got_bytes, "rejected": err.name}
         got_bytes += piece
     return {"wanted": wanted_bytes, "got": got_bytes}
 

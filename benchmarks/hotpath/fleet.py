@@ -85,7 +85,7 @@ class Fleet:
         ]
 
     def gpunode(self, name: str) -> GPUNode:
-        promises = {
+        reservations = {
             pod.uid: Reservation(
                 namespace="default",
                 name=pod.name,
@@ -99,7 +99,7 @@ class Fleet:
         }
         return GPUNode(
             metadata=ObjectMeta(name=name, uid=f"gpunode-{name}"),
-            spec=GPUNodeSpec(initialised=True, reservations=promises),
+            spec=GPUNodeSpec(initialised=True, reservations=reservations),
             status=self.status(name, 0),
         )
 
@@ -118,7 +118,7 @@ class Fleet:
                     memory_bytes=memory_bytes,
                     reserved_bytes=GIB // 2,
                     used_bytes=count * used_bytes,
-                    unowned_bytes=0,
+                    unattributed_bytes=0,
                     sharing="time-slicing",
                     resource=GPU,
                     replicas=Replicas(free=REPLICAS - count, allocated=count),

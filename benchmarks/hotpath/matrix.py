@@ -72,9 +72,9 @@ class Measured(msgspec.Struct):
     case: Case
     figures: list[Figures]
     #: Null, or why there are no figures: what the server said.
-    refused: str | None = None
+    rejected: str | None = None
     #: What the refusal took, body and all.
-    refusal: Spread | None = None
+    rejection: Spread | None = None
 
 
 class Results(msgspec.Struct):
@@ -145,9 +145,9 @@ def _cases(choice: Choice, nodes: int, pods_per_device: int) -> Iterator[Case]:
 
 def _measure(case: Case, choice: Choice, caller: Caller, debug: Caller) -> Measured:
     bodies = Bodies(case.nodes, _ASKED[case.fits], _PADDING[case.pod], case.form)
-    if refused := _refused(bodies, caller):
+    if rejected := _rejected(bodies, caller):
         took = [caller.post("filter", bodies.another())[1] for _ in range(3)]
-        return Measured(case, [], refused, spread(took))
+        return Measured(case, [], rejected, spread(took))
     run = _Run(case, choice, caller, debug)
     calls = min(choice.calls, _MOST_LONG) if case.form == "objects" else choice.calls
     for turn in range(-_WARM_UP, calls):
@@ -155,7 +155,7 @@ def _measure(case: Case, choice: Choice, caller: Caller, debug: Caller) -> Measu
     return Measured(case, run.figures())
 
 
-def _refused(bodies: Bodies, caller: Caller) -> str | None:
+def _rejected(bodies: Bodies, caller: Caller) -> str | None:
     answer = msgspec.json.decode(caller.post("filter", bodies.another())[0])
     return answer["Error"] or None
 

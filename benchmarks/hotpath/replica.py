@@ -132,7 +132,9 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         ("/drive/allocations/{verb}", allocations),
     ):
         verbs.router.add_route(path, endpoint, methods=["POST"])
-    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    console = Console(
+        extender, lambda: extender.pending_events_controller.pending, extender.journal
+    )
     debug = console.app()
 
     def announce(line: str) -> None:

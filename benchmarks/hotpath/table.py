@@ -45,7 +45,7 @@ from contract.gpunode import (
 from contract.kube import Node, ObjectMeta
 from extender.app.memory_policy import limit_heap
 from extender.observability.metrics import Telemetry
-from extender.placement.fit_cache import Weighing, Weighings
+from extender.placement.fit_cache import CachedFit, FitCache
 from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
 from extender.scheduler import extender_v1
@@ -69,13 +69,13 @@ class Fleet:
         self.names = names_of(nodes)
         self._stamp = datetime.now(UTC).isoformat()
         self._serial = 0
-        self._promises: dict[str, dict[str, Reservation]] = {name: {} for name in self.names}
+        self._reservations: dict[str, dict[str, Reservation]] = {name: {} for name in self.names}
         self._devices = {name: self._report(name) for name in self.names}
         self.state = ClusterState(Rules(), 1e9, time.time() - time.monotonic())
         self.state.apply(NodeSeen(Node(metadata=ObjectMeta(name=name))) for name in self.names)
         for name in self.names:
             for _ in range(self._random.randrange(4)):
-                self._promise(name)
+                self._reserve(name)
         self.state.apply([self._seen(name) for name in self.names])
 
     def _report(self, name: str) -> list[Device]:
@@ -85,7 +85,7 @@ class Fleet:
                 memory_bytes=80 * GIB,
                 reserved_bytes=GIB // 2,
                 used_bytes=0,
-                unowned_bytes=0,
+                unattributed_bytes=0,
                 sharing="time-slicing",
                 resource=GPU,
                 replicas=Replicas(free=self._random.randrange(REPLICAS + 1), allocated=0),
@@ -93,21 +93,21 @@ class Fleet:
             for i in range(DEVICES)
         ]
 
-    def _promise(self, name: str) -> None:
+    def _reserve(self, name: str) -> None:
         self._serial += 1
         size = self._random.choice([4, 8, 12, 20]) * GIB
         charge = Charge(
             resource=GPU, count=1, candidates={f"GPU-{name}-{i}": size for i in range(DEVICES)}
         )
-        promise = Reservation(namespace="default", name=f"q{self._serial}", charges=[charge])
-        self._promises[name][f"uid-{self._serial}"] = promise
+        reservation = Reservation(namespace="default", name=f"q{self._serial}", charges=[charge])
+        self._reservations[name][f"uid-{self._serial}"] = reservation
 
     def _seen(self, name: str) -> GPUNodeSeen:
         self._serial += 1
         return GPUNodeSeen(
             GPUNode(
                 metadata=ObjectMeta(name=name, uid=name, resource_version=str(self._serial)),
-                spec=GPUNodeSpec(initialised=True, reservations=dict(self._promises[name])),
+                spec=GPUNodeSpec(initialised=True, reservations=dict(self._reservations[name])),
                 status=GPUNodeStatus(observed_at=self._stamp, devices=self._devices[name]),
             ),
             time.monotonic(),
@@ -116,9 +116,9 @@ class Fleet:
     def bind_one(self) -> None:
         """A promise is made on some node; the oldest there goes when it holds many."""
         name = self._random.choice(self.names)
-        if len(self._promises[name]) > 3:
-            del self._promises[name][next(iter(self._promises[name]))]
-        self._promise(name)
+        if len(self._reservations[name]) > 3:
+            del self._reservations[name][next(iter(self._reservations[name]))]
+        self._reserve(name)
         self.state.apply([self._seen(name)])
 
 
@@ -145,9 +145,9 @@ class Stopwatch:
         ("decode", extender_v1, "decode_offer"),
         ("understand the pod", ClusterState, "understand"),
         ("look up names", Snapshot, "rows"),
-        ("weigh what changed", Weighings, "weigh"),
-        ("pick the verdicts", Weighing, "codes"),
-        ("rank", Weighing, "rank"),
+        ("weigh what changed", FitCache, "weigh"),
+        ("pick the verdicts", CachedFit, "codes"),
+        ("rank", CachedFit, "rank"),
         ("encode", extender_v1, "encode_filter"),
         ("encode", extender_v1, "encode_priorities"),
         ("filter", Verbs, "filter"),

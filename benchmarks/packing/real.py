@@ -284,7 +284,7 @@ class ByHeadroom(Real):
                     memory_bytes=node.device_mib * MIB,
                     reserved_bytes=0,
                     used_bytes=sum(use.used_bytes or 0 for use in on),
-                    unowned_bytes=0,
+                    unattributed_bytes=0,
                     sharing="time-slicing" if shared else "none",
                     resource=RESOURCE,
                     replicas=Replicas(free=replicas - len(on), allocated=len(on)),

@@ -47,7 +47,7 @@ class Script(msgspec.Struct):
     """What it does besides; what is left out is as it was."""
 
     #: How pods are refused whose names begin with "refused", or are not.
-    refuse: str | None = None
+    reject: str | None = None
     #: Those of them that are not refused after all.
     allowed: list[str] | None = None
     #: Node -> score.
@@ -92,8 +92,8 @@ class Nothing:
             return msgspec.json.decode(content)
 
     def _take(self, script: Script) -> bytes:
-        if script.refuse is not None:
-            self._refuse = script.refuse
+        if script.reject is not None:
+            self._refuse = script.reject
         if script.allowed is not None:
             self._allowed = set(script.allowed)
         if script.scores is not None:
@@ -103,7 +103,7 @@ class Nothing:
     def _filter(self, offer: Offer) -> bytes:
         self._filtered += 1
         name = offer.pod.metadata.name
-        if not name.startswith("refused") or name in self._allowed or not self._refuse:
+        if not name.startswith("rejected") or name in self._allowed or not self._refuse:
             return b'{"NodeNames":%b}' % bytes(offer.node_names)
         nowhere: dict[str, Any] = {"NodeNames": []}
         match self._refuse:
@@ -118,15 +118,15 @@ class Nothing:
     async def bind(self, args: Args) -> None:
         if self._swaps:
             async with self._turns[args.node]:
-                await self._promise(args)
+                await self._reserve(args)
         path = f"/api/v1/namespaces/{args.pod_namespace}/pods/{args.pod_name}/binding"
         target = {"apiVersion": "v1", "kind": "Node", "name": args.node}
         metadata = {"name": args.pod_name, "namespace": args.pod_namespace, "uid": args.pod_uid}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         await self._call("POST", path, binding, {"Content-Type": "application/json"})
 
-    async def _promise(self, args: Args) -> None:
-        promise = {
+    async def _reserve(self, args: Args) -> None:
+        reservation = {
             "namespace": args.pod_namespace,
             "name": args.pod_name,
             "attempt": "some-attempt",
@@ -135,7 +135,7 @@ class Nothing:
         }
         patch = {
             "metadata": {"resourceVersion": self._versions[args.node]},
-            "spec": {"reservations": {args.pod_uid: promise}},
+            "spec": {"reservations": {args.pod_uid: reservation}},
         }
         kind = {"Content-Type": "application/merge-patch+json"}
         written = await self._call("PATCH", f"{GPUNODES}/{args.node}", patch, kind)

@@ -84,7 +84,7 @@ STATIC = "kubernetes.io/config.mirror"
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class AdmissionContext:
     """``nodes`` are those of the cluster; which of them matter is found out where it does."""
 
     rules: Rules = _RULES

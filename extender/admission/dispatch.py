@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from extender.admission.context import Around
+from extender.admission.context import AdmissionContext
 from extender.admission.mutation import Mutated, mutate
 from extender.admission.review import (
     Request,
@@ -22,25 +22,25 @@ from extender.admission.validation import (
 )
 
 #: Gives what there is around a pod of the namespace.
-Surroundings = Callable[[str], Around]
+Environment = Callable[[str], AdmissionContext]
 
 _CREATE, _UPDATE = "CREATE", "UPDATE"
 #: Kinds whose own annotations are read.
 _ANNOTATED = ("Namespace", "Node")
 
 
-def answer_mutate(request: Request, around: Surroundings) -> bytes:
+def answer_mutate(request: Request, around: Environment) -> bytes:
     """Of pods that are created; whatever else is sent stays as it is."""
     if request.kind.kind != "Pod" or request.operation != _CREATE:
         return answer_mutated(request, Mutated())
     return answer_mutated(request, mutate(pod_of(request), _around(request, around)))
 
 
-def answer_validate(request: Request, around: Surroundings) -> bytes:
+def answer_validate(request: Request, around: Environment) -> bytes:
     return answer_validated(request, _validated(request, around))
 
 
-def _validated(request: Request, around: Surroundings) -> Validated:
+def _validated(request: Request, around: Environment) -> Validated:
     kind = request.kind.kind
     if request.operation not in (_CREATE, _UPDATE):
         return Validated()
@@ -55,5 +55,5 @@ def _validated(request: Request, around: Surroundings) -> Validated:
     return validate_template(kind, owner, pod, around(request.namespace))
 
 
-def _around(request: Request, around: Surroundings) -> Around:
+def _around(request: Request, around: Environment) -> AdmissionContext:
     return replace(around(request.namespace), by_node=request.user_info.node)

@@ -32,7 +32,7 @@ from contract.annotations import (
 from contract.gate import GATE, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
-from extender.admission.context import STOCK_SCHEDULER, Around, GpuNode
+from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
 from extender.admission.device_amounts import cap_mib, mirrored_mib, mps_mib
 from extender.admission.json_patch import Draft, Operation, Where, following
 from extender.admission.pod_options import gated_wish, share_wish
@@ -61,7 +61,7 @@ class Mutated:
     warnings: tuple[str, ...] = ()
 
 
-def mutate(pod: Pod, around: Around) -> Mutated:
+def mutate(pod: Pod, around: AdmissionContext) -> Mutated:
     """The changes to a pod that is being created. Raises nothing: what cannot be read is left to
     validation, which says why."""
     if not asks_for_gpu(pod, around.rules) or around.is_static(pod):
@@ -92,7 +92,7 @@ def _without_ours(draft: Draft) -> Iterator[str]:
         yield f"annotation {key} was removed: Headroom writes it when it places the pod"
 
 
-def _default(draft: Draft, around: Around) -> None:
+def _default(draft: Draft, around: AdmissionContext) -> None:
     """A default by container is written for those that the pod has."""
     text, pod = around.namespace.default_vram, draft.pod
     if text is None or pod.annotation(VRAM) is not None:
@@ -111,7 +111,7 @@ def _default(draft: Draft, around: Around) -> None:
     draft.annotate(VRAM_FROM, f"namespace {around.namespace.name}")
 
 
-def _scheduler(draft: Draft, around: Around) -> Iterator[str]:
+def _scheduler(draft: Draft, around: AdmissionContext) -> Iterator[str]:
     named = draft.pod.spec.scheduler_name or STOCK_SCHEDULER
     if named == STOCK_SCHEDULER and around.scheduler is not None and not draft.pod.node:
         draft.schedule(around.scheduler)
@@ -122,7 +122,7 @@ def _scheduler(draft: Draft, around: Around) -> Iterator[str]:
         )
 
 
-def _for_its_place(draft: Draft, request: VramRequest, around: Around) -> Iterator[str]:
+def _for_its_place(draft: Draft, request: VramRequest, around: AdmissionContext) -> Iterator[str]:
     share = share_wish(draft.pod, around.namespace)
     wish = gated_wish(draft.pod, around.namespace)
     resources = [ask.resource for ask in request.asks]
@@ -233,7 +233,9 @@ def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
 # The gate.
 
 
-def _gate(draft: Draft, around: Around, places: Sequence[GpuNode], wished: bool) -> Iterator[str]:
+def _gate(
+    draft: Draft, around: AdmissionContext, places: Sequence[GpuNode], wished: bool
+) -> Iterator[str]:
     """Where the pod or its namespace wishes it, and where the pod could go to a gated node, all
     others it could go to having an agent too: without one a gate never opens."""
     gated = [place.node.metadata.name for place in places if place.choice is DeviceChoice.GATED]

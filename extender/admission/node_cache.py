@@ -7,7 +7,7 @@ from typing import TypeVar
 from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import Namespace, Node
-from extender.admission.context import Around, GpuNode, OfNamespace, Wishes
+from extender.admission.context import AdmissionContext, GpuNode, OfNamespace, Wishes
 from extender.placement.policy import Rules
 from extender.state.changes import (
     Event,
@@ -72,7 +72,7 @@ class KnownObjects:
                 case Relisted():
                     self._replace(event)
 
-    def around(self, rules: Rules, wishes: Wishes, namespace: str) -> Around:
+    def around(self, rules: Rules, wishes: Wishes, namespace: str) -> AdmissionContext:
         """Return the inputs of a decision about a pod of this namespace."""
         known = self._namespaces.get(namespace)
         metadata = known.metadata if known else None
@@ -81,7 +81,7 @@ class KnownObjects:
             (metadata and metadata.annotations) or {},
             (metadata and metadata.labels) or {},
         )
-        return Around(
+        return AdmissionContext(
             rules,
             wishes,
             of_namespace,

@@ -20,7 +20,7 @@ KIND = "AdmissionReview"
 _NODE_USER = "system:node:"
 #: An API server cuts off a warning that is longer, and drops them from some 4 KiB on.
 _MOST_WARNING = 256
-_MOST_REFUSAL = 1024
+_MAX_REJECTION = 1024
 
 
 class MalformedReview(ValueError):
@@ -137,11 +137,11 @@ def answer_mutated(request: Request, mutated: Mutated) -> bytes:
 
 
 def answer_validated(request: Request, validated: Validated) -> bytes:
-    response: dict[str, Any] = {"allowed": not validated.refusal}
-    if validated.refusal:
+    response: dict[str, Any] = {"allowed": not validated.rejection}
+    if validated.rejection:
         # 422, as for any other field that is not valid.
         response["status"] = {
-            "message": f"Headroom: {validated.refusal[:_MOST_REFUSAL]}",
+            "message": f"Headroom: {validated.rejection[:_MAX_REJECTION]}",
             "reason": "Invalid",
             "code": 422,
         }

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from extender.admission.dispatch import Surroundings, answer_mutate, answer_validate
+from extender.admission.dispatch import Environment, answer_mutate, answer_validate
 from extender.admission.review import MalformedReview, read
 from extender.admission.review import Request as Asked
 from extender.observability.metrics import WebhookTelemetry
@@ -22,7 +22,7 @@ from extender.server.request_body import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 
-Decide = Callable[[Asked, Surroundings], bytes]
+Decide = Callable[[Asked, Environment], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Webhook:
     """``unready`` says why nothing can be decided yet: nodes and namespaces that were not listed
     must not be taken for absent. ``stuck`` maps each loop without progress to the seconds since."""
 
-    around: Surroundings
+    around: Environment
     unready: Callable[[], str]
     stuck: Callable[[], Mapping[str, float]]
     telemetry: WebhookTelemetry
@@ -67,7 +67,7 @@ def _endpoint(
     seconds = webhook.telemetry.admission_seconds.labels(path)
     errors = webhook.telemetry.admission_errors.labels(path)
 
-    def refuse(message: str, status: int) -> Response:
+    def reject(message: str, status: int) -> Response:
         errors.inc()
         return PlainTextResponse(f"Headroom: {message}\n", status_code=status)
 
@@ -75,19 +75,19 @@ def _endpoint(
         try:
             body = await read_whole(request, webhook.max_body_bytes)
         except BodyTooLarge:
-            return refuse(f"body is larger than {webhook.max_body_bytes} bytes, see max_body", 413)
+            return reject(f"body is larger than {webhook.max_body_bytes} bytes, see max_body", 413)
         except ClientDisconnect:
             return Response(status_code=400)
         if why := webhook.unready():
-            return refuse(why, 503)
+            return reject(why, 503)
         began_s = time.perf_counter()
         try:
             return Response(decide(read(body), webhook.around), media_type=JSON)
         except MalformedReview as err:
-            return refuse(str(err), 400)
+            return reject(str(err), 400)
         except Exception:
             log.exception("admission_failed", path=path)
-            return refuse("internal error: see the log of the webhook", 500)
+            return reject("internal error: see the log of the webhook", 500)
         finally:
             seconds.observe(time.perf_counter() - began_s)
 

@@ -32,7 +32,7 @@ from contract.annotations import (
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
-from extender.admission.context import Around
+from extender.admission.context import AdmissionContext
 from extender.admission.mutation import NO_IMAGE
 from extender.placement.request import Unreadable, asks_for_gpu, understand
 
@@ -59,11 +59,11 @@ WOULD = "this pod would be refused if Headroom did not only observe"
 @dataclass(frozen=True, slots=True)
 class Validated:
     #: A sentence for the author; empty where it is let in.
-    refusal: str = ""
+    rejection: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def validate_pod(pod: Pod, before: Pod | None, around: Around) -> Validated:
+def validate_pod(pod: Pod, before: Pod | None, around: AdmissionContext) -> Validated:
     """A pod that is created, or changed while no node has it; ``before`` is what it was.
 
     A change that leaves our annotations alone is let through, so that what was let in once can
@@ -73,25 +73,27 @@ def validate_pod(pod: Pod, before: Pod | None, around: Around) -> Validated:
         return Validated()
     if before is not None and (before.node or _ours(before.metadata) == _ours(pod.metadata)):
         return Validated()
-    refusal = _refusal(pod, around)
+    rejection = _rejection(pod, around)
     if around.wishes.observes:
-        told = [f"{WOULD}: {refusal}"] if refusal else []
+        told = [f"{WOULD}: {rejection}"] if rejection else []
         return Validated(warnings=(*told, *_warnings(pod, around)))
     if (
-        not refusal
+        not rejection
         and before is None
         and _wishes_gate(pod)
         and not is_gated(pod, around.wishes.gate_image)
     ):
-        refusal = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(around)}"
-    return Validated(refusal, tuple(_warnings(pod, around)))
+        rejection = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(around)}"
+    return Validated(rejection, tuple(_warnings(pod, around)))
 
 
-def validate_template(kind: str, owner: ObjectMeta, pod: Pod, around: Around) -> Validated:
+def validate_template(
+    kind: str, owner: ObjectMeta, pod: Pod, around: AdmissionContext
+) -> Validated:
     """Something that makes pods like ``pod``; never refused."""
     warnings: list[str] = []
-    if refusal := _refusal(pod, around):
-        warnings.append(f"pods of this {kind} will be refused: {refusal}")
+    if rejection := _rejection(pod, around):
+        warnings.append(f"pods of this {kind} will be refused: {rejection}")
     if pod.annotation(VRAM) is None and VRAM in (owner.annotations or {}):
         warnings.append(
             f"annotation {VRAM} of the {kind} itself has no effect; "
@@ -118,7 +120,7 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
     return Validated(warnings=tuple(warnings))
 
 
-def _refusal(pod: Pod, around: Around) -> str:
+def _rejection(pod: Pod, around: AdmissionContext) -> str:
     if not asks_for_gpu(pod, around.rules):
         return ""
     request = understand(pod, around.namespace.default_vram, around.rules)
@@ -146,7 +148,7 @@ def _wishes_gate(pod: Pod) -> bool:
         return False
 
 
-def _why_no_gate(around: Around) -> str:
+def _why_no_gate(around: AdmissionContext) -> str:
     if not around.wishes.gate_image:
         return NO_IMAGE
     return (
@@ -155,7 +157,7 @@ def _why_no_gate(around: Around) -> str:
     )
 
 
-def _warnings(pod: Pod, around: Around) -> Iterator[str]:
+def _warnings(pod: Pod, around: AdmissionContext) -> Iterator[str]:
     ours = [key for key in sorted(_ours(pod.metadata)) if not of_extenders(key)]
     # No more are shown than an answer holds, and to find what was meant takes long.
     for key in islice((key for key in ours if key not in OF_USERS), MAX_WARNINGS):

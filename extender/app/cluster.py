@@ -19,9 +19,9 @@ from extender.app.serving import serve, serve_views
 from extender.config.settings import Settings
 from extender.console.auth import Guard
 from extender.console.reviews import KubeReviews
-from extender.controllers.extended_resource import Mirroring
+from extender.controllers.extended_resource import ExtendedResourceController
 from extender.controllers.sm_history import sm_history
-from extender.kube.async_client import LoopApi
+from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import (
     ApiError,
     Configuration,
@@ -35,7 +35,7 @@ from extender.kube.node_capacity import KubeNodes
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
-from extender.ledger.kube_evictor import KubernetesHands
+from extender.ledger.kube_evictor import KubernetesEvictor
 from extender.ledger.kube_store import KubernetesStore
 from extender.ledger.preemption_writer import RoomMaker
 from extender.observability.metrics import ViewTelemetry
@@ -146,26 +146,28 @@ async def _serve_extender(
     origin: Origin,
     with_console: bool,
 ) -> None:
-    loop_api = LoopApi(cluster.configuration)
+    loop_api = AsyncKubeApi(cluster.configuration)
     post = KubeEvents(cluster.api, time.time).post
     extender = Extender(settings, cluster.unready, post, cluster.awaited, origin)
     store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    hands = KubernetesHands(loop_api, extender.post)
-    extender.send_away(store, ledger, hands)
-    extender.make_room(RoomMaker(store, hands, time.time, extender.new_id))
+    evictor = KubernetesEvictor(loop_api, extender.post)
+    extender.send_away(store, ledger, evictor)
+    extender.make_room(RoomMaker(store, evictor, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     console = None
     second = extender.app(cluster.guard)
     if with_console:
-        console = Console(extender, lambda: extender.telling.pending, extender.journal)
+        console = Console(
+            extender, lambda: extender.pending_events_controller.pending, extender.journal
+        )
         console.following.authorization = lambda: authorization(cluster.configuration)
         second = console.app(cluster.guard, cluster.quotas())
     try:
         async with cluster.followed_by(extender, with_console):
             extender.retrying.start(extender.loops, ledger)
             show = KubeNodes(cluster.api).show
-            Mirroring(extender.cluster, settings.mirror_vram, show).start(
+            ExtendedResourceController(extender.cluster, settings.mirror_vram, show).start(
                 extender.loops, extender.unready
             )
             await serve(extender, ledger, verbs, second, announce, cluster.debug_tls, console)

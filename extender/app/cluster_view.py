@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from extender.app.memory_policy import collect_garbage
-from extender.app.reload import ANYWHERE, Origin, Reloading
+from extender.app.reload import ANYWHERE, Origin, SettingsReloader
 from extender.certs.expiry import CertificateCollector
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
@@ -21,7 +21,7 @@ from extender.observability.metrics import ViewTelemetry
 from extender.periodic import Loops
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
-from extender.state.event_queue import Intake
+from extender.state.event_queue import EventQueue
 from extender.state.prediction_tracker import Outcome
 from extender.state.quotas import ResourceQuota
 
@@ -49,14 +49,14 @@ class ClusterView:
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
-        self.intake = Intake(self.cluster, self._took, self._turned, self.loops)
+        self.intake = EventQueue(self.cluster, self._took, self._turned, self.loops)
         self.observed = Observed(lambda: self.intake.is_behind)
         #: Set when all that was awaited was weighed.
         self.begun = asyncio.Event()
         #: Called with every prediction that was compared with a report.
         self.outcome_seen: list[Callable[[Outcome], None]] = []
         telemetry.registry.register(CertificateCollector(settings.shown))
-        self.reloading = Reloading(origin, settings, self.take, telemetry)
+        self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
     @property
     def observes(self) -> bool:
@@ -145,7 +145,7 @@ class ClusterView:
         return SettingsView(
             mode=self.settings.mode.value,
             file=str(reloading.file) if reloading.file else None,
-            refused=list(reloading.refused),
+            rejected=list(reloading.rejected),
             after_restart=list(reloading.after_restart),
         )
 

@@ -10,10 +10,10 @@ from extender.console.app import console_app
 from extender.console.auth import Guard
 from extender.console.context import no_quotas
 from extender.observability.assumed_binds_stream import Assuming
-from extender.observability.change_feed import Watching, start_watching
+from extender.observability.change_feed import ChangeFeed, start_watching
 from extender.observability.feed import Feed
 from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.journal_follower import Following
+from extender.observability.journal_follower import JournalFollower
 from extender.observability.journal_merge import Journals
 from extender.observability.recorder import tell_followers
 from extender.state.decision_records import Bounds
@@ -35,7 +35,7 @@ class Console:
     ) -> None:
         settings = view.settings
         self._view = view
-        self.following = Following(
+        self.following = JournalFollower(
             settings.extenders,
             settings.debug_port,
             view.name,
@@ -46,7 +46,7 @@ class Console:
         self.feed = Feed(time.time, lambda: view.cluster.snapshot().generation)
         self._has_extender = own is not None
         ours = view.name if own is not None else ""
-        self.watching = Watching(view.cluster, self.journals, self.feed, ours)
+        self.watching = ChangeFeed(view.cluster, self.journals, self.feed, ours)
         view.outcome_seen.append(self._tell)
         view.telemetry.registry.register(
             FleetCollector(

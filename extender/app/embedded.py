@@ -61,7 +61,9 @@ async def serve_embedded(
     def shown(pod: Pod) -> None:
         store.admit(pod)
 
-    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    console = Console(
+        extender, lambda: extender.pending_events_controller.pending, extender.journal
+    )
     debug = console.app()
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, shown)

@@ -17,13 +17,13 @@ from extender.app.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.app import extender_app
 from extender.console.auth import Guard
-from extender.controllers.event_recorder import Announcing, Post, counted
-from extender.controllers.eviction import Evicting
-from extender.controllers.pending_events import Telling
-from extender.controllers.preemption import Preempting
-from extender.controllers.reconcile import Tidying
-from extender.controllers.requeue import Retrying
-from extender.ledger.eviction import Evictions, Hands
+from extender.controllers.event_recorder import EventRecorder, Post, counted
+from extender.controllers.eviction import EvictionController
+from extender.controllers.pending_events import PendingEventsController
+from extender.controllers.preemption import PreemptionController
+from extender.controllers.reconcile import ReconcileController
+from extender.controllers.requeue import RequeueController
+from extender.ledger.eviction import Evictions, Evictor
 from extender.ledger.preemption_writer import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
@@ -41,7 +41,7 @@ from extender.scheduler.server import verbs_app
 from extender.scheduler.verbs import Verbs
 from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen
 from extender.state.journal import Journal
-from extender.state.node_whatif import refusal_beside
+from extender.state.node_whatif import rejection_beside
 from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import knows_devices
 
@@ -70,7 +70,7 @@ class Extender(ClusterView):
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
-        self.retrying = Retrying(
+        self.retrying = RequeueController(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -83,20 +83,20 @@ class Extender(ClusterView):
         self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
         #: None where nobody is evicted for others by us; and where the verbs are not made yet.
         self._maker: RoomMaker | None = None
-        self.preempting: Preempting | None = None
+        self.preempting: PreemptionController | None = None
         self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
         #: Writes an Event, counted; does nothing where nobody reads them.
         self.post = counted(post, self.telemetry) if post else lambda notice: True
-        self.tidying = Tidying(
+        self.reconciler = ReconcileController(
             self.cluster,
-            Announcing(self.post, self._events_pool),
+            EventRecorder(self.post, self._events_pool),
             self.deliver,
             self.unready,
             lambda: self.observes,
             lambda: self.settings.orphan_after_s,
             lambda loop: self.telemetry.loop_failures.labels(loop).inc(),
         )
-        self.telling = Telling(
+        self.pending_events_controller = PendingEventsController(
             self.cluster,
             self.journal,
             self.post if post else None,
@@ -107,8 +107,8 @@ class Extender(ClusterView):
         self._follow_mode()
 
     def start_controllers(self, ledger: Ledger) -> None:
-        self.tidying.start(self.loops, ledger)
-        self.telling.start(self.loops, self.unready)
+        self.reconciler.start(self.loops, ledger)
+        self.pending_events_controller.start(self.loops, self.unready)
         if self.preempting:
             self.preempting.start(self.loops, self.idle)
 
@@ -123,22 +123,24 @@ class Extender(ClusterView):
 
     def _follow_mode(self) -> None:
         self.telemetry.observes.set(self.observes)
-        self.telling.at_most(0 if self.observes else self.settings.waiting_events_per_s)
+        self.pending_events_controller.at_most(
+            0 if self.observes else self.settings.waiting_events_per_s
+        )
         # Who was refused waits for a reason that does not count any more.
         self.retrying.look_soon()
 
     def _took(self, events: Sequence[Event]) -> None:
         self.retrying.took(events)
-        self.tidying.took(events)
+        self.reconciler.took(events)
 
     def _turned(self) -> None:
         super()._turned()
         if self.cluster.has_unsettled:
-            self.tidying.look_soon()
+            self.reconciler.look_soon()
         self.retrying.weighed()
 
     def _note(self, outcome: Outcome) -> None:
-        if outcome.promise.attempt.startswith(self.name):
+        if outcome.reservation.attempt.startswith(self.name):
             note_outcome(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
     def assumed(self) -> AssumedLine:
@@ -150,7 +152,7 @@ class Extender(ClusterView):
             now_s, node = time.monotonic(), gpunode.name
             # Filter may have let it pass before it was known for whom others leave.
             held_for = self.cluster.held_for(pod, now_s).get(node, ())
-            taken = refusal_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
+            taken = rejection_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
             return taken or self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
@@ -171,14 +173,18 @@ class Extender(ClusterView):
             return None
         return self.cluster.judge_as_weighed(pod, gpunode, now_s)
 
-    def send_away(self, store: Store, ledger: Ledger, hands: Hands) -> None:
+    def send_away(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
         """From now on the chores include sending pods away that have no room where they are."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
-        evictions = Evictions(ConflictsCounted(store, self.telemetry), ledger, hands, misplaced_now)
-        self.tidying.evicting = Evicting(self.cluster, evictions, self.telemetry, self.deliver)
+        evictions = Evictions(
+            ConflictsCounted(store, self.telemetry), ledger, evictor, misplaced_now
+        )
+        self.reconciler.evicting = EvictionController(
+            self.cluster, evictions, self.telemetry, self.deliver
+        )
 
     def make_room(self, maker: RoomMaker) -> None:
         """From now on pods may be evicted for others, where the settings say so."""
@@ -231,11 +237,11 @@ class Extender(ClusterView):
         )
         self._rules_changed = verbs.rules_changed
         self._coming = verbs.coming
-        self.preempting = Preempting(
+        self.preempting = PreemptionController(
             self.cluster,
             self.journal,
             self.telemetry,
-            verbs.refused_for_room,
+            verbs.rejected_for_memory,
             self._maker,
             self.post,
             self._events_pool,

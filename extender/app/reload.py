@@ -33,7 +33,7 @@ class Origin:
 ANYWHERE = Origin()
 
 
-class Reloading:
+class SettingsReloader:
     """``take`` is given the settings that count from now on, on the event loop."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Reloading:
         #: What was said when this process began; who began it may have changed something besides.
         self._began = look(origin.path, origin.env, origin.flags)[0] or settings
         #: What is wrong with the file, each with its line; empty where nothing is.
-        self.refused: tuple[str, ...] = ()
+        self.rejected: tuple[str, ...] = ()
         #: Settings whose values in the file count after a restart.
         self.after_restart: tuple[str, ...] = ()
 
@@ -73,11 +73,11 @@ class Reloading:
         written, problems = look(self._origin.path, self._origin.env, self._origin.flags)
         if written is None:
             self._seen = stamp
-            self.refused = tuple(map(str, problems))
-            self._telemetry.settings_reloads.labels("refused").inc()
-            log.error("settings_refused", problems=self.refused)
+            self.rejected = tuple(map(str, problems))
+            self._telemetry.settings_reloads.labels("rejected").inc()
+            log.error("settings_rejected", problems=self.rejected)
             return
-        self.refused = ()
+        self.rejected = ()
         self.after_restart = tuple(
             name
             for name in Settings.model_fields

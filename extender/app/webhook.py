@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from extender.admission.context import Around
+from extender.admission.context import AdmissionContext
 from extender.admission.node_cache import KINDS, KnownObjects
 from extender.admission.server import Webhook, webhook_app
 from extender.app.readiness import unready
-from extender.app.reload import ANYWHERE, Origin, Reloading
+from extender.app.reload import ANYWHERE, Origin, SettingsReloader
 from extender.certs.expiry import CertificateCollector
 from extender.config.settings import Settings
 from extender.errors import BadSettings
@@ -35,7 +35,7 @@ class Decider:
         """Use these settings from now on."""
         self._rules, self._wishes = settings.rules, settings.wishes
 
-    def around(self, namespace: str) -> Around:
+    def around(self, namespace: str) -> AdmissionContext:
         return self.known.around(self._rules, self._wishes, namespace)
 
 
@@ -69,7 +69,7 @@ async def serve_webhook(
             settings.max_body,
         )
     )
-    reloading = Reloading(origin, settings, decider.take, telemetry)
+    reloading = SettingsReloader(origin, settings, decider.take, telemetry)
     sources.start()
     port = Port("webhook", settings.host, settings.webhook_port, app, Patient, tls)
     try:

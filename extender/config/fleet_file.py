@@ -135,7 +135,7 @@ def _device(nodes: FleetNodes, node: str, index: int) -> Device:
         memory_bytes=nodes.memory,
         reserved_bytes=nodes.reserved,
         used_bytes=0,
-        unowned_bytes=0,
+        unattributed_bytes=0,
         sharing=nodes.sharing,
         resource=nodes.resource,
         replicas=Replicas(free=nodes.replicas),

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from agent.settings import KNOBS, Knob
+from agent.settings import FLAGS, Flag
 from extender.config.loading import as_yaml, example_of
 from extender.config.settings import EXAMPLES, RELOADED, ScoreWeights, Settings
 
@@ -52,7 +52,7 @@ old ones would be worse than a restart, which costs nobody anything. Of a mounte
 change arrives after a minute or two; one that is mounted by `subPath` never does.
 
 A file that cannot be used changes nothing. The settings that there are go on; that is logged
-(`settings_refused`), counted (`headroom_settings_reloads_total`), and told in `/v1/status` under
+(`settings_rejected`), counted (`headroom_settings_reloads_total`), and told in `/v1/status` under
 `settings.refused` until the file is right. `settings.after_restart` names those that wait for a
 restart. Files that settings name (certificates, tokens) are read again by themselves, always.
 
@@ -76,7 +76,7 @@ refused too: `--replicas` above 1 without `--sharing` and the other way round, `
 GROUPS = {
     "What it does": (
         "mode",
-        "refuse_unannotated",
+        "reject_unannotated",
         "on_miss",
         "evict_for_memory",
         "visible_devices",
@@ -139,7 +139,7 @@ GROUPS = {
 
 
 def page() -> str:
-    return "".join((_HEAD, *_extender(), _AGENT, *map(_knob, KNOBS)))
+    return "".join((_HEAD, *_extender(), _AGENT, *map(_knob, FLAGS)))
 
 
 def _extender() -> Iterator[str]:
@@ -201,7 +201,7 @@ def _default(name: str, field: FieldInfo) -> str:
     return f"`{as_yaml(default)}`" if default not in ((), "") else "none"
 
 
-def _knob(knob: Knob) -> str:
+def _knob(knob: Flag) -> str:
     kind = " or ".join(f"`{each}`" for each in knob.choices) if knob.choices else knob.unit
     default = f"`{knob.default}`" if knob.default else "none"
     variable = f"`{knob.env}`" if knob.env else "-"

@@ -43,7 +43,7 @@ class Mode(Enum):
 #: Settings that a running process takes over when the file changes; all others after a restart.
 RELOADED = (
     "mode",
-    "refuse_unannotated",
+    "reject_unannotated",
     "policy",
     "score_weights",
     "on_miss",
@@ -178,7 +178,7 @@ class Settings(BaseModel):
         min_length=1,
         description="Extended resources that are GPUs; a trailing * stands for any ending.",
     )
-    refuse_unannotated: bool = Field(
+    reject_unannotated: bool = Field(
         False, description="Refuse pods that ask for a GPU and do not say how much of its memory."
     )
     require_report: bool = Field(
@@ -207,7 +207,7 @@ class Settings(BaseModel):
         "controller. A pod at its gate is evicted in any case.",
     )
     visible_devices: VisibleDevices = Field(
-        VisibleDevices.REFUSE,
+        VisibleDevices.REJECT,
         description="What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself, on a node that "
         "may obey it: refuse it, or charge it on every device of the node.",
     )
@@ -389,7 +389,7 @@ class Settings(BaseModel):
     def rules(self) -> Rules:
         return Rules(
             resources=self.resources,
-            refuse_unannotated=self.refuse_unannotated,
+            reject_unannotated=self.reject_unannotated,
             require_report=self.require_report,
             gate_image=self.gate_image,
             overuse_after_s=self.overuse_after_s,

@@ -56,7 +56,7 @@ _GROUPS = (
     snapshot,
 )
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
+_REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "Nobody known to the API server"},
     403: {"description": "Who may not read this"},
     503: {"description": "The API server cannot be asked who may"},
@@ -78,7 +78,7 @@ def _app(context: Context, groups: Sequence[Any]) -> FastAPI:
     guard = context.guard
     app = FastAPI(
         dependencies=[] if guard is None else [Depends(_guarded(guard))],
-        responses={} if guard is None else _REFUSALS,
+        responses={} if guard is None else _REJECTIONS,
         title="Headroom debug API",
         description="Why pods are where they are, from the objects that decided.",
         version="v1",

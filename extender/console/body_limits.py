@@ -21,11 +21,13 @@ class Bounded:
             headers = dict(scope["headers"])
             length = headers.get(b"content-length", b"0")
             if b"transfer-encoding" in headers or not length.isdigit():
-                refusal = problem(411, "the body comes in pieces; right is to send Content-Length")
-                await refusal(scope, receive, send)
+                rejection = problem(
+                    411, "the body comes in pieces; right is to send Content-Length"
+                )
+                await rejection(scope, receive, send)
                 return
             if int(length) > MOST_BYTES:
-                refusal = problem(413, f"the body has {int(length)} bytes, at most {MOST_BYTES}")
-                await refusal(scope, receive, send)
+                rejection = problem(413, f"the body has {int(length)} bytes, at most {MOST_BYTES}")
+                await rejection(scope, receive, send)
                 return
         await self._app(scope, receive, send)

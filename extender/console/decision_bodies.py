@@ -202,7 +202,7 @@ def _filter_view(
         fits=part.fits,
         reasons=[
             reason_view(reason, nodes)
-            for code, nodes in part.refused.items()
+            for code, nodes in part.rejected.items()
             if (reason := REASONS[code])
         ],
         observed_only=part.observed,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, HTTPException, Path
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from contract.gpunode import ContainerLimit, Device, UnownedProcess
+from contract.gpunode import ContainerLimit, Device, UnattributedProcess
 from extender.console.bodies import Body, stamp
 from extender.console.context import Context
 from extender.console.node_views import DeviceView, device_view
@@ -64,7 +64,7 @@ class DeviceBody(Body):
     #: Those with the most first; of the whole memory, where several devices share it.
     holders: list[HeldView]
     #: The largest of those that belong to no pod, where the agent can tell; null where it cannot.
-    unowned_processes: list[ProcessView] | None
+    unattributed_processes: list[ProcessView] | None
     limits: list[LimitView]
 
 
@@ -100,7 +100,7 @@ def router(context: Context) -> APIRouter:
         status = gpunode.status if gpunode else None
         of = terms.device
         limits = [each for each in status.limits if each.device == uuid] if status else []
-        strangers = status.unowned_processes if status else []
+        strangers = status.unattributed_processes if status else []
         report_age_s = age(status.observed_at, at_s) if status else None
         return encoded(
             DeviceBody(
@@ -124,7 +124,7 @@ def router(context: Context) -> APIRouter:
                 sm_occupancy_ratio=of.sm_occupancy_ratio,
                 replicas=of.replicas.total,
                 holders=[held_view(held) for held in holders(cluster, name, terms)],
-                unowned_processes=[_process_view(p) for p in strangers if p.device == uuid]
+                unattributed_processes=[_process_view(p) for p in strangers if p.device == uuid]
                 if terms.attributed
                 else None,
                 limits=[_limit_view(limit) for limit in limits],
@@ -142,7 +142,7 @@ def _health_view(device: Device) -> HealthView:
     )
 
 
-def _process_view(process: UnownedProcess) -> ProcessView:
+def _process_view(process: UnattributedProcess) -> ProcessView:
     return ProcessView(pid=process.pid, command=process.command, used_bytes=process.used_bytes)
 
 

@@ -9,13 +9,13 @@ from contract.gpunode import ADOPTED, GPUNode, Reservation
 from extender.console.bodies import Body, stamp
 from extender.placement.prediction_outcome import Result, chosen, observed, predicted
 from extender.state.cluster_state import ClusterState
-from extender.state.prediction_tracker import Observations, Outcome
+from extender.state.prediction_tracker import Outcome, PredictionTracker
 
 
 class PodOnDeviceView(BaseModel):
     uuid: str
     #: What the ledger charges the pod for it; null for a device it was not promised.
-    promised_bytes: int | None
+    reservation_bytes: int | None
     #: Null where nothing was measured, or not everything.
     measured_bytes: int | None
 
@@ -97,50 +97,50 @@ def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
 
 
 def _pods(
-    gpunode: GPUNode, watched: Observations, overused: Mapping[str, int]
+    gpunode: GPUNode, watched: PredictionTracker, overused: Mapping[str, int]
 ) -> Iterator[DriftView]:
-    for uid, promise in gpunode.spec.reservations.items():
+    for uid, reservation in gpunode.spec.reservations.items():
         outcome = watched.of_pod(gpunode.name, uid)
         surprise = outcome.surprise if outcome else None
-        adopted = ADOPTED in promise.flags
+        adopted = ADOPTED in reservation.flags
         yield DriftView(
-            namespace=promise.namespace,
-            name=promise.name,
+            namespace=reservation.namespace,
+            name=reservation.name,
             uid=uid,
             node=gpunode.name,
             result="adopted" if adopted else _result(gpunode, uid, outcome, watched),
-            predicted=[] if adopted else list(predicted(promise)),
-            choice=list(chosen(promise)),
-            observed=list(_devices(gpunode, uid, promise)),
+            predicted=[] if adopted else list(predicted(reservation)),
+            choice=list(chosen(reservation)),
+            observed=list(_devices(gpunode, uid, reservation)),
             surprise=surprise.value if surprise else None,
             message=surprise.sentence if surprise else None,
-            since=promise.since or None,
+            since=reservation.since or None,
             window_s=round(outcome.window_s, 3) if outcome else None,
             overuse_bytes=overused.get(uid, 0),
         )
 
 
 def _result(
-    gpunode: GPUNode, uid: str, outcome: Outcome | None, watched: Observations
+    gpunode: GPUNode, uid: str, outcome: Outcome | None, watched: PredictionTracker
 ) -> str | None:
     if outcome is not None:
         return outcome.result.value
     return "waiting" if watched.is_pending(gpunode.name, uid) else None
 
 
-def _devices(gpunode: GPUNode, uid: str, promise: Reservation) -> Iterator[PodOnDeviceView]:
+def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[PodOnDeviceView]:
     status = gpunode.status
     if status is None:
         return
-    promised = Counter[str]()  # containers that ask for themselves are charged one by one
-    for charge in promise.charges:
-        promised.update(charge.candidates)
+    reserved = Counter[str]()  # containers that ask for themselves are charged one by one
+    for charge in reservation.charges:
+        reserved.update(charge.candidates)
     for uuid in observed(status, uid):
         figures = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
         known = [figure for figure in figures if figure is not None]
         yield PodOnDeviceView(
             uuid=uuid,
-            promised_bytes=promised.get(uuid),
+            reservation_bytes=reserved.get(uuid),
             measured_bytes=sum(known) if len(known) == len(figures) else None,
         )
 
@@ -148,13 +148,13 @@ def _devices(gpunode: GPUNode, uid: str, promise: Reservation) -> Iterator[PodOn
 def _miss(outcome: Outcome, epoch_s: float) -> MissView:
     assert outcome.surprise is not None
     return MissView(
-        namespace=outcome.promise.namespace,
-        name=outcome.promise.name,
+        namespace=outcome.reservation.namespace,
+        name=outcome.reservation.name,
         uid=outcome.uid,
         node=outcome.node,
         at=stamp(epoch_s + outcome.at_s),
         predicted=list(outcome.predicted),
-        choice=list(chosen(outcome.promise)),
+        choice=list(chosen(outcome.reservation)),
         observed=list(outcome.observed),
         surprise=outcome.surprise.value,
         message=outcome.surprise.sentence,

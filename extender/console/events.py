@@ -14,7 +14,7 @@ from extender.console.bodies import Body, stamp
 from extender.console.context import Context
 from extender.console.decisions import AskedSince, moment_s
 from extender.console.responses import listed
-from extender.observability.feed import MOST_FOLLOWERS, Follower, Happening, TooManyFollowers
+from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
 from extender.placement.snapshot import Snapshot
 
 #: A silent stream says that it is still there, so that nothing on the way closes it.
@@ -88,13 +88,13 @@ def router(context: Context) -> APIRouter:
     Newest = Annotated[Snapshot, Depends(context.newest)]
     feed = context.feed
 
-    def view(happening: Happening) -> EventView:
-        return _view(happening, context.replica)
+    def view(feed_event: FeedEvent) -> EventView:
+        return _view(feed_event, context.replica)
 
-    async def told(follower: Follower, past: list[Happening]) -> AsyncGenerator[bytes]:
+    async def told(follower: Follower, past: list[FeedEvent]) -> AsyncGenerator[bytes]:
         yield b"retry: 2000\n\n"
-        for happening in past:
-            yield _sent(view(happening))
+        for feed_event in past:
+            yield _sent(view(feed_event))
         while not follower.dropped:
             try:
                 news = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
@@ -146,20 +146,20 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _view(happening: Happening, replica: str) -> EventView:
+def _view(feed_event: FeedEvent, replica: str) -> EventView:
     return EventView(
-        id=f"{replica}.{happening.number}",
-        at=stamp(happening.at_s),
-        snapshot_generation=happening.generation,
-        kind=happening.kind,
-        node=happening.node or None,
-        device=happening.device or None,
-        namespace=happening.namespace or None,
-        name=happening.name or None,
-        uid=happening.uid or None,
-        decision_id=happening.decision_id or None,
-        cause=happening.cause or None,
-        message=happening.message or None,
+        id=f"{replica}.{feed_event.number}",
+        at=stamp(feed_event.at_s),
+        snapshot_generation=feed_event.generation,
+        kind=feed_event.kind,
+        node=feed_event.node or None,
+        device=feed_event.device or None,
+        namespace=feed_event.namespace or None,
+        name=feed_event.name or None,
+        uid=feed_event.uid or None,
+        decision_id=feed_event.decision_id or None,
+        cause=feed_event.cause or None,
+        message=feed_event.message or None,
     )
 
 

@@ -25,7 +25,7 @@ from extender.state.device_occupants import Held
 from extender.state.explained_nodes import feasible
 from extender.state.quotas import exceeded
 from extender.state.selectors import eligible_nodes
-from extender.state.suggestions import Advice, advice, allowed, blockers
+from extender.state.suggestions import Suggestions, advice, allowed, blockers
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
@@ -61,7 +61,7 @@ def router(context: Context) -> APIRouter:
             sees,
         )
         last, offered = _last(found), _offered(found)
-        explanation, helps, digest, where = None, list[Advice](), "", None
+        explanation, helps, digest, where = None, list[Suggestions](), "", None
         holding: list[list[Held]] = []
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)

@@ -29,7 +29,7 @@ from extender.placement.request import Unreadable, VramRequest
 from extender.state.device_occupants import Held
 from extender.state.explained_nodes import Feasible
 from extender.state.journal import scheduler_of
-from extender.state.suggestions import Advice, but_not_checked
+from extender.state.suggestions import Suggestions, but_not_checked
 
 #: kube-scheduler tries what nothing woke again after so long, unless it is told otherwise.
 FLUSHED_AFTER = timedelta(minutes=5)
@@ -42,7 +42,7 @@ MOST_QUOTED = 500
 class CandidateView(BaseModel):
     device: DeviceView
     need_bytes: int
-    room_bytes: int
+    free_bytes: int
     short_bytes: int
 
 
@@ -72,7 +72,7 @@ class NearestView(BaseModel):
     told: list[str]
 
 
-class AdviceView(BaseModel):
+class SuggestionsView(BaseModel):
     """What would help, tried before it is said."""
 
     #: lower (what is asked for), wait (for a pod), eligible (change where the pod may run), mend (a
@@ -132,7 +132,7 @@ class ExplainBody(Body, Recomputed):
     nearest: list[NearestView]
     #: Those of ``advice``, to be read.
     suggestions: list[str]
-    advice: list[AdviceView]
+    advice: list[SuggestionsView]
     attempts: AttemptsView
     #: Of all replicas; the fields above are recomputed.
     last_decision: DecisionView | None
@@ -143,7 +143,7 @@ def candidate_view(device: DeviceExplanation, aged: Aged, sees: Sees) -> Candida
     return CandidateView(
         device=device_view(device.terms, aged, sees),
         need_bytes=device.need_bytes,
-        room_bytes=device.room_bytes,
+        free_bytes=device.free_bytes,
         short_bytes=device.short_bytes,
     )
 
@@ -184,7 +184,7 @@ class Explained:
     #: How its request was changed after it was bound.
     changed: str
     digest: str
-    advice: Sequence[Advice]
+    advice: Sequence[Suggestions]
     #: Of each of the nearest nodes.
     blockers: Sequence[Sequence[Held]]
     last: DecisionView | None
@@ -256,7 +256,7 @@ def verdict_of(
     if found := not_tried(pod, asked, schedulers):
         return found
     if explanation is None or where is None:
-        return "refused", "no node can take the pod"
+        return "rejected", "no node can take the pod"
     return _fits_or_not(explanation, where)
 
 
@@ -284,27 +284,27 @@ def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:
         has = "has" if explanation.fits == 1 else "have"
         return "fits", f"{some} {has} GPU memory for the pod{but_not_checked(unchecked)}"
     if not len(where.eligible.rows) and not where.obstacles:
-        return "refused", "no node can take the pod: Headroom knows no node"
+        return "rejected", "no node can take the pod: Headroom knows no node"
     if not len(where.eligible.rows):
         ((obstacle, nodes), *others) = where.obstacles
         more = f", and {len(others)} more reasons" if len(others) > 1 else ""
         if len(others) == 1:
             more = f"; {counted(others[0][1], 'node')}: {others[0][0].sentence}"
-        return "refused", (
+        return "rejected", (
             f"no node is eligible: {counted(nodes, 'node')}: {obstacle.sentence}{more}"
         )
     if not len(where.rows):
-        return "refused", (
+        return "rejected", (
             "no node can take the pod: kube-scheduler left out all "
             f"{counted(where.left_out, 'eligible node')} for other resources, volumes or affinity"
         )
     if explanation.too_large is not None:
         needs, has_bytes = explanation.too_large
-        return "refused", (
+        return "rejected", (
             f"no node can take the pod: it needs {gib(needs, up=True)}, larger than any GPU that "
             f"it may use ({gib(has_bytes)})"
         )
-    return "refused", "no node can take the pod"
+    return "rejected", "no node can take the pod"
 
 
 def _holds(held: Held) -> str:
@@ -322,8 +322,8 @@ def _hold_unseen(hidden: Sequence[Held]) -> list[str]:
     return [f"  {who} {gib(sum(held.charged_bytes for held in hidden))}"]
 
 
-def _advice_view(one: Advice) -> AdviceView:
-    return AdviceView(
+def _advice_view(one: Suggestions) -> SuggestionsView:
+    return SuggestionsView(
         kind=one.kind,
         sentence=one.sentence,
         node=one.node or None,

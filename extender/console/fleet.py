@@ -29,14 +29,14 @@ class ModelView(BaseModel):
     model: str
     devices: int
     allocatable_bytes: int
-    promised_bytes: int
+    reservation_bytes: int
     #: Of strangers, and of pods beyond their requests.
-    unowned_bytes: int
+    unattributed_bytes: int
     used_bytes: int
     #: Of those that take pods; what is overcommitted elsewhere does not lessen it.
     headroom_bytes: int
     replicas_free: int
-    fenced: int
+    unhealthy: int
     overcommitted: int
 
 
@@ -77,10 +77,10 @@ def router(context: Context) -> APIRouter:
 class _Sums:
     devices: int = 0
     allocatable_bytes: int = 0
-    promised_bytes: int = 0
-    unowned_bytes: int = 0
+    reservation_bytes: int = 0
+    unattributed_bytes: int = 0
     used_bytes: int = 0
-    fenced: int = 0
+    unhealthy: int = 0
     overcommitted: int = 0
     #: Only of nodes that take pods.
     headroom_bytes: int = 0
@@ -89,12 +89,12 @@ class _Sums:
     def add(self, terms: DeviceTerms, is_open: bool) -> None:
         self.devices += 1
         self.allocatable_bytes += terms.allocatable_bytes
-        self.promised_bytes += terms.promised_bytes + terms.awaited_bytes
-        self.unowned_bytes += terms.unowned_bytes + terms.strays_bytes
+        self.reservation_bytes += terms.reservation_bytes + terms.unconfirmed_bytes
+        self.unattributed_bytes += terms.unattributed_bytes + terms.unobserved_pods_bytes
         self.used_bytes += terms.device.used_bytes
-        self.fenced += terms.fence is not None
+        self.unhealthy += terms.health_issue is not None
         self.overcommitted += terms.headroom_bytes < 0
-        if is_open and terms.fence is None:
+        if is_open and terms.health_issue is None:
             self.headroom_bytes += max(0, terms.headroom_bytes)
             self.replicas_free += terms.device.replicas.free
 

@@ -41,10 +41,10 @@ class DeviceView(BaseModel):
     reserved_bytes: int
     reserve_bytes: int
     allocatable_bytes: int
-    promised_bytes: int
-    awaited_bytes: int
-    strays_bytes: int
-    unowned_bytes: int
+    reservation_bytes: int
+    unconfirmed_bytes: int
+    unobserved_pods_bytes: int
+    unattributed_bytes: int
     #: Whether the agent told whose the memory is; if not, requests of idle pods can hide strangers.
     attributed: bool
     headroom_bytes: int
@@ -64,15 +64,15 @@ class DeviceView(BaseModel):
     #: Of those allocated, how many are held by pods that are ending.
     replicas_leaving: int
     #: What is left for a pod that asks for one replica, if it is given this device.
-    room_bytes: int
+    free_bytes: int
     #: How the plugin is taken to choose: distributed, packed, unknown, any; or
     #: steered, where the agent chooses in its stead.
     policy: str
     #: Whether the next pod for one replica could be given this device, and why.
     candidate: bool
     candidate_because: str
-    fenced: str | None
-    fenced_detail: str | None
+    unhealthy: str | None
+    unhealthy_detail: str | None
     holders: list[HolderView]
     #: Other pods that hold memory of it, which the reader may not get.
     hidden_holders: int
@@ -131,10 +131,10 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         reserved_bytes=device.reserved_bytes,
         reserve_bytes=terms.reserve_bytes,
         allocatable_bytes=terms.allocatable_bytes,
-        promised_bytes=terms.promised_bytes,
-        awaited_bytes=terms.awaited_bytes,
-        strays_bytes=terms.strays_bytes,
-        unowned_bytes=terms.unowned_bytes,
+        reservation_bytes=terms.reservation_bytes,
+        unconfirmed_bytes=terms.unconfirmed_bytes,
+        unobserved_pods_bytes=terms.unobserved_pods_bytes,
+        unattributed_bytes=terms.unattributed_bytes,
         attributed=terms.attributed,
         headroom_bytes=terms.headroom_bytes,
         used_bytes=device.used_bytes,
@@ -147,12 +147,12 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         replicas_allocated=device.replicas.allocated,
         replicas_unhealthy=device.replicas.unhealthy,
         replicas_leaving=terms.leaving,
-        room_bytes=terms.room_bytes,
+        free_bytes=terms.free_bytes,
         policy=terms.policy,
         candidate=reach(terms) == 1,
         candidate_because=because(terms),
-        fenced=terms.fence.code if terms.fence else None,
-        fenced_detail=terms.fence_detail or None,
+        unhealthy=terms.health_issue.code if terms.health_issue else None,
+        unhealthy_detail=terms.health_detail or None,
         holders=[
             HolderView(
                 namespace=holder.namespace,

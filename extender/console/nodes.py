@@ -136,7 +136,7 @@ def _is_sound(node: NodeTerms, now_s: float) -> bool:
     return (
         node.reason is None
         and node.fresh_until_s >= now_s
-        and all(terms.fence is None and terms.headroom_bytes >= 0 for terms in node.devices)
+        and all(terms.health_issue is None and terms.headroom_bytes >= 0 for terms in node.devices)
     )
 
 
@@ -163,7 +163,7 @@ def _by_fullness(snap: Snapshot) -> _Places:
     allocatable_bytes = np.maximum(columns.allocatable_bytes, 1)
     taken_bytes = columns.allocatable_bytes.astype(np.float64) - columns.headroom_bytes
     taken = np.clip(_PPM * taken_bytes / allocatable_bytes, 0, _MOST_PPM).astype(np.int64)
-    fullest = np.where(columns.fence > 0, 2 * _PPM, taken).max(axis=1, initial=0)
+    fullest = np.where(columns.health_issue > 0, 2 * _PPM, taken).max(axis=1, initial=0)
     return _Places(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest))
 
 
@@ -185,8 +185,8 @@ def _device_words(terms: DeviceTerms) -> Iterator[str]:
     yield terms.device.uuid
     yield terms.device.model
     yield terms.device.resource
-    if terms.fence is not None:
-        yield terms.fence.code
-    yield terms.fence_detail
+    if terms.health_issue is not None:
+        yield terms.health_issue.code
+    yield terms.health_detail
     for holder in terms.holders:
         yield f"{holder.namespace}/{holder.name}"

@@ -23,7 +23,7 @@ class HeldView(BaseModel):
     #: running, ending (its memory is not free yet), gone (no sample shows yet that it is free).
     phase: str
     #: False: it came without Headroom, and only what it uses is charged.
-    promised: bool
+    reserved: bool
     requested_bytes: int
     measured_bytes: int | None
     charged_bytes: int
@@ -40,11 +40,11 @@ def held_view(held: Held) -> HeldView:
         name=held.name,
         uid=held.uid,
         phase=held.phase,
-        promised=held.promised,
+        reserved=held.reserved,
         requested_bytes=held.requested_bytes,
         measured_bytes=held.measured_bytes,
         charged_bytes=held.charged_bytes,
-        exceeds_by_bytes=held.charged_bytes - held.requested_bytes if held.promised else 0,
+        exceeds_by_bytes=held.charged_bytes - held.requested_bytes if held.reserved else 0,
         since=held.since or None,
         priority=held.priority,
         containers=[

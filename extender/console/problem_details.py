@@ -69,7 +69,7 @@ def tell_problems(app: FastAPI, replica: str) -> None:
     """Have the application answer every error in this form, and describe that; and name the
     replica with every answer."""
 
-    async def refused(request: Request, err: Exception) -> Response:
+    async def rejected(request: Request, err: Exception) -> Response:
         assert isinstance(err, HTTPException)
         detail = err.detail
         if err.status_code == 404 and "route" not in request.scope:
@@ -84,7 +84,7 @@ def tell_problems(app: FastAPI, replica: str) -> None:
         examples = _examples(request.scope.get("route"))
         return problem(422, "; ".join(_said(finding, examples) for finding in err.errors()))
 
-    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_middleware(_Edge, replica=replica)
     describe = app.openapi

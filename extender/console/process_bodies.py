@@ -35,14 +35,14 @@ class SettingsView(BaseModel):
     #: Read again whenever it changes; null where there is none.
     file: str | None
     #: What is wrong with it as it is now, each with its line: the settings of before go on.
-    refused: list[str]
+    rejected: list[str]
     #: Settings that it says otherwise, which count after a restart.
     after_restart: list[str]
 
 
 def enforcing() -> SettingsView:
     """Of an application without a file of settings."""
-    return SettingsView(mode="enforce", file=None, refused=[], after_restart=[])
+    return SettingsView(mode="enforce", file=None, rejected=[], after_restart=[])
 
 
 @dataclass(frozen=True, slots=True)

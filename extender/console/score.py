@@ -22,7 +22,7 @@ from extender.placement.fit import fit
 from extender.placement.snapshot import Snapshot
 from extender.state.explained_nodes import AMOUNTS
 from extender.state.selectors import Obstacle, eligible_nodes, not_modeled
-from extender.state.simulation import Trial
+from extender.state.simulation import Simulation
 from extender.state.suggestions import blockers
 
 
@@ -116,9 +116,9 @@ def router(context: Context) -> APIRouter:
         request = understood(cluster, of, f"pod {pod}")
         now_s, at_s = context.monotonic_s(), context.wall_s()
         if of.node:
-            trial = Trial(cluster, snap, now_s)
-            trial.release(of.metadata.uid)
-            snap = trial.snapshot()
+            simulation = Simulation(cluster, snap, now_s)
+            simulation.release(of.metadata.uid)
+            snap = simulation.snapshot()
         if node not in snap.row_of:
             raise HTTPException(
                 404, f"node {node} is not known; GET /v1/nodes lists those that are"

@@ -34,7 +34,7 @@ class CountsView(BaseModel):
     nodes: int
     gpu_nodes: int
     devices: int
-    devices_fenced: int
+    devices_unhealthy: int
     pods_bound: int
     pods_waiting: int
     reservations: int
@@ -172,7 +172,7 @@ def router(context: Context) -> APIRouter:
             nodes=len(snap.nodes),
             gpu_nodes=len(gpunodes),
             devices=int((columns.replicas >= 0).sum()),
-            devices_fenced=int((columns.fence > 0).sum()),
+            devices_unhealthy=int((columns.health_issue > 0).sum()),
             pods_bound=pods - waiting,
             pods_waiting=waiting,
             reservations=sum(len(each.spec.reservations) for each in gpunodes),

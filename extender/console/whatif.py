@@ -30,7 +30,7 @@ from extender.console.whatif_bodies import (
     WhatifAsked,
     WhatifBody,
     WhatifPlacementView,
-    WhatifRefusalView,
+    WhatifRejectionView,
     WhatifSpaceView,
 )
 from extender.placement.capacity import space
@@ -41,7 +41,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.explained_nodes import AMOUNTS
 from extender.state.quotas import QuotaRoom
 from extender.state.selectors import Eligible, eligible_nodes, not_modeled, sites
-from extender.state.simulation import NotPlaced, Placed, Trial
+from extender.state.simulation import NotPlaced, Placed, Simulation
 
 _LIMITS: dict[int | str, dict[str, Any]] = {
     400: {"description": "More is asked than one answer may cost"},
@@ -60,7 +60,7 @@ class _NotTried:
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class _Arriving:
     """A pod to be placed."""
 
     request: VramRequest
@@ -91,26 +91,26 @@ def router(context: Context) -> APIRouter:
         now_s = context.monotonic_s()
         schedulers = context.schedulers()
         kinds = [list(_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
-        trial = Trial(cluster, snap, now_s)
-        changes = _changes(cluster, trial, asked)
+        simulation = Simulation(cluster, snap, now_s)
+        changes = _changes(cluster, simulation, asked)
         coming = [*changes.moving, *(each for kind in kinds for each in kind)]
         rooms = _rooms(context, coming, changes)
-        told = list(_placed(trial, coming, rooms))
+        told = list(_placed(simulation, coming, rooms))
         sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
-        after = trial.snapshot()
+        after = simulation.snapshot()
         placements = [_placement_view(c, p) for c, p in told if isinstance(p, Placed)]
-        refusals = _refusals(told)
+        rejections = _rejections(told)
         body = WhatifBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
-            message=_message(len(placements), refusals),
+            message=_message(len(placements), rejections),
             placed=len(placements),
-            refused=len(told) - len(placements),
+            rejected=len(told) - len(placements),
             placements=placements,
-            refusals=refusals,
+            rejections=rejections,
             added=changes.added,
             not_checked=_not_checked(coming, rooms),
-            spaces=list(_spaces(cluster, trial, sizes, snap, after, now_s)),
+            spaces=list(_spaces(cluster, simulation, sizes, snap, after, now_s)),
         )
         return encoded(body)
 
@@ -137,7 +137,7 @@ def _too_many(where: str, why: str) -> HTTPException:
 
 def _pods(
     cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
-) -> Iterator[_Coming]:
+) -> Iterator[_Arriving]:
     where, why = f"body pods.{number}", None
     if asked.manifest is None:
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
@@ -152,7 +152,7 @@ def _pods(
         # Another uid each: it settles equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
-        yield _Coming(one, pod, None, why[1] if why else "", asked.manifest is not None)
+        yield _Arriving(one, pod, None, why[1] if why else "", asked.manifest is not None)
 
 
 def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
@@ -181,17 +181,17 @@ class _Changes:
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)
     #: Pods that have to go elsewhere.
-    moving: list[_Coming] = field(default_factory=list)
+    moving: list[_Arriving] = field(default_factory=list)
     released: list[VramRequest] = field(default_factory=list)
 
 
-def _changes(cluster: ClusterState, trial: Trial, asked: WhatifAsked) -> _Changes:
+def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) -> _Changes:
     """Change the copy."""
     changes = _Changes()
     for key in dict.fromkeys(asked.release):
         namespace, _, name = key.partition("/")
         pod = cluster.pod_named(namespace, name)
-        if pod is None or not trial.release(pod.metadata.uid):
+        if pod is None or not simulation.release(pod.metadata.uid):
             raise HTTPException(
                 422, f"body release: pod {key} holds no GPU; right is, for example, default/trainer"
             )
@@ -199,12 +199,12 @@ def _changes(cluster: ClusterState, trial: Trial, asked: WhatifAsked) -> _Change
         if isinstance(request, VramRequest):
             changes.released.append(request)
     for node in dict.fromkeys(asked.drain):
-        if node not in trial.snapshot().row_of:
+        if node not in simulation.snapshot().row_of:
             raise _no_node("drain", node)
-        for pod in trial.drain(node):
+        for pod in simulation.drain(node):
             request = cluster.understand(pod)
             if not isinstance(request, Unreadable) and request.asks:
-                changes.moving.append(_Coming(request, pod, node))
+                changes.moving.append(_Arriving(request, pod, node))
         if len(changes.moving) > MOST_PODS:
             raise _too_many("drain", f"more than {MOST_PODS} pods would have to move")
     for node, count in asked.replicas.items():
@@ -213,14 +213,14 @@ def _changes(cluster: ClusterState, trial: Trial, asked: WhatifAsked) -> _Change
                 422, f"body replicas.{node}: {count}; right is 1 to {MAX_REPLICAS}, as in 8"
             )
         try:
-            trial.set_replicas(node, count)
+            simulation.set_replicas(node, count)
         except KeyError as err:
             raise _no_node("replicas", node) from err
         except ValueError as err:
             raise HTTPException(422, f"body replicas.{node}: {count}, but {err}") from err
     for new in asked.add:
         try:
-            changes.added.extend(trial.add(new.like, new.count))
+            changes.added.extend(simulation.add(new.like, new.count))
         except KeyError as err:
             raise _no_node("add.like", new.like) from err
     return changes
@@ -233,7 +233,9 @@ def _no_node(where: str, node: str) -> HTTPException:
     )
 
 
-def _rooms(context: Context, coming: Sequence[_Coming], changes: _Changes) -> dict[str, QuotaRoom]:
+def _rooms(
+    context: Context, coming: Sequence[_Arriving], changes: _Changes
+) -> dict[str, QuotaRoom]:
     """Reads the quotas of each namespace before the pods are created. A namespace whose quotas
     cannot be read is missing."""
     wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
@@ -247,15 +249,15 @@ def _rooms(context: Context, coming: Sequence[_Coming], changes: _Changes) -> di
     return rooms
 
 
-def _not_checked(coming: Sequence[_Coming], rooms: Mapping[str, QuotaRoom]) -> list[str]:
+def _not_checked(coming: Sequence[_Arriving], rooms: Mapping[str, QuotaRoom]) -> list[str]:
     known = all(each.counted and each.request.namespace in rooms for each in coming)
     checks = [AMOUNTS, SOME_QUOTAS if known else "ResourceQuotas"]
     return list(dict.fromkeys([*checks, *(c for each in coming for c in not_modeled(each.pod))]))
 
 
 def _placed(
-    trial: Trial, coming: list[_Coming], rooms: Mapping[str, QuotaRoom]
-) -> Iterator[tuple[_Coming, Placed | NotPlaced | _NotTried]]:
+    simulation: Simulation, coming: list[_Arriving], rooms: Mapping[str, QuotaRoom]
+) -> Iterator[tuple[_Arriving, Placed | NotPlaced | _NotTried]]:
     rows: dict[bytes, Eligible] = {}
     for each in coming:
         room = rooms.get(each.request.namespace) if each.counted else None
@@ -264,11 +266,11 @@ def _placed(
             continue
         may_run = sites(each.pod)
         if may_run not in rows:
-            rows[may_run] = trial.eligible(each.pod)
-        yield each, trial.place(each.request, rows[may_run])
+            rows[may_run] = simulation.eligible(each.pod)
+        yield each, simulation.place(each.request, rows[may_run])
 
 
-def _placement_view(coming: _Coming, placed: Placed) -> WhatifPlacementView:
+def _placement_view(coming: _Arriving, placed: Placed) -> WhatifPlacementView:
     charges = placed.placement.charges
     beyond = {uuid for charge in charges for uuid in charge.beyond}
     sizes = {
@@ -287,10 +289,10 @@ def _placement_view(coming: _Coming, placed: Placed) -> WhatifPlacementView:
     )
 
 
-def _refusals(
-    told: list[tuple[_Coming, Placed | NotPlaced | _NotTried]],
-) -> list[WhatifRefusalView]:
-    alike: dict[object, tuple[NotPlaced | _NotTried, list[_Coming]]] = {}
+def _rejections(
+    told: list[tuple[_Arriving, Placed | NotPlaced | _NotTried]],
+) -> list[WhatifRejectionView]:
+    alike: dict[object, tuple[NotPlaced | _NotTried, list[_Arriving]]] = {}
     for coming, outcome in told:
         if isinstance(outcome, Placed):
             continue
@@ -300,11 +302,11 @@ def _refusals(
             why = tuple(outcome.reasons.items()), tuple(outcome.ineligible)
         key = coming.leaves, why, coming.request.kind
         alike.setdefault(key, (outcome, []))[1].append(coming)
-    return [_refusal_view(outcome, pods) for outcome, pods in alike.values()]
+    return [_rejection_view(outcome, pods) for outcome, pods in alike.values()]
 
 
-def _refusal_view(outcome: NotPlaced | _NotTried, pods: list[_Coming]) -> WhatifRefusalView:
-    view = WhatifRefusalView(
+def _rejection_view(outcome: NotPlaced | _NotTried, pods: list[_Arriving]) -> WhatifRejectionView:
+    view = WhatifRejectionView(
         pods=[each.name for each in pods],
         leaves=pods[0].leaves,
         not_tried=None,
@@ -320,36 +322,36 @@ def _refusal_view(outcome: NotPlaced | _NotTried, pods: list[_Coming]) -> Whatif
     return view
 
 
-def _message(placed: int, refusals: list[WhatifRefusalView]) -> str:
-    refused = sum(len(each.pods) for each in refusals)
-    if not placed and not refused:
+def _message(placed: int, rejections: list[WhatifRejectionView]) -> str:
+    rejected = sum(len(each.pods) for each in rejections)
+    if not placed and not rejected:
         return "no pod is asked about, and none has to move"
-    if not refused:
+    if not rejected:
         return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
-    whys = dict.fromkeys(_first_reason(each) for each in refusals)
+    whys = dict.fromkeys(_first_reason(each) for each in rejections)
     why = "; ".join(filter(None, whys)) or "there is no node"
     if not placed:
-        which = "the pod is not" if refused == 1 else f"none of the {refused} pods is"
+        which = "the pod is not" if rejected == 1 else f"none of the {rejected} pods is"
         return f"{which} placed: {why}"
     are = "are" if placed > 1 else "is"
-    return f"{placed} of {placed + refused} pods {are} placed; most others meet: {why}"
+    return f"{placed} of {placed + rejected} pods {are} placed; most others meet: {why}"
 
 
-def _first_reason(refusal: WhatifRefusalView) -> str:
-    if refusal.not_tried:
-        return refusal.not_tried
-    return next((each.message for each in (*refusal.reasons, *refusal.ineligible)), "")
+def _first_reason(rejection: WhatifRejectionView) -> str:
+    if rejection.not_tried:
+        return rejection.not_tried
+    return next((each.message for each in (*rejection.reasons, *rejection.ineligible)), "")
 
 
-def _usual(cluster: ClusterState) -> _Coming:
+def _usual(cluster: ClusterState) -> _Arriving:
     pod = made_up("asked", "", 1, usual_resource(cluster))
-    return _Coming(of_size(understood(cluster, pod, "setting resources")), pod)
+    return _Arriving(of_size(understood(cluster, pod, "setting resources")), pod)
 
 
 def _spaces(
     cluster: ClusterState,
-    trial: Trial,
-    sizes: list[_Coming],
+    simulation: Simulation,
+    sizes: list[_Arriving],
     before: Snapshot,
     after: Snapshot,
     now_s: float,
@@ -360,7 +362,7 @@ def _spaces(
             space(fit(request, snap, rows, now_s))
             for snap, rows in (
                 (before, eligible_nodes(each.pod, before, cluster.node).rows),
-                (after, trial.eligible(each.pod).rows),
+                (after, simulation.eligible(each.pod).rows),
             )
         )
         yield WhatifSpaceView(

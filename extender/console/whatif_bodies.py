@@ -69,7 +69,7 @@ class WhatifPlacementView(BaseModel):
     most_bytes: int
 
 
-class WhatifRefusalView(BaseModel):
+class WhatifRejectionView(BaseModel):
     """Equal pods that no node takes."""
 
     pods: list[str]
@@ -95,10 +95,10 @@ class WhatifSpaceView(BaseModel):
 class WhatifBody(Body):
     message: str
     placed: int
-    refused: int
+    rejected: int
     #: In the order in which they were placed.
     placements: list[WhatifPlacementView]
-    refusals: list[WhatifRefusalView]
+    rejections: list[WhatifRejectionView]
     #: Names of the nodes that were added.
     added: list[str]
     #: Of each size of pods that is asked about; where none is, of a replica's worth.

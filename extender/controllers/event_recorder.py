@@ -31,7 +31,7 @@ def counted(post: Post, telemetry: Telemetry) -> Post:
     return post_and_count
 
 
-class Announcing:
+class EventRecorder:
     def __init__(self, post: Post, pool: Executor) -> None:
         self._post = post
         self._pool = pool

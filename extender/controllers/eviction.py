@@ -17,7 +17,7 @@ from extender.state.cluster_state import ClusterState
 log = structlog.get_logger()
 
 
-class Evicting:
+class EvictionController:
     """Looks at what this replica has seen, and leaves the rest to ``evictions``; whatever fails is
     found again the next time."""
 
@@ -63,9 +63,9 @@ class Evicting:
         for uid in sent.evicted:
             self._telemetry.evictions.labels("evicted").inc()
             log.warning("pod_evicted", node=node, pod_uid=uid, reason="no room on its GPU")
-        for uid, message in sent.refused:
-            self._telemetry.evictions.labels("refused").inc()
-            log.warning("eviction_refused", node=node, pod_uid=uid, message=message)
+        for uid, message in sent.rejected:
+            self._telemetry.evictions.labels("rejected").inc()
+            log.warning("eviction_rejected", node=node, pod_uid=uid, message=message)
 
     async def _tell(self, pod: Pod) -> None:
         uid = pod.metadata.uid
@@ -74,4 +74,4 @@ class Evicting:
 
 
 def _marked(gpunode: GPUNode) -> bool:
-    return any(EVICTED in promise.flags for promise in gpunode.spec.reservations.values())
+    return any(EVICTED in reservation.flags for reservation in gpunode.spec.reservations.values())

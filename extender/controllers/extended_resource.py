@@ -25,7 +25,7 @@ _HINT = "right is ClusterRole headroom-extender-mirror, in deploy/components/in-
 Show = Callable[[str, int | None], None]
 
 
-class Mirroring:
+class ExtendedResourceController:
     """``show`` writes, and blocks."""
 
     def __init__(self, cluster: ClusterState, wanted: bool, show: Show) -> None:

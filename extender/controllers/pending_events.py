@@ -37,7 +37,7 @@ class _Told:
     message: str = ""
 
 
-class Telling:
+class PendingEventsController:
     """``post`` writes an Event, on a thread of ``pool``; None where nobody is to be told.
 
     At most ``per_round`` pods are explained and told in one round.

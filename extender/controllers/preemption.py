@@ -26,7 +26,7 @@ from extender.state.nominations import priority
 from extender.state.notices import Notice, pod_subject
 from extender.state.preemption import Preemption, may_preempt, preemption
 from extender.state.preemption_report import recorded, summary
-from extender.state.requeue_hints import refused_by_us
+from extender.state.requeue_hints import rejected_by_us
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ REMEMBERED = 1024
 VICTIM, NEWCOMER = "LeavesForGPUMemory", "OthersLeaveGPU"
 
 
-class Preempting:
+class PreemptionController:
     """``refused`` names the nodes that passed kube-scheduler's filters for a pod as filter saw it
     last here, and that were refused for what others' leaving could cure; ``maker`` is None where
     nobody is to be evicted by us; ``post`` writes an Event, on a thread of ``pool``."""
@@ -52,7 +52,7 @@ class Preempting:
         cluster: ClusterState,
         journal: Journal,
         telemetry: Telemetry,
-        refused: Callable[[str], Sequence[str]],
+        rejected: Callable[[str], Sequence[str]],
         maker: RoomMaker | None,
         post: Post,
         pool: Executor,
@@ -60,7 +60,7 @@ class Preempting:
         self._cluster = cluster
         self._journal = journal
         self._telemetry = telemetry
-        self._refused = refused
+        self._rejected = rejected
         self._maker = maker
         self._post = post
         self._pool = pool
@@ -95,7 +95,7 @@ class Preempting:
                 and self._not_before_s.get(uid, now_s) <= now_s
                 and may_preempt(pod)
                 and not pod.metadata.deletion_timestamp
-                and refused_by_us(pod)
+                and rejected_by_us(pod)
             ):
                 found.append(pod)
         return sorted(
@@ -105,12 +105,12 @@ class Preempting:
     async def _make_room(self, maker: RoomMaker, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()
         self._remember_not_before(uid, began_s + AGAIN_AFTER_S)
-        refused = self._refused(uid)
-        found = preemption(self._cluster, pod, {}, refused, began_s, without_violations=True)
+        rejected = self._rejected(uid)
+        found = preemption(self._cluster, pod, {}, rejected, began_s, without_violations=True)
         best = found.best
         if best is None or best.leaving_anyway:
             return  # nobody can help, or there is room soon anyway
-        part = self._note(pod, found, len(refused), time.monotonic() - began_s)
+        part = self._note(pod, found, len(rejected), time.monotonic() - began_s)
         made = await maker.make_room(pod, best.node, best.pods)
         log.info(
             "room_made" if made.begun else "no_room_made",
@@ -118,15 +118,15 @@ class Preempting:
             node=best.node,
             victims=list(best.uids),
             evicted=[victim.metadata.uid for victim in made.evicted],
-            message=made.refused,
+            message=made.rejected,
         )
         if made.begun:
             self._telemetry.preemptions.labels("controller").inc()
             await self._announce(pod, part)
         outcomes = self._telemetry.evictions
         outcomes.labels("evicted").inc(len(made.evicted))
-        if made.refused:
-            outcomes.labels("refused").inc()
+        if made.rejected:
+            outcomes.labels("rejected").inc()
 
     def _note(self, pod: Pod, found: Preemption, offered: int, took_s: float) -> Preempted:
         part = recorded(found, time.time(), micros(took_s), 0, 1, "controller")

@@ -13,8 +13,8 @@ import structlog
 
 from contract.kube import Node
 from extender.batches import part_by_part
-from extender.controllers.event_recorder import Announcing
-from extender.controllers.eviction import Evicting
+from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.eviction import EvictionController
 from extender.errors import StoreError
 from extender.ledger.protocol import Ledger
 from extender.periodic import Loops
@@ -28,14 +28,14 @@ from extender.state.changes import (
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import notices
 from extender.state.reconcile_queue import (
-    Bystander,
     Leftover,
     Unmarked,
-    bystanders,
+    UnreservedPod,
     dying,
     leftovers,
     uninitialised,
     unnoted_choices,
+    unreserved_pods,
 )
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ AT_ONCE = 20
 WRITTEN_AT_ONCE = 8
 
 
-class Tidying:
+class ReconcileController:
     """``unready`` says why nothing can be told missing yet, "" when it can; ``observes``: whether
     nobody is evicted or told; ``orphan_after_s``: the age at which a promise without a bound pod is
     looked into."""
@@ -60,7 +60,7 @@ class Tidying:
     def __init__(
         self,
         cluster: ClusterState,
-        announcing: Announcing,
+        event_recorder: EventRecorder,
         deliver: Callable[[Sequence[Event]], None],
         unready: Callable[[], str],
         observes: Callable[[], bool],
@@ -68,7 +68,7 @@ class Tidying:
         failed: Callable[[str], None] = lambda loop: None,
     ) -> None:
         self._cluster = cluster
-        self._announcing = announcing
+        self._event_recorder = event_recorder
         self._deliver = deliver
         self._unready = unready
         self._observes = observes
@@ -83,7 +83,7 @@ class Tidying:
         #: Nodes whose reservations are being looked into, and what does so.
         self._looking: dict[str, asyncio.Task[None]] = {}
         #: None where pods are nobody's to evict.
-        self.evicting: Evicting | None = None
+        self.evicting: EvictionController | None = None
 
     def look_soon(self) -> None:
         """Some nodes changed so that a reservation may be left over there, or missing."""
@@ -140,7 +140,7 @@ class Tidying:
             return
         self._cluster.overuses.look(time.monotonic())
         if not self._observes():
-            await self._announcing.tell(notices(self._cluster))
+            await self._event_recorder.tell(notices(self._cluster))
 
     async def settle(self, ledger: Ledger) -> None:
         """Take back what is left over, and charge who sits on a node without a reservation: on the
@@ -157,10 +157,10 @@ class Tidying:
             return  # what has not been listed yet is not missing
         after_s = self._orphan_after_s()
         nodes = self._cluster.gpunode_names() if everywhere else on
-        of_node: dict[str, list[Bystander | Leftover | Unmarked]] = {}
+        of_node: dict[str, list[UnreservedPod | Leftover | Unmarked]] = {}
         async for some in part_by_part(nodes, AT_ONCE):
             for found in (
-                *bystanders(self._cluster, some),
+                *unreserved_pods(self._cluster, some),
                 *leftovers(self._cluster, time.time(), after_s, some),
             ):
                 of_node.setdefault(found.node, []).append(found)
@@ -175,7 +175,7 @@ class Tidying:
             await self.evicting.once()
 
     def _look_into_all(
-        self, ledger: Ledger, node: str, founds: Sequence[Bystander | Leftover | Unmarked]
+        self, ledger: Ledger, node: str, founds: Sequence[UnreservedPod | Leftover | Unmarked]
     ) -> asyncio.Task[None]:
         async def one_by_one() -> None:
             async with self._turns:
@@ -195,21 +195,21 @@ class Tidying:
         log.error("loop_failed", loop="reservations", exc_info=err)
         self._count_failure("reservations")
 
-    async def _look_into(self, ledger: Ledger, found: Bystander | Leftover | Unmarked) -> None:
-        if isinstance(found, Bystander):
+    async def _look_into(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
+        if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
             charged = await ledger.charge(node, found.pod)
-            log.info("bystander_charged", node=node, pod_uid=uid, charged=charged)
+            log.info("unreserved_pod_adopted", node=node, pod_uid=uid, charged=charged)
             return
         node, uid = found.node, found.uid
         if isinstance(found, Leftover):
             removed = await ledger.remove(node, uid, found.left)
-            log.info("promise_looked_into", node=node, pod_uid=uid, removed=removed)
+            log.info("reservation_checked", node=node, pod_uid=uid, removed=removed)
             return
-        version = await ledger.departed_by(node, uid, found.promise)
+        version = await ledger.departed_by(node, uid, found.reservation)
         if version is not None:
             self._deliver([DepartureMarked(node, uid, version, time.monotonic())])
-            log.info("promise_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
+            log.info("reservation_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
 
 
 def _changes_readiness(event: Event) -> bool:
@@ -225,4 +225,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except StoreError as err:
-        log.warning("chores_failed", message=str(err))
+        log.warning("reconcile_failed", message=str(err))

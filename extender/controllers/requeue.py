@@ -17,7 +17,7 @@ from extender.periodic import Loops
 from extender.state.changes import Event, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
-from extender.state.requeue_hints import Waking, refused_by_us
+from extender.state.requeue_hints import RequeueHints, rejected_by_us
 
 log = structlog.get_logger()
 
@@ -26,12 +26,12 @@ EVERY_S = 0.25
 #: Between two looks where nobody is known to wait, and nothing got room.
 IDLE_S = 5.0
 #: Pods that are written to at once: connections are left for binds.
-WOKEN_AT_ONCE = 8
+REQUEUED_AT_ONCE = 8
 #: A look goes on for so long before others have a turn.
 LOOK_S = 0.003
 
 
-class Retrying:
+class RequeueController:
     """``unready`` says why nothing can be decided yet, "" when it can; ``observes``: whether nobody
     is refused any more; ``name`` begins the ids of what this process writes."""
 
@@ -50,16 +50,16 @@ class Retrying:
         self._unready = unready
         self._observes = observes
         self._name = name
-        self._waking = Waking()
+        self._requeue_hints = RequeueHints()
         self._wanted = asyncio.Event()
         self._latest_room = 0
         #: Uids of those that were refused and are tried again since we only observe.
         self._released: set[str] = set()
-        self._turns = asyncio.Semaphore(WOKEN_AT_ONCE)
+        self._turns = asyncio.Semaphore(REQUEUED_AT_ONCE)
 
     def took(self, events: Sequence[Event]) -> None:
         """These have come: one may tell of a pod that waits for room."""
-        if any(map(_was_refused, events)):
+        if any(map(_was_rejected, events)):
             self.look_soon()
 
     def weighed(self) -> None:
@@ -74,10 +74,10 @@ class Retrying:
     def start(self, loops: Loops, ledger: Ledger) -> None:
         async def look() -> None:
             await self.once(ledger)
-            if self._waking.pending:
+            if self._requeue_hints.pending:
                 self._wanted.set()
 
-        loops.start("wakes", look, IDLE_S, self._wanted, EVERY_S)
+        loops.start("requeues", look, IDLE_S, self._wanted, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
         if self._unready():
@@ -86,53 +86,53 @@ class Retrying:
             await self._release(ledger)
             return
         self._released.clear()
-        wakes: list[asyncio.Task[bool]] = []
+        requeues: list[asyncio.Task[bool]] = []
         resumed_s = now_s = time.monotonic()
-        for named in self._waking.look(self._cluster, self._journal, now_s, time.time()):
+        for named in self._requeue_hints.look(self._cluster, self._journal, now_s, time.time()):
             if named is not None:
-                wakes.append(asyncio.create_task(self._wake(ledger, named)))
+                requeues.append(asyncio.create_task(self._requeue(ledger, named)))
             elif time.monotonic() - resumed_s > LOOK_S:
                 await asyncio.sleep(0)  # kube-scheduler's calls do not wait for the whole of it
                 resumed_s = time.monotonic()
-        await asyncio.gather(*wakes)
-        if wakes:
-            log.info("pods_woken", pods=len(wakes))
+        await asyncio.gather(*requeues)
+        if requeues:
+            log.info("pods_requeued", pods=len(requeues))
 
     async def _release(self, ledger: Ledger) -> None:
         """Have kube-scheduler try all who were refused before we only observed, once each."""
         unbound = self._cluster.unbound()
         self._released &= {pod.metadata.uid for pod in unbound}
-        refused = (pod for pod in unbound if refused_by_us(pod))
-        held = [pod for pod in refused if pod.metadata.uid not in self._released]
+        rejected = (pod for pod in unbound if rejected_by_us(pod))
+        held = [pod for pod in rejected if pod.metadata.uid not in self._released]
         await asyncio.gather(*(self._release_one(ledger, pod) for pod in held))
         if held:
             log.info("pods_released", pods=len(held))
 
     async def _release_one(self, ledger: Ledger, pod: Pod) -> None:
-        if await self._wake(ledger, pod):
+        if await self._requeue(ledger, pod):
             self._released.add(pod.metadata.uid)
 
-    async def _wake(self, ledger: Ledger, pod: Pod) -> bool:
+    async def _requeue(self, ledger: Ledger, pod: Pod) -> bool:
         """Whether it is done; whatever fails, the next look finds the pod again."""
         try:
             async with self._turns:
-                retry = await ledger.wake(pod)
+                retry = await ledger.requeue(pod)
         except Exception as err:
-            self._waking.missed(pod.metadata.uid)
-            self._telemetry.wakes.labels("failed").inc()
+            self._requeue_hints.missed(pod.metadata.uid)
+            self._telemetry.requeues.labels("failed").inc()
             if not isinstance(err, StoreError):
                 raise
-            log.warning("wake_failed", pod_uid=pod.metadata.uid, message=str(err))
+            log.warning("requeue_failed", pod_uid=pod.metadata.uid, message=str(err))
             return False
         ours = retry is not None and retry.startswith(self._name)
-        self._telemetry.wakes.labels("woken" if ours else "overtaken").inc()
+        self._telemetry.requeues.labels("requeued" if ours else "overtaken").inc()
         if retry is not None:
-            self._waking.woken(pod.metadata.uid, retry)
+            self._requeue_hints.requeued(pod.metadata.uid, retry)
         return True
 
 
-def _was_refused(event: Event) -> bool:
+def _was_rejected(event: Event) -> bool:
     """Whether it may tell of a pod that waits for room."""
     if isinstance(event, PodSeen):
-        return not event.pod.node and refused_by_us(event.pod)
+        return not event.pod.node and rejected_by_us(event.pod)
     return isinstance(event, Relisted)

@@ -9,7 +9,7 @@ import yaml
 
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
 from extender.config.settings import Settings
-from extender.doctor.environment import SELECTORS, Neighbour, Surroundings
+from extender.doctor.environment import SELECTORS, Environment, Neighbour
 from extender.doctor.scheduler_config import KIND
 from extender.errors import NotSynced
 from extender.kube.client import ApiError, ApiStatus, KubeApi, Listing, load_configuration
@@ -62,7 +62,7 @@ def list_surroundings(
     nodes: Sequence[Node],
     kubeconfig: str | None = None,
     context: str | None = None,
-) -> Surroundings:
+) -> Environment:
     """What runs beside Headroom on a cluster with ``nodes``, as far as it may be looked at.
 
     Raises ``BadSettings`` where no cluster is configured.
@@ -88,7 +88,7 @@ def list_surroundings(
                 untold.append(f"ConfigMaps of {namespace}, for kube-scheduler's ({err})")
     finally:
         api.close()
-    return Surroundings(tuple(pods.values()), nodes, schedulers, untold)
+    return Environment(tuple(pods.values()), nodes, schedulers, untold)
 
 
 def _api(kubeconfig: str | None, context: str | None) -> KubeApi:

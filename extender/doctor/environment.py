@@ -86,7 +86,7 @@ class Neighbour(KubeStruct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Environment:
     pods: Sequence[Neighbour] = ()
     nodes: Sequence[Node] = ()
     #: "ConfigMap namespace/name, key" -> the KubeSchedulerConfiguration in it, decoded.
@@ -136,7 +136,7 @@ SELECTORS = (
 
 
 def examine_surroundings(
-    around: Surroundings,
+    around: Environment,
     manages: Callable[[str], bool],
     version: str,
     best_only: bool = False,
@@ -160,7 +160,7 @@ def examine_surroundings(
     return warnings_first(found)
 
 
-def _operator(around: Surroundings) -> Iterator[tuple[str, Said]]:
+def _operator(around: Environment) -> Iterator[tuple[str, Said]]:
     """Of each node the first part that is broken, and those that may only wait for it."""
     by_app: dict[str, dict[str, Neighbour]] = {}
     for pod in sorted(around.pods, key=lambda pod: pod.ready):  # of two on a node, the ready one
@@ -192,7 +192,7 @@ def _operator(around: Surroundings) -> Iterator[tuple[str, Said]]:
         )
 
 
-def _plugins(around: Surroundings) -> Iterator[tuple[str, Said]]:
+def _plugins(around: Environment) -> Iterator[tuple[str, Said]]:
     plugins = [
         pod
         for pod in around.pods
@@ -215,7 +215,7 @@ def _plugins(around: Surroundings) -> Iterator[tuple[str, Said]]:
             )
 
 
-def _autoscaler(around: Surroundings) -> Iterator[Finding]:
+def _autoscaler(around: Environment) -> Iterator[Finding]:
     there = sorted(
         f"{pod.metadata.namespace}/{pod.metadata.name}"
         for pod in around.pods
@@ -234,7 +234,7 @@ def _autoscaler(around: Surroundings) -> Iterator[Finding]:
         )
 
 
-def _extenders(around: Surroundings, version: str) -> Iterator[Finding]:
+def _extenders(around: Environment, version: str) -> Iterator[Finding]:
     ours = [
         pod
         for pod in around.pods
@@ -254,7 +254,7 @@ def _extenders(around: Surroundings, version: str) -> Iterator[Finding]:
 
 
 def _schedulers(
-    around: Surroundings,
+    around: Environment,
     manages: Callable[[str], bool],
     best_only: bool,
     bind_deadline_s: float,

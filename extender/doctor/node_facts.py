@@ -43,7 +43,7 @@ class Look:
 
     @property
     def shared(self) -> list[DeviceTerms]:
-        return [terms for terms in self.node.devices if terms.shared and terms.fence is None]
+        return [terms for terms in self.node.devices if terms.shared and terms.health_issue is None]
 
     @property
     def sliced(self) -> list[DeviceTerms]:

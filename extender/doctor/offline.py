@@ -10,7 +10,7 @@ import yaml
 from contract.kube import Namespace, Node
 from extender.config.fleet_file import Fleet
 from extender.config.settings import Settings
-from extender.doctor.environment import Surroundings, examine_surroundings
+from extender.doctor.environment import Environment, examine_surroundings
 from extender.doctor.findings import Finding
 from extender.doctor.rules import examine
 from extender.doctor.scheduler_config import examine_scheduler, offered_resources
@@ -36,7 +36,7 @@ def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
     return examine(state, time.monotonic(), own_version())
 
 
-def diagnose_around(settings: Settings, around: Surroundings) -> list[Finding]:
+def diagnose_around(settings: Settings, around: Environment) -> list[Finding]:
     rules, best_only = settings.rules, settings.filter_best_only
     deadline_s = settings.bind_deadline_s
     return examine_surroundings(around, rules.manages, own_version(), best_only, deadline_s)

@@ -138,7 +138,7 @@ def _unannotated(look: Look) -> Iterator[Said]:
                 f"what a replica is worth, {rounded(worth_bytes)}; half of those that say it ask "
                 f"for {rounded(typical.median)} or more",
                 f"annotate them ({VRAM}: {rounded(typical.median)}) or their namespace "
-                f"({DEFAULT_VRAM}), or set refuse_unannotated",
+                f"({DEFAULT_VRAM}), or set reject_unannotated",
             )
 
 

@@ -16,7 +16,7 @@ from kubernetes.client.rest import should_bypass_proxies
 from yarl import URL
 
 from extender.errors import BadSettings
-from extender.kube.client import JSON, NoAnswer, describe, refusal, request_headers
+from extender.kube.client import JSON, NoAnswer, describe, rejection, request_headers
 from extender.progress import progressed
 
 #: What a broken connection can raise, or one that is silent for too long.
@@ -28,7 +28,7 @@ _KEPT_S = 60.0
 _MOST_AT_ONCE_BYTES = 1 << 18
 
 
-class LoopApi:
+class AsyncKubeApi:
     """Calls to one API server, from the loop that it was made on."""
 
     def __init__(
@@ -97,7 +97,7 @@ class LoopApi:
             progressed()
         if 200 <= response.status < 300:
             return content
-        raise refusal(call, response.status, content, response.reason, response.headers)
+        raise rejection(call, response.status, content, response.reason, response.headers)
 
 
 def _way(configuration: Any) -> dict[str, Any]:

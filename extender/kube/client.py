@@ -198,7 +198,7 @@ class KubeApi:
             if not err.status:
                 raise NoAnswer(f"{call}: {err.reason}") from err
             body, headers = (err.body or "").encode(), err.headers or {}
-            raise refusal(call, err.status, body, err.reason, headers) from err
+            raise rejection(call, err.status, body, err.reason, headers) from err
         except _BROKEN as err:
             raise NoAnswer(f"{call}: {describe(err)}") from err
         except (ValueError, RecursionError):  # which would quote the answer, perhaps a secret
@@ -320,7 +320,7 @@ class KubeApi:
         response.release_conn()
         if 200 <= response.status < 300:
             return body
-        raise refusal(call, response.status, body, response.reason, response.headers)
+        raise rejection(call, response.status, body, response.reason, response.headers)
 
 
 def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw]) -> list[T]:
@@ -345,7 +345,7 @@ def authorization(configuration: Configuration) -> str:
     return next(filter(None, values), "")
 
 
-def refusal(
+def rejection(
     call: str, status: int, body: bytes, phrase: str | None, headers: Mapping[str, str]
 ) -> ApiStatus:
     """What an answer other than success says; ``phrase`` stands beside its status."""

@@ -11,7 +11,7 @@ import msgspec
 
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, decode_gpunode
 from contract.kube import KubeStruct, ObjectMeta
-from extender.kube.interning import share_promises, share_report
+from extender.kube.interning import share_report, share_reservations
 
 
 class _Halves(KubeStruct, frozen=True):
@@ -40,7 +40,7 @@ class GPUNodeReader:
             spec = self._specs.get(written)
             if spec is None:
                 spec = self._specs[written] = _spec_decoder.decode(halves.spec)
-                share_promises(spec)
+                share_reservations(spec)
             status = _status_decoder.decode(halves.status)
         except (ValueError, RecursionError):
             return decode_gpunode(body)  # which names the field

@@ -107,10 +107,10 @@ def share_report(status: GPUNodeStatus) -> None:
         force_setattr(use, "source", intern(use.source))
 
 
-def share_promises(spec: GPUNodeSpec) -> None:
-    for promise in spec.reservations.values():
-        _intern(promise, "namespace", "name")
-        for charge in promise.charges:
+def share_reservations(spec: GPUNodeSpec) -> None:
+    for reservation in spec.reservations.values():
+        _intern(reservation, "namespace", "name")
+        for charge in reservation.charges:
             _intern(charge, "resource")
             force_setattr(charge, "candidates", _keyed_alike(charge.candidates))
     force_setattr(spec, "reservations", _keyed_alike(spec.reservations))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from contract.errors import BadReport
-from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_promises
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, decode_reservations
 from contract.kube import (
     Lease,
     Namespace,
@@ -107,7 +107,7 @@ def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
     """A node without a report, its promises kept if they can be read: an older report that nobody
     confirms any more must not live on. Without promises it is not initialised and takes nothing."""
     try:
-        return decode_promises(raw)
+        return decode_reservations(raw)
     except BadReport:
         return GPUNode(metadata=metadata)
 

@@ -38,7 +38,7 @@ STAYS = (
 )
 
 
-class Hands(Protocol):
+class Evictor(Protocol):
     """What is done to pods besides binding them."""
 
     async def evict(self, pod: Pod) -> None:
@@ -53,18 +53,22 @@ class Sent:
     """What came of it: uids of pods that were evicted, and of those that could not be, with why."""
 
     evicted: tuple[str, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
+    rejected: tuple[tuple[str, str], ...] = ()
 
 
 class Evictions:
     """``misplaced`` decides on one very object of a node."""
 
     def __init__(
-        self, store: Store, ledger: Ledger, hands: Hands, misplaced: Callable[[GPUNode], Misplaced]
+        self,
+        store: Store,
+        ledger: Ledger,
+        evictor: Evictor,
+        misplaced: Callable[[GPUNode], Misplaced],
     ) -> None:
         self._store = store
         self._ledger = ledger
-        self._hands = hands
+        self._evictor = evictor
         self._misplaced = misplaced
 
     async def send_away(self, node: str) -> Sent:
@@ -80,26 +84,26 @@ class Evictions:
         return Sent()
 
     async def tell_stuck(self, pod: Pod) -> None:
-        await self._hands.tell(pod, NO_ROOM, STAYS)
+        await self._evictor.tell(pod, NO_ROOM, STAYS)
 
     async def _evict(self, gpunode: GPUNode) -> Sent:
         evicted: list[str] = []
-        refused: list[tuple[str, str]] = []
-        for uid, promise in gpunode.spec.reservations.items():
-            if EVICTED not in promise.flags:
+        rejected: list[tuple[str, str]] = []
+        for uid, reservation in gpunode.spec.reservations.items():
+            if EVICTED not in reservation.flags:
                 continue
             try:
                 # After the mark: from now on its agent does not let it start.
-                pod = await self._store.read_pod(promise.namespace, promise.name)
+                pod = await self._store.read_pod(reservation.namespace, reservation.name)
                 if pod is not None and _may_go(pod, uid, gpunode.name):
-                    await self._hands.evict(pod)
+                    await self._evictor.evict(pod)
                     evicted.append(uid)
-                    await self._hands.tell(pod, NO_ROOM, LEAVES)
+                    await self._evictor.tell(pod, NO_ROOM, LEAVES)
             except (StoreConflict, StoreNotFound):
                 continue  # it changed or went: the next round looks again
             except StoreError as err:
-                refused.append((uid, str(err)))
-        return Sent(tuple(evicted), tuple(refused))
+                rejected.append((uid, str(err)))
+        return Sent(tuple(evicted), tuple(rejected))
 
 
 def _may_go(pod: Pod, uid: str, node: str) -> bool:

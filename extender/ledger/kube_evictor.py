@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from contract.kube import Pod
-from extender.kube.async_client import LoopApi
+from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import ApiError
 from extender.ledger.kube_store import store_error
 from extender.state.notices import Notice, pod_notice
@@ -16,11 +16,11 @@ from extender.state.notices import Notice, pod_notice
 _encode = msgspec.json.Encoder().encode
 
 
-class KubernetesHands:
+class KubernetesEvictor:
     """``extender.ledger.eviction.Hands`` over the API server; ``post`` writes an Event, on a
     thread."""
 
-    def __init__(self, api: LoopApi, post: Callable[[Notice], bool]) -> None:
+    def __init__(self, api: AsyncKubeApi, post: Callable[[Notice], bool]) -> None:
         self._api = api
         self._post = post
 

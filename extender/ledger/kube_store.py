@@ -22,7 +22,7 @@ from contract.gpunode import (
     GPUNode,
     GPUNodeSpec,
     decode_gpunode,
-    decode_promises,
+    decode_reservations,
     encode_gpunode,
 )
 from contract.kube import Lease, ObjectMeta, Pod
@@ -31,10 +31,10 @@ from extender.errors import (
     StoreConflict,
     StoreError,
     StoreNotFound,
-    StoreRefused,
-    StoreSilent,
+    StoreRejected,
+    StoreTimeout,
 )
-from extender.kube.async_client import LoopApi
+from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import JSON, METADATA_ONLY, ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.ledger.store import Binding
 
@@ -73,7 +73,7 @@ class KubernetesStore:
 
     def __init__(
         self,
-        api: LoopApi,
+        api: AsyncKubeApi,
         lists: KubeApi,
         *,
         lease_namespace: str = "headroom-system",
@@ -205,15 +205,15 @@ def spec_patch(before: GPUNodeSpec, after: GPUNodeSpec) -> dict[str, Any]:
     node has dozens; and none is named that is not known, however few are left."""
     was, is_now = before.reservations, after.reservations
     changed = [uid for uid in was.keys() | is_now.keys() if was.get(uid) is not is_now.get(uid)]
-    promises = merge_patch(
+    reservations = merge_patch(
         {uid: msgspec.to_builtins(was[uid]) for uid in changed if uid in was},
         {uid: msgspec.to_builtins(is_now[uid]) for uid in changed if uid in is_now},
     )
-    patch = merge_patch(_but_promises(before), _but_promises(after))
-    return patch | ({"reservations": promises} if promises else {})
+    patch = merge_patch(_without_reservations(before), _without_reservations(after))
+    return patch | ({"reservations": reservations} if reservations else {})
 
 
-def _but_promises(spec: GPUNodeSpec) -> dict[str, Any]:
+def _without_reservations(spec: GPUNodeSpec) -> dict[str, Any]:
     built: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(spec, reservations={}))
     return built
 
@@ -244,7 +244,7 @@ def _pod_path(namespace: str, name: str) -> str:
 def _version(what: str, resource_version: str) -> str:
     """A precondition that is empty would be none at all."""
     if not resource_version:
-        raise StoreRefused(f"{what}: without a resourceVersion nothing guards it")
+        raise StoreRejected(f"{what}: without a resourceVersion nothing guards it")
     return resource_version
 
 
@@ -253,7 +253,7 @@ def _decode_gpunode(body: bytes) -> GPUNode:
     try:
         return decode_gpunode(body)
     except BadReport:
-        return decode_promises(body)
+        return decode_reservations(body)
 
 
 def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T:
@@ -268,7 +268,7 @@ def store_error(what: str, err: ApiError) -> StoreError:
     """Returns what an answer, or its absence, means to the protocol."""
     kind: type[StoreError] = OutcomeUnknown
     if isinstance(err, NoAnswer):
-        kind = StoreSilent
+        kind = StoreTimeout
     elif isinstance(err, ApiStatus):
         kind = _meaning(err.status, err.message)
     return kind(f"{what}: {err}")
@@ -278,11 +278,11 @@ def _meaning(status: int, message: str) -> type[StoreError]:
     # The API server has no status of its own for what etcd answers: as a rule that is a 500, and
     # for a Binding a 409 with reason Conflict, whether the object is too large or etcd timed out.
     if any(said in message for said in (*_TOO_LARGE, _NO_WEBHOOK)):
-        return StoreRefused
+        return StoreRejected
     if status == 409:
         return OutcomeUnknown if any(said in message for said in _ETCD_TROUBLE) else StoreConflict
     if status == 404:
         return StoreNotFound
     if status in _MAY_BE_ACCEPTED_LATER or not 400 <= status < 500:
         return OutcomeUnknown
-    return StoreRefused
+    return StoreRejected

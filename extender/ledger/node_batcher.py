@@ -35,7 +35,7 @@ class Turn(Generic[W]):
     gpunode: GPUNode | None = None
 
 
-class Turns(Generic[W]):
+class NodeBatcher(Generic[W]):
     """``do`` sees to it that all it is given is done, whatever goes wrong; one call for a node at a
     time."""
 

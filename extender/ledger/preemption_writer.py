@@ -41,7 +41,7 @@ class Made:
     begun: bool = False
     evicted: tuple[Pod, ...] = ()
     #: Why not, or not all; empty where all went well or another replica was faster.
-    refused: str = ""
+    rejected: str = ""
 
 
 class RoomMaker:
@@ -69,7 +69,7 @@ class RoomMaker:
                 return Made()
             there = [await self._read(victim, node) for victim in victims]
             if any(each is None for each in there):
-                return Made(refused="a victim has changed or gone")
+                return Made(rejected="a victim has changed or gone")
             leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
             for victim in leaving:
                 await self._evictors.may_evict(victim)
@@ -83,7 +83,7 @@ class RoomMaker:
         except (StoreConflict, StoreNotFound):
             return Made()  # it changed or went, or another replica was faster
         except StoreError as err:
-            return Made(refused=str(err))
+            return Made(rejected=str(err))
         evicted: list[Pod] = []
         for victim in reversed(leaving):
             try:

@@ -27,10 +27,10 @@ from extender.errors import (
     StoreConflict,
     StoreError,
     StoreNotFound,
-    StoreRefused,
-    StoreSilent,
+    StoreRejected,
+    StoreTimeout,
 )
-from extender.ledger.node_batcher import Turn, Turns
+from extender.ledger.node_batcher import NodeBatcher, Turn
 from extender.ledger.store import Binding, Store
 from extender.placement.placement_record import Placement
 
@@ -109,7 +109,7 @@ Outcome = Bound | Declined | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class _Promised:
+class _Reserved:
     """What this pod is to be bound with; written where it is charged anything."""
 
     pod: Pod
@@ -134,11 +134,11 @@ class _Want:
     gpunode: GPUNode | None
     done: bool = False
     #: How it goes on; an error is raised where it was asked for.
-    step: Outcome | _Promised | _Again | Exception = field(default_factory=_Again)
+    step: Outcome | _Reserved | _Again | Exception = field(default_factory=_Again)
     #: What is charged to it.
-    promise: Reservation | None = None
+    reservation: Reservation | None = None
 
-    def go_on(self, step: Outcome | _Promised | _Again | Exception) -> None:
+    def go_on(self, step: Outcome | _Reserved | _Again | Exception) -> None:
         self.step, self.done = step, True
 
 
@@ -155,8 +155,8 @@ def _too_late(ask: BindAsk, trouble: StoreError | None) -> str:
     )
 
 
-def _is_final(step: "Outcome | _Promised | _Again | Exception") -> bool:
-    return not isinstance(step, _Promised | _Again)
+def _is_final(step: "Outcome | _Reserved | _Again | Exception") -> bool:
+    return not isinstance(step, _Reserved | _Again)
 
 
 class Apart:
@@ -170,7 +170,7 @@ class Apart:
         pass
 
     def __exit__(self, _kind: object, err: BaseException | None, _where: object) -> bool:
-        if not isinstance(err, StoreError) or isinstance(err, StoreSilent):
+        if not isinstance(err, StoreError) or isinstance(err, StoreTimeout):
             return False
         self._troubles.append(err)
         return True
@@ -212,7 +212,7 @@ class Ledger:
         self._monotonic_s = monotonic_s
         #: Awaits calls to the store that need not be made in a sequence.
         self._together = together
-        self._turns = Turns[_Want](self._promise)
+        self._turns = NodeBatcher[_Want](self._reserve)
         #: Uids of GPUNodes that wait, and to which no Binding from before them can arrive.
         self._cleared: set[str] = set()
 
@@ -226,7 +226,7 @@ class Ledger:
             outcome = Failed(str(err))
         if isinstance(outcome, Bound) or not self._observes():
             return outcome
-        return await self._bind_unpromised(ask, outcome)
+        return await self._bind_unreserved(ask, outcome)
 
     async def _bind(self, ask: BindAsk) -> Outcome:
         want = _Want(ask, ask.pod, ask.gpunode)
@@ -241,7 +241,7 @@ class Ledger:
                 case _Again(why):
                     trouble, want.gpunode = why or trouble, None
                     continue
-                case _Promised(pod, placement, despite):
+                case _Reserved(pod, placement, despite):
                     pass
                 case outcome:
                     return outcome
@@ -254,7 +254,7 @@ class Ledger:
             # 5. Refused or unanswered: what became of the pod decides.
             want.pod = await self._store.read_pod(ask.namespace, ask.name)
             state = _unbound(ask, want.pod)
-            if isinstance(state, Pod) and isinstance(trouble, StoreRefused):
+            if isinstance(state, Pod) and isinstance(trouble, StoreRejected):
                 state = Failed(str(trouble))
             if isinstance(state, Failed):
                 # A promise nobody can use any more; if removing fails, housekeeping will.
@@ -264,22 +264,22 @@ class Ledger:
             # Unbound: once more from the start. The promise stays, for this or a rival attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
 
-    async def _promise(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+    async def _reserve(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
         """Steps 1 to 3 for all of these, with one write."""
         try:
-            await self._promise_together(node, turn, wants)
-        except StoreRefused as err:
+            await self._reserve_together(node, turn, wants)
+        except StoreRejected as err:
             # What is refused of one must not be the others' harm.
             for want in wants:
                 if len(wants) > 1:
-                    await self._promise(node, turn, [want])
+                    await self._reserve(node, turn, [want])
                 else:
                     want.go_on(err)
         except Exception as err:  # noqa: BLE001 - each raises it where it was asked for
             for want in wants:
                 want.go_on(err)
 
-    async def _promise_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+    async def _reserve_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
         # Who has had the turn before has written it since a watch told of it.
         held = turn.gpunode if turn.used else wants[-1].gpunode
         if any(want.gpunode is None for want in wants):
@@ -295,10 +295,10 @@ class Ledger:
             try:
                 await self._fit(want, gpunode, fresh=held is None)
             except Exception as err:  # noqa: BLE001 - raised where it was asked for, by nobody else
-                want.promise = None
+                want.reservation = None
                 want.go_on(err)
-            if want.promise is not None:
-                gpunode = _with(gpunode, want.ask.uid, self._stamped(want.promise))
+            if want.reservation is not None:
+                gpunode = _with(gpunode, want.ask.uid, self._stamped(want.reservation))
         # 3. Reserve, always, also when there is a promise to the pod already: the write proves that
         # nobody took one back in between.
         trouble: StoreError | None = None
@@ -309,7 +309,7 @@ class Ledger:
                 trouble = err
         for want in wants:
             # Who was declined may have been so for a promise that was not made after all.
-            if trouble and (want.promise is not None or isinstance(want.step, Declined)):
+            if trouble and (want.reservation is not None or isinstance(want.step, Declined)):
                 want.step = _Again(trouble)
             want.gpunode, want.done = gpunode, True
 
@@ -326,13 +326,13 @@ class Ledger:
             return
         placement = self._judge(state, gpunode)
         if isinstance(placement, Placement) and not placement.charges:
-            want.go_on(_Promised(state, placement, None))
+            want.go_on(_Reserved(state, placement, None))
         else:
             want.go_on(Declined(Reason.NO_REPORT, state.metadata.resource_version))
 
     async def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
         """``fresh``: as the store has it, and not as a watch told, which may be behind."""
-        ask, pod, want.promise = want.ask, want.pod, None
+        ask, pod, want.reservation = want.ask, want.pod, None
         # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it already it
         # is read after that: fitted as an older filter call showed it, it could be promised less
         # than the attempt that made the promise is about to bind.
@@ -356,12 +356,12 @@ class Ledger:
             # As a bystander is: who switches to enforcing begins with the truth. One that is not
             # initialised is charged all that sits there, and may not be before.
             if gpunode.spec.initialised:
-                want.promise = self._adopt(state, gpunode)
+                want.reservation = self._adopt(state, gpunode)
         elif placement.charges:
-            want.promise = _promise(state, placement)
-        want.step = _Promised(state, placement, despite)
+            want.reservation = _reserve(state, placement)
+        want.step = _Reserved(state, placement, despite)
 
-    async def _bind_unpromised(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
+    async def _bind_unreserved(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
         """While we observe no pod waits for the ledger: who sits on a node without a promise is
         charged when it is seen there."""
         try:
@@ -391,9 +391,9 @@ class Ledger:
                 gpunode = await self._store.read_gpunode(node)
                 if gpunode is None or uid not in gpunode.spec.reservations:
                     return True
-                promise = gpunode.spec.reservations[uid]
+                reservation = gpunode.spec.reservations[uid]
                 # From the store itself: a cache could still show it unbound.
-                pod = await self._store.read_pod(promise.namespace, promise.name)
+                pod = await self._store.read_pod(reservation.namespace, reservation.name)
                 if pod is not None and pod.metadata.uid == uid:
                     if pod.node == node and not pod.ended:
                         return False
@@ -411,13 +411,13 @@ class Ledger:
                 return False
         return False
 
-    async def charge(self, node: str, bystander: Pod) -> bool:
+    async def charge(self, node: str, unreserved_pod: Pod) -> bool:
         """Write down what a pod takes that sits on the node without a promise, even where that
         overcommits; for anyone, any time.
 
         Returns whether that is written, or needs not be. False also when the store does not answer.
         """
-        metadata = bystander.metadata
+        metadata = unreserved_pod.metadata
         for _ in range(ATTEMPTS):
             try:
                 gpunode = await self._store.read_gpunode(node)
@@ -432,10 +432,13 @@ class Ledger:
                     return True
                 if not self._known(gpunode):
                     return False  # what it can sit on is part of what is written
-                if (promise := self._adopt(pod, gpunode)) is None:
+                if (reservation := self._adopt(pod, gpunode)) is None:
                     return True
-                promises = {**gpunode.spec.reservations, metadata.uid: self._stamped(promise)}
-                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)
+                reservations = {
+                    **gpunode.spec.reservations,
+                    metadata.uid: self._stamped(reservation),
+                }
+                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
                 await self._write(gpunode, spec)
                 return True
             except (StoreConflict, StoreNotFound):
@@ -449,14 +452,14 @@ class Ledger:
 
         Of those that have a promise in this very object. Store errors are raised.
         """
-        promises = {
-            uid: _marked(promise, uid in leave)
-            for uid, promise in gpunode.spec.reservations.items()
+        reservations = {
+            uid: _marked(reservation, uid in leave)
+            for uid, reservation in gpunode.spec.reservations.items()
         }
-        if promises == gpunode.spec.reservations:
+        if reservations == gpunode.spec.reservations:
             return gpunode
         return await self._write(
-            gpunode, msgspec.structs.replace(gpunode.spec, reservations=promises)
+            gpunode, msgspec.structs.replace(gpunode.spec, reservations=reservations)
         )
 
     async def note_choice(self, node: str, choice: str) -> bool:
@@ -478,7 +481,7 @@ class Ledger:
                 return True
         return False
 
-    async def departed_by(self, node: str, uid: str, promise: Reservation) -> str | None:
+    async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str | None:
         """A version of the heartbeat of the node's agent that is newer than the pod's removal.
 
         A sample that the agent took when it knew a later version than this one was taken when the
@@ -486,7 +489,7 @@ class Ledger:
         where the store does not answer.
         """
         try:
-            gone = await self._store.read_pod(promise.namespace, promise.name)
+            gone = await self._store.read_pod(reservation.namespace, reservation.name)
             if gone is not None and gone.metadata.uid == uid:
                 return None
             # After that read, and not from a watch, which may be behind it.
@@ -555,10 +558,10 @@ class Ledger:
             await self._store.touch_pod(pod, self._new_id())
         except (StoreConflict, StoreNotFound):
             pass  # changed or gone since it was listed is just as good
-        except StoreRefused as err:
+        except StoreRejected as err:
             log.warning("pod_not_touched", pod_uid=pod.metadata.uid, message=str(err))
 
-    async def wake(self, pod: Pod) -> str | None:
+    async def requeue(self, pod: Pod) -> str | None:
         """Make kube-scheduler try the pod again, as it does when its annotations change.
 
         Returns the annotation that does it: ours, or that of a replica that was faster; None where
@@ -606,13 +609,15 @@ class Ledger:
                 return False
             if gpunode.spec.initialised or not self._known(gpunode):
                 return False
-            promises = dict(gpunode.spec.reservations)
+            reservations = dict(gpunode.spec.reservations)
             for pod in pods:
-                if pod.metadata.uid in promises:
+                if pod.metadata.uid in reservations:
                     continue
-                if (promise := self._adopt(pod, gpunode)) is not None:
-                    promises[pod.metadata.uid] = self._stamped(promise)
-            spec = msgspec.structs.replace(gpunode.spec, initialised=True, reservations=promises)
+                if (reservation := self._adopt(pod, gpunode)) is not None:
+                    reservations[pod.metadata.uid] = self._stamped(reservation)
+            spec = msgspec.structs.replace(
+                gpunode.spec, initialised=True, reservations=reservations
+            )
             with suppress(StoreConflict, StoreNotFound):
                 await self._write(gpunode, spec)
                 return True
@@ -630,29 +635,29 @@ class Ledger:
         except StoreConflict:
             return None  # somebody else was faster; the next round looks again
 
-    def _stamped(self, promise: Reservation) -> Reservation:
+    def _stamped(self, reservation: Reservation) -> Reservation:
         since = datetime.fromtimestamp(self._wall_s(), UTC).isoformat(timespec="milliseconds")
-        return msgspec.structs.replace(promise, attempt=self._new_id(), since=since)
+        return msgspec.structs.replace(reservation, attempt=self._new_id(), since=since)
 
     async def _write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
-        promised = sum(
+        reserved = sum(
             max(charge.candidates.values(), default=0) * charge.count
-            for promise in spec.reservations.values()
-            for charge in promise.charges
+            for reservation in spec.reservations.values()
+            for charge in reservation.charges
         )
-        spec = msgspec.structs.replace(spec, promised=format_bytes(promised))
+        spec = msgspec.structs.replace(spec, reserved=format_bytes(reserved))
         after = await self._store.write_spec(before, spec)
         self._written(after)
         return after
 
 
-def _with(gpunode: GPUNode, uid: str, promise: Reservation) -> GPUNode:
-    promises = {**gpunode.spec.reservations, uid: promise}
-    spec = msgspec.structs.replace(gpunode.spec, reservations=promises)
+def _with(gpunode: GPUNode, uid: str, reservation: Reservation) -> GPUNode:
+    reservations = {**gpunode.spec.reservations, uid: reservation}
+    spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
     return msgspec.structs.replace(gpunode, spec=spec)
 
 
-def _promise(pod: Pod, placement: Placement) -> Reservation:
+def _reserve(pod: Pod, placement: Placement) -> Reservation:
     metadata, charges = pod.metadata, list(placement.charges)
     return Reservation(namespace=metadata.namespace, name=metadata.name, charges=charges)
 
@@ -679,11 +684,11 @@ def _shown(gpunode: GPUNode, uid: str) -> bool:
     return gpunode.status is not None and any(use.uid == uid for use in gpunode.status.pods)
 
 
-def _marked(promise: Reservation, leaves: bool) -> Reservation:
-    if leaves == (EVICTED in promise.flags):
-        return promise
-    flags = [flag for flag in promise.flags if flag != EVICTED] + [EVICTED] * leaves
-    return msgspec.structs.replace(promise, flags=flags)
+def _marked(reservation: Reservation, leaves: bool) -> Reservation:
+    if leaves == (EVICTED in reservation.flags):
+        return reservation
+    flags = [flag for flag in reservation.flags if flag != EVICTED] + [EVICTED] * leaves
+    return msgspec.structs.replace(reservation, flags=flags)
 
 
 def _binding(pod: Pod, node: str, placement: Placement) -> Binding:

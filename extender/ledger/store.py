@@ -2,7 +2,7 @@
 
 Two stores stand behind it: the Kubernetes API server, and one in memory with the same optimistic
 concurrency. Every read is consistent (not from a cache). Every method may raise the errors of
-``extender.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRefused``, ``OutcomeUnknown``.
+``extender.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRejected``, ``OutcomeUnknown``.
 """
 
 from collections.abc import Mapping

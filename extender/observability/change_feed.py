@@ -36,18 +36,18 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     #: The last snapshot in which anything of it counted differently.
     changed_in: int
     fresh: bool
-    promises: Mapping[str, Reservation]
+    reservations: Mapping[str, Reservation]
 
-    def is_of(self, terms: NodeTerms, fresh: bool, promises: Mapping[str, Reservation]) -> bool:
+    def is_of(self, terms: NodeTerms, fresh: bool, reservations: Mapping[str, Reservation]) -> bool:
         """Whether there is nothing new."""
-        return self.terms is terms and self.fresh == fresh and self.promises is promises
+        return self.terms is terms and self.fresh == fresh and self.reservations is reservations
 
-    def fences(self) -> dict[str, str]:
+    def health_issues(self) -> dict[str, str]:
         """Device -> why it is fenced."""
         return {
-            each.device.uuid: each.fence_detail or each.fence.sentence
+            each.device.uuid: each.health_detail or each.health_issue.sentence
             for each in self.terms.devices
-            if each.fence is not None
+            if each.health_issue is not None
         }
 
     def observed(self) -> set[tuple[str, str]]:
@@ -60,7 +60,7 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
         }
 
 
-class Watching:
+class ChangeFeed:
     """``name`` begins the ids of the reservations of this process; "" begins those of any."""
 
     def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
@@ -85,11 +85,11 @@ class Watching:
         of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
         for number, (terms, changed_in) in enumerate(of_all, 1):
             gpunode = self._cluster.gpunode(terms.name)
-            promises = gpunode.spec.reservations if gpunode else NOTHING
+            reservations = gpunode.spec.reservations if gpunode else NOTHING
             fresh = terms.fresh_until_s >= now_s
             known = seen.get(terms.name)
-            if known is None or not known.is_of(terms, fresh, promises):
-                now = _Seen(terms, changed_in, fresh, promises)
+            if known is None or not known.is_of(terms, fresh, reservations):
+                now = _Seen(terms, changed_in, fresh, reservations)
                 if known is not None:
                     self._compare(known, now)
                 elif not is_first:
@@ -106,45 +106,45 @@ class Watching:
 
     def _compare(self, was: _Seen, now: _Seen) -> None:
         node, feed = now.terms.name, self._feed
-        if was.promises is not now.promises and was.promises != now.promises:
-            self._compare_promises(node, was.promises, now.promises)
+        if was.reservations is not now.reservations and was.reservations != now.reservations:
+            self._compare_reservations(node, was.reservations, now.reservations)
         if was.fresh != now.fresh and now.terms.devices:
             feed.tell("report_returned" if now.fresh else "report_lost", node=node)
         if was.changed_in == now.changed_in:
             return  # as of nearly all
-        fenced, fences = was.fences(), now.fences()
-        for device in fenced.keys() - fences.keys():
+        unhealthy, health_issues = was.health_issues(), now.health_issues()
+        for device in unhealthy.keys() - health_issues.keys():
             feed.tell("device_healthy", node=node, device=device)
-        for device, why in fences.items():
-            if fenced.get(device) != why:
-                feed.tell("device_fenced", node=node, device=device, message=why)
+        for device, why in health_issues.items():
+            if unhealthy.get(device) != why:
+                feed.tell("device_unhealthy", node=node, device=device, message=why)
         for uid, device in sorted(now.observed() - was.observed()):
-            promise = now.promises.get(uid)
-            feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(promise))
+            reservation = now.reservations.get(uid)
+            feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))
 
-    def _compare_promises(
+    def _compare_reservations(
         self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
     ) -> None:
-        for uid, promise in now.items():
+        for uid, reservation in now.items():
             before = was.get(uid)
             if before is None:
-                told = "promise_made", self._maker(promise), _amount(promise)
-            elif before != promise:
-                told = "promise_changed", _change(before, promise), _amount(promise)
+                told = "reservation_made", self._maker(reservation), _amount(reservation)
+            elif before != reservation:
+                told = "reservation_changed", _change(before, reservation), _amount(reservation)
             else:
                 continue
             kind, cause, message = told
-            said = _pod(promise)
+            said = _pod(reservation)
             self._feed.tell(kind, node=node, uid=uid, cause=cause, message=message, **said)
         for uid in was.keys() - now.keys():
             cause = self._why_gone(uid, node)
             said = _pod(was[uid])
-            self._feed.tell("promise_removed", node=node, uid=uid, cause=cause, **said)
+            self._feed.tell("reservation_removed", node=node, uid=uid, cause=cause, **said)
 
-    def _maker(self, promise: Reservation) -> str:
-        if ADOPTED in promise.flags:
+    def _maker(self, reservation: Reservation) -> str:
+        if ADOPTED in reservation.flags:
             return "bound_without_us"
-        return "bind" if promise.attempt.startswith(self._name) else "bind_on_another_replica"
+        return "bind" if reservation.attempt.startswith(self._name) else "bind_on_another_replica"
 
     def _why_gone(self, uid: str, node: str) -> str:
         pod = self._cluster.pod(uid)
@@ -178,7 +178,7 @@ class Watching:
                 yield
 
 
-def start_watching(loops: Loops, watching: Watching, begun: asyncio.Event) -> None:
+def start_watching(loops: Loops, watching: ChangeFeed, begun: asyncio.Event) -> None:
     """Looks, once all was weighed, and lets others have their turn between two steps."""
 
     async def look() -> None:
@@ -190,14 +190,14 @@ def start_watching(loops: Loops, watching: Watching, begun: asyncio.Event) -> No
     loops.start("feed", look, LOOK_EVERY_S)
 
 
-def _pod(promise: Reservation | None) -> dict[str, str]:
-    return {"namespace": promise.namespace, "name": promise.name} if promise else {}
+def _pod(reservation: Reservation | None) -> dict[str, str]:
+    return {"namespace": reservation.namespace, "name": reservation.name} if reservation else {}
 
 
-def _amount(promise: Reservation) -> str:
+def _amount(reservation: Reservation) -> str:
     """What it is charged at the most on one device, and on which devices that may be."""
-    devices = sorted({uuid for charge in promise.charges for uuid in charge.candidates})
-    most = max((max(c.candidates.values(), default=0) for c in promise.charges), default=0)
+    devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
+    most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
     if len(devices) == 1:
         return f"{format_bytes(most)} on {devices[0]}"
     return f"{format_bytes(most)} on each that it may be on, of {len(devices)} devices"
@@ -217,8 +217,8 @@ def _decided(record: Record) -> tuple[str, str]:
         reason = REASONS[bound.reason]
         return bound.outcome, bound.message or (reason.sentence if reason else "")
     if filtered is not None and not filtered.fits:
-        told = [f"{n} {reason.sentence}" for code, n in filtered.refused.items()
+        told = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
                 if (reason := REASONS[code])]  # fmt: skip
-        return "refused", f"none of {filtered.offered} nodes: {', '.join(told)}"
+        return "rejected", f"none of {filtered.offered} nodes: {', '.join(told)}"
     ranked = record.part(Ranked)
     return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

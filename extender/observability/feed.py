@@ -20,7 +20,7 @@ class TooManyFollowers(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class FeedEvent:
     """``kind`` is one of a closed set, which docs/debug-api.md explains; what does not apply is
     empty."""
 
@@ -45,7 +45,7 @@ class Happening:
 class Follower:
     """What waits for it; None where nothing more will come."""
 
-    queue: asyncio.Queue[Happening | None] = field(
+    queue: asyncio.Queue[FeedEvent | None] = field(
         default_factory=lambda: asyncio.Queue(MOST_WAITING)
     )
     dropped: bool = False
@@ -58,7 +58,7 @@ class Feed:
         self._wall_s = wall_s
         self._generation = generation
         self._numbers = itertools.count(1)
-        self._past: deque[Happening] = deque(maxlen=KEPT)
+        self._past: deque[FeedEvent] = deque(maxlen=KEPT)
         self._followers: list[Follower] = []
         self.closed = False
 
@@ -70,12 +70,14 @@ class Feed:
         return feed
 
     def tell(self, kind: str, **said: str) -> None:
-        happening = Happening(next(self._numbers), self._wall_s(), self._generation(), kind, **said)
-        self._past.append(happening)
+        feed_event = FeedEvent(
+            next(self._numbers), self._wall_s(), self._generation(), kind, **said
+        )
+        self._past.append(feed_event)
         for follower in self._followers:
-            _put(follower, happening)
+            _put(follower, feed_event)
 
-    def past(self, after: int = 0, since_s: float = float("-inf")) -> list[Happening]:
+    def past(self, after: int = 0, since_s: float = float("-inf")) -> list[FeedEvent]:
         """Those that are kept, the oldest first: with a number above ``after``, not before that
         Unix time. May be called from any thread."""
         return [each for each in list(self._past) if each.number > after and each.at_s >= since_s]
@@ -101,8 +103,8 @@ class Feed:
             _put(follower, None)
 
 
-def _put(follower: Follower, happening: Happening | None) -> None:
+def _put(follower: Follower, feed_event: FeedEvent | None) -> None:
     try:
-        follower.queue.put_nowait(happening)
+        follower.queue.put_nowait(feed_event)
     except asyncio.QueueFull:
         follower.dropped = True

@@ -16,11 +16,11 @@ from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.fleet_totals import (
     Totals,
-    fenced,
     nodes_by_state,
     report_ages_s,
     some_devices,
     totals,
+    unhealthy,
 )
 from extender.state.heartbeats import age
 from extender.state.pending_pods import Pending
@@ -32,9 +32,9 @@ _FLEET = (
     ("capacity", "Physical memory of all devices, driver reserve included.", "capacity"),
     ("allocatable", "What of it can be promised.", "allocatable"),
     (
-        "promised",
+        "reserved",
         "Charged to pods that sit on a device for certain: the larger of request and use.",
-        "promised",
+        "reserved",
     ),
     (
         "awaited",
@@ -44,7 +44,11 @@ _FLEET = (
     ),
     ("committed", "All that is taken of what can be promised, in the worst case.", "committed"),
     ("used", "Measured use, whoever uses it.", "used"),
-    ("unowned", "Used by nobody that is known to be a pod, beyond the tolerance.", "unowned"),
+    (
+        "unattributed",
+        "Used by nobody that is known to be a pod, beyond the tolerance.",
+        "unattributed",
+    ),
     ("headroom", "What can still be promised; overcommitted devices count as full.", "headroom"),
     (
         "overcommitted",
@@ -55,11 +59,11 @@ _FLEET = (
 _DRIFT = {
     "beyond": "beyond_request",
     "unused": "unused",
-    "unpromised": "unpromised",
+    "unreserved": "unreserved",
 }
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     ("capacity", "Physical memory, driver reserve included.", lambda d: d.device.memory_bytes),
-    ("promised", "Charged to pods that sit here for certain.", lambda d: d.promised_bytes),
+    ("reserved", "Charged to pods that sit here for certain.", lambda d: d.reservation_bytes),
     ("used", "Measured use, whoever uses it.", lambda d: d.device.used_bytes),
     (
         "headroom",
@@ -159,11 +163,11 @@ class FleetCollector(Collector):
             nodes.add_metric([state], count)
         yield nodes
         devices = GaugeMetricFamily(
-            "headroom_fenced_devices",
+            "headroom_unhealthy_devices",
             "Devices on which nothing is placed, by the reason; absent where there is none.",
             labels=["reason"],
         )
-        for code, count in fenced(snap).items():
+        for code, count in unhealthy(snap).items():
             devices.add_metric([code], count)
         yield devices
         ages_s = report_ages_s(snap, self._stale_after_s, now_s)

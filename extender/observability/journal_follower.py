@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 8 << 20
 Address = tuple[str, int]
 
 
-class Following:
+class JournalFollower:
     """``places`` are hosts with or without a port; ``name`` is this process's own, ``cert`` the
     file of the certificate of the extenders' ports, if they speak TLS. Each journal takes the
     memory of ``bounds`` for decisions, and half as much for pods."""
@@ -151,7 +151,7 @@ class _Stream:
         name: str,
         bounds: Bounds,
         cert: Path | None,
-        following: Following,
+        following: JournalFollower,
     ) -> None:
         self._address = address
         self._name = name

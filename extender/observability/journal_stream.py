@@ -79,7 +79,7 @@ class Shown(msgspec.Struct, frozen=True):
     offered: int
     fits: int
     #: Code of the reason -> nodes.
-    refused: dict[int, int]
+    rejected: dict[int, int]
     sure: bool
     took_s: float
     asked: tuple[Asked, ...]
@@ -222,7 +222,7 @@ def _shown(decision: Decision, offered: Offered | None) -> Shown:
         decision.generation,
         decision.offered,
         decision.fits,
-        {CODE_OF[reason]: nodes for reason, nodes in decision.refused.items()},
+        {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()},
         decision.sure,
         decision.took_s,
         decision.asked,
@@ -277,10 +277,10 @@ class Copy:
         self.version = line.version
 
     def _decision(self, decision_id: str, shown: Shown) -> Decision:
-        refused: dict[Reason, int] = {}
-        for code, nodes in shown.refused.items():
+        rejected: dict[Reason, int] = {}
+        for code, nodes in shown.rejected.items():
             if 0 < code < len(REASONS) and (reason := REASONS[code]):
-                refused[reason] = nodes
+                rejected[reason] = nodes
         named, offered = shown.offered_nodes, None
         if named is not None and (known := self._sets.get(named.nodes)) is not None:
             offered = OfferedNodes(known, named.bits)
@@ -291,7 +291,7 @@ class Copy:
             shown.generation,
             shown.offered,
             shown.fits,
-            refused,
+            rejected,
             shown.sure,
             shown.took_s,
             shown.asked,

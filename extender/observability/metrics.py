@@ -49,7 +49,7 @@ class ProcessTelemetry:
             ["loop"],
             registry=registry,
         )
-        for outcome in ("taken", "refused"):
+        for outcome in ("taken", "rejected"):
             self.settings_reloads.labels(outcome)
 
 
@@ -152,20 +152,20 @@ class Telemetry(ViewTelemetry):
             ["verb"],
             registry=registry,
         )
-        self.refused_nodes = Counter(
-            "headroom_refused_nodes_total",
+        self.rejected_nodes = Counter(
+            "headroom_rejected_nodes_total",
             "Nodes refused in filter calls, by the code of the reason.",
             ["reason"],
             registry=registry,
         )
-        self.put_off = Counter(
-            "headroom_put_off_total",
+        self.spread_retries = Counter(
+            "headroom_retries_spread_total",
             "Filter calls for pods that were refused before and no node could take, answered with "
             "an Error, since too many such pods were tried in the same second.",
             registry=registry,
         )
-        self.would_refuse = Counter(
-            "headroom_would_refuse_total",
+        self.would_reject = Counter(
+            "headroom_would_reject_total",
             "Calls that let a pod through because the mode is observe, by the code of the reason: "
             "filter, none of the nodes offered would have taken it (the reason of most nodes); "
             "bind, the node that it was bound to would not.",
@@ -230,8 +230,8 @@ class Telemetry(ViewTelemetry):
             ["write"],
             registry=registry,
         )
-        self.wakes = Counter(
-            "headroom_wakes_total",
+        self.requeues = Counter(
+            "headroom_requeues_total",
             "Refused pods that kube-scheduler was made to try again because there is room for them "
             "now, by outcome: woken, overtaken (by another replica, or the pod changed), failed.",
             ["outcome"],
@@ -246,21 +246,21 @@ class Telemetry(ViewTelemetry):
         )
         for counter, outcomes in (
             (self.verb_errors, ("filter", "prioritize", "preempt", "bind")),
-            (self.refused_nodes, [reason.code for reason in Reason]),
+            (self.rejected_nodes, [reason.code for reason in Reason]),
             (self.binds, ("bound", "declined", "failed")),
             (self.predictions, [result.value for result in Result]),
-            (self.evictions, ("evicted", "refused")),
+            (self.evictions, ("evicted", "rejected")),
             (self.preemptions, ("proposed", "corrected", "added", "controller", "nobody")),
             (self.ledger_conflicts, CONFLICTING),
-            (self.wakes, ("woken", "overtaken", "failed")),
-            (self.loop_failures, ("intake", "reservations", "nodes", "notices", "wakes")),
+            (self.requeues, ("requeued", "overtaken", "failed")),
+            (self.loop_failures, ("intake", "reservations", "nodes", "notices", "requeues")),
         ):
             for outcome in outcomes:
                 counter.labels(outcome)
 
         for reason in Reason:
             for verb in ("filter", "bind"):
-                self.would_refuse.labels(verb, reason.code)
+                self.would_reject.labels(verb, reason.code)
         for surprise in Surprise:
             for overcommitted in ("yes", "no"):
                 self.misses.labels(surprise.value, overcommitted)

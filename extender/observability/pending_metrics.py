@@ -52,7 +52,7 @@ class PendingPods:
             elif decision.fits:
                 continue  # it is being bound
             else:
-                refused = decision.refused
+                refused = decision.rejected
                 rejected.append((pod, decision))
             pending.add(main_reason(refused), pod.metadata.creation_timestamp or "")
         self.pending = pending

@@ -30,7 +30,7 @@ def note_bind(
     reason = outcome.reason if isinstance(outcome, Declined) else None
     if isinstance(outcome, Bound) and outcome.despite is not None:
         reason = outcome.despite
-        telemetry.would_refuse.labels("bind", reason.code).inc()
+        telemetry.would_reject.labels("bind", reason.code).inc()
     message = outcome.message if isinstance(outcome, Failed) else ""
     version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
     which = decision_id(ask.uid, version) if version else ""
@@ -61,8 +61,8 @@ def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
         "prediction_missed",
         node=outcome.node,
         device=",".join(outcome.observed),
-        namespace=outcome.promise.namespace,
-        name=outcome.promise.name,
+        namespace=outcome.reservation.namespace,
+        name=outcome.reservation.name,
         uid=outcome.uid,
         decision_id=decision_of(pod) if pod else "",
         cause=outcome.surprise.value,
@@ -83,7 +83,7 @@ def note_outcome(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> Non
     log.warning(
         "prediction_missed",
         decision_id=decision_of(pod) if pod else "",
-        pod=f"{outcome.promise.namespace}/{outcome.promise.name}",
+        pod=f"{outcome.reservation.namespace}/{outcome.reservation.name}",
         pod_uid=outcome.uid,
         node=outcome.node,
         devices=outcome.observed,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES, Device
 from extender.placement.device_accounting import allocatable
-from extender.placement.device_health import UNBELIEVED, doubles, fences
+from extender.placement.device_health import UNBELIEVED, doubles, health_issues
 from extender.placement.occupancy import memories_of
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
@@ -47,10 +47,10 @@ def places_of(devices: Sequence[Device], reserve_bytes: int) -> Places:
     share of the most that any has.
     """
     memories = memories_of(devices)
-    fenced = fences(devices, memories, doubles(devices))
+    unhealthy = health_issues(devices, memories, doubles(devices))
     told = [
-        (device, fence not in UNBELIEVED, len(memory))
-        for device, (fence, _), memory in zip(devices, fenced, memories, strict=True)
+        (device, health_issue not in UNBELIEVED, len(memory))
+        for device, (health_issue, _), memory in zip(devices, unhealthy, memories, strict=True)
     ]
     return Places(
         allocatable_bytes=np.array(

@@ -76,18 +76,18 @@ def space(verdicts: Verdicts) -> Space:
     snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
     verdict = verdicts.asks[0]
     slots = slots_of(verdict.ask.resource, snap)
-    sound: Mask = slots & (columns.fence == 0)
+    sound: Mask = slots & (columns.health_issue == 0)
     opens: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]
     # Each of those that share a memory shows all that is left of it.
     left = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
     left = np.where(sound, left, 0)[rows]
     free = np.where(sound, columns.replicas_free, 0)[rows].astype(np.int64)
-    awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)[rows]
+    awaited = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)[rows]
     # What is free for pods on their way is free for nobody else.
     too_few: Nodes = free.sum(axis=1) - awaited < verdict.ask.count
     nobody: Mask = (free == 0) | too_few[:, None]
-    small = verdict.room_bytes < verdict.need_bytes
+    small = verdict.free_bytes < verdict.need_bytes
     needs = verdict.need_bytes[opens][sound[rows][opens]]
     return Space(
         open_nodes=int((opens & has_any).sum()),

@@ -96,7 +96,7 @@ def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
         if where[i] and (node.devices or reason is not Reason.STALE_REPORT):
             found[reason] = None
     for verdict in verdicts.asks if node.devices else ():
-        of_ask = [reason for reason, where in verdict.all_refused.items() if where[row]]
+        of_ask = [reason for reason, where in verdict.all_rejected.items() if where[row]]
         implied = {each for reason in of_ask for each in _IMPLIED.get(reason, ())}
         found |= dict.fromkeys(reason for reason in of_ask if reason not in implied)
     yield from (reason for reason in found if reason is not None)

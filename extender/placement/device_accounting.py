@@ -34,7 +34,7 @@ import msgspec
 
 from contract.gpunode import Device, GPUNodeStatus, Plugin
 from contract.reasons import Reason
-from extender.placement.device_health import UNBELIEVED, fences
+from extender.placement.device_health import UNBELIEVED, health_issues
 from extender.placement.device_plugin_model import Policy
 from extender.placement.occupancy import Holder, Occupancy, Tenancy
 from extender.placement.sm_reading import Activity, reported
@@ -48,21 +48,21 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     reserve_bytes: int
     #: Zero where the figures make no sense or the reserves take it all.
     allocatable_bytes: int
-    promised_bytes: int
-    awaited_bytes: int
-    strays_bytes: int
-    unowned_bytes: int
+    reservation_bytes: int
+    unconfirmed_bytes: int
+    unobserved_pods_bytes: int
+    unattributed_bytes: int
     #: Whether the agent told whose the memory is. If not, unowned is what is used beyond the
     #: requests of the pods seen here, and those of idle pods can hide strangers.
     attributed: bool
     #: Left for a pod that asks for one replica of this device's resource, and for one that asks
     #: for more, if this device is given to it; negative where nobody may come.
-    room_bytes: int
-    several_room_bytes: int
+    free_bytes: int
+    several_free_bytes: int
     #: What all pods on their way ask for together, as if the plugin could give each of them this.
     crowd_bytes: int
     #: Replicas of this device's resource promised to pods that were not observed yet.
-    awaited_replicas: int
+    unconfirmed_replicas: int
     #: How the plugin is taken to choose.
     policy: Policy
     #: How many replicas of its resource must be given out before one of this device can be; None:
@@ -80,15 +80,15 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: How many devices share this one's memory, itself included.
     sharers: int
     #: Why nothing may be placed here, and the particulars.
-    fence: Reason | None
-    fence_detail: str
+    health_issue: Reason | None
+    health_detail: str
     #: How busy its SMs are; None where nobody who measures that tells.
     activity: Activity | None
 
     @property
     def believed(self) -> bool:
         """Whether its figures are to be reckoned with."""
-        return self.fence not in UNBELIEVED
+        return self.health_issue not in UNBELIEVED
 
     @property
     def shared(self) -> bool:
@@ -101,12 +101,17 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def committed_bytes(self) -> int:
-        return self.promised_bytes + self.awaited_bytes + self.strays_bytes + self.unowned_bytes
+        return (
+            self.reservation_bytes
+            + self.unconfirmed_bytes
+            + self.unobserved_pods_bytes
+            + self.unattributed_bytes
+        )
 
     @property
-    def certain_room_bytes(self) -> int:
+    def certain_free_bytes(self) -> int:
         """Left for a pod that comes here whatever the plugin gives it and everybody else."""
-        taken_bytes = self.promised_bytes + self.strays_bytes + self.unowned_bytes
+        taken_bytes = self.reservation_bytes + self.unobserved_pods_bytes + self.unattributed_bytes
         return self.allocatable_bytes - taken_bytes - self.crowd_bytes
 
     @property
@@ -116,59 +121,62 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
 
 def weigh(
-    occupancy: Occupancy, status: GPUNodeStatus, reserve_bytes: int, unowned_tolerance_bytes: int
+    occupancy: Occupancy,
+    status: GPUNodeStatus,
+    reserve_bytes: int,
+    unattributed_tolerance_bytes: int,
 ) -> tuple[DeviceTerms, ...]:
     """Weigh every device that the node reports, in the report's order. ``occupancy`` says who is
     where on it by this report, or by an earlier one for which it was found to be the same."""
     devices, plugin = status.devices, status.plugin
-    fenced = fences(devices, occupancy.memories, occupancy.doubled)
+    unhealthy = health_issues(devices, occupancy.memories, occupancy.doubled)
     used_bytes = [known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []
-    for device, slot, memory, of, (fence, fence_detail) in zip(
-        devices, occupancy.slots, occupancy.memories, occupancy.tenancies, fenced, strict=True
+    for device, slot, memory, of, (health_issue, health_detail) in zip(
+        devices, occupancy.slots, occupancy.memories, occupancy.tenancies, unhealthy, strict=True
     ):
         held = weighed.get(memory)
         if held is None:
             held = weighed[memory] = _Commitments(of, used_bytes)
-        believed = fence not in UNBELIEVED
+        believed = health_issue not in UNBELIEVED
         mates = [devices[mate] for mate in memory]
         told_bytes = _attributed(mates) if held.all_measured else None
-        unowned_bytes = 0
+        unattributed_bytes = 0
         if believed:
-            explained_bytes = held.sitting_bytes + held.strays_bytes
+            explained_bytes = held.sitting_bytes + held.unobserved_pods_bytes
             if told_bytes is not None:
-                unowned_bytes = told_bytes
+                unattributed_bytes = told_bytes
             else:
                 # All use beyond what is charged for the pods seen here.
-                unowned_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
-            unowned_bytes = max(0, unowned_bytes - unowned_tolerance_bytes)
+                unattributed_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
+            unattributed_bytes = max(0, unattributed_bytes - unattributed_tolerance_bytes)
         allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
-        left_bytes = allocatable_bytes - held.strays_bytes - unowned_bytes
+        left_bytes = allocatable_bytes - held.unobserved_pods_bytes - unattributed_bytes
         terms.append(
             DeviceTerms(
                 device=device,
                 reserve_bytes=reserve_bytes,
                 allocatable_bytes=allocatable_bytes,
-                promised_bytes=held.sitting_bytes,
-                awaited_bytes=held.awaited_bytes,
-                strays_bytes=held.strays_bytes,
-                unowned_bytes=unowned_bytes,
+                reservation_bytes=held.sitting_bytes,
+                unconfirmed_bytes=held.unconfirmed_bytes,
+                unobserved_pods_bytes=held.unobserved_pods_bytes,
+                unattributed_bytes=unattributed_bytes,
                 attributed=told_bytes is not None,
-                room_bytes=held.room_bytes(left_bytes, of.with_newcomer),
-                several_room_bytes=held.room_bytes(left_bytes, of.with_several),
+                free_bytes=held.free_bytes(left_bytes, of.with_newcomer),
+                several_free_bytes=held.free_bytes(left_bytes, of.with_several),
                 crowd_bytes=of.crowd_bytes,
-                awaited_replicas=slot.awaited_replicas,
+                unconfirmed_replicas=slot.unconfirmed_replicas,
                 policy=slot.policy,
                 first=slot.first,
                 leaving=slot.leaving,
-                single=_refuses_several(device, plugin),
+                single=_rejects_several(device, plugin),
                 slot_safe=believed
                 and held.largest_bytes * sum([mate.replicas.total for mate in mates]) <= left_bytes,
                 holders=held.holders,
                 sharers=len(memory),
-                fence=fence,
-                fence_detail=fence_detail,
+                health_issue=health_issue,
+                health_detail=health_detail,
                 activity=reported(device, status.observed_at),
             )
         )
@@ -180,12 +188,12 @@ def allocatable(device: Device, reserve_bytes: int) -> int:
     return max(0, device.memory_bytes - device.reserved_bytes - reserve_bytes)
 
 
-def _refuses_several(device: Device, plugin: Plugin) -> bool:
+def _rejects_several(device: Device, plugin: Plugin) -> bool:
     """Whether it refuses a container with several shared replicas, after the pod was bound."""
     if device.sharing == "none":
         return False
-    refuses = plugin.fail_requests_greater_than_one
-    return device.sharing == "mps" if refuses is None else refuses
+    rejects = plugin.fail_requests_greater_than_one
+    return device.sharing == "mps" if rejects is None else rejects
 
 
 def known(used_bytes: int | None) -> int | None:
@@ -197,10 +205,10 @@ def _attributed(mates: Sequence[Device]) -> int | None:
     """Bytes of one memory that strangers use; None where the agent cannot attribute processes."""
     found = 0
     for device in mates:
-        unowned_bytes = known(device.unowned_bytes)
-        if unowned_bytes is None:
+        unattributed_bytes = known(device.unattributed_bytes)
+        if unattributed_bytes is None:
             return None
-        found += unowned_bytes
+        found += unattributed_bytes
     return found
 
 
@@ -210,12 +218,12 @@ class _Commitments:
     __slots__ = (
         "_ending_bytes",
         "all_measured",
-        "awaited_bytes",
         "holders",
         "largest_bytes",
         "sitting_bytes",
-        "strays_bytes",
         "tenancy",
+        "unconfirmed_bytes",
+        "unobserved_pods_bytes",
     )
 
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
@@ -235,20 +243,22 @@ class _Commitments:
         self.sitting_bytes = sum(charged)
         self.largest_bytes = max([*charged, *tenancy.most_bytes[:2]])
         self.holders = (*sitting, *coming) if any(tenancy.arrivals) else tuple(sitting)
-        self.strays_bytes = sum([sum_known(rows, used_bytes) or 0 for rows in tenancy.strays])
+        self.unobserved_pods_bytes = sum(
+            [sum_known(rows, used_bytes) or 0 for rows in tenancy.unobserved_pods]
+        )
         #: Whether the driver tells what each pod there uses.
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
         #: Bytes of each pod that is ending, the smallest first.
         self._ending_bytes = sorted([charged[place] for place in tenancy.ending])
         #: What those that come add to those that sit, in the worst case.
-        self.awaited_bytes = max(
+        self.unconfirmed_bytes = max(
             [
                 self._top(count) - self._freed_bytes(gone)
                 for gone, count in enumerate(tenancy.arrivals)
             ]
         )
 
-    def room_bytes(self, left_bytes: int, others_with: Sequence[int | None]) -> int:
+    def free_bytes(self, left_bytes: int, others_with: Sequence[int | None]) -> int:
         """What is left of ``left_bytes`` for a newcomer beside whom so many others may come."""
         most_bytes = self.tenancy.most_bytes
         least: int | None = None
@@ -256,15 +266,15 @@ class _Commitments:
             if others is None:
                 continue
             taken_bytes = self.sitting_bytes - self._freed_bytes(gone) + self._top(others)
-            room_bytes = left_bytes - taken_bytes
+            free_bytes = left_bytes - taken_bytes
             if others + 1 < len(most_bytes):
                 next_bytes = most_bytes[others + 1] - most_bytes[others]
-                if next_bytes > room_bytes:
+                if next_bytes > free_bytes:
                     # The newcomer can push that one here, if it is given another device itself.
-                    room_bytes -= next_bytes
-            least = room_bytes if least is None else min(least, room_bytes)
+                    free_bytes -= next_bytes
+            least = free_bytes if least is None else min(least, free_bytes)
         if least is None:
-            return left_bytes - self.sitting_bytes - self.awaited_bytes
+            return left_bytes - self.sitting_bytes - self.unconfirmed_bytes
         return least
 
     def _freed_bytes(self, gone: int) -> int:

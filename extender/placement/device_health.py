@@ -15,8 +15,8 @@ MAX_MPS_REPLICAS = 48
 MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
 #: The reason, and the particulars.
-Fence = tuple[Reason | None, str]
-_OPEN: Fence = (None, "")
+HealthIssue = tuple[Reason | None, str]
+_OPEN: HealthIssue = (None, "")
 
 
 def doubles(devices: Sequence[Device]) -> dict[str, int]:
@@ -25,11 +25,11 @@ def doubles(devices: Sequence[Device]) -> dict[str, int]:
     return {uuid: count for uuid, count in times.items() if count > 1}
 
 
-def fences(
+def health_issues(
     devices: Sequence[Device],
     memories: Sequence[Sequence[int]],
     doubled: Mapping[str, int],
-) -> list[Fence]:
+) -> list[HealthIssue]:
     """Of each device, in their order. ``memories`` are the slots of those that share its memory;
     ``doubled`` is what ``doubles`` says."""
     wrong: dict[int, str] = {}
@@ -47,7 +47,7 @@ def fences(
             sick[device.uuid] = device.health_reason or "unhealthy"
     if not (wrong or silent or sick):
         return [_OPEN] * len(devices)
-    found: list[Fence] = []
+    found: list[HealthIssue] = []
     for slot, device in enumerate(devices):
         mates = (slot, *memories[slot])
         if mistaken := _first(wrong, mates):
@@ -79,8 +79,11 @@ def _contradiction(device: Device) -> str:
         return f"reserved is {device.reserved_bytes} of {device.memory_bytes} bytes"
     if not 0 <= device.used_bytes <= device.memory_bytes:
         return f"used is {device.used_bytes} of {device.memory_bytes} bytes"
-    if device.unowned_bytes is not None and not 0 <= device.unowned_bytes <= device.used_bytes:
-        return f"unowned is {device.unowned_bytes} of {device.used_bytes} bytes used"
+    if (
+        device.unattributed_bytes is not None
+        and not 0 <= device.unattributed_bytes <= device.used_bytes
+    ):
+        return f"unowned is {device.unattributed_bytes} of {device.used_bytes} bytes used"
     if min(replicas.free, replicas.allocated, replicas.unhealthy) < 0:
         return "a number of replicas is negative"
     if replicas.total > (MAX_REPLICAS if device.sharing != "none" else 1):

@@ -59,7 +59,7 @@ class Choice(Protocol):
         ...
 
 
-def choice(policy: Policy, stocks: Sequence[Stock], promised: int | None = None) -> Choice:
+def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
     """The choice among devices of one resource that are offered together; where it is steered,
     ``promised`` is the place of the device that those on their way go to, if any are."""
     match policy:
@@ -72,7 +72,7 @@ def choice(policy: Policy, stocks: Sequence[Stock], promised: int | None = None)
         case "any":
             return _Every()
         case "steered":
-            return _Steered(stocks, promised)
+            return _Steered(stocks, reserved)
 
 
 class _Distributed:
@@ -146,15 +146,15 @@ class _Every:
 
 
 class _Steered:
-    def __init__(self, stocks: Sequence[Stock], promised: int | None) -> None:
+    def __init__(self, stocks: Sequence[Stock], reserved: int | None) -> None:
         self._stocks = stocks
-        self._promised = promised
+        self._reserved = reserved
 
     def first(self, device: int) -> int | None:
-        open_to_all = self._promised is None or self._promised == device
+        open_to_all = self._reserved is None or self._reserved == device
         return 0 if open_to_all and self._stocks[device].free else None
 
     def most(self, device: int, picks: int, gone: int) -> int:
-        if self._promised not in (None, device):
+        if self._reserved not in (None, device):
             return 0
         return min(picks, self._stocks[device].free + gone)

@@ -39,7 +39,7 @@ def chances(
     plugin: Plugin,
     device_choice: DeviceChoice,
     picks: Mapping[str, int],
-    promised: Mapping[str, Set[str]],
+    reserved: Mapping[str, Set[str]],
     leaving: Sequence[int],
     explained: Sequence[int],
 ) -> list[Chance]:
@@ -65,7 +65,7 @@ def chances(
     for (resource, _), slots in offered.items():
         # Gated and pinned nodes are admitted to as predicted ones are: that is safe.
         policy: Policy = plugin.allocation_policy
-        wanted = promised.get(resource, frozenset())
+        wanted = reserved.get(resource, frozenset())
         place_wanted = None
         if resource in doubted or any(wanted):
             # What is left of a time in which it was steered is not the plugin's choice.

@@ -47,13 +47,13 @@ class DeviceExplanation:
     terms: DeviceTerms
     need_bytes: int
     #: What the newcomer may count on here.
-    room_bytes: int
+    free_bytes: int
     #: Why it could be given this device.
     because: str
 
     @property
     def short_bytes(self) -> int:
-        return max(0, self.need_bytes - self.room_bytes)
+        return max(0, self.need_bytes - self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Explanation:
 
 def because(terms: DeviceTerms) -> str:
     """Why the plugin could give the device to the next pod, or why it cannot."""
-    first, coming = terms.first, terms.awaited_replicas
+    first, coming = terms.first, terms.unconfirmed_replicas
     if terms.policy == "steered" and terms.device.replicas.free > 0:
         if first is None:
             return "pods on their way are promised another device, and until then all are"
@@ -139,7 +139,7 @@ def certainty(node: NodeTerms) -> str:
     next_ones = Counter(
         terms.device.resource
         for terms in node.devices
-        if terms.first is not None and terms.first <= terms.awaited_replicas
+        if terms.first is not None and terms.first <= terms.unconfirmed_replicas
     )
     if max(next_ones.values(), default=0) <= 1:
         return "exact"
@@ -176,7 +176,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         DeviceExplanation(
             node.devices[slot],
             int(verdict.need_bytes[i, slot]),
-            int(verdict.room_bytes[i, slot]),
+            int(verdict.free_bytes[i, slot]),
             _BY_ITSELF.get(chosen_by) or because(node.devices[slot]),
         )
         for verdict in verdicts.asks
@@ -219,7 +219,7 @@ def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """(n,) bytes that the worst candidate lacks; the largest int64 where memory does not decide."""
     lacking = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
-        short = np.where(verdict.candidates, verdict.need_bytes - verdict.room_bytes, 0)
+        short = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
         lacking = np.maximum(lacking, short.max(axis=1, initial=0))
     by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
     return np.where(by_memory, lacking, INT64_MAX)
@@ -247,6 +247,6 @@ def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None
         return None
     least = np.full(len(verdicts.rows), INT64_MAX)
     for verdict in verdicts.asks:
-        room = np.where(verdict.candidates, verdict.room_bytes, INT64_MAX)
+        room = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
         least = np.minimum(least, room.min(axis=1, initial=INT64_MAX))
     return max(0, int(least[by_memory].max()))

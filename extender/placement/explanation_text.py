@@ -51,10 +51,10 @@ def _device(device: DeviceExplanation, measured: bool) -> list[str]:
     """The first line goes on after the device's name."""
     terms = device.terms
     if not terms.believed:
-        return [terms.fence_detail]
-    if terms.fence is not None:
-        return [f"unhealthy, {terms.fence_detail}"]
-    left = f"{gib(device.room_bytes)} left" if device.room_bytes > 0 else "nothing left"
+        return [terms.health_detail]
+    if terms.health_issue is not None:
+        return [f"unhealthy, {terms.health_detail}"]
+    left = f"{gib(device.free_bytes)} left" if device.free_bytes > 0 else "nothing left"
     short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""
     lines = [f"needs {gib(device.need_bytes)}, {left}{short}; {device.because}"]
     if terms.device.sharing == "mps":

@@ -29,7 +29,7 @@ Codes = NDArray[np.int8]
 
 #: Why a pod is refused on a node that obeys its variable, unless that is reckoned with there.
 _OBSTACLES = {
-    Visible.REFUSED: Reason.CHOOSES_DEVICES,
+    Visible.REJECTED: Reason.CHOOSES_DEVICES,
     Visible.BY_PLACEMENT: Reason.NOT_PINNED,
 }
 #: What a node whose device we choose is not refused for, if on no device there is room.
@@ -51,12 +51,12 @@ class AskVerdict:
     #: (nodes, slots)
     all_candidates: Mask
     all_need_bytes: Bytes2D
-    all_room_bytes: Bytes2D
+    all_free_bytes: Bytes2D
     #: (nodes,) where the device is ours to choose, not the plugin's.
     all_ours: Nodes
     #: Reason -> (nodes,) where it holds, in the order in which one is told; of those that are found
     #: together. Nobody reads it on the way to an answer.
-    all_refused: Mapping[Reason, Nodes]
+    all_rejected: Mapping[Reason, Nodes]
 
     @property
     def candidates(self) -> Mask:
@@ -69,9 +69,9 @@ class AskVerdict:
         return self.all_need_bytes[self.rows]
 
     @property
-    def room_bytes(self) -> Bytes2D:
+    def free_bytes(self) -> Bytes2D:
         """(n, slots) what is left for it there."""
-        return self.all_room_bytes[self.rows]
+        return self.all_free_bytes[self.rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,21 +139,21 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         mps=sharing == SHARING.index("mps"),
     )
     need = needed(ask, request.asks, places)
-    room = columns.room_bytes if ask.count == 1 else columns.several_room_bytes
+    room = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
     by_itself = None
     # Who has room and cannot be given is no help, but "on any device" would not be true.
     looked_at = slots
     if request.visible is not Visible.BY_PLUGIN:
         by_itself = overruled(ask, request, snap, slots, places, (could, need, room))
-        could, need, room = by_itself.could, by_itself.need_bytes, by_itself.room_bytes
+        could, need, room = by_itself.could, by_itself.need_bytes, by_itself.free_bytes
         looked_at = np.where(by_itself.pinned[:, None], could, could | slots)
     enough = room >= need
     free = (columns.replicas_free * slots).sum(axis=1)
-    awaited = np.where(slots, columns.replicas_awaited, 0).max(axis=1, initial=0)
+    awaited = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
 
     # What refuses a node as soon as it is true of one device that the pod could end on.
     faults = {
-        reason: columns.fence == CODE_OF[reason]
+        reason: columns.health_issue == CODE_OF[reason]
         for reason in (
             Reason.CONTRADICTORY_REPORT,
             Reason.MEMORY_UNKNOWN,
@@ -174,7 +174,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     steered = (slots & (columns.steered == 1)).any(axis=1)
     stuck = None
     if by_itself is None and steered.any():
-        usable = could & (columns.replicas_free - columns.replicas_awaited >= ask.count)
+        usable = could & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
         usable &= ~np.array([*faults.values()]).any(axis=0)
         spreads = request.policy is ScoringPolicy.SPREAD
         left = room - need
@@ -185,7 +185,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         stuck = steered & ~(usable & enough).any(axis=1)
     # All at once: for a few nodes the number of numpy's calls is what counts.
     faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
-    refused = {
+    rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
         **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
         Reason.NO_REPLICA: free - awaited < ask.count,
@@ -195,13 +195,13 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
     codes = np.zeros(len(snap.nodes), np.int8)
-    for reason, where in reversed(refused.items()):  # the first one is told
+    for reason, where in reversed(rejected.items()):  # the first one is told
         codes[where] = CODE_OF[reason]
     if stuck is not None:
         # Enough memory where replicas are too few.
         codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
     ours = steered if by_itself is None else by_itself.pinned
-    return AskVerdict(ask, rows, codes, could, need, room, ours, refused)
+    return AskVerdict(ask, rows, codes, could, need, room, ours, rejected)
 
 
 def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, unrest: Bytes2D, spreads: bool) -> Mask:

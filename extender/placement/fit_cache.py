@@ -24,7 +24,7 @@ NEVER_STALE_S = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weighing:
+class CachedFit:
     """One kind of request on one snapshot; arrays are over the rows of the snapshot.
 
     It does not keep the snapshot itself in memory, so the snapshot is an argument.
@@ -38,7 +38,7 @@ class Weighing:
     fresh_codes: Codes
     standing: Standing
 
-    def after(self, request: VramRequest, snap: Snapshot) -> "Weighing":
+    def after(self, request: VramRequest, snap: Snapshot) -> "CachedFit":
         """Return the weighing of a newer snapshot: only nodes that changed are weighed again."""
         nodes, scale = len(snap.nodes), _scale(snap)
         changed = np.flatnonzero(snap.changed_in > self.generation)
@@ -53,7 +53,7 @@ class Weighing:
             found = standing(verdicts, self.weights)
             for column, figures in zip(columns, found.columns, strict=True):
                 column[changed] = figures
-        return Weighing(self.weights, snap.generation, scale, codes, Standing.of(columns))
+        return CachedFit(self.weights, snap.generation, scale, codes, Standing.of(columns))
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """What ``fit`` says about these rows."""
@@ -78,31 +78,31 @@ class Weighing:
         return rank_rows(request, snap, rows, fits, stands, now_s, self.weights, market)
 
 
-def _nothing(weights: Weights) -> Weighing:
+def _nothing(weights: Weights) -> CachedFit:
     """Before there was any node."""
     none = np.empty(0, np.int64)
     standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
-    return Weighing(weights, -1, (0, 0), np.empty(0, np.int8), standing)
+    return CachedFit(weights, -1, (0, 0), np.empty(0, np.int8), standing)
 
 
 def _scale(snap: Snapshot) -> tuple[int, int]:
     return snap.largest_device_bytes, snap.largest_node_bytes
 
 
-class Weighings:
+class FitCache:
     """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
 
     def __init__(self, weights: Weights, capacity: int = 64) -> None:
         self._nothing = _nothing(weights)
-        self._held: Bounded[Kind, Weighing] = Bounded(capacity)
+        self._held: Bounded[Kind, CachedFit] = Bounded(capacity)
 
-    def weigh(self, request: VramRequest, snap: Snapshot) -> Weighing:
+    def weigh(self, request: VramRequest, snap: Snapshot) -> CachedFit:
         """Weigh a request that asks for something on every node of the snapshot."""
-        weighing = self._held.get(request.kind, self._nothing)
-        if weighing.generation != snap.generation:
-            weighing = weighing.after(request, snap)
-        self._held[request.kind] = weighing
-        return weighing
+        cached = self._held.get(request.kind, self._nothing)
+        if cached.generation != snap.generation:
+            cached = cached.after(request, snap)
+        self._held[request.kind] = cached
+        return cached
 
 
 def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:

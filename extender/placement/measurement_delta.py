@@ -17,7 +17,7 @@ from extender.placement.sm_reading import reported
 #: What may differ; of the first two not everything.
 _MEASURED = (
     "used_bytes",
-    "unowned_bytes",
+    "unattributed_bytes",
     "sm_activity",
     "sm_occupancy_ratio",
     "utilization_ratio",
@@ -30,7 +30,7 @@ def remeasured(
     occupancy: Occupancy,
     was: GPUNodeStatus,
     now: GPUNodeStatus,
-    unowned_tolerance_bytes: int,
+    unattributed_tolerance_bytes: int,
 ) -> tuple[DeviceTerms, ...] | None:
     """What ``weigh`` says of the report ``now``; None where that takes weighing. ``terms`` are what
     it says of ``was``, both with this occupancy and the same reserve and tolerance; of SM activity
@@ -48,9 +48,9 @@ def remeasured(
         terms, was.devices, now.devices, occupancy.tenancies, strict=True
     ):
         if (
-            each.fence is not None
+            each.health_issue is not None
             or _settled(before) != _settled(device)
-            or not _strangers_alike(each, before, device, unowned_tolerance_bytes)
+            or not _strangers_alike(each, before, device, unattributed_tolerance_bytes)
         ):
             return None
         if (holders := quoted.get(id(tenancy))) is None:
@@ -80,28 +80,28 @@ def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occu
 
 
 def _strangers_alike(
-    terms: DeviceTerms, was: Device, now: Device, unowned_tolerance_bytes: int
+    terms: DeviceTerms, was: Device, now: Device, unattributed_tolerance_bytes: int
 ) -> bool:
     """Whether the device's figures make sense, and as little is charged for strangers as before."""
     if not 0 <= now.used_bytes <= now.memory_bytes:
         return False
-    if was.unowned_bytes is None or now.unowned_bytes is None:
-        if was.unowned_bytes is not now.unowned_bytes:
+    if was.unattributed_bytes is None or now.unattributed_bytes is None:
+        if was.unattributed_bytes is not now.unattributed_bytes:
             return False
-    elif not 0 <= now.unowned_bytes <= now.used_bytes:
+    elif not 0 <= now.unattributed_bytes <= now.used_bytes:
         return False
     if terms.attributed:
-        if was.unowned_bytes == now.unowned_bytes:
+        if was.unattributed_bytes == now.unattributed_bytes:
             return True
-        beyond_bytes = now.unowned_bytes if terms.sharers == 1 else None
+        beyond_bytes = now.unattributed_bytes if terms.sharers == 1 else None
     else:
         if was.used_bytes == now.used_bytes:
             return True
-        beyond_bytes = now.used_bytes - terms.promised_bytes - terms.strays_bytes
+        beyond_bytes = now.used_bytes - terms.reservation_bytes - terms.unobserved_pods_bytes
     return (
-        terms.unowned_bytes == 0
+        terms.unattributed_bytes == 0
         and beyond_bytes is not None
-        and beyond_bytes <= unowned_tolerance_bytes
+        and beyond_bytes <= unattributed_tolerance_bytes
     )
 
 

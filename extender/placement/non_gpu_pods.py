@@ -25,7 +25,7 @@ def spare_bytes(node: NodeTerms) -> int:
 
 def _spare_bytes(terms: DeviceTerms) -> int:
     """Of a device that nobody can be given nothing, and its part of a memory that several share."""
-    if terms.fence is not None or not terms.device.replicas.free:
+    if terms.health_issue is not None or not terms.device.replicas.free:
         return 0
     return max(terms.headroom_bytes, 0) // max(terms.sharers, 1)
 

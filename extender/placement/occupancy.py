@@ -69,7 +69,7 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     ending: tuple[int, ...]
     #: Of all who were measured there, and of each pod to which nothing is promised.
     rows: Rows
-    strays: tuple[Rows, ...]
+    unobserved_pods: tuple[Rows, ...]
     #: Whom the plugin could send there, the largest first.
     coming: tuple[Holder, ...]
     #: Number of pods -> the most bytes that so many of those that come can ask for.
@@ -93,7 +93,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     policy: Policy
     first: int | None
     leaving: int
-    awaited_replicas: int
+    unconfirmed_replicas: int
 
 
 class Occupancy(msgspec.Struct, frozen=True, gc=False):
@@ -147,8 +147,9 @@ def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bo
     if was is now:
         return True
     return list(was) == list(now) and all(
-        held is promise or (held.charges == promise.charges and _named(held) == _named(promise))
-        for held, promise in zip(was.values(), now.values(), strict=True)
+        held is reservation
+        or (held.charges == reservation.charges and _named(held) == _named(reservation))
+        for held, reservation in zip(was.values(), now.values(), strict=True)
     )
 
 
@@ -202,7 +203,7 @@ def occupy(
                     if sitter.uid in leaving and sitter.uid not in elsewhere.uids
                 ),
                 uses.rows(memory),
-                uses.strays(memory, reservations),
+                uses.unobserved_pods(memory, reservations),
                 queue.for_memory(memory, {sitter.uid for sitter in sitters}),
                 [ways[mate] for mate in memory],
                 queue.renamed(memory),
@@ -264,7 +265,7 @@ def _ways(
         status.plugin,
         device_choice,
         queue.picks,
-        queue.promised,
+        queue.reserved,
         [uses.replicas_of(slot, leaving) for slot in slots],
         [uses.replicas_of(slot) for slot in slots],
     )
@@ -274,7 +275,7 @@ def _tenancy(
     sitters: list[Sitter],
     ending: tuple[int, ...],
     rows: Rows,
-    strays: tuple[Rows, ...],
+    unobserved_pods: tuple[Rows, ...],
     coming: list[Holder],
     ways: list[Chance],
     renamed: int,
@@ -299,7 +300,7 @@ def _tenancy(
         sitters=tuple(sitters),
         ending=ending,
         rows=rows,
-        strays=strays,
+        unobserved_pods=unobserved_pods,
         coming=tuple(coming),
         most_bytes=_once((0, *accumulate([holder.requested_bytes for holder in coming]))),
         leaving=leaving,
@@ -375,7 +376,9 @@ class _Uses:
         rows = [row for slot in memory for of in self._rows[slot].values() for row in of]
         return _once(tuple(rows))
 
-    def strays(self, memory: Memory, reservations: Mapping[str, Reservation]) -> tuple[Rows, ...]:
+    def unobserved_pods(
+        self, memory: Memory, reservations: Mapping[str, Reservation]
+    ) -> tuple[Rows, ...]:
         uids = dict.fromkeys(uid for slot in memory for uid in self._rows[slot])
         return tuple([self.of(uid, memory) for uid in uids if uid not in reservations])
 
@@ -391,9 +394,9 @@ class _Elsewhere:
         for uid, reservation in reservations.items():
             for charge in reservation.charges:
                 if charge.by_environment:
-                    promised = self.uids.setdefault(uid, {})
+                    reserved = self.uids.setdefault(uid, {})
                     for uuid, size in charge.candidates.items():
-                        promised[uuid] = promised.get(uuid, 0) + size
+                        reserved[uuid] = reserved.get(uuid, 0) + size
                         self._on.setdefault(uuid, []).append(uid)
 
     def sitters(
@@ -406,9 +409,9 @@ class _Elsewhere:
         """Those that are promised to a memory, or are seen to use it."""
         uuids = [devices[slot].uuid for slot in memory]
         seen = [uid for slot in memory for uid in uses.uids(slot) if uid in self.uids]
-        promised = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
+        reserved = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
         found: list[Sitter] = []
-        for uid in dict.fromkeys([*seen, *promised]):
+        for uid in dict.fromkeys([*seen, *reserved]):
             rows = uses.of(uid, memory)
             sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
             if not sizes:
@@ -462,7 +465,7 @@ class _Queue:
         #: Resource -> replicas waited for.
         self.picks = Counter[str]()
         #: Resource -> the devices that were chosen for those that wait; "" where none was.
-        self.promised: dict[str, set[str]] = {}
+        self.reserved: dict[str, set[str]] = {}
         #: Resource -> pod, its charge, the most that it asks for on any device.
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
         #: Uuid -> those that were promised the device under a name that it had before.
@@ -474,7 +477,7 @@ class _Queue:
                 if not (missing := uses.missing(uid, charge)):
                     continue
                 self.picks[resource] += missing
-                self.promised.setdefault(resource, set()).add(charge.choice)
+                self.reserved.setdefault(resource, set()).add(charge.choice)
                 if charge.by_environment:
                     continue  # it takes a replica away, and no memory of its device
                 most_bytes = max(charge.candidates.values(), default=0)
@@ -504,8 +507,10 @@ class _Queue:
         """Mostly the same for each device."""
         holder = self._holders.get(uid)
         if holder is None or holder.requested_bytes != size:
-            promise = self._reservations[uid]
-            holder = Holder(uid, promise.namespace, promise.name, size, None, observed=False)
+            reservation = self._reservations[uid]
+            holder = Holder(
+                uid, reservation.namespace, reservation.name, size, None, observed=False
+            )
             self._holders[uid] = holder
         return holder
 

@@ -46,8 +46,11 @@ class Misplaced:
 def overfull(devices: Iterable[DeviceTerms]) -> bool:
     """Whether some device has no room for all that sit there, or is no device to start on."""
     return any(
-        terms.promised_bytes
-        and (_excess_bytes(terms, _sitting(terms)) > 0 or terms.fence is Reason.UNHEALTHY_DEVICE)
+        terms.reservation_bytes
+        and (
+            _excess_bytes(terms, _sitting(terms)) > 0
+            or terms.health_issue is Reason.UNHEALTHY_DEVICE
+        )
         for terms in devices
     )
 
@@ -65,7 +68,7 @@ def misplaced(
     for terms in devices:
         if not terms.believed:
             continue  # nobody starts there, and nobody knows whether there is room
-        sick = terms.fence is Reason.UNHEALTHY_DEVICE
+        sick = terms.health_issue is Reason.UNHEALTHY_DEVICE
         sitting = [holder for holder in _sitting(terms) if holder.uid not in leaving | leave]
         excess_bytes = _excess_bytes(terms, sitting)
         for holder in sorted(sitting, key=lambda h: _turn(h, idle), reverse=True):
@@ -93,4 +96,9 @@ def _sitting(terms: DeviceTerms) -> list[Holder]:
 
 def _excess_bytes(terms: DeviceTerms, sitting: Iterable[Holder]) -> int:
     charged_bytes = sum(holder.charged_bytes for holder in sitting)
-    return charged_bytes + terms.strays_bytes + terms.unowned_bytes - terms.allocatable_bytes
+    return (
+        charged_bytes
+        + terms.unobserved_pods_bytes
+        + terms.unattributed_bytes
+        - terms.allocatable_bytes
+    )

@@ -13,7 +13,7 @@ MIB = 1 << 20
 class VisibleDevices(Enum):
     """What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself where it may be obeyed."""
 
-    REFUSE = "refuse"
+    REJECT = "reject"
     #: It must have room on every device of the node, and is charged on every one.
     CHARGE = "charge"
 
@@ -49,7 +49,7 @@ class Rules:
     #: Extended resources that are GPUs; a name that ends in ``*`` stands for all that begin so.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
     #: Whether pods that annotate nothing, in namespaces without a default, are refused.
-    refuse_unannotated: bool = False
+    reject_unannotated: bool = False
     #: Whether GPUs that several pods share are given out only where an agent reports them.
     require_report: bool = True
     #: Image of the gate that counts on gated nodes; empty: none does.
@@ -59,7 +59,7 @@ class Rules:
     #: How pods that do not say are scored.
     policy: ScoringPolicy = ScoringPolicy.PACK
     weights: Weights = Weights()
-    visible_devices: VisibleDevices = VisibleDevices.REFUSE
+    visible_devices: VisibleDevices = VisibleDevices.REJECT
     #: Whether an ``envFrom`` is taken to set NVIDIA_VISIBLE_DEVICES where it could.
     suspect_env_from: bool = False
     #: How long a pod may use more than it asked for before anybody is told.

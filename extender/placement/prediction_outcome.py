@@ -75,7 +75,7 @@ class Basis:
 
     status: GPUNodeStatus
     #: All promises, the pod's own too, and what bystanders were charged.
-    promises: Mapping[str, Reservation]
+    reservations: Mapping[str, Reservation]
     leaving: Set[str]
     device_choice: DeviceChoice
 
@@ -86,9 +86,9 @@ class Since:
 
     status: GPUNodeStatus
     #: Promised by us after the pod was.
-    promises: Mapping[str, Reservation]
+    reservations: Mapping[str, Reservation]
     #: On the node without our promise, and not known at the basis.
-    bystanders: Mapping[str, Reservation]
+    unreserved_pods: Mapping[str, Reservation]
     #: Pods on their way that were not compared yet: of those that one report shows together the
     #: one bound last came too many.
     later: Set[str]
@@ -105,20 +105,20 @@ class Comparison:
     surprise: Surprise | None = None
 
 
-def predicted(promise: Reservation) -> tuple[str, ...]:
+def predicted(reservation: Reservation) -> tuple[str, ...]:
     """The devices that the pod could be given when it was bound."""
     devices = (
         uuid
-        for charge in promise.charges
+        for charge in reservation.charges
         for uuid in charge.candidates
         if uuid not in charge.beyond
     )
     return tuple(dict.fromkeys(devices))
 
 
-def chosen(promise: Reservation) -> tuple[str, ...]:
+def chosen(reservation: Reservation) -> tuple[str, ...]:
     """The devices that were chosen for the pod, for its node's agent to have them taken."""
-    return tuple(dict.fromkeys(charge.choice for charge in promise.charges if charge.choice))
+    return tuple(dict.fromkeys(charge.choice for charge in reservation.charges if charge.choice))
 
 
 def observed(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
@@ -132,17 +132,17 @@ def used(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(devices))
 
 
-def is_by_environment(promise: Reservation) -> bool:
+def is_by_environment(reservation: Reservation) -> bool:
     """Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it uses."""
-    return any(charge.by_environment for charge in promise.charges)
+    return any(charge.by_environment for charge in reservation.charges)
 
 
-def is_shown(status: GPUNodeStatus, uid: str, promise: Reservation) -> bool:
+def is_shown(status: GPUNodeStatus, uid: str, reservation: Reservation) -> bool:
     """Whether the report shows the pod with all replicas that it asked for; or, where its own
     variable decides, what it uses."""
-    if is_by_environment(promise):
+    if is_by_environment(reservation):
         return bool(used(status, uid))
-    return len(_held(status, {uid})) >= sum(charge.count for charge in promise.charges) > 0
+    return len(_held(status, {uid})) >= sum(charge.count for charge in reservation.charges) > 0
 
 
 def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
@@ -156,7 +156,9 @@ def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
     return found
 
 
-def compare(uid: str, promise: Reservation, grounds: Sequence[tuple[Basis, Since]]) -> Comparison:
+def compare(
+    uid: str, reservation: Reservation, grounds: Sequence[tuple[Basis, Since]]
+) -> Comparison:
     """Compare where the pod was predicted to sit with where it does.
 
     ``grounds``: what was known when it was bound and came after, then the same for each report on
@@ -164,7 +166,7 @@ def compare(uid: str, promise: Reservation, grounds: Sequence[tuple[Basis, Since
     so the pod must be where each of them allows.
     """
     status = grounds[0][1].status
-    said = predicted(promise)
+    said = predicted(reservation)
     seen = observed(status, uid)
     for basis, since in grounds:
         look = _Look(basis, since, seen)
@@ -174,9 +176,9 @@ def compare(uid: str, promise: Reservation, grounds: Sequence[tuple[Basis, Since
     return Comparison(Result.HIT if inside else Result.SHIFTED, said, seen)
 
 
-def compare_used(uid: str, promise: Reservation, status: GPUNodeStatus) -> Comparison:
+def compare_used(uid: str, reservation: Reservation, status: GPUNodeStatus) -> Comparison:
     """Compare the devices that a pod's own variable names with those that it uses."""
-    said, seen = predicted(promise), used(status, uid)
+    said, seen = predicted(reservation), used(status, uid)
     if set(seen) <= set(said):
         return Comparison(Result.HIT, said, seen)
     return Comparison(Result.MISS, said, seen, Surprise.DISOBEYED)
@@ -203,25 +205,25 @@ class _Look:
     def __init__(self, basis: Basis, since: Since, seen: Sequence[str]) -> None:
         self._basis = basis
         self._since = since
-        own = {**since.promises, **basis.promises}
+        own = {**since.reservations, **basis.reservations}
         sat = _held(basis.status, own.keys())
         arrived = _held(since.status, own.keys() - since.later) - sat
         # What a pod uses by its own variable is no replica.
-        strangers = {other for other, promise in own.items() if is_by_environment(promise)}
+        strangers = {other for other, reservation in own.items() if is_by_environment(reservation)}
         arrived = {held for held in arrived if held[1] or held[2] not in strangers}
         #: Device of the pod -> replicas of it that those on their way have by now.
         self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in seen}
         before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))
         self._gone = before - now
         known = own.keys() | before
-        heard_of = {o: p for o, p in since.bystanders.items() if o not in basis.promises}
-        self._bystanders = {**_strays(since.status, known), **heard_of}
+        heard_of = {o: p for o, p in since.unreserved_pods.items() if o not in basis.reservations}
+        self._unreserved_pods = {**_unobserved_pods(since.status, known), **heard_of}
 
     def happened(self) -> set[Surprise]:
         found = set(self._since.changes)
         if self._gone - self._basis.leaving:
             found.add(Surprise.RELEASED)
-        if self._bystanders:
+        if self._unreserved_pods:
             found.add(Surprise.BYPASS)
         return found
 
@@ -229,11 +231,11 @@ class _Look:
         """Whether what was known, and what happened as given, could bring it there."""
         basis, since = self._basis, self._since
         status = _with_health(basis.status, since.status) if health else basis.status
-        promises = {**since.promises, **basis.promises}
+        reservations = {**since.reservations, **basis.reservations}
         if bypass:
-            promises |= self._bystanders
+            reservations |= self._unreserved_pods
         leaving = basis.leaving | self._gone if released else basis.leaving
-        chances = possibilities(status, promises, leaving, basis.device_choice)
+        chances = possibilities(status, reservations, leaving, basis.device_choice)
         most = {
             device.uuid: chance.most(0, self._let_go(device.uuid, leaving)) + chance.unexplained
             for device, chance in zip(status.devices, chances, strict=True)
@@ -254,7 +256,7 @@ def _held(status: GPUNodeStatus, uids: Set[str]) -> set[tuple[str, str, str]]:
     return {(use.device, use.replica, use.uid) for use in status.pods if use.uid in uids}
 
 
-def _strays(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
+def _unobserved_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
     """Pods that only the report tells of, as if they had been promised what they hold."""
     resource_of = {device.uuid: device.resource for device in status.devices}
     held = _held(status, {use.uid for use in status.pods} - known)

@@ -166,7 +166,7 @@ def understand(
         processes = 1 if written is None else parse_processes(written)
         amounts = _Amounts.read(pod, default_vram, processes) if counts else None
         containers = _container_asks(pod, counts, amounts)
-        if rules.refuse_unannotated and any(ask.source == "replica" for ask in containers):
+        if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
                 Reason.UNANNOTATED,
                 f"pod asks for a GPU without annotation {VRAM}; right is, for example, '8Gi'",
@@ -198,7 +198,7 @@ def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
     )
     # Which of several resources a device that it names is of, is not ours to say.
     several = len({ask.resource for ask in asks}) > 1
-    return Visible.REFUSED if several and found is not Visible.BY_PLUGIN else found
+    return Visible.REJECTED if several and found is not Visible.BY_PLUGIN else found
 
 
 def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:

@@ -113,7 +113,7 @@ def _within_0_and_1(values: Scores) -> Scores:
 
 def _left(verdict: AskVerdict) -> Rows:
     after = np.where(
-        verdict.all_candidates, verdict.all_room_bytes - verdict.all_need_bytes, MAX_DEVICE_BYTES
+        verdict.all_candidates, verdict.all_free_bytes - verdict.all_need_bytes, MAX_DEVICE_BYTES
     )
     left: Rows = after.min(axis=1, initial=MAX_DEVICE_BYTES)
     return left
@@ -152,7 +152,7 @@ def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
 
 
 def _roomy(verdict: AskVerdict, snap: Snapshot) -> Nodes:
-    short: Mask = verdict.all_room_bytes < verdict.all_need_bytes
+    short: Mask = verdict.all_free_bytes < verdict.all_need_bytes
     # An unshared device that is held is given to nobody; and to keep off nodes with such ones
     # would leave none empty for pods that want all of a node's devices.
     short = short & (snap.columns.replicas > 1)

@@ -70,15 +70,15 @@ class Columns:
     allocatable_bytes: Bytes2D
     #: What is left here for a pod that asks for one replica, if it lands here; for one that asks
     #: for more.
-    room_bytes: Bytes2D
-    several_room_bytes: Bytes2D
+    free_bytes: Bytes2D
+    several_free_bytes: Bytes2D
     #: What is left if those that are on their way do their worst.
     headroom_bytes: Bytes2D
     replicas: Int2D
     #: Replicas that no observed pod holds.
     replicas_free: Int2D
     #: Replicas of the slot's resource promised to pods not observed yet, on the whole node.
-    replicas_awaited: Int2D
+    replicas_unconfirmed: Int2D
     #: The fewest replicas that a pod must ask for to be possibly given one of this device; more
     #: than anybody asks for where it never is.
     reach: Int2D
@@ -93,7 +93,7 @@ class Columns:
     #: Index into ``SHARING``.
     sharing: Int2D
     #: Code of the reason that fences the device; 0 for none.
-    fence: Int2D
+    health_issue: Int2D
     #: SM activity in parts per million; -1 where it is not known.
     sm_ppm: Int2D
     #: What its pods use beyond their requests, in parts per million of what can be promised.

@@ -217,19 +217,19 @@ class Table:
         return (
             device.memory_bytes if believed else 0,
             terms.allocatable_bytes,
-            clamped(terms.room_bytes),
-            clamped(terms.several_room_bytes),
+            clamped(terms.free_bytes),
+            clamped(terms.several_free_bytes),
             clamped(terms.headroom_bytes),
             replicas.total if believed else 1,
             min(free, MANY),
-            min(terms.awaited_replicas, MANY),
+            min(terms.unconfirmed_replicas, MANY),
             reach(terms),
             terms.policy == "steered",
             terms.single,
             self._resources.setdefault(device.resource, len(self._resources)),
             terms.sharers,
             _SHARING[device.sharing],
-            CODE_OF[terms.fence],
+            CODE_OF[terms.health_issue],
             _sm_ppm(terms),
             _exceeded_ppm(terms),
         )
@@ -243,7 +243,7 @@ def reach(terms: DeviceTerms) -> int:
     """The fewest replicas of which one can be of this device, for the next pod to ask."""
     if terms.first is None:
         return MANY
-    return min(max(1, terms.first - terms.awaited_replicas + 1), MANY)
+    return min(max(1, terms.first - terms.unconfirmed_replicas + 1), MANY)
 
 
 def _exceeded_ppm(terms: DeviceTerms) -> int:

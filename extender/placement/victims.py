@@ -98,7 +98,7 @@ def smallest(
     pods: Sequence[Evictable],
     budgets: Sequence[Budget],
     devices: Sequence[tuple[Rank, Set[str]]],
-    promising: Helps,
+    reserving: Helps,
     helps: Helps,
     tries: Tries,
     below: Rank | None = None,
@@ -113,7 +113,7 @@ def smallest(
     true of a part of it; where it is false nothing helps. ``helps`` is asked at most as often as
     ``tries`` allows, once for each set.
     """
-    search = _Search(budgets, promising, helps, tries)
+    search = _Search(budgets, reserving, helps, tries)
     if len(pods) <= FEW:
         return search.exact(pods, below)
     best: frozenset[str] | None = None
@@ -129,10 +129,10 @@ def smallest(
 
 class _Search:
     def __init__(
-        self, budgets: Sequence[Budget], promising: Helps, helps: Helps, tries: Tries
+        self, budgets: Sequence[Budget], reserving: Helps, helps: Helps, tries: Tries
     ) -> None:
         self._budgets = budgets
-        self._promising = promising
+        self._reserving = reserving
         self._helps = helps
         self._tries = tries
         #: What is known already, as sets on one device are sets on the node.
@@ -156,7 +156,7 @@ class _Search:
             if self._tries.left <= 0:
                 return None
             for i in range(members[-1] + 1 if members else 0, len(ordered)):
-                if not self._promising(uids | rest[i]):
+                if not self._reserving(uids | rest[i]):
                     break  # nor with fewer of them
                 more = (*members, i)
                 heappush(heap, (rank([ordered[j] for j in more], self._budgets), more))
@@ -182,7 +182,7 @@ class _Search:
     def _does(self, uids: frozenset[str]) -> bool:
         known = self._known.get(uids)
         if known is None:
-            if self._tries.left <= 0 or not self._promising(uids):
+            if self._tries.left <= 0 or not self._reserving(uids):
                 return False
             self._tries.left -= 1
             known = self._known[uids] = self._helps(uids)

@@ -43,7 +43,7 @@ class Visible(Enum):
     #: The pod itself, and it is charged on every device of a node that may obey it.
     BY_POD = "by-pod"
     #: The pod itself, and it is refused there.
-    REFUSED = "refused"
+    REJECTED = "rejected"
 
 
 def visible(
@@ -61,8 +61,8 @@ def visible(
     follows = {container.name for container in containers if _followed(container) is not None}
     partly = not follows.issuperset(asking) or not followed(containers) <= set(placed)
     if chooses or (follows and partly):
-        refuse = rules.visible_devices is VisibleDevices.REFUSE
-        return Visible.REFUSED if refuse else Visible.BY_POD
+        reject = rules.visible_devices is VisibleDevices.REJECT
+        return Visible.REJECTED if reject else Visible.BY_POD
     return Visible.BY_PLACEMENT if follows else Visible.BY_PLUGIN
 
 

@@ -49,7 +49,7 @@ class Candidates:
 
     could: Mask
     need_bytes: Bytes2D
-    room_bytes: Bytes2D
+    free_bytes: Bytes2D
     #: (nodes,) where it is pinned.
     pinned: Nodes
     #: (nodes,) where it would be, but none of the devices is shared.
@@ -73,7 +73,7 @@ def overruled(
     result = Candidates(
         could=could_by_plugin.copy(),
         need_bytes=np.array(np.broadcast_to(need_by_plugin, could_by_plugin.shape)),
-        room_bytes=room_by_plugin.copy(),
+        free_bytes=room_by_plugin.copy(),
         pinned=np.zeros(len(snap.nodes), bool),
         unshared=np.zeros(len(snap.nodes), bool),
     )
@@ -88,7 +88,7 @@ def overruled(
     shape = slots[here].shape
     room = np.full(shape, -MOST_BYTES)
     for place, row in enumerate(at):
-        for slot, left_bytes in enumerate(_room_bytes(snap.nodes[row])):
+        for slot, left_bytes in enumerate(_free_bytes(snap.nodes[row])):
             room[place, slot] = left_bytes
     pinned = request.visible is Visible.BY_PLACEMENT
     if pinned:
@@ -99,18 +99,18 @@ def overruled(
         need = np.minimum(need * np.clip(there.sharers, 1, None), MOST_BYTES)
     result.could[here] = could
     result.need_bytes[here] = need
-    result.room_bytes[here] = room
+    result.free_bytes[here] = room
     result.pinned[here] = pinned
     shared = slots & (snap.columns.sharing > SHARING.index("none"))
     result.unshared[here] = pinned & ~shared[here].any(axis=1)
     return result
 
 
-def _room_bytes(node: NodeTerms) -> list[int]:
+def _free_bytes(node: NodeTerms) -> list[int]:
     """What is left on each device for who is there for certain."""
-    if any(terms.crowd_bytes and terms.certain_room_bytes < 0 for terms in node.devices):
+    if any(terms.crowd_bytes and terms.certain_free_bytes < 0 for terms in node.devices):
         return [-MOST_BYTES] * len(node.devices)
-    return [clamped(terms.certain_room_bytes) for terms in node.devices]
+    return [clamped(terms.certain_free_bytes) for terms in node.devices]
 
 
 def _best(
@@ -138,7 +138,7 @@ def _best(
         could = could & named
     mps = columns.sharing[here] == SHARING.index("mps")
     conditions = [
-        columns.fence[here] == 0,
+        columns.health_issue[here] == 0,
         ~(mps & above_cap(ask, request.processes, columns.memory_bytes[here], places)),
         room >= need,
     ]

@@ -16,7 +16,7 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 from extender.placement.visible_devices import Visible
 from extender.state.cluster_state import ClusterState
-from extender.state.node_whatif import refusal_beside
+from extender.state.node_whatif import rejection_beside
 
 BIND_FOLLOWS_WITHIN_S = 0.25
 #: Of those pods the last ones: leaving room for each can cost a millisecond.
@@ -33,7 +33,7 @@ class _Expected:
     until_s: float
 
 
-class Coming:
+class AssumedBinds:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         #: By uid, the last one last.
@@ -84,12 +84,12 @@ class Coming:
             passed = (codes == 0) & (rows == row)
             if passed.any():
                 version = int(snap.changed_in[row])
-                reason = self._refusal(pod, request, node, version, others, now_s)
+                reason = self._rejection(pod, request, node, version, others, now_s)
                 codes[passed] = CODE_OF[reason]
                 left = left or reason is not None
         return left
 
-    def _refusal(
+    def _rejection(
         self,
         pod: Pod,
         request: VramRequest,
@@ -110,7 +110,7 @@ class Coming:
         if alike and question in self._answers:
             return self._answers[question]
         beside = [other.pod for other in others]
-        reason = refusal_beside(self._cluster, pod, node, beside, now_s)
+        reason = rejection_beside(self._cluster, pod, node, beside, now_s)
         if alike:
             self._answers[question] = reason
         return reason
@@ -118,5 +118,5 @@ class Coming:
     def _is_new_to(self, uid: str, node: str) -> bool:
         """Whether nothing there is the pod's own yet, which would not count against it."""
         gpunode = self._cluster.gpunode(node)
-        promised = gpunode.spec.reservations if gpunode else {}
-        return uid not in promised and uid not in self._cluster.binding_to(node)
+        reserved = gpunode.spec.reservations if gpunode else {}
+        return uid not in reserved and uid not in self._cluster.binding_to(node)

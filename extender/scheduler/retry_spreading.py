@@ -23,7 +23,7 @@ TOGETHER_S = 0.6
 FEW, SLACK = 5, 1.1
 #: Who was refused less often is told the reason each time: it is new to its author, and
 #: kube-scheduler looks for victims only then.
-REFUSED_OFTEN = 3
+REJECTED_OFTEN = 3
 #: So often in a row a pod is asked to come again, at most: by then 31 s have passed. How often is
 #: drawn for each, as those who are put off together would else meet again.
 MOST_IN_A_ROW = 5
@@ -31,12 +31,12 @@ MOST_IN_A_ROW = 5
 
 class _Tried(NamedTuple):
     #: How often it was refused, and how often since then it was asked to come again.
-    refused: int
-    put_off: int
+    rejected: int
+    spread_retries: int
     last_s: float
 
 
-class Pace:
+class RetrySpreader:
     """All times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Pace:
         self._lately: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._together: deque[float] = deque(maxlen=MAX_REMEMBERED)
 
-    def refuse(self, uid: str, now_s: float) -> bool:
+    def reject(self, uid: str, now_s: float) -> bool:
         """Whether the pod is to be refused now, which is then counted; else it is to come again."""
         while self._tried and next(iter(self._tried.values())).last_s < now_s - REMEMBERED_S:
             self._tried.popitem(last=False)
@@ -60,12 +60,12 @@ class Pace:
         # Who is back within a moment does not back off at all (SchedulerPopFromBackoffQ), and an
         # Error would only hide from autoscalers that it waits.
         backs_off = now_s > tried.last_s + TOGETHER_S
-        drawn = 1 + crc32(f"{uid} {tried.refused}".encode()) % MOST_IN_A_ROW
-        known = tried.refused >= REFUSED_OFTEN and tried.put_off < drawn
+        drawn = 1 + crc32(f"{uid} {tried.rejected}".encode()) % MOST_IN_A_ROW
+        known = tried.rejected >= REJECTED_OFTEN and tried.spread_retries < drawn
         if crowded and backs_off and known:
-            self._tried[uid] = _Tried(tried.refused, tried.put_off + 1, now_s)
+            self._tried[uid] = _Tried(tried.rejected, tried.spread_retries + 1, now_s)
             return False
-        self._tried[uid] = _Tried(tried.refused + 1, 0, now_s)
+        self._tried[uid] = _Tried(tried.rejected + 1, 0, now_s)
         self._lately.append(now_s)
         self._together.append(now_s)
         return True

@@ -22,7 +22,7 @@ PREFIXES = ("", "/scheduler")
 Answer = Callable[[bytes], Awaitable[Response]]
 
 
-class Refuse(Protocol):
+class Reject(Protocol):
     """Says why; ``status`` is for verbs whose answer has no room for that."""
 
     def __call__(self, message: str, status: int = 400) -> Response: ...
@@ -47,20 +47,20 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
     # What cannot be decided is told in the form that each verb's answer has room for: filter and
     # bind have an Error, which kube-scheduler shows on the pod and only reads in a 200. The other
     # two have none; it ignores them when they fail.
-    def refuse_filter(message: str, status: int = 200) -> Response:
+    def reject_filter(message: str, status: int = 200) -> Response:
         return _json(verbs.filter_error(message))
 
-    def refuse_bind(message: str, status: int = 200) -> Response:
+    def reject_bind(message: str, status: int = 200) -> Response:
         return _json(verbs.bind_error(message))
 
-    routes: dict[str, tuple[Answer, Refuse]] = {
-        "filter": (answer_filter, refuse_filter),
-        "prioritize": (answer_prioritize, _refused),
-        "preempt": (answer_preempt, _refused),
-        "bind": (answer_bind, refuse_bind),
+    routes: dict[str, tuple[Answer, Reject]] = {
+        "filter": (answer_filter, reject_filter),
+        "prioritize": (answer_prioritize, _rejected),
+        "preempt": (answer_preempt, _rejected),
+        "bind": (answer_bind, reject_bind),
     }
-    for verb, (answer, refuse) in routes.items():
-        endpoint = _endpoint(verb, answer, refuse, telemetry, max_body_bytes)
+    for verb, (answer, reject) in routes.items():
+        endpoint = _endpoint(verb, answer, reject, telemetry, max_body_bytes)
         for prefix in PREFIXES:
             app.router.add_route(f"{prefix}/{verb}", endpoint, methods=["POST"])
     return app
@@ -69,7 +69,7 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
 def _endpoint(
     verb: str,
     answer: Answer,
-    refuse: Refuse,
+    reject: Reject,
     telemetry: Telemetry,
     max_body_bytes: int,
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -79,7 +79,7 @@ def _endpoint(
         try:
             body = await read_whole(request, max_body_bytes)
         except BodyTooLarge:
-            return refuse(
+            return reject(
                 f"body is larger than {max_body_bytes} bytes: set nodeCacheCapable: true in "
                 "kube-scheduler's configuration, or a larger max_body in Headroom's",
                 413,
@@ -90,12 +90,12 @@ def _endpoint(
         try:
             return await answer(body)
         except extender_v1.MalformedBody as err:
-            return refuse(str(err))
+            return reject(str(err))
         except Exception:
             # A fault of ours must not reach kube-scheduler as a stack trace or a dropped
             # connection; it is logged whole.
             log.exception("verb_failed", verb=verb)
-            return refuse("internal error in Headroom: see the log of the extender")
+            return reject("internal error in Headroom: see the log of the extender")
         finally:
             seconds.observe(time.perf_counter() - began_s)
 
@@ -106,5 +106,5 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type=JSON)
 
 
-def _refused(message: str, status: int = 400) -> Response:
+def _rejected(message: str, status: int = 400) -> Response:
     return PlainTextResponse(message + "\n", status_code=status)

@@ -19,19 +19,19 @@ from contract.reasons import Reason
 from extender.bounded import Bounded
 from extender.observability.metrics import Telemetry
 from extender.placement.fit import Codes
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.non_gpu_pods import aside
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
 from extender.placement.top_nodes import Contender, best
 from extender.scheduler import extender_v1
-from extender.scheduler.assumed_binds import Coming
-from extender.scheduler.retry_spreading import Pace
+from extender.scheduler.assumed_binds import AssumedBinds
+from extender.scheduler.retry_spreading import RetrySpreader
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import TERMS, Asked, Candidate, Candidates, Ranked
 from extender.state.journal import Decision, Journal, NodeSets, OfferedNodes, micros
 from extender.state.node_templates import codes_of_new
-from extender.state.node_whatif import refusal_beside
+from extender.state.node_whatif import rejection_beside
 from extender.state.pending_pods import main_reason
 from extender.state.preemption import Offer, answered, preemption
 from extender.state.preemption_report import recorded
@@ -69,7 +69,7 @@ class _Chosen:
     contenders: tuple[Contender, ...]
 
 
-class TurnedAway:
+class RejectedPod:
     """The nodes that one filter call refused; looked into when somebody asks."""
 
     def __init__(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float) -> None:
@@ -116,17 +116,17 @@ class Verbs:
         #: Whether all is let pass, and what would have been decided goes on record only.
         self._observes = observes
         self._best_only = best_only
-        self._weighings = Weighings(cluster.rules.weights)
+        self._weighings = FitCache(cluster.rules.weights)
         #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
         #: about one next.
-        self._turned_away: Bounded[str, TurnedAway] = Bounded(MOST_TURNED_AWAY)
-        self._coming = Coming(cluster)
+        self._turned_away: Bounded[str, RejectedPod] = Bounded(MOST_TURNED_AWAY)
+        self._coming = AssumedBinds(cluster)
         self._node_sets = NodeSets()
-        self._pace = Pace()
+        self._pace = RetrySpreader()
 
     def rules_changed(self) -> None:
         """What was made of the rules of before is forgotten."""
-        self._weighings = Weighings(self._cluster.rules.weights)
+        self._weighings = FitCache(self._cluster.rules.weights)
         self._coming.rules_changed()
 
     def filter(self, body: bytes) -> bytes:
@@ -183,7 +183,7 @@ class Verbs:
         if first is not None:
             self._note_ranked(offered.pod, began_s, snap, len(places), only, first.contenders)
         if wanted and not observes:
-            self._turn_away(TurnedAway(offered.pod, rows, codes, snap, began_s))
+            self._turn_away(RejectedPod(offered.pod, rows, codes, snap, began_s))
         return answer
 
     def _offers_only_new(self, offered: extender_v1.Offered) -> bool:
@@ -270,8 +270,8 @@ class Verbs:
         observes = self._observes()
         if self._unready():  # who would be evicted on what is not known yet
             return extender_v1.encode_preempt(proposed if observes else {})
-        refused = self._refused_for_room(pod, began_s)
-        found = preemption(self._cluster, pod, offered, refused, began_s)
+        rejected = self._rejected_for_memory(pod, began_s)
+        found = preemption(self._cluster, pod, offered, rejected, began_s)
         told = answered(found)
         if found.best is not None and not observes:
             self._cluster.nominations.expect(pod, found.best.node, began_s)
@@ -295,7 +295,7 @@ class Verbs:
             {each.node: Offer(each.uids, each.pdb_violations) for each in told}
         )
 
-    def _refused_for_room(self, pod: Pod, now_s: float) -> list[str]:
+    def _rejected_for_memory(self, pod: Pod, now_s: float) -> list[str]:
         """The nodes that have passed kube-scheduler's own filters for this very version of the pod,
         and that we refused for what the leaving of others could cure."""
         last = self._turned_away.get(pod.metadata.uid)
@@ -303,7 +303,7 @@ class Verbs:
             return []
         return last.names() if now_s < last.at_s + PREEMPT_FOLLOWS_WITHIN_S else []
 
-    def refused_for_room(self, uid: str) -> list[str]:
+    def rejected_for_memory(self, uid: str) -> list[str]:
         """The same of the last version that was shown here, however long ago; empty where that is
         not known any more."""
         last = self._turned_away.get(uid)
@@ -313,7 +313,7 @@ class Verbs:
         """The pods whose bind is expected next: uid, node, and what filter leaves free for it."""
         return self._coming.reservations(now_s)
 
-    def _turn_away(self, last: TurnedAway) -> None:
+    def _turn_away(self, last: RejectedPod) -> None:
         self._turned_away[last.uid] = last
         most = MOST_TURNED_AWAY if self._cluster.rules.evict_for_memory else 1
         self._turned_away.trim(most)
@@ -358,12 +358,12 @@ class Verbs:
             return np.full(len(rows), CODE_OF[request.reason], np.int8)
         if not request.asks:
             return np.zeros(len(rows), np.int8)
-        weighing = self._weighings.weigh(request, snap)
+        cached = self._weighings.weigh(request, snap)
         unknown = rows < 0
         if not unknown.any():
-            return weighing.codes(snap, rows, self._monotonic_s())
+            return cached.codes(snap, rows, self._monotonic_s())
         codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
-        codes[~unknown] = weighing.codes(snap, rows[~unknown], self._monotonic_s())
+        codes[~unknown] = cached.codes(snap, rows[~unknown], self._monotonic_s())
         return codes
 
     def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> bool:
@@ -373,7 +373,7 @@ class Verbs:
         for node, others in self._cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():
-                reason = refusal_beside(self._cluster, pod, node, others, now_s)
+                reason = rejection_beside(self._cluster, pod, node, others, now_s)
                 codes[passed] = CODE_OF[reason]
                 held = held or reason is not None
         return held
@@ -381,11 +381,11 @@ class Verbs:
     def _first(self, request: VramRequest, rows: Rows, snap: Snapshot) -> _Chosen | None:
         """The best of these rows; None if the pod fits on none."""
         now_s, market = self._monotonic_s(), self._cluster.usual.market
-        weighing = self._weighings.weigh(request, snap)
-        ranking = weighing.rank(request, snap, rows, now_s, market)
+        cached = self._weighings.weigh(request, snap)
+        ranking = cached.rank(request, snap, rows, now_s, market)
         if ranking.winner is None:
             return None
-        ranked = request, snap, rows, ranking, weighing.standing
+        ranked = request, snap, rows, ranking, cached.standing
         return _Chosen(ranking.winner, best(*ranked, now_s, market, CONTENDERS))
 
     def _undisputed(
@@ -405,9 +405,9 @@ class Verbs:
         """Whether the refused pod had better come again when fewer do."""
         if pod.status and pod.status.nominated_node_name:
             return False  # others leave for it
-        if self._pace.refuse(pod.metadata.uid, now_s):
+        if self._pace.reject(pod.metadata.uid, now_s):
             return False
-        self._telemetry.put_off.inc()
+        self._telemetry.spread_retries.inc()
         return True
 
     def _note_ranked(
@@ -439,8 +439,8 @@ class Verbs:
     ) -> None:
         metadata = pod.metadata
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
-        refused = {code: n for code, n in enumerate(nodes_by_code) if code and n}
-        counts = {reason: n for code, n in refused.items() if (reason := REASONS[code])}
+        rejected = {code: n for code, n in enumerate(nodes_by_code) if code and n}
+        counts = {reason: n for code, n in rejected.items() if (reason := REASONS[code])}
         decision = Decision(
             pod=pod,
             decision_id=decision_id(metadata.uid, metadata.resource_version),
@@ -448,7 +448,7 @@ class Verbs:
             generation=generation,
             offered=len(codes),
             fits=nodes_by_code[0],
-            refused=counts,
+            rejected=counts,
             sure=sure,
             took_s=took_s,
             asked=_asked(request),
@@ -459,9 +459,9 @@ class Verbs:
         self._journal.record(decision)
         if not observed:
             for reason, count in counts.items():
-                self._telemetry.refused_nodes.labels(reason.code).inc(count)
+                self._telemetry.rejected_nodes.labels(reason.code).inc(count)
         elif counts and not decision.fits:
-            self._telemetry.would_refuse.labels("filter", main_reason(counts)).inc()
+            self._telemetry.would_reject.labels("filter", main_reason(counts)).inc()
         log.info(
             "observed" if observed else "filtered",
             decision_id=decision.decision_id,

@@ -44,7 +44,7 @@ def adopt(
         request = understand(
             msgspec.structs.replace(pod, metadata=bare),
             None,
-            replace(rules, refuse_unannotated=False),
+            replace(rules, reject_unannotated=False),
             enforce_limits=False,
         )
     places = places_of(devices, reserve_bytes)

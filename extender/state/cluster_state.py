@@ -22,7 +22,7 @@ from contract.annotations import (
     ScoringPolicy,
 )
 from contract.gpunode import (
-    UNOWNED_TOLERANCE_BYTES,
+    UNATTRIBUTED_TOLERANCE_BYTES,
     GPUNode,
     GPUNodeStatus,
     Reservation,
@@ -67,13 +67,13 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
-from extender.state.deleted_pods import Departures, is_unreachable
+from extender.state.deleted_pods import DeletedPods, is_unreachable
 from extender.state.device_pinning import pinned_to
 from extender.state.disruption_budgets import Budgets, key
 from extender.state.event_filter import as_assumed, matters, older
 from extender.state.eviction_backoff import BackOffs, marked
-from extender.state.foreign_allocators import Allocators, of_pod
-from extender.state.headroom_gains import Rooms, grew
+from extender.state.foreign_allocators import ForeignAllocators, of_pod
+from extender.state.headroom_gains import HeadroomGains, grew
 from extender.state.heartbeats import NEVER_S, Signs
 from extender.state.label_inventory import believed
 from extender.state.namespaces import Namespaces
@@ -81,8 +81,8 @@ from extender.state.node_eligibility import NodeWishes, obstacle, offers_gpus, w
 from extender.state.nominations import Nominations, Place
 from extender.state.overcommitted_devices import Overcommits, any_overcommitted
 from extender.state.overuse import Overuses
-from extender.state.prediction_tracker import Circumstances, Observations
-from extender.state.request_drift import Edits, as_bound
+from extender.state.prediction_tracker import Circumstances, PredictionTracker
+from extender.state.request_drift import RequestDrift, as_bound
 from extender.state.scheduling_preferences import Neighbours, says
 from extender.state.sm_activity import Activities, grew_idler
 from extender.state.unstarted_pods import idle_on
@@ -136,15 +136,15 @@ class ClusterState:
         #: Pods of ``_pods`` that no node has.
         self._unbound: dict[str, Pod] = {}
         #: Where something got room, and where SMs grew idler, which some pods wait for.
-        self.rooms, self.calms = Rooms(), Rooms()
+        self.rooms, self.calms = HeadroomGains(), HeadroomGains()
         #: Unbound pods that do.
         self._want_calm: set[str] = set()
         #: Nodes that may hold a promise that nobody needs, since ``take_unsettled`` was called.
         self._unsettled: dict[str, None] = {}
         #: How the pods went that were seen to be deleted, and since when others are gone for sure.
-        self.departures = Departures()
+        self.departures = DeletedPods()
         #: How the predictions turned out.
-        self.observations = Observations(self._sat)
+        self.observations = PredictionTracker(self._sat)
         #: Which nodes had to send a pod away lately.
         self.back_offs = BackOffs()
         self.usual = Usual(rules.policy is ScoringPolicy.FRAGMENTATION)
@@ -154,9 +154,9 @@ class ClusterState:
         #: Who uses more than was asked for.
         self.overuses = Overuses(rules.overuse_after_s)
         #: Whose request was changed after they were bound.
-        self.edits = Edits()
+        self.edits = RequestDrift()
         #: Who else gives out GPUs, and of which nodes.
-        self._allocators = Allocators()
+        self._allocators = ForeignAllocators()
         #: Who may not be evicted without harm.
         self.budgets = Budgets()
         #: What pods say of others: kube-scheduler scores nodes by it.
@@ -218,13 +218,15 @@ class ClusterState:
         calm = self.calms.latest if self._want_calm else 0
         return max(self.rooms.latest, calm)
 
-    def bystanders(self, name: str) -> list[Pod]:
+    def unreserved_pods(self, name: str) -> list[Pod]:
         """The pods on the node to which its ledger, once initialised, promises nothing."""
         gpunode = self._gpunodes.get(name)
         if gpunode is None or not gpunode.spec.initialised:
             return []
-        promises = gpunode.spec.reservations
-        return [pod for pod in self._sitting_on.get(name, ()) if pod.metadata.uid not in promises]
+        reservations = gpunode.spec.reservations
+        return [
+            pod for pod in self._sitting_on.get(name, ()) if pod.metadata.uid not in reservations
+        ]
 
     @property
     def has_unweighed(self) -> bool:
@@ -298,12 +300,12 @@ class ClusterState:
         does not fit, or where what was weighed is more than this object. For the thread alone that
         owns the state."""
         name, uid = gpunode.name, pod.metadata.uid
-        promised, request = gpunode.spec.reservations.keys(), self.understand(pod)
+        reserved, request = gpunode.spec.reservations.keys(), self.understand(pod)
         if (
             gpunode is not self._gpunodes.get(name)
-            or uid in promised
+            or uid in reserved
             or uid in self._uids_on.get(name, ())
-            or not self._assumed.get(name, NOTHING).keys() <= promised
+            or not self._assumed.get(name, NOTHING).keys() <= reserved
             or isinstance(request, Unreadable)
             or not request.asks
         ):
@@ -459,7 +461,7 @@ class ClusterState:
         if gpunode is not None:
             self.edits.adopted(self._sitting_on[name], gpunode.spec.reservations)
         if gpunode is not None and self.observations.waits_on(name):
-            self.observations.bypassed(name, self._bystanders_of(gpunode))
+            self.observations.bypassed(name, self._unreserved_pods_of(gpunode))
         self.observations.weighed(name, terms.devices)
         held = terms.devices
         if assumed and any_overcommitted(held):  # what may come is not there yet
@@ -491,11 +493,11 @@ class ClusterState:
         gpunode = self._gpunodes.get(name)
         if gpunode is None:
             return False
-        promised = gpunode.spec.reservations.keys()
+        reserved = gpunode.spec.reservations.keys()
         sitting = {pod.metadata.uid for pod in self._sitting_on.get(name, ())}
-        if gpunode.spec.initialised and not sitting <= promised:
+        if gpunode.spec.initialised and not sitting <= reserved:
             return True
-        pods = (self._pods.get(uid) for uid in promised - sitting)
+        pods = (self._pods.get(uid) for uid in reserved - sitting)
         return any(pod is None or pod.ended or pod.node not in ("", name) for pod in pods)
 
     def _apply(self, event: Event) -> None:
@@ -706,11 +708,13 @@ class ClusterState:
             return
         if placement is not None:
             charged = list(placement.charges)
-            promise: Reservation | None = Reservation(metadata.namespace, metadata.name, charged)
+            reservation: Reservation | None = Reservation(
+                metadata.namespace, metadata.name, charged
+            )
         else:
-            promise = self._expected(pod, gpunode) or self.adopt(pod, gpunode)
-        if promise is not None:
-            self._assumed.setdefault(node, {})[metadata.uid] = promise
+            reservation = self._expected(pod, gpunode) or self.adopt(pod, gpunode)
+        if reservation is not None:
+            self._assumed.setdefault(node, {})[metadata.uid] = reservation
             self._dirty[node] = None
 
     def _follow_binds(self, after: dict[str, dict[str, Reservation]]) -> None:
@@ -731,8 +735,8 @@ class ClusterState:
         verdicts = fit(request, snap, np.array([0]), NEVER_S)
         if verdicts.reason(0) is not None or not request.asks:
             return None
-        promised = list(charges(request, snap, verdicts, 0))
-        return Reservation(pod.metadata.namespace, pod.metadata.name, promised)
+        reserved = list(charges(request, snap, verdicts, 0))
+        return Reservation(pod.metadata.namespace, pod.metadata.name, reserved)
 
     def _alone(self, name: str) -> Snapshot | None:
         """The node as it was weighed last; None where it waits to be weighed."""
@@ -770,7 +774,7 @@ class ClusterState:
             or name in self.overcommits
         ):
             return False
-        occupancy, tolerance_bytes = found.occupancy, UNOWNED_TOLERANCE_BYTES
+        occupancy, tolerance_bytes = found.occupancy, UNATTRIBUTED_TOLERANCE_BYTES
         devices = remeasured(
             before.devices, occupancy, held.status, gpunode.status, tolerance_bytes
         )
@@ -870,18 +874,18 @@ class ClusterState:
             if keep:
                 self._found.pop(name, None)
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
-        promises: Mapping[str, Reservation] = gpunode.spec.reservations
-        unwritten = {**assumed, **self._bystanders_of(gpunode)}
-        if unwritten or not promises.keys().isdisjoint(besides):
-            promises = {**unwritten, **promises}
-            promises = {uid: each for uid, each in promises.items() if uid not in besides}
+        reservations: Mapping[str, Reservation] = gpunode.spec.reservations
+        unwritten = {**assumed, **self._unreserved_pods_of(gpunode)}
+        if unwritten or not reservations.keys().isdisjoint(besides):
+            reservations = {**unwritten, **reservations}
+            reservations = {uid: each for uid, each in reservations.items() if uid not in besides}
         leaving = self._leaving(status, name) - assumed.keys()
         before = self._found.get(name) if keep else None
-        found = find(status, promises, leaving, wished.device_choice, before)
+        found = find(status, reservations, leaving, wished.device_choice, before)
         if keep:
             self._found[name] = found
         reserve_bytes = wished.reserve_bytes
-        devices = weigh(found.occupancy, status, reserve_bytes, UNOWNED_TOLERANCE_BYTES)
+        devices = weigh(found.occupancy, status, reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
         devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
         # Nobody vouches for labels, and nobody can be late with it.
@@ -918,7 +922,7 @@ class ClusterState:
         name, status = gpunode.name, gpunode.status
         leaving = self._leaving(status, name) if status else set[str]()
         return Circumstances(
-            self._bystanders_of(gpunode), leaving, self._wishes(name).device_choice
+            self._unreserved_pods_of(gpunode), leaving, self._wishes(name).device_choice
         )
 
     def _sat(self, uid: str, node: str) -> bool:
@@ -931,12 +935,12 @@ class ClusterState:
     def _wishes(self, name: str) -> NodeWishes:
         return wishes(self._nodes.get(name))
 
-    def _bystanders_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
+    def _unreserved_pods_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
         """The pods on the node that this very object promises nothing to: one held earlier may
         have promised them something that has been taken back since."""
         return {
-            pod.metadata.uid: promise
+            pod.metadata.uid: reservation
             for pod in self._sitting_on.get(gpunode.name, ())
             if pod.metadata.uid not in gpunode.spec.reservations
-            and (promise := self.adopt(pod, gpunode)) is not None
+            and (reservation := self.adopt(pod, gpunode)) is not None
         }

@@ -50,7 +50,7 @@ class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offered: int
     fits: int
     #: Code of the reason -> nodes refused for it.
-    refused: dict[int, int]
+    rejected: dict[int, int]
     asked: tuple[Asked, ...]
     #: All were let pass, whatever they were refused for: the mode was observe.
     observed: bool = False

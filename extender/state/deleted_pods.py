@@ -35,7 +35,7 @@ _LONGEST_VERSION = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class DeletedPod:
     """The last that was seen of a pod: where it sat ("" on no node), and whether it had ended."""
 
     node: str
@@ -46,9 +46,9 @@ class Departure:
         return self.ended or self.node != node
 
 
-class Departures:
+class DeletedPods:
     def __init__(self) -> None:
-        self._seen: Bounded[str, Departure] = Bounded(REMEMBERED)
+        self._seen: Bounded[str, DeletedPod] = Bounded(REMEMBERED)
         #: (node, pod uid) -> version of the agent's Lease.
         self._marks: dict[tuple[str, str], int] = {}
         #: (node without an agent, pod uid) -> since when the pod is known to be gone.
@@ -59,9 +59,9 @@ class Departures:
         sat that was not bound yet."""
         if not last and not pod.node:
             return
-        self._seen[pod.metadata.uid] = Departure(pod.node, ended or pod.ended)
+        self._seen[pod.metadata.uid] = DeletedPod(pod.node, ended or pod.ended)
 
-    def seen(self, uid: str) -> Departure | None:
+    def seen(self, uid: str) -> DeletedPod | None:
         return self._seen.get(uid)
 
     def mark(self, node: str, uid: str, lease_version: str, at_s: float = 0.0) -> None:

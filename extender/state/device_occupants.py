@@ -25,7 +25,7 @@ class Held:
     uid: str
     phase: Phase
     #: False: it came without us, and only what it was measured to use is charged.
-    promised: bool
+    reserved: bool
     requested_bytes: int
     #: None while nothing was measured.
     measured_bytes: int | None
@@ -43,10 +43,10 @@ def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[He
     gpunode = cluster.gpunode(node)
     status = gpunode.status if gpunode else None
     rows = [use for use in status.pods if use.device == terms.device.uuid] if status else []
-    promised = {holder.uid for holder in terms.holders}
+    reserved = {holder.uid for holder in terms.holders}
     found = [_held(cluster, gpunode, holder, rows) for holder in terms.holders]
-    strays = {use.uid: use for use in rows if use.uid not in promised}
-    found += [_stray(cluster, use, rows) for use in strays.values()]
+    unobserved_pods = {use.uid: use for use in rows if use.uid not in reserved}
+    found += [_unobserved_pod(cluster, use, rows) for use in unobserved_pods.values()]
     yield from sorted(found, key=lambda held: (-held.charged_bytes, held.namespace, held.name))
 
 
@@ -54,23 +54,23 @@ def _held(
     cluster: ClusterState, gpunode: GPUNode | None, holder: Holder, rows: list[PodUse]
 ) -> Held:
     pod = cluster.pod(holder.uid)
-    promise = gpunode.spec.reservations.get(holder.uid) if gpunode else None
+    reservation = gpunode.spec.reservations.get(holder.uid) if gpunode else None
     return Held(
         namespace=holder.namespace,
         name=holder.name,
         uid=holder.uid,
         phase=_phase(pod, holder.observed),
-        promised=True,
+        reserved=True,
         requested_bytes=holder.requested_bytes,
         measured_bytes=holder.measured_bytes,
         charged_bytes=holder.charged_bytes,
-        since=promise.since if promise else "",
+        since=reservation.since if reservation else "",
         priority=pod.spec.priority if pod else None,
         uses=tuple(use for use in rows if use.uid == holder.uid),
     )
 
 
-def _stray(cluster: ClusterState, one: PodUse, rows: list[PodUse]) -> Held:
+def _unobserved_pod(cluster: ClusterState, one: PodUse, rows: list[PodUse]) -> Held:
     pod = cluster.pod(one.uid)
     uses = tuple(use for use in rows if use.uid == one.uid)
     known = [use.used_bytes for use in uses if use.used_bytes is not None]
@@ -81,7 +81,7 @@ def _stray(cluster: ClusterState, one: PodUse, rows: list[PodUse]) -> Held:
         uid=one.uid,
         # One that asks for no GPU of ours is not known by name, and is there all the same.
         phase=_phase(pod, observed=True) if pod else "running",
-        promised=False,
+        reserved=False,
         requested_bytes=0,
         measured_bytes=measured_bytes,
         charged_bytes=measured_bytes or 0,

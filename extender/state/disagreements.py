@@ -14,13 +14,13 @@ from extender.state.cluster_state import ClusterState
 
 class Mismatch(Enum):
     #: The API server has a pod on the node to which the ledger promises nothing.
-    BOUND_WITHOUT_PROMISE = "bound_without_promise"
+    BOUND_WITHOUT_RESERVATION = "bound_without_promise"
     #: The ledger promises something to a pod that is gone, has ended, or is bound elsewhere.
-    PROMISED_WITHOUT_POD = "promised_without_pod"
+    RESERVED_WITHOUT_POD = "promised_without_pod"
     #: The agent shows a pod to which the ledger promises nothing.
-    SHOWN_WITHOUT_PROMISE = "shown_without_promise"
+    OBSERVED_WITHOUT_RESERVATION = "shown_without_promise"
     #: The agent shows a pod on a device that it was not promised.
-    ELSEWHERE_THAN_PROMISED = "elsewhere_than_promised"
+    OUTSIDE_RESERVATION = "elsewhere_than_promised"
 
 
 def unreported(state: ClusterState, node: Node) -> bool:
@@ -34,19 +34,19 @@ def unreported(state: ClusterState, node: Node) -> bool:
 
 def mismatches(state: ClusterState, gpunode: GPUNode) -> Iterator[Mismatch]:
     """One for each pod that does not agree; may be called from any thread."""
-    promises = gpunode.spec.reservations
-    for _ in state.bystanders(gpunode.name):
-        yield Mismatch.BOUND_WITHOUT_PROMISE
-    for uid in promises:
+    reservations = gpunode.spec.reservations
+    for _ in state.unreserved_pods(gpunode.name):
+        yield Mismatch.BOUND_WITHOUT_RESERVATION
+    for uid in reservations:
         pod = state.pod(uid)
         if pod is None or pod.ended or (pod.node and pod.node != gpunode.name):
-            yield Mismatch.PROMISED_WITHOUT_POD
+            yield Mismatch.RESERVED_WITHOUT_POD
     shown: dict[str, set[str]] = {}
     for use in gpunode.status.pods if gpunode.status else ():
         shown.setdefault(use.uid, set()).add(use.device)
     for uid, devices in shown.items():
-        promise = promises.get(uid)
-        if promise is None:
-            yield Mismatch.SHOWN_WITHOUT_PROMISE
-        elif devices - {uuid for charge in promise.charges for uuid in charge.candidates}:
-            yield Mismatch.ELSEWHERE_THAN_PROMISED
+        reservation = reservations.get(uid)
+        if reservation is None:
+            yield Mismatch.OBSERVED_WITHOUT_RESERVATION
+        elif devices - {uuid for charge in reservation.charges for uuid in charge.candidates}:
+            yield Mismatch.OUTSIDE_RESERVATION

@@ -93,7 +93,7 @@ class Decided(msgspec.Struct, frozen=True):
     offered: int
     fits: int
     #: Code of the reason -> nodes.
-    refused: dict[str, int]
+    rejected: dict[str, int]
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -186,7 +186,7 @@ def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
             snapshot_generation=decision.generation,
             offered=decision.offered,
             fits=decision.fits,
-            refused={reason.code: nodes for reason, nodes in decision.refused.items()},
+            rejected={reason.code: nodes for reason, nodes in decision.rejected.items()},
         )
 
 
@@ -268,8 +268,8 @@ def _events(inputs: Inputs) -> Iterator[Event]:
 
 def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
     # What is about to be promised counts as what is.
-    promises: Mapping[str, Reservation] = {**each.binding, **gpunode.spec.reservations}
-    spec = msgspec.structs.replace(gpunode.spec, reservations=dict(promises))
+    reservations: Mapping[str, Reservation] = {**each.binding, **gpunode.spec.reservations}
+    spec = msgspec.structs.replace(gpunode.spec, reservations=dict(reservations))
     whole = msgspec.structs.replace(gpunode, spec=spec)
     if each.heard_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)

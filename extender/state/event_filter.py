@@ -35,8 +35,8 @@ def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) 
         return False
     changed = {uid: p for uid, p in new.spec.reservations.items() if was.get(uid) is not p}
     return all(
-        uid not in was and uid in assumed and assumed[uid].charges == promise.charges
-        for uid, promise in changed.items()
+        uid not in was and uid in assumed and assumed[uid].charges == reservation.charges
+        for uid, reservation in changed.items()
     )
 
 

@@ -28,7 +28,7 @@ RETRY_S = 1.0
 MAX_TOLD = 1_000
 
 
-class Intake:
+class EventQueue:
     """The one place that changes ``cluster``, on the loop of the thread that made it.
 
     ``took`` is called with events that were applied, or will be visible when the nodes that they
@@ -59,7 +59,7 @@ class Intake:
         #: Set while no turn is to come.
         self._idle = asyncio.Event()
         self._idle.set()
-        self._woken = False
+        self._requeued = False
         #: The next turn, where it waits for more to come.
         self._later: asyncio.TimerHandle | None = None
         self._snapshot_at_s = -TOGETHER_S
@@ -78,8 +78,8 @@ class Intake:
         if threading.get_ident() != self._owner:
             self._wait_for_room()
         self._told.append(events)
-        if not self._woken:
-            self._woken = True
+        if not self._requeued:
+            self._requeued = True
             self._loop.call_soon_threadsafe(self._begin)
 
     def _wait_for_room(self) -> None:
@@ -151,7 +151,7 @@ class Intake:
             self._loop.call_soon(self._turn)
         else:
             self._idle.set()
-            self._woken = False
+            self._requeued = False
             if self._told:  # by a thread, since `_work` looked
                 self._begin()
 

@@ -45,7 +45,7 @@ def capacity_mib(terms: NodeTerms, cluster: ClusterState) -> int | None:
     devices = [each for each in terms.devices if cluster.rules.manages(each.device.resource)]
     if not devices:
         return None
-    sound = (each for each in devices if each.fence is None)
+    sound = (each for each in devices if each.health_issue is None)
     return sum(each.allocatable_bytes // max(each.sharers, 1) // MIB for each in sound)
 
 

@@ -23,18 +23,18 @@ class Totals:
     devices: int = 0
     capacity: int = 0
     allocatable: int = 0
-    promised: int = 0
+    reserved: int = 0
     awaited: int = 0
     committed: int = 0
     used: int = 0
-    unowned: int = 0
+    unattributed: int = 0
     headroom: int = 0
     overcommitted: int = 0
     #: Where ledger and measurement differ: used beyond what was asked for, asked for and not used,
     #: used by pods that were promised nothing.
     beyond: int = 0
     unused: int = 0
-    unpromised: int = 0
+    unreserved: int = 0
 
     def add(self, terms: DeviceTerms) -> None:
         self.devices += 1
@@ -43,14 +43,14 @@ class Totals:
         headroom_bytes = terms.headroom_bytes
         self.capacity += terms.device.memory_bytes
         self.allocatable += terms.allocatable_bytes
-        self.promised += terms.promised_bytes
-        self.awaited += terms.awaited_bytes
+        self.reserved += terms.reservation_bytes
+        self.awaited += terms.unconfirmed_bytes
         self.committed += terms.committed_bytes
         self.used += terms.device.used_bytes
-        self.unowned += terms.unowned_bytes
+        self.unattributed += terms.unattributed_bytes
         self.headroom += max(0, headroom_bytes)
         self.overcommitted += max(0, -headroom_bytes)
-        self.unpromised += terms.strays_bytes
+        self.unreserved += terms.unobserved_pods_bytes
         for holder in terms.holders:
             if holder.measured_bytes is not None:
                 beyond_bytes = holder.measured_bytes - holder.requested_bytes
@@ -85,9 +85,9 @@ def report_ages_s(snap: Snapshot, stale_after_s: float, now_s: float) -> dict[st
     return {snap.nodes[row].name: float(ages[row]) for row in heard_of.tolist()}
 
 
-def fenced(snap: Snapshot) -> dict[str, int]:
+def unhealthy(snap: Snapshot) -> dict[str, int]:
     """Code of the reason -> devices on which nothing is placed for it."""
-    codes = snap.columns.fence[snap.columns.fence > 0]
+    codes = snap.columns.health_issue[snap.columns.health_issue > 0]
     counts = np.bincount(codes, minlength=len(REASONS)).tolist()
     return {reason.code: n for reason, n in zip(REASONS, counts, strict=True) if reason and n}
 

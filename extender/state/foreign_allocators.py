@@ -128,7 +128,7 @@ def _asked(pod: Pod) -> Iterator[tuple[str, str | int]]:
             yield from (container.resources.requests or {}).items()
 
 
-class Allocators:
+class ForeignAllocators:
     """What was seen of others, by who or what shows it, and who manages each node for it.
 
     One thread writes; any may ask ``manager``, which reads what is replaced, never changed.

@@ -11,7 +11,7 @@ from extender.placement.snapshot_builder import reach
 _NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 
-class Rooms:
+class HeadroomGains:
     def __init__(self) -> None:
         #: The latest comes last.
         self._in: dict[str, int] = {}
@@ -55,5 +55,5 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
 def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
     """Whether it takes pods, bytes left, replicas left, and how far it is from being given to the
     next pod: what cannot be given needs no room."""
-    replicas = terms.device.replicas.free - terms.awaited_replicas
-    return int(terms.fence is None), terms.room_bytes, replicas, reach(terms)
+    replicas = terms.device.replicas.free - terms.unconfirmed_replicas
+    return int(terms.health_issue is None), terms.free_bytes, replicas, reach(terms)

@@ -16,7 +16,7 @@ NEVER_S = float("-inf")
 
 
 @dataclass(slots=True)
-class Pulse:
+class Heartbeat:
     """The last sign of life of one source on one node."""
 
     stamp: str = ""
@@ -39,7 +39,7 @@ class Pulse:
         self.stamp = stamp
 
 
-_SILENT = Pulse()
+_SILENT = Heartbeat()
 
 
 class Signs:
@@ -48,8 +48,8 @@ class Signs:
 
     def __init__(self, stale_after_s: float) -> None:
         self._stale_after_s = stale_after_s
-        self._reports: dict[str, Pulse] = {}
-        self._leases: dict[str, Pulse] = {}
+        self._reports: dict[str, Heartbeat] = {}
+        self._leases: dict[str, Heartbeat] = {}
         #: Node -> what the Lease of its agent vouches for.
         self._vouches: dict[str, Vouch] = {}
         #: Nodes whose report was stale and is not any more.
@@ -95,14 +95,14 @@ class Signs:
 
     def _beat(
         self,
-        pulses: dict[str, Pulse],
+        pulses: dict[str, Heartbeat],
         name: str,
         gpunode: GPUNode | None,
         stamp: str,
         at_s: float,
         epoch_s: float,
     ) -> None:
-        pulse = pulses.setdefault(name, Pulse())
+        pulse = pulses.setdefault(name, Heartbeat())
         if self.fresh_until_s(name, gpunode) < at_s:
             self.woke_up.add(name)
         pulse.beat(stamp, at_s, epoch_s, self._stale_after_s)

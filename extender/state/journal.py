@@ -92,7 +92,7 @@ class Decision:
     offered: int
     fits: int
     #: Reason -> nodes refused for it.
-    refused: Mapping[Reason, int]
+    rejected: Mapping[Reason, int]
     #: False: nodes were refused for pods that had not come yet, and may never come.
     sure: bool = True
     took_s: float = 0.0
@@ -129,7 +129,7 @@ class Journal:
             decision.generation,
             decision.offered,
             decision.fits,
-            {CODE_OF[reason]: nodes for reason, nodes in decision.refused.items()},
+            {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()},
             decision.asked,
             decision.observed,
         )

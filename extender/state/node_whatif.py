@@ -24,9 +24,9 @@ def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> se
     without anybody's doing: they are being deleted, have ended, or are gone and their memory is
     not yet free."""
     gpunode = state.gpunode(name)
-    promises = gpunode.spec.reservations if gpunode else {}
+    reservations = gpunode.spec.reservations if gpunode else {}
     status = gpunode.status if gpunode else None
-    uids = {*promises, *(use.uid for use in (status.pods if status else ()))}
+    uids = {*reservations, *(use.uid for use in (status.pods if status else ()))}
     uids |= {pod.metadata.uid for pod in state.sitting_on(name)}
     return {uid for uid in uids if _goes_soon(state, uid, name, now_s, within_s)}
 
@@ -58,12 +58,12 @@ def vacated(
     assumed = state.binding_to(name)
     if gpunode is not None:
         for other in beside:
-            if (promise := state.adopt(other, gpunode)) is not None:
-                assumed.setdefault(other.metadata.uid, promise)
+            if (reservation := state.adopt(other, gpunode)) is not None:
+                assumed.setdefault(other.metadata.uid, reservation)
         if gpunode.status is not None:
             status = without(gpunode.status, gone)
             gpunode = msgspec.structs.replace(gpunode, status=status)
-    assumed = {uid: promise for uid, promise in assumed.items() if uid not in gone}
+    assumed = {uid: reservation for uid, reservation in assumed.items() if uid not in gone}
     return state.terms_of(name, gpunode, gone | {pod.metadata.uid}, assumed)
 
 
@@ -80,7 +80,7 @@ def fits_after_eviction(
     return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
 
 
-def refusal_beside(
+def rejection_beside(
     state: ClusterState, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
 ) -> Reason | None:
     """Why the pod would not fit on the node if these others were being bound to it as well."""
@@ -89,7 +89,7 @@ def refusal_beside(
         return request.reason
     assumed = state.binding_to(node)
     for other in coming:
-        if gpunode is not None and (promise := state.adopt(other, gpunode)) is not None:
-            assumed.setdefault(other.metadata.uid, promise)
+        if gpunode is not None and (reservation := state.adopt(other, gpunode)) is not None:
+            assumed.setdefault(other.metadata.uid, reservation)
     snap = build([state.terms_of(node, gpunode, {pod.metadata.uid}, assumed)])
     return fit(request, snap, snap.rows([node]), now_s).reason(0)

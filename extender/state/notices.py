@@ -12,7 +12,7 @@ import numpy as np
 
 from contract.annotations import PLACEMENT
 from contract.decision import decision_of
-from contract.gpunode import UnownedProcess
+from contract.gpunode import UnattributedProcess
 from contract.kube import Node, Pod
 from contract.quantity import format_bytes, gib
 from extender.state.cluster_state import ClusterState
@@ -62,7 +62,7 @@ def notices(state: ClusterState) -> Iterator[Notice]:
     yield from _overcommitting(state)
     yield from _edited(state)
     yield from _overcommitted_nodes(state)
-    yield from _fenced(state)
+    yield from _unhealthy(state)
     yield from _overusing(state)
 
 
@@ -110,19 +110,19 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
             for holder in over.holders
             if (pod := state.pod(holder.uid)) is not None and _came_around_us(pod, over.node)
         ]
-        strangers = _strangers(state, over) if over.unowned_bytes else []
+        strangers = _strangers(state, over) if over.unattributed_bytes else []
         causes = [
             # Events on nodes are in namespace default, for people who may read no other pods.
             f"{_count(outsiders)} bound without Headroom (kubectl headroom top pod -A --search "
             f"{over.node} says which)"
             if outsiders
             else "",
-            f"{format_bytes(over.unowned_bytes)} used by no pod "
+            f"{format_bytes(over.unattributed_bytes)} used by no pod "
             f"({_some([f'{each.command} {each.pid}' for each in strangers])})"
-            if over.unowned_bytes
+            if over.unattributed_bytes
             else "",
-            f"{format_bytes(over.strays_bytes)} used by pods that were promised nothing there"
-            if over.strays_bytes
+            f"{format_bytes(over.unobserved_pods_bytes)} used by pods without a reservation there"
+            if over.unobserved_pods_bytes
             else "",
         ]
         if not any(causes):
@@ -140,28 +140,30 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
         )
 
 
-def _strangers(state: ClusterState, over: Overcommit) -> list[UnownedProcess]:
+def _strangers(state: ClusterState, over: Overcommit) -> list[UnattributedProcess]:
     """The largest first."""
     gpunode = state.gpunode(over.node)
     if gpunode is None or gpunode.status is None:
         return []
-    found = [each for each in gpunode.status.unowned_processes if each.device == over.device]
+    found = [each for each in gpunode.status.unattributed_processes if each.device == over.device]
     return sorted(found, key=lambda each: -(each.used_bytes or 0))
 
 
-def _fenced(state: ClusterState) -> Iterator[Notice]:
+def _unhealthy(state: ClusterState) -> Iterator[Notice]:
     snap = state.snapshot()
-    for row, slot in np.argwhere(snap.columns.fence > 0).tolist():
+    for row, slot in np.argwhere(snap.columns.health_issue > 0).tolist():
         terms = snap.nodes[row].devices[slot]
         node = state.node(snap.nodes[row].name)
-        if node is None or terms.fence is None:
+        if node is None or terms.health_issue is None:
             continue
-        why = f": {terms.fence_detail}" if terms.fence_detail else ""
+        why = f": {terms.health_detail}" if terms.health_detail else ""
         yield Notice(
             _node_subject(node),
             "GPUFenced",
-            f"No pod is placed on device {terms.device.uuid}, {terms.fence.sentence}{why}.",
-            key="\n".join((terms.device.uuid, terms.fence.code, terms.device.unhealthy_since)),
+            f"No pod is placed on device {terms.device.uuid}, {terms.health_issue.sentence}{why}.",
+            key="\n".join(
+                (terms.device.uuid, terms.health_issue.code, terms.device.unhealthy_since)
+            ),
         )
 
 

@@ -22,8 +22,8 @@ class Overcommit:
     allocatable_bytes: int
     holders: tuple[Holder, ...]
     #: Used by pods to which nothing is promised there, and by nobody that is known to be a pod.
-    strays_bytes: int = 0
-    unowned_bytes: int = 0
+    unobserved_pods_bytes: int = 0
+    unattributed_bytes: int = 0
 
 
 class Overcommits:
@@ -61,6 +61,6 @@ def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcomm
                 -term.headroom_bytes,
                 term.allocatable_bytes,
                 term.holders,
-                term.strays_bytes,
-                term.unowned_bytes,
+                term.unobserved_pods_bytes,
+                term.unattributed_bytes,
             )

@@ -61,11 +61,11 @@ def told_by_condition(pod: Pod) -> dict[Reason, int]:
     return dict(found)
 
 
-def main_reason(refused: Mapping[Reason, int]) -> str:
+def main_reason(rejected: Mapping[Reason, int]) -> str:
     """The code of the reason for most nodes; ``NOT_ASKED`` where there is none."""
-    if not refused:
+    if not rejected:
         return NOT_ASKED
-    return min(refused, key=lambda reason: (-refused[reason], reason.code)).code
+    return min(rejected, key=lambda reason: (-rejected[reason], reason.code)).code
 
 
 class Explaining:
@@ -116,9 +116,9 @@ class Explaining:
 
 
 def _counted(decision: Decision) -> str:
-    refused = sorted(decision.refused.items(), key=lambda each: (-each[1], each[0].code))
-    told = [f"{count} {reason.sentence}" for reason, count in refused[:_MOST_REASONS]]
-    if more := sum(count for _, count in refused[_MOST_REASONS:]):
+    rejected = sorted(decision.rejected.items(), key=lambda each: (-each[1], each[0].code))
+    told = [f"{count} {reason.sentence}" for reason, count in rejected[:_MOST_REASONS]]
+    if more := sum(count for _, count in rejected[_MOST_REASONS:]):
         told.append(f"{more} for other reasons")
     return f"None of {decision.offered} nodes: {'; '.join(told)}."
 

@@ -46,14 +46,14 @@ def count_on(
     """How many pods fit on this very object; ``most``: no more than the free replicas allow;
     ``guess``: what is tried first."""
     held = gpunode
-    promise = _promise(cluster, held, request, now_s)
-    if promise is None or most < 1:
+    reservation = _reserve(cluster, held, request, now_s)
+    if reservation is None or most < 1:
         return 0
-    if any(charge.choice or charge.by_environment for charge in promise.charges):
+    if any(charge.choice or charge.by_environment for charge in reservation.charges):
         count = 0
-        while promise is not None and count < most:
-            held, count = _with(held, [promise], count), count + 1
-            promise = _promise(cluster, held, request, now_s)
+        while reservation is not None and count < most:
+            held, count = _with(held, [reservation], count), count + 1
+            reservation = _reserve(cluster, held, request, now_s)
         return count
     fits, open_to = 1, most
     guesses = iter((min(guess, most), guess + 1))
@@ -61,15 +61,15 @@ def count_on(
         probe = next(guesses, 0)
         if not fits < probe <= open_to:
             probe = (fits + open_to + 1) // 2
-        before = _with(gpunode, [promise] * (probe - 1), 0)
-        if _promise(cluster, before, request, now_s) is not None:
+        before = _with(gpunode, [reservation] * (probe - 1), 0)
+        if _reserve(cluster, before, request, now_s) is not None:
             fits = probe
         else:
             open_to = probe - 1
     return fits
 
 
-def _promise(
+def _reserve(
     cluster: ClusterState, gpunode: GPUNode, request: VramRequest, now_s: float
 ) -> Reservation | None:
     """What one more pod would be promised there; None where it does not fit."""
@@ -81,9 +81,9 @@ def _promise(
     return Reservation(request.namespace, request.name, list(charges))
 
 
-def _with(gpunode: GPUNode, promises: list[Reservation], named: int) -> GPUNode:
+def _with(gpunode: GPUNode, reservations: list[Reservation], named: int) -> GPUNode:
     """The node with these promises to pods numbered from ``named``."""
-    more = {f"count-{named + n}": promise for n, promise in enumerate(promises)}
+    more = {f"count-{named + n}": reservation for n, reservation in enumerate(reservations)}
     spec = msgspec.structs.replace(gpunode.spec, reservations={**gpunode.spec.reservations, **more})
     return msgspec.structs.replace(gpunode, spec=spec)
 
@@ -93,12 +93,12 @@ def _replicas(verdicts: Verdicts, i: int) -> int:
     columns, row = verdicts.snap.columns, int(verdicts.rows[i])
     slots = columns.resource[row] == verdicts.snap.resources[verdicts.asks[0].ask.resource]
     free = columns.replicas_free[row][slots].sum(dtype=np.int64)
-    return int(free - columns.replicas_awaited[row][slots].max(initial=0))
+    return int(free - columns.replicas_unconfirmed[row][slots].max(initial=0))
 
 
 def _by_size(verdicts: Verdicts, i: int) -> int:
     """What the rooms would hold if the devices could be chosen: mostly near, and no answer."""
     verdict, row = verdicts.asks[0], int(verdicts.rows[i])
-    need, room = verdict.all_need_bytes[row], verdict.all_room_bytes[row]
+    need, room = verdict.all_need_bytes[row], verdict.all_free_bytes[row]
     sizes = room[room >= need] // np.maximum(need[room >= need], 1)
     return int(np.minimum(sizes, MAX_REPLICAS).sum()) // verdict.ask.count

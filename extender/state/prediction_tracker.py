@@ -38,7 +38,7 @@ MAX_ENTRIES = 262_144
 class Circumstances:
     """What is known of the node besides its object."""
 
-    bystanders: Mapping[str, Reservation]
+    unreserved_pods: Mapping[str, Reservation]
     leaving: Set[str]
     device_choice: DeviceChoice
 
@@ -49,7 +49,7 @@ class Outcome:
 
     node: str
     uid: str
-    promise: Reservation
+    reservation: Reservation
     result: Result
     surprise: Surprise | None
     predicted: tuple[str, ...]
@@ -68,20 +68,25 @@ class _Ground:
     after."""
 
     basis: Basis
-    promises: dict[str, Reservation] = field(default_factory=dict)
-    bystanders: dict[str, Reservation] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    unreserved_pods: dict[str, Reservation] = field(default_factory=dict)
     changes: set[Surprise] = field(default_factory=set)
 
     @property
     def entries(self) -> int:
         """Pods that are remembered in it."""
-        known = self.basis.status.pods, self.basis.promises, self.promises, self.bystanders
+        known = (
+            self.basis.status.pods,
+            self.basis.reservations,
+            self.reservations,
+            self.unreserved_pods,
+        )
         return 1 + sum(map(len, known))
 
 
 @dataclass(slots=True)
 class _Pending:
-    promise: Reservation
+    reservation: Reservation
     #: The one on which it was promised; those after it are others', who relied on what was known.
     #: None if the pod's own variable decides: its devices were known for certain.
     ground: _Ground | None
@@ -97,7 +102,7 @@ class _Followed:
     #: When it was heard of last, on the monotonic clock.
     at_s: float
     #: What it promised then.
-    promises: Mapping[str, Reservation] = field(default_factory=dict)
+    reservations: Mapping[str, Reservation] = field(default_factory=dict)
     #: In the order in which they were promised.
     pending: dict[str, _Pending] = field(default_factory=dict)
     #: From that of the first that is pending on.
@@ -108,7 +113,7 @@ class _Followed:
     entries: int = 0
 
 
-class Observations:
+class PredictionTracker:
     """``sat(uid, node)``: whether a pod, there or gone, was bound to the node."""
 
     def __init__(self, sat: Callable[[str, str], bool]) -> None:
@@ -154,33 +159,33 @@ class Observations:
             followed = None
         if followed is None:
             followed = self._nodes[name] = _Followed(gpunode.metadata.uid, status, at_s)
-        promises = gpunode.spec.reservations
-        if promises is followed.promises and not followed.pending:
+        reservations = gpunode.spec.reservations
+        if reservations is followed.reservations and not followed.pending:
             followed.status, followed.at_s = status, at_s
             return
-        self._forget(name, followed, promises, at_s)
-        fresh = [uid for uid in promises if _is_new(followed, uid, promises[uid])]
+        self._forget(name, followed, reservations, at_s)
+        fresh = [uid for uid in reservations if _is_new(followed, uid, reservations[uid])]
         if fresh or followed.pending:
             known = circumstances()
-            self.bypassed(name, known.bystanders)
-            new = {uid: p for uid, p in promises.items() if uid not in followed.promises}
+            self.bypassed(name, known.unreserved_pods)
+            new = {uid: p for uid, p in reservations.items() if uid not in followed.reservations}
             differs = changes(followed.status, status) if followed.grounds else set[Surprise]()
             for ground in followed.grounds:
-                ground.promises |= new
+                ground.reservations |= new
                 ground.changes |= differs
             if fresh:
                 _follow(followed, fresh, gpunode, status, known, at_s)
             self._compare(name, followed, status, at_s)
             self._prune(name, followed, at_s)
-        followed.status, followed.promises, followed.at_s = status, promises, at_s
+        followed.status, followed.reservations, followed.at_s = status, reservations, at_s
 
-    def bypassed(self, node: str, bystanders: Mapping[str, Reservation]) -> None:
+    def bypassed(self, node: str, unreserved_pods: Mapping[str, Reservation]) -> None:
         """Pods sit on the node that nobody promised anything; they may be gone before a report."""
         followed = self._nodes.get(node)
-        if followed is None or not bystanders:
+        if followed is None or not unreserved_pods:
             return
         for ground in followed.grounds:
-            ground.bystanders |= bystanders
+            ground.unreserved_pods |= unreserved_pods
         self._prune(node, followed, followed.at_s)
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
@@ -205,20 +210,20 @@ class Observations:
 
     def _compare(self, name: str, followed: _Followed, status: GPUNodeStatus, at_s: float) -> None:
         for uid, pending in list(followed.pending.items()):
-            if not is_shown(status, uid, pending.promise):
+            if not is_shown(status, uid, pending.reservation):
                 continue
             if pending.ground is None:
-                found = compare_used(uid, pending.promise, status)
+                found = compare_used(uid, pending.reservation, status)
             else:
                 later = followed.pending.keys() - {uid}
                 first = next(i for i, g in enumerate(followed.grounds) if g is pending.ground)
                 grounds = [(g.basis, _since(g, status, later)) for g in followed.grounds[first:]]
-                found = compare(uid, pending.promise, grounds)
+                found = compare(uid, pending.reservation, grounds)
             self._settle(
                 Outcome(
                     name,
                     uid,
-                    pending.promise,
+                    pending.reservation,
                     found.result,
                     found.surprise,
                     found.predicted,
@@ -235,17 +240,17 @@ class Observations:
         self._fresh.setdefault(outcome.node, []).append(outcome)
 
     def _forget(
-        self, name: str, followed: _Followed, promises: Mapping[str, Reservation], at_s: float
+        self, name: str, followed: _Followed, reservations: Mapping[str, Reservation], at_s: float
     ) -> None:
         """What is promised no longer."""
         for uid, pending in list(followed.pending.items()):
-            if uid in promises:
+            if uid in reservations:
                 continue
             if self._sat(uid, name):
                 self._settle(_unseen(name, uid, pending, at_s), followed)
             else:
                 del followed.pending[uid]  # it was never bound there
-        for uid in followed.settled.keys() - promises.keys():
+        for uid in followed.settled.keys() - reservations.keys():
             del followed.settled[uid]
 
     def _prune(self, name: str, followed: _Followed, at_s: float) -> None:
@@ -266,16 +271,16 @@ class Observations:
 
 
 def _unseen(node: str, uid: str, pending: _Pending, at_s: float) -> Outcome:
-    window_s, said = at_s - pending.at_s, predicted(pending.promise)
-    return Outcome(node, uid, pending.promise, Result.UNSEEN, None, said, (), window_s, at_s)
+    window_s, said = at_s - pending.at_s, predicted(pending.reservation)
+    return Outcome(node, uid, pending.reservation, Result.UNSEEN, None, said, (), window_s, at_s)
 
 
-def _is_new(followed: _Followed, uid: str, promise: Reservation) -> bool:
+def _is_new(followed: _Followed, uid: str, reservation: Reservation) -> bool:
     """Whether it is a prediction that is not followed yet."""
-    if uid in followed.settled or ADOPTED in promise.flags or not promise.charges:
+    if uid in followed.settled or ADOPTED in reservation.flags or not reservation.charges:
         return False
     pending = followed.pending.get(uid)
-    return pending is None or pending.promise.attempt != promise.attempt
+    return pending is None or pending.reservation.attempt != reservation.attempt
 
 
 def _follow(
@@ -286,43 +291,43 @@ def _follow(
     known: Circumstances,
     at_s: float,
 ) -> None:
-    promises = gpunode.spec.reservations
-    coming = [uid for uid in fresh if not is_shown(status, uid, promises[uid])]
+    reservations = gpunode.spec.reservations
+    coming = [uid for uid in fresh if not is_shown(status, uid, reservations[uid])]
     followed.settled |= dict.fromkeys(set(fresh) - set(coming))
     if not coming:
         return
-    together = {**known.bystanders, **promises}
+    together = {**known.unreserved_pods, **reservations}
     last = followed.grounds[-1] if followed.grounds else None
     if last is None or not _is_still_known(last, status, together, known.leaving):
         basis = Basis(status, together, known.leaving, known.device_choice)
         followed.grounds.append(_Ground(basis))
     for uid in coming:
         followed.pending.pop(uid, None)  # promised anew, it is the last
-        ground = None if is_by_environment(promises[uid]) else followed.grounds[-1]
-        followed.pending[uid] = _Pending(promises[uid], ground, at_s)
+        ground = None if is_by_environment(reservations[uid]) else followed.grounds[-1]
+        followed.pending[uid] = _Pending(reservations[uid], ground, at_s)
 
 
 def _is_still_known(
     ground: _Ground,
     status: GPUNodeStatus,
-    promises: Mapping[str, Reservation],
+    reservations: Mapping[str, Reservation],
     leaving: Set[str],
 ) -> bool:
     """Whether nothing differs but that more was promised since."""
     return (
         ground.basis.status is status
         and ground.basis.leaving == leaving
-        and ground.basis.promises.keys() | ground.promises.keys() <= promises.keys()
+        and ground.basis.reservations.keys() | ground.reservations.keys() <= reservations.keys()
     )
 
 
 def _since(ground: _Ground, status: GPUNodeStatus, later: Set[str]) -> Since:
-    every = ground.bystanders | ground.promises
-    every = {o: p for o, p in every.items() if o not in ground.basis.promises}
+    every = ground.unreserved_pods | ground.reservations
+    every = {o: p for o, p in every.items() if o not in ground.basis.reservations}
     ours = {
-        other: promise
-        for other, promise in every.items()
-        if other in ground.promises and ADOPTED not in promise.flags
+        other: reservation
+        for other, reservation in every.items()
+        if other in ground.reservations and ADOPTED not in reservation.flags
     }
-    others = {other: promise for other, promise in every.items() if other not in ours}
+    others = {other: reservation for other, reservation in every.items() if other not in ours}
     return Since(status, ours, others, later, ground.changes)

@@ -140,7 +140,7 @@ def preemption(
     state: ClusterState,
     pod: Pod,
     offered: Mapping[str, Offer],
-    refused: Iterable[str],
+    rejected: Iterable[str],
     now_s: float,
     without_violations: bool = False,
 ) -> Preemption:
@@ -159,7 +159,7 @@ def preemption(
     found: list[Victims] = []
     ceiling = VIOLATING if without_violations else None
     looked_at = nsmallest(MOST_LOOKED_AT, offered, key=search.glance)
-    besides = [name for name in refused if name not in offered]
+    besides = [name for name in rejected if name not in offered]
     besides = nsmallest(MOST_LOOKED_AT, besides, key=search.glance)
     search.reckon([*looked_at, *besides])
     stages = [search.stage(name, offered[name]) for name in looked_at]
@@ -366,7 +366,7 @@ class _Stage:
             list(self._evictable.values()),
             budgets,
             self._floors,
-            self._promising,
+            self._reserving,
             self._fits,
             search.tries,
             below,
@@ -408,7 +408,7 @@ class _Stage:
     def _worst(self) -> list[Evictable]:
         return [Evictable(uid, priority(self._search.pod) - 1, 0) for uid in self._others]
 
-    def _promising(self, uids: frozenset[str]) -> bool:
+    def _reserving(self, uids: frozenset[str]) -> bool:
         """Whether enough is freed, by what is cheap to know."""
         gone = uids | self._leaving
         if self.offer is not None and not (

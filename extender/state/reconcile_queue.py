@@ -30,26 +30,26 @@ class Unmarked:
 
     node: str
     uid: str
-    promise: Reservation
+    reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True)
-class Bystander:
+class UnreservedPod:
     """A pod that sits on the node, and to which the ledger promises nothing."""
 
     node: str
     pod: Pod
 
 
-def bystanders(state: ClusterState, on: Collection[str] | None = None) -> list[Bystander]:
+def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> list[UnreservedPod]:
     """Pods that somebody else bound: the ledger is the only place where a node's agent learns what
     they will take. ``on`` names the nodes to look at, None means all."""
     held = state.gpunodes() if on is None else filter(None, map(state.gpunode, on))
     return [
-        Bystander(gpunode.name, pod)
+        UnreservedPod(gpunode.name, pod)
         for gpunode in held
         if knows_devices(state, gpunode)
-        for pod in state.bystanders(gpunode.name)
+        for pod in state.unreserved_pods(gpunode.name)
     ]
 
 
@@ -67,11 +67,11 @@ def leftovers(
     held = state.gpunodes() if on is None else map(state.gpunode, on)
     for gpunode in filter(None, held):
         seen = {use.uid for use in gpunode.status.pods} if gpunode.status else set()
-        for uid, promise in gpunode.spec.reservations.items():
+        for uid, reservation in gpunode.spec.reservations.items():
             if uid in seen:
                 continue
             pod, departure = state.pod(uid), state.departures.seen(uid)
-            since_s = age(promise.since, wall_s)
+            since_s = age(reservation.since, wall_s)
             # Of a replica whose clock was ahead nobody knows; looking into it harms nobody.
             old = since_s is None or abs(since_s) > orphan_after_s
             if pod is not None:
@@ -85,7 +85,7 @@ def leftovers(
             ):
                 found.append(Leftover(gpunode.name, uid, left=True))
             elif (departure or old) and not state.departures.marked(gpunode.name, uid):
-                found.append(Unmarked(gpunode.name, uid, promise))
+                found.append(Unmarked(gpunode.name, uid, reservation))
     return found
 
 

@@ -92,7 +92,7 @@ class Redaction:
             heard_at_s=of.heard_at_s,
             manager=of.manager,
             backs_off=of.backs_off,
-            binding=self._promises(of.binding),
+            binding=self._reservations(of.binding),
             history=[
                 SmHistory(self.of("gpu", sm.gpu), sm.instance, sm.activity) for sm in of.history
             ],
@@ -213,7 +213,7 @@ class Redaction:
         return GPUNode(
             metadata=ObjectMeta(name=name, uid=name, resource_version=of.metadata.resource_version),
             spec=msgspec.structs.replace(
-                of.spec, reservations=self._promises(of.spec.reservations)
+                of.spec, reservations=self._reservations(of.spec.reservations)
             ),
             status=None
             if status is None
@@ -245,7 +245,7 @@ class Redaction:
             used_bytes=of.used_bytes,
         )
 
-    def _promises(self, of: Mapping[str, Reservation]) -> dict[str, Reservation]:
+    def _reservations(self, of: Mapping[str, Reservation]) -> dict[str, Reservation]:
         return {
             self.of("uid", uid): Reservation(
                 namespace=self.of("ns", each.namespace),

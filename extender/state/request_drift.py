@@ -59,7 +59,7 @@ def as_bound(pod: Pod) -> Pod:
     return msgspec.structs.replace(pod, metadata=metadata)
 
 
-class Edits:
+class RequestDrift:
     """The bound pods that carry one. Written by the owner of the cluster state."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class Edits:
     def see(self, pod: Pod) -> None:
         self._note(pod, edit(pod))
 
-    def adopted(self, pods: Iterable[Pod], promises: Mapping[str, Reservation]) -> None:
+    def adopted(self, pods: Iterable[Pod], reservations: Mapping[str, Reservation]) -> None:
         """Compare the pods of a node, bound by others, with what was kept as they were charged."""
         for pod in pods:
-            promise = promises.get(pod.metadata.uid)
-            if promise is not None and isinstance(promise.asked, str):
-                changed = asked(pod) != promise.asked
-                self._note(pod, _sentence(pod, promise.asked or None) if changed else "")
+            reservation = reservations.get(pod.metadata.uid)
+            if reservation is not None and isinstance(reservation.asked, str):
+                changed = asked(pod) != reservation.asked
+                self._note(pod, _sentence(pod, reservation.asked or None) if changed else "")
 
     def _note(self, pod: Pod, sentence: str) -> None:
         if sentence and pod.node and not pod.ended:

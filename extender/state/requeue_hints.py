@@ -34,7 +34,7 @@ from extender.placement.snapshot import Rows, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import NEVER_S
 from extender.state.journal import Decision, Journal
-from extender.state.node_whatif import refusal_beside
+from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import yields
 from extender.state.selectors import eligible, sites
 
@@ -67,7 +67,7 @@ class _Wait:
     #: When another replica was seen to have woken it, on the monotonic clock.
     by_another_s: float = NEVER_S
     #: Unix time, seconds: what decisions are dated with.
-    woken_at_s: float = 0.0
+    requeued_at_s: float = 0.0
     #: Node, empty for none; on the monotonic clock.
     claim: str = ""
     claim_until_s: float = NEVER_S
@@ -76,7 +76,7 @@ class _Wait:
     #: The pod as it was read last: whether its condition quotes us, and what decides where it may
     #: run besides us.
     pod: Pod | None = None
-    refused: bool = False
+    rejected: bool = False
     may_run: bytes = b""
     #: What it asks for, with this default of its namespace.
     request: VramRequest | Unreadable | None = None
@@ -94,7 +94,7 @@ class _Wait:
 _Beside = tuple[int, str, int, tuple[tuple[str, str], ...]]
 
 
-class Waking:
+class RequeueHints:
     """Remembers whom it named; all of it may be lost without harm, but for one wake too many."""
 
     def __init__(self) -> None:
@@ -140,14 +140,14 @@ class Waking:
             retry = pod.annotation(RETRY)
             wait.look(retry, now_s)
             # Not later than now, as when the clock was ahead: decisions after it would not count.
-            wait.woken_at_s = min(wait.woken_at_s, wall_s)
+            wait.requeued_at_s = min(wait.requeued_at_s, wall_s)
             if wait.claim:
                 continue
             node = yield from self._room_for(pod, wait, decision, look, claims)
             if node is None:
                 continue
             _claim(claims, node, pod)
-            wait.claim, wait.claim_until_s, wait.woken_at_s = node, now_s + CLAIM_S, wall_s
+            wait.claim, wait.claim_until_s, wait.requeued_at_s = node, now_s + CLAIM_S, wall_s
             self.pending = True
             if now_s - wait.by_another_s < CLAIM_S:
                 continue  # if that was for other room, it is looked at again
@@ -163,11 +163,11 @@ class Waking:
     def _seen(self, pod: Pod) -> _Wait:
         """What is remembered of the pod, with what is read off it once for each of its versions."""
         wait = self._waits.setdefault(pod.metadata.uid, _Wait(seen=pod.annotation(RETRY)))
-        wait.pod, wait.refused, wait.request = pod, refused_by_us(pod), None
+        wait.pod, wait.rejected, wait.request = pod, rejected_by_us(pod), None
         wait.may_run = sites(pod)
         return wait
 
-    def woken(self, uid: str, retry: str) -> None:
+    def requeued(self, uid: str, retry: str) -> None:
         """The pod carries this annotation now: ours, or that of a replica that was faster."""
         if (wait := self._waits.get(uid)) is not None:
             wait.written = retry
@@ -190,7 +190,7 @@ class Waking:
         if decision is not None and not decision.fits:
             if decision.sure:
                 since = max(since, decision.generation)
-            elif decision.at_s > wait.woken_at_s:
+            elif decision.at_s > wait.requeued_at_s:
                 since = 0  # refused for pods that perhaps never came
         request = look.asks(pod, wait, since)
         names = (yield from look.roomier_since(wait, request, since)) if request else []
@@ -347,7 +347,7 @@ class _Look:
             if self._weighed == MOST_WEIGHED:
                 return None
             self._weighed += 1
-            fits = refusal_beside(self.state, pod, name, others, self.now_s) is None
+            fits = rejection_beside(self.state, pod, name, others, self.now_s) is None
         self.beside[question] = fits
         return fits
 
@@ -358,7 +358,7 @@ def _claim(claims: dict[str, list[Pod]], name: str, pod: Pod) -> None:
         there.append(pod)
 
 
-def refused_by_us(pod: Pod) -> bool:
+def rejected_by_us(pod: Pod) -> bool:
     """Whether kube-scheduler says of it that it waits, and quotes us.
 
     After an error it is tried again by itself, and changing it does not hasten that.
@@ -380,13 +380,13 @@ def _waits_for_room(wait: _Wait, decision: Decision | None, wall_s: float) -> bo
         return True
     if decision is not None and abs(wall_s - decision.at_s) < BINDING_S:
         return False
-    return wait.refused
+    return wait.rejected
 
 
 def _claims(wait: _Wait, decision: Decision | None, now_s: float) -> bool:
     """Whether it may still take the room that it was woken for."""
-    refused = decision is not None and not decision.fits and decision.at_s > wait.woken_at_s
-    return not refused and now_s < wait.claim_until_s
+    rejected = decision is not None and not decision.fits and decision.at_s > wait.requeued_at_s
+    return not rejected and now_s < wait.claim_until_s
 
 
 def _urgency(pod: Pod) -> tuple[int, str]:

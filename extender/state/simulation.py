@@ -20,7 +20,7 @@ from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.placement.device_accounting import without
 from extender.placement.fit import fit
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.placement_record import Placement, place
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
@@ -59,18 +59,18 @@ class _Held:
     added: bool = False
     mended: bool = False
 
-    def promised(self, uid: str, promise: Reservation | None) -> "_Held":
-        promises = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
-        if promise is not None:
-            promises[uid] = promise
-        spec = msgspec.structs.replace(self.gpunode.spec, reservations=promises)
+    def reserved(self, uid: str, reservation: Reservation | None) -> "_Held":
+        reservations = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
+        if reservation is not None:
+            reservations[uid] = reservation
+        spec = msgspec.structs.replace(self.gpunode.spec, reservations=reservations)
         return replace(self, gpunode=msgspec.structs.replace(self.gpunode, spec=spec))
 
     def reporting(self, status: GPUNodeStatus) -> "_Held":
         return replace(self, gpunode=msgspec.structs.replace(self.gpunode, status=status))
 
 
-class Trial:
+class Simulation:
     """Begins with the cluster as ``snap`` shows it; ``now_s`` is the receiver's monotonic clock."""
 
     def __init__(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
@@ -78,7 +78,7 @@ class Trial:
         self._now_s = now_s
         self._market = cluster.usual.market
         self._table = Table.after(snap)
-        self._weighings = Weighings(cluster.rules.weights)
+        self._weighings = FitCache(cluster.rules.weights)
         #: Nodes that are not, or not yet, as the cluster has them; None: gone.
         self._held: dict[str, _Held | None] = {}
 
@@ -93,10 +93,10 @@ class Trial:
     def place(self, request: VramRequest, where: Eligible) -> Placed | NotPlaced:
         """Place the pod on the best of these nodes. It must ask for a GPU."""
         snap, rows = self.snapshot(), where.rows
-        weighing = self._weighings.weigh(request, snap)
-        ranking = weighing.rank(request, snap, rows, self._now_s, self._market)
+        cached = self._weighings.weigh(request, snap)
+        ranking = cached.rank(request, snap, rows, self._now_s, self._market)
         if ranking.winner is None:
-            codes = weighing.codes(snap, rows, self._now_s)
+            codes = cached.codes(snap, rows, self._now_s)
             counts = np.bincount(codes, minlength=len(REASONS)).tolist()
             reasons = {r: n for r, n in zip(REASONS, counts, strict=True) if r and n}
             return NotPlaced(reasons, where.counts())
@@ -104,10 +104,10 @@ class Trial:
         part = snap.part(np.array([row]))
         verdicts = fit(request, part, np.zeros(1, np.int64), self._now_s)
         placement, name = place(request, part, verdicts, 0), snap.nodes[row].name
-        promise = Reservation(request.namespace, request.name, list(placement.charges))
+        reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
         assert held is not None, "a node that takes pods has a ledger"
-        self._put(name, held.promised(request.uid, promise))
+        self._put(name, held.reserved(request.uid, reservation))
         return Placed(name, placement, float(ranking.scores[ranking.winner]))
 
     def release(self, uid: str) -> list[str]:
@@ -119,7 +119,7 @@ class Trial:
         for name in sorted(at):
             if (held := self._of(name)) is not None:
                 status = held.gpunode.status
-                left = replace(held.promised(uid, None), besides=held.besides | {uid})
+                left = replace(held.reserved(uid, None), besides=held.besides | {uid})
                 self._put(name, left.reporting(without(status, {uid})) if status else left)
                 names.append(name)
         return names
@@ -132,7 +132,7 @@ class Trial:
         if held is None:
             return []
         uids = [*held.gpunode.spec.reservations]
-        uids += [pod.metadata.uid for pod in self._cluster.bystanders(name)]
+        uids += [pod.metadata.uid for pod in self._cluster.unreserved_pods(name)]
         pods = [self._cluster.pod(uid) for uid in dict.fromkeys(uids) if uid not in held.besides]
         return sorted((pod for pod in pods if pod is not None and _moves(pod, name)), key=_urgency)
 
@@ -142,7 +142,10 @@ class Trial:
         model = self._cluster.gpunode(like)
         if model is None or model.status is None:
             raise KeyError(like)
-        uids = [*model.spec.reservations, *(p.metadata.uid for p in self._cluster.bystanders(like))]
+        uids = [
+            *model.spec.reservations,
+            *(p.metadata.uid for p in self._cluster.unreserved_pods(like)),
+        ]
         there = self.snapshot().row_of
         free = (n for n in itertools.count(1) if f"{like}+{n}" not in there)
         names: list[str] = []
@@ -220,7 +223,7 @@ def _idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
             uuid=device.uuid + suffix,
             parent=device.parent + suffix if device.parent else device.parent,
             used_bytes=min(device.used_bytes, 0),
-            unowned_bytes=0,
+            unattributed_bytes=0,
             sm_activity=None,
             healthy=device.memory_bytes > 0,
             health_reason=device.health_reason if device.memory_bytes <= 0 else "",
@@ -228,7 +231,7 @@ def _idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
         )
         for device in status.devices
     ]
-    return msgspec.structs.replace(status, devices=devices, pods=[], unowned_processes=[])
+    return msgspec.structs.replace(status, devices=devices, pods=[], unattributed_processes=[])
 
 
 def _shared(device: Device, count: int) -> Device:

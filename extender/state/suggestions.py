@@ -25,7 +25,7 @@ from extender.state.device_occupants import Held, holders
 from extender.state.explained_nodes import Feasible
 from extender.state.node_whatif import fits_after_eviction
 from extender.state.selectors import Obstacle
-from extender.state.simulation import Trial
+from extender.state.simulation import Simulation
 
 Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
 #: Faults of a node whose memory is known all the same, so that the repair can be tried.
@@ -39,7 +39,7 @@ _MOST_OBSTACLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Suggestions:
     kind: Kind
     sentence: str
     #: The node that is meant; empty where it is none alone.
@@ -61,7 +61,7 @@ def advice(
     explanation: Explanation,
     holding: Sequence[Sequence[Held]],
     where: Feasible,
-) -> list[Advice]:
+) -> list[Suggestions]:
     """``verdicts``: of the nodes of ``where``; ``holding``: the blockers of each of the nearest.
     Empty when some node takes the pod. Quotas, which no snapshot knows, are for ``allowed``."""
     if explanation.fits or not verdicts.asks:
@@ -75,7 +75,7 @@ def advice(
     ]
 
 
-def allowed(found: Sequence[Advice], beyond: str | None) -> list[Advice]:
+def allowed(found: Sequence[Suggestions], beyond: str | None) -> list[Suggestions]:
     """``beyond``: as ``quotas.exceeded`` says; None when quotas cannot be read. The user would
     lose a pod that is deleted and then rejected, so nothing is suggested that needs this."""
     if beyond == "":
@@ -93,7 +93,7 @@ def allowed(found: Sequence[Advice], beyond: str | None) -> list[Advice]:
         f"raise the quota before you change the pod: {beyond}; a pod that is deleted and created "
         "again could be rejected"
     )
-    return [*kept, Advice("quota", sentence)]
+    return [*kept, Suggestions("quota", sentence)]
 
 
 def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
@@ -123,7 +123,7 @@ def _lower(
     verdicts: Verdicts,
     largest_bytes: int | None,
     not_checked: Sequence[str],
-) -> Iterator[Advice]:
+) -> Iterator[Suggestions]:
     lower_bytes = (largest_bytes or 0) >> 20 << 20
     if not lower_bytes:
         return
@@ -137,7 +137,7 @@ def _lower(
     if nodes:
         now = "that much is free now" if not_checked else "that fits now"
         sentence = f"lower {VRAM} to {text} or less: {now}{but_not_checked(not_checked)}"
-        yield Advice("lower", sentence, "", None, lower_bytes, nodes, recreates=True)
+        yield Suggestions("lower", sentence, "", None, lower_bytes, nodes, recreates=True)
 
 
 def _wait(
@@ -147,7 +147,7 @@ def _wait(
     explanation: Explanation,
     holding: Sequence[Sequence[Held]],
     where: Feasible,
-) -> Iterator[Advice]:
+) -> Iterator[Suggestions]:
     """For the smallest pod whose end makes room on one of the nearest nodes."""
     could = [
         (held.charged_bytes, node.node, held)
@@ -166,11 +166,11 @@ def _wait(
                 f"wait for pod {who}, which holds {size} on node {node}{since}: when it ends there "
                 f"is room{unchecked}"
             )
-            yield Advice("wait", sentence, node, held)
+            yield Suggestions("wait", sentence, node, held)
             return
 
 
-def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Advice]:
+def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestions]:
     """Nodes with room from which one obstacle alone keeps the pod."""
     single = {row: found[0] for row, found in where.eligible.obstacles.items() if len(found) == 1}
     rows = np.array(list(single), np.int64)
@@ -183,7 +183,7 @@ def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Advice]:
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
         recreates = obstacle.code != "cordoned"
         node = first if nodes == 1 else ""
-        yield Advice("eligible", sentence, node, nodes=nodes, recreates=recreates)
+        yield Suggestions("eligible", sentence, node, nodes=nodes, recreates=recreates)
 
 
 def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
@@ -200,7 +200,7 @@ def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
             return f"change the required node affinity: {room} and other labels"
 
 
-def _mend(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Advice]:
+def _mend(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestions]:
     """Nodes that a fault alone keeps from taking the pod."""
     faulty = np.flatnonzero(np.isin(verdicts.codes, [CODE_OF[reason] for reason in _FAULTS]))
     found = (i for i in faulty.tolist() if len(list(failing(verdicts, i))) == 1)
@@ -214,34 +214,36 @@ def _mend(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterato
         node, (fault,) = verdicts.snap.nodes[row], failing(verdicts, i)
         what = fault.sentence
         if fault is Reason.UNHEALTHY_DEVICE:
-            details = (f"{t.device.uuid}: {t.fence_detail}" for t in node.devices if t.fence_detail)
+            details = (
+                f"{t.device.uuid}: {t.health_detail}" for t in node.devices if t.health_detail
+            )
             what += f" ({next(details)})"
         sentence = (
             f"repair node {node.name}: it has room for the pod, but: {what}"
             f"{but_not_checked(where.not_checked(row))}"
         )
-        yield Advice("mend", sentence, node.name)
+        yield Suggestions("mend", sentence, node.name)
 
 
 def _fits_when_mended(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
-    trial = Trial(cluster, verdicts.snap, verdicts.now_s)
+    simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
     try:
-        trial.mend(name)
+        simulation.mend(name)
     except KeyError:
         return False
-    return _fits(verdicts, trial, name)
+    return _fits(verdicts, simulation, name)
 
 
-def _fits(verdicts: Verdicts, trial: Trial, name: str) -> bool:
+def _fits(verdicts: Verdicts, simulation: Simulation, name: str) -> bool:
     """Whether the node of this name takes the pod in the trial."""
-    snap = trial.snapshot()
+    snap = simulation.snapshot()
     row = np.array([snap.row_of[name]], np.int64)
     return bool(fit(verdicts.request, snap, row, verdicts.now_s).fits[0])
 
 
 def _more_replicas(
     cluster: ClusterState, verdicts: Verdicts, not_checked: Sequence[str]
-) -> Iterator[Advice]:
+) -> Iterator[Suggestions]:
     """Nodes that have no free replica, and that take the pod with one more replica on each shared
     device."""
     lacks = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
@@ -258,7 +260,7 @@ def _more_replicas(
             f"{which} the memory and no free replica: raise the replicas that the device plugin "
             f"advertises there{but_not_checked(not_checked)}"
         )
-        yield Advice("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
+        yield Suggestions("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
 
 
 def _fits_with_another_replica(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
@@ -266,9 +268,9 @@ def _fits_with_another_replica(cluster: ClusterState, verdicts: Verdicts, name: 
     most = max((d.device.replicas.total for d in terms.devices if d.shared), default=0)
     if not 0 < most < MAX_REPLICAS:
         return False
-    trial = Trial(cluster, verdicts.snap, verdicts.now_s)
+    simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
     try:
-        trial.set_replicas(name, most + 1)
+        simulation.set_replicas(name, most + 1)
     except (KeyError, ValueError):
         return False
-    return _fits(verdicts, trial, name)
+    return _fits(verdicts, simulation, name)

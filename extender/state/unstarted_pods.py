@@ -21,26 +21,28 @@ def idle_on(
     found: dict[str, Idle] = {}
     for pod in sitting:
         uid, metadata = pod.metadata.uid, pod.metadata
-        promise = gpunode.spec.reservations.get(uid)
-        if promise is None or metadata.deletion_timestamp:
+        reservation = gpunode.spec.reservations.get(uid)
+        if reservation is None or metadata.deletion_timestamp:
             continue
         gated = waits(pod)
-        if gated or (rules.evict_misses and _is_new(pod, promise, gpunode.status, wall_s)):
+        if gated or (rules.evict_misses and _is_new(pod, reservation, gpunode.status, wall_s)):
             owners = metadata.owner_references or ()
             found[uid] = Idle(
-                since=promise.since,
+                since=reservation.since,
                 gated=gated,
                 replaced=any(owner.controller for owner in owners),
-                marked=EVICTED in promise.flags,
+                marked=EVICTED in reservation.flags,
             )
     return found
 
 
-def _is_new(pod: Pod, promise: Reservation, status: GPUNodeStatus | None, wall_s: float) -> bool:
+def _is_new(
+    pod: Pod, reservation: Reservation, status: GPUNodeStatus | None, wall_s: float
+) -> bool:
     """Whether the pod, that we placed, has only just come and is known to use no memory."""
-    since_s = age(promise.since, wall_s)
+    since_s = age(reservation.since, wall_s)
     # From the future: of a replica whose clock was ahead, so that nobody knows.
-    if has_gate(pod) or ADOPTED in promise.flags or since_s is None or abs(since_s) > NEW_FOR_S:
+    if has_gate(pod) or ADOPTED in reservation.flags or since_s is None or abs(since_s) > NEW_FOR_S:
         return False
     used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []
     return bool(used) and all(figure == 0 for figure in used)

@@ -299,7 +299,7 @@ def whatif(
         print(body["message"])  # noqa: T201
         _print_unchecked(body)
         _show(body, tables.moves(body), None)
-    if body["refused"]:
+    if body["rejected"]:
         raise typer.Exit(NOT_THERE)
 
 
@@ -314,13 +314,13 @@ def log(
     options: _Options = context.obj
     if not follow:
         body = options.api().get("events", follow=False, since=since)
-        _show(body, tables.happenings(body, wide=output is Output.WIDE), output)
+        _show(body, tables.feed_events(body, wide=output is Output.WIDE), output)
         return
     try:
         for line in options.api().lines("events", since=since):
             if line.startswith("data:"):
                 event = json.loads(line.removeprefix("data:"))
-                print("  ".join(filter(None, tables.happening(event))), flush=True)  # noqa: T201
+                print("  ".join(filter(None, tables.feed_event(event))), flush=True)  # noqa: T201
     except KeyboardInterrupt:
         return
 

@@ -44,8 +44,10 @@ def nodes(body: Body, wide: bool = False) -> Table:
                 node["name"],
                 str(len(devices)),
                 gib(_sum(devices, "allocatable_bytes")),
-                gib(_sum(devices, "promised_bytes", "awaited_bytes", "strays_bytes")),
-                gib(_sum(devices, "unowned_bytes")),
+                gib(
+                    _sum(devices, "reservation_bytes", "unconfirmed_bytes", "unobserved_pods_bytes")
+                ),
+                gib(_sum(devices, "unattributed_bytes")),
                 gib(_sum(devices, "used_bytes")),
                 signed(_sum(devices, "headroom_bytes")),
                 str(_sum(devices, "replicas_free")),
@@ -70,8 +72,8 @@ def devices(body: Body, wide: bool = False) -> Table:
     for node in body["nodes"]:
         for device in node["devices"]:
             over = "overcommitted" if device["headroom_bytes"] < 0 else ""
-            fenced = device["fenced_detail"] or device["fenced"]
-            state = "; ".join(filter(None, (_reason_of(node), fenced or over))) or "ok"
+            unhealthy = device["unhealthy_detail"] or device["unhealthy"]
+            state = "; ".join(filter(None, (_reason_of(node), unhealthy or over))) or "ok"
             if state != "ok":
                 bad.add(len(rows))
             rows.append(
@@ -81,8 +83,15 @@ def devices(body: Body, wide: bool = False) -> Table:
                     device["model"],
                     device["sharing"],
                     gib(device["allocatable_bytes"]),
-                    gib(_sum([device], "promised_bytes", "awaited_bytes", "strays_bytes")),
-                    gib(device["unowned_bytes"]),
+                    gib(
+                        _sum(
+                            [device],
+                            "reservation_bytes",
+                            "unconfirmed_bytes",
+                            "unobserved_pods_bytes",
+                        )
+                    ),
+                    gib(device["unattributed_bytes"]),
                     gib(device["used_bytes"]),
                     signed(device["headroom_bytes"]),
                     f"{device['replicas_free']}/{_replicas(device)} free",
@@ -152,7 +161,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
                 pod["result"] or "-",
                 names(pod["choice"] or pod["predicted"]),
                 names([each["uuid"] for each in seen]),
-                _bytes(each["promised_bytes"] for each in seen),
+                _bytes(each["reservation_bytes"] for each in seen),
                 _bytes(each["measured_bytes"] for each in seen),
                 gib(pod["overuse_bytes"]) if pod["overuse_bytes"] else "-",
                 *((pod["since"] or "-", pod["uid"], pod["message"] or "-") if wide else ()),
@@ -167,12 +176,12 @@ def models(body: Body) -> Table:
         *("MODEL", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
         *("FREE REPLICAS", "FENCED", "OVERCOMMITTED"),
     )
-    sums = ("allocatable", "promised", "unowned", "used", "headroom")
-    counts = ("replicas_free", "fenced", "overcommitted")
+    sums = ("allocatable", "reserved", "unattributed", "used", "headroom")
+    counts = ("replicas_free", "unhealthy", "overcommitted")
     rows: list[Row] = []
     bad = set[int]()
     for model in body["models"]:
-        if model["fenced"] or model["overcommitted"]:
+        if model["unhealthy"] or model["overcommitted"]:
             bad.add(len(rows))
         rows.append(
             (
@@ -281,25 +290,25 @@ def moves(body: Body) -> Table:
         for each in body["placements"]
     ]
     placed = len(rows)
-    for refusal in body["refusals"]:
-        reasons = [*refusal["reasons"], *refusal["ineligible"]]
+    for rejection in body["rejections"]:
+        reasons = [*rejection["reasons"], *rejection["ineligible"]]
         why = "; ".join(f"{nodes_of(each['nodes'])}: {each['message']}" for each in reasons)
-        why = refusal["not_tried"] or why
-        rows += [(pod, refusal["leaves"] or "-", "-", "-", why) for pod in refusal["pods"]]
+        why = rejection["not_tried"] or why
+        rows += [(pod, rejection["leaves"] or "-", "-", "-", why) for pod in rejection["pods"]]
     return Table(columns, rows, frozenset(range(placed, len(rows))))
 
 
-def happenings(body: Body, wide: bool = False) -> Table:
+def feed_events(body: Body, wide: bool = False) -> Table:
     """``wide`` adds the device, also if there is a message."""
     columns: tuple[str, ...] = ("AT", "WHAT", "WHY", "POD", "NODE", "STATE")
     if wide:
         columns = (*columns, "DEVICE")
     events = body["events"]
-    rows = [(*happening(each), *((each["device"] or "-",) if wide else ())) for each in events]
+    rows = [(*feed_event(each), *((each["device"] or "-",) if wide else ())) for each in events]
     return Table(columns, rows)
 
 
-def happening(event: Body) -> Row:
+def feed_event(event: Body) -> Row:
     return (
         _moment(event["at"]),
         event["kind"],

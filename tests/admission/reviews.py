@@ -11,7 +11,7 @@ import msgspec
 from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Source
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.admission.context import Around, GpuNode, OfNamespace, Wishes
+from extender.admission.context import AdmissionContext, GpuNode, OfNamespace, Wishes
 from extender.admission.mutation import Mutated, mutate
 from tests.builders import GPU, shared
 
@@ -112,8 +112,8 @@ def around(
     annotations: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
     **wishes: Any,
-) -> Around:
-    return Around(
+) -> AdmissionContext:
+    return AdmissionContext(
         wishes=Wishes(**wishes),
         namespace=OfNamespace("team-a", annotations or {}, labels or {}),
         nodes=nodes,
@@ -126,7 +126,7 @@ def pod(obj: Mapping[str, Any]) -> Pod:
     return msgspec.structs.replace(decoded, metadata=metadata)
 
 
-def mutated(obj: Mapping[str, Any], where: Around) -> tuple[dict[str, Any], Mutated]:
+def mutated(obj: Mapping[str, Any], where: AdmissionContext) -> tuple[dict[str, Any], Mutated]:
     """The pod as it is stored then."""
     answer = mutate(pod(obj), where)
     return applied(obj, [operation.wire for operation in answer.operations]), answer

@@ -20,7 +20,7 @@ from contract.annotations import (
 )
 from contract.gate import GATE, gate_container
 from extender.admission import mutation
-from extender.admission.context import Around
+from extender.admission.context import AdmissionContext
 from extender.admission.dispatch import answer_mutate, answer_validate
 from extender.admission.review import read
 from extender.placement.policy import Rules
@@ -50,10 +50,10 @@ def labelled() -> dict[str, Any]:
 
 
 NOTHING = around()
-STRICT = Around(Rules(refuse_unannotated=True), NOTHING.wishes, NOTHING.namespace)
+STRICT = AdmissionContext(Rules(reject_unannotated=True), NOTHING.wishes, NOTHING.namespace)
 MIXED = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
 #: What is written, its kind, and what there is around it.
-CASES: list[tuple[str, str, dict[str, Any], Around]] = [
+CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("`headroom.gpu/vram: 8GB`", "Pod", annotated(vram="8GB"), NOTHING),
     ("`headroom.gpu/vram: 0`", "Pod", annotated(vram="0"), NOTHING),
     ("`headroom.gpu/vram: 120%`", "Pod", annotated(vram="120%"), NOTHING),
@@ -70,7 +70,7 @@ CASES: list[tuple[str, str, dict[str, Any], Around]] = [
         {**(g := annotated(vram="8Gi", gated="true")), "spec": g["spec"] | {"schedulerName": "x"}},
         around(gate_image=GATE_IMAGE),
     ),
-    ("nothing, with `refuse_unannotated`", "Pod", manifest(None), STRICT),
+    ("nothing, with `reject_unannotated`", "Pod", manifest(None), STRICT),
     (
         "nothing, and a bad default of its namespace",
         "Pod",
@@ -110,13 +110,13 @@ CASES: list[tuple[str, str, dict[str, Any], Around]] = [
 ]
 
 
-def told(kind: str, obj: dict[str, Any], where: Around) -> Iterator[tuple[str, str]]:
+def told(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tuple[str, str]]:
     """What becomes of it, and the sentence, without the name that each begins with."""
     asked = read(json.dumps(review(obj, kind=kind)).encode())
     for decide in (answer_mutate, answer_validate):
         response = json.loads(decide(asked, lambda namespace: where))["response"]
         if not response["allowed"]:
-            yield "refused", response["status"]["message"].removeprefix("Headroom: ")
+            yield "rejected", response["status"]["message"].removeprefix("Headroom: ")
         for warning in response.get("warnings", ()):
             yield "warned", warning.removeprefix("Headroom: ")
 

@@ -47,7 +47,7 @@ def report(site: Site) -> None:
     plugin = msgspec.structs.replace(DISTRIBUTED, device_list_strategy="envvar", pinning="honoured")
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
-        devices=[shared("GPU-a"), shared("GPU-b", used_bytes=4 * GIB, unowned_bytes=4 * GIB)],
+        devices=[shared("GPU-a"), shared("GPU-b", used_bytes=4 * GIB, unattributed_bytes=4 * GIB)],
         plugin=plugin,
         sources=[Source(name="checkpoint"), Source(name="proc")],
     )

@@ -101,7 +101,7 @@ def noted(key: str, text: str | None) -> dict[str, Any]:
 PAGE = (ROOT / "docs/security.md").read_text()
 
 
-def refused(reply: Reply, policy: str, said: str) -> None:
+def rejected(reply: Reply, policy: str, said: str) -> None:
     """And docs/security.md says by whom."""
     assert reply.status == 403, reply
     assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
@@ -131,11 +131,11 @@ class TestAnnotations:
         else:
             path = f"{PODS}/{WAITING}" + ("/status" if how == "by its status" else "")
             reply = site.send("PATCH", path, noted(key, "x"))
-        refused(reply, self.POLICY, said)
+        rejected(reply, self.POLICY, said)
 
     def test_nor_takes_it_away(self, site: Site) -> None:
         reply = site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/placement", None))
-        refused(reply, self.POLICY, "is written by Headroom alone")
+        rejected(reply, self.POLICY, "is written by Headroom alone")
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -150,7 +150,7 @@ class TestAnnotations:
         self, site: Site, text: str | None, said: str, subresource: str
     ) -> None:
         path = f"{PODS}/{BOUND}{subresource}"
-        refused(
+        rejected(
             site.send("PATCH", path, noted("headroom.gpu/vram", text)),
             self.POLICY,
             f"annotation headroom.gpu/vram of a pod that is bound cannot be changed, {said}: the "
@@ -179,7 +179,7 @@ class TestAnnotations:
             return site.send("PATCH", path, {"spec": spec}, content_type=strategic)
 
         reply = change("headroom-gate", "busybox")
-        refused(reply, "headroom-pod-annotations", "headroom-gate cannot be changed")
+        rejected(reply, "headroom-pod-annotations", "headroom-gate cannot be changed")
         documented(reply)
         assert change("warm-up", "busybox").status == 200
 
@@ -188,7 +188,7 @@ class TestAnnotations:
             ("headroom.gpu/placement", "is written by Headroom alone"),
             ("headroom.gpu/vram", "may come with a Binding of Headroom's alone"),
         ):
-            refused(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, said)
+            rejected(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, said)
 
 
 @pytest.fixture(scope="module")
@@ -249,12 +249,14 @@ class TestStolenToken:
         # By name of the container, as kubectl patches.
         kind = "application/strategic-merge-patch+json"
         reply = site.send("PATCH", f"{PODS}/{WAITING}{path}", patch, token, kind)
-        refused(reply, self.POLICY, said)
+        rejected(reply, self.POLICY, said)
         assert site.send("GET", f"{PODS}/{WAITING}").body == before
 
     def test_creates_none(self, site: Site, token: str) -> None:
         reply = site.send("POST", PODS, manifest(), token)
-        refused(reply, self.POLICY, "the extender neither creates pods nor resizes nor debugs them")
+        rejected(
+            reply, self.POLICY, "the extender neither creates pods nor resizes nor debugs them"
+        )
 
     @pytest.mark.parametrize("what", ["annotations", "labels"])
     def test_brings_nothing_of_others_with_a_binding(
@@ -262,7 +264,7 @@ class TestStolenToken:
     ) -> None:
         brought = {"annotations": {}, "labels": {}} | {what: {"team/note": "x"}}
         reply = bind(site, WAITING, token, **brought)
-        refused(reply, self.POLICY, "this changes team/note")
+        rejected(reply, self.POLICY, "this changes team/note")
         documented(reply)
         assert "nodeName" not in site.send("GET", f"{PODS}/{WAITING}").body["spec"]
 
@@ -290,7 +292,7 @@ class TestStolenToken:
         self, site: Site, token: str, patch: dict[str, Any], said: str
     ) -> None:
         path = f"/api/v1/nodes/{HERE}/status"
-        refused(site.send("PATCH", path, patch, token), "headroom-extender-nodes", said)
+        rejected(site.send("PATCH", path, patch, token), "headroom-extender-nodes", said)
         amounts = {"headroom.gpu/vram": "81920"}
         own = {"status": {"capacity": amounts, "allocatable": amounts}}
         assert site.send("PATCH", path, own, token).status == 200
@@ -303,14 +305,14 @@ class TestLedger:
 
     def test_nobody_else_creates_a_gpunode(self, site: Site) -> None:
         body = {**GPUNODE, "metadata": {"name": "of-mine"}, "spec": {}}
-        refused(site.send("POST", GPUNODES, body), self.POLICY, "by Headroom's extender alone")
+        rejected(site.send("POST", GPUNODES, body), self.POLICY, "by Headroom's extender alone")
 
     @pytest.mark.parametrize(
         "patch", [{"spec": {"initialised": False}}, {"spec": {"reservations": {}}}, {"spec": None}]
     )
     def test_nor_writes_promises(self, site: Site, patch: dict[str, Any]) -> None:
         reply = site.send("PATCH", f"{GPUNODES}/{HERE}", patch)
-        refused(reply, self.POLICY, "spec of a GPUNode is the ledger")
+        rejected(reply, self.POLICY, "spec of a GPUNode is the ledger")
 
     def test_finalizers_may_go(self, site: Site) -> None:
         """As when everything is uninstalled."""
@@ -322,7 +324,7 @@ class TestLedger:
         own, other = (f"{GPUNODES}/{node}/status" for node in NODES)
         token = site.token(AGENT, HERE)
         assert site.send("PATCH", own, report, token).status == 200
-        refused(
+        rejected(
             site.send("PATCH", other, report, token),
             "headroom-agent-own-node",
             f"an agent on node {HERE} may write only what is named {HERE}, not {OTHER}",
@@ -372,7 +374,7 @@ class TestOtherSchedulers:
         try:
             until(is_denied, "they are denied")
             reply = site.send("POST", PODS, manifest())
-            refused(reply, self.POLICY, self.SAID)
+            rejected(reply, self.POLICY, self.SAID)
             documented(reply)
             self.only_a_kubelet_shows_static_pods(site)
             self.the_gpu_operator_tries_its_gpus(site)
@@ -383,8 +385,8 @@ class TestOtherSchedulers:
 
     def only_a_kubelet_shows_static_pods(self, site: Site) -> None:
         static = manifest(nodeName=HERE, annotations={"kubernetes.io/config.mirror": "x"})
-        refused(site.send("POST", PODS, static), self.POLICY, self.SAID)
-        refused(site.send("POST", PODS, static, kubelet_of=OTHER), self.POLICY, self.SAID)
+        rejected(site.send("POST", PODS, static), self.POLICY, self.SAID)
+        rejected(site.send("POST", PODS, static, kubelet_of=OTHER), self.POLICY, self.SAID)
         reply = site.send("POST", f"{PODS}?dryRun=All", static, kubelet_of=HERE)
         assert (reply.status, reply.warnings) == (201, ()), reply.message
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extender.admission.context import Around
+from extender.admission.context import AdmissionContext
 from extender.admission.dispatch import answer_mutate, answer_validate
 from extender.admission.review import read
 from extender.placement.request import Unreadable, understand
@@ -25,13 +25,15 @@ from tests.admission.reviews import (
 VRAM = "headroom.gpu/vram"
 
 
-def answer(where: Around, obj: Mapping[str, Any], **of_review: Any) -> dict[str, Any]:
+def answer(where: AdmissionContext, obj: Mapping[str, Any], **of_review: Any) -> dict[str, Any]:
     body = json.dumps(review(obj, **of_review)).encode()
     response: dict[str, Any] = json.loads(answer_validate(read(body), lambda name: where))
     return dict(response["response"])
 
 
-def refusal(obj: Mapping[str, Any], where: Around | None = None, **of_review: Any) -> str:
+def rejection(
+    obj: Mapping[str, Any], where: AdmissionContext | None = None, **of_review: Any
+) -> str:
     """The sentence; empty where it is let in."""
     response = answer(where or around(), obj, **of_review)
     assert response["allowed"] is ("status" not in response)
@@ -39,7 +41,9 @@ def refusal(obj: Mapping[str, Any], where: Around | None = None, **of_review: An
     return message
 
 
-def warnings(obj: Mapping[str, Any], where: Around | None = None, **of_review: Any) -> list[str]:
+def warnings(
+    obj: Mapping[str, Any], where: AdmissionContext | None = None, **of_review: Any
+) -> list[str]:
     response = answer(where or around(), obj, **of_review)
     assert response["allowed"]
     told: list[str] = response.get("warnings", [])
@@ -108,12 +112,12 @@ def annotated(**of_users: str) -> dict[str, Any]:
     ],
 )
 def test_a_pod_that_is_created(obj: dict[str, Any], sentence: str) -> None:
-    assert refusal(obj) == sentence
+    assert rejection(obj) == sentence
 
 
 def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
     obj = manifest("8GB", nodeName="n", annotations=STATIC)
-    assert refusal(obj, user=KUBELET) == ""
+    assert rejection(obj, user=KUBELET) == ""
     users = (
         ADMIN,
         {**ADMIN, "username": "system:node:n"},
@@ -122,27 +126,27 @@ def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
         {**KUBELET, "username": "system:node:"},
     )
     for user in users:
-        assert "headroom.gpu/vram" in refusal(obj, user=user)
+        assert "headroom.gpu/vram" in rejection(obj, user=user)
 
 
 def test_the_scheduler_s_verbs_say_the_same() -> None:
     for obj in (annotated(vram="8GB"), annotated(vram="a=1"), annotated(vram="1Gi", policy="x")):
         found = understand(pod(obj), None, around().rules)
         assert isinstance(found, Unreadable)
-        assert refusal(obj) == f"Headroom: {found.message}"
+        assert rejection(obj) == f"Headroom: {found.message}"
 
 
 def test_a_default_that_cannot_be_read_is_named_as_the_namespace_s() -> None:
     where = around(annotations={"headroom.gpu/default-vram": "4GB"})
-    assert refusal(manifest(None), where).startswith(
+    assert rejection(manifest(None), where).startswith(
         "Headroom: namespace team-a: annotation headroom.gpu/default-vram: '4GB' is not valid"
     )
-    assert refusal(manifest("4Gi"), where) == ""
+    assert rejection(manifest("4Gi"), where) == ""
 
 
 class TestChanges:
     @pytest.mark.parametrize(
-        ("before", "after", "refused"),
+        ("before", "after", "rejected"),
         [
             pytest.param(manifest("8Gi"), manifest("9GB"), True, id="to what cannot be read"),
             pytest.param(manifest("8Gi"), manifest("9Gi"), False, id="to what can"),
@@ -155,13 +159,13 @@ class TestChanges:
             ),
         ],
     )
-    def test_of_a_pod(self, before: Any, after: Any, refused: bool) -> None:
-        assert bool(refusal(after, operation="UPDATE", old=before)) is refused
+    def test_of_a_pod(self, before: Any, after: Any, rejected: bool) -> None:
+        assert bool(rejection(after, operation="UPDATE", old=before)) is rejected
 
     def test_a_pod_that_is_going_is_let_go(self) -> None:
         going = manifest("9GB")
         going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
-        assert refusal(going, operation="UPDATE", old=manifest("8Gi")) == ""
+        assert rejection(going, operation="UPDATE", old=manifest("8Gi")) == ""
 
     def test_deletions_are_nobody_s_business(self) -> None:
         body = json.dumps(review(None, operation="DELETE", old=manifest("9GB"))).encode()
@@ -267,7 +271,7 @@ def test_namespaces_and_nodes_are_warned_of(kind: str, key: str, text: str, warn
 
 
 def test_a_hostile_value_fills_no_terminal() -> None:
-    said = refusal(annotated(vram="x" * 100_000))
+    said = rejection(annotated(vram="x" * 100_000))
     assert len(said) < 400
     many = {f"headroom.gpu/{'k' * 200}{i}": "x" for i in range(100)}
     told = warnings(manifest("8Gi", annotations=many))
@@ -278,13 +282,13 @@ def test_a_hostile_value_fills_no_terminal() -> None:
 def test_a_gate_that_mutation_gave_is_enough() -> None:
     obj = annotated(vram="8Gi", gated="true")
     where = around(gate_image=GATE_IMAGE)
-    assert "right is schedulerName 'headroom'" in refusal(obj, where)
+    assert "right is schedulerName 'headroom'" in rejection(obj, where)
 
 
 def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
     observing = around(observes=True)
     for obj in (annotated(vram="8 GB"), annotated(vram="8Gi", gated="perhaps")):
-        told = refusal(obj)
+        told = rejection(obj)
         assert told
         response = answer(observing, obj)
         assert response["allowed"]
@@ -296,10 +300,10 @@ def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
 
 def test_a_pod_beyond_the_limits_is_refused_with_the_number_and_the_limit() -> None:
     many = manifest("1Gi", *(container(f"c{i}") for i in range(65)))
-    assert refusal(many) == (
+    assert rejection(many) == (
         "Headroom: pod has 65 containers and init containers, at most 64 are allowed with a GPU; "
         "use several pods"
     )
-    assert refusal(manifest("1Gi", *(container(f"c{i}") for i in range(64)))) == ""
+    assert rejection(manifest("1Gi", *(container(f"c{i}") for i in range(64)))) == ""
     # Pods without a GPU have no limits here.
-    assert refusal(manifest(None, *(container(f"c{i}", gpus=0) for i in range(65)))) == ""
+    assert rejection(manifest(None, *(container(f"c{i}", gpus=0) for i in range(65)))) == ""

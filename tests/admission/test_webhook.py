@@ -151,13 +151,13 @@ def test_a_pod_that_waits_is_read_again_when_it_is_changed(site: Site) -> None:
         assert reply.status == 422
         assert "annotation headroom.gpu/vram: '9GB' is not valid" in reply.message
         assert annotate(site, path, {"headroom.gpu/vram": "9Gi"}).status == 200
-        woken = site.send(
+        requeued = site.send(
             "PATCH",
             path,
             {"metadata": {"annotations": {"headroom.gpu/retry": "1"}}},
             site.token(EXTENDER),
         )
-        assert woken.status == 200
+        assert requeued.status == 200
     finally:
         site.send("DELETE", path, {"gracePeriodSeconds": 0})
 
@@ -213,9 +213,9 @@ def test_the_strictest_pod_security_takes_the_gate(site: Site) -> None:
 def test_a_dead_webhook_keeps_gpu_pods_waiting_and_nobody_else(site: Site) -> None:
     site.kill_webhook()
     try:
-        refused = create(site, manifest("8Gi"))
-        assert refused.status == 500
-        assert 'failed calling webhook "pods.headroom.gpu"' in refused.message
+        rejected = create(site, manifest("8Gi"))
+        assert rejected.status == 500
+        assert 'failed calling webhook "pods.headroom.gpu"' in rejected.message
         assert create(site, manifest(None, container(gpus=0))).status == 201
         assert create(site, manifest("8GB", container(gpus=0))).status == 201
         for left_out in (SYSTEM, OPTED_OUT):

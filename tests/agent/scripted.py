@@ -30,15 +30,15 @@ class ApiServer:
     #: Of the Lease.
     version: int = 100
     #: (method, path) -> a status to answer instead, with headers.
-    refuse: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
+    reject: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
     def create(self, uid: str) -> None:
         self.gpunode = {"metadata": {"name": "n1", "uid": uid}, "spec": {"initialised": True}}
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
-        if (method, path) in self.refuse:
-            status, headers = self.refuse[method, path]
+        if (method, path) in self.reject:
+            status, headers = self.reject[method, path]
             return status, headers, {"kind": "Status", "message": "refused by the test"}
         match method, path:
             case ("PATCH", p) if p == f"{GPUNODE}/status" and self.gpunode is not None:

@@ -75,14 +75,14 @@ def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unowned() -> None:
         processes=(process(1, "u"), process(2, "u"), process(3, command="Xorg")),
     )
     assert uses(found) == [("u", "A", "A::0", 30)]
-    assert found.unowned == {"A": 10}  # 5 of a stranger's, 5 that nobody lists
+    assert found.unattributed == {"A": 10}  # 5 of a stranger's, 5 that nobody lists
     assert [(s.pid, s.command, s.used_bytes) for s in found.strangers] == [(3, "Xorg", 5)]
 
 
 def test_an_idle_pod_uses_nothing_and_that_is_known() -> None:
     found = told(gpu(processes={}), used={"A": 0}, holdings=(holding("u"),))
     assert uses(found) == [("u", "A", "A::0", 0)]
-    assert found.unowned == {"A": 0}
+    assert found.unattributed == {"A": 0}
 
 
 def test_a_pod_with_several_rows_on_a_device_tells_its_bytes_once() -> None:
@@ -107,7 +107,7 @@ def test_compute_instances_of_one_memory_tell_a_process_once() -> None:
         processes=(process(1, "u"), process(2)),
     )
     assert uses(found) == [("u", "M2", "M2", 10)]
-    assert found.unowned == {"M1": 10, "M2": 0, "M3": 0}
+    assert found.unattributed == {"M1": 10, "M2": 0, "M3": 0}
 
 
 def test_a_pod_on_a_device_that_it_was_not_given_is_told_without_a_replica() -> None:
@@ -120,13 +120,13 @@ def test_a_pod_on_a_device_that_it_was_not_given_is_told_without_a_replica() -> 
     )
     assert uses(found) == [("u", "A", "A::0", 0), ("u", "B", "", 9)]
     assert {p.name for p in found.pods} == {"name of u"}
-    assert found.unowned["B"] == 0
+    assert found.unattributed["B"] == 0
 
 
 def test_a_pod_that_asked_for_no_device_is_no_stranger() -> None:
     found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, "v"),))
     assert uses(found) == [("v", "A", "", 9)]
-    assert (found.unowned, found.strangers) == ({"A": 0}, [])
+    assert (found.unattributed, found.strangers) == ({"A": 0}, [])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_where_processes_cannot_be_told_nothing_is_attributed(
 ) -> None:
     found = told(device, used={"A": 9}, holdings=(holding("u"),), processes=processes)
     assert uses(found) == [("u", "A", "A::0", None)]
-    assert (found.unowned, found.strangers) == ({"A": None}, [])
+    assert (found.unattributed, found.strangers) == ({"A": None}, [])
 
 
 def test_a_figure_that_the_driver_does_not_tell_makes_the_rest_unknown() -> None:
@@ -154,14 +154,14 @@ def test_a_figure_that_the_driver_does_not_tell_makes_the_rest_unknown() -> None
         holdings=(holding("u"),),
         processes=both,
     )
-    assert (uses(pods)[0][3], pods.unowned) == (None, {"A": None})
+    assert (uses(pods)[0][3], pods.unattributed) == (None, {"A": None})
     strangers = told(
         gpu(processes={1: 9, 2: 1, 3: None}),
         used={"A": 12},
         holdings=(holding("u"),),
         processes=both,
     )
-    assert (uses(strangers)[0][3], strangers.unowned) == (10, {"A": 2})
+    assert (uses(strangers)[0][3], strangers.unattributed) == (10, {"A": 2})
 
 
 def test_a_static_pod_is_told_by_its_mirror_s_uid() -> None:
@@ -178,7 +178,7 @@ def test_a_static_pod_is_told_by_its_mirror_s_uid() -> None:
 def test_a_static_pod_of_which_nothing_is_known_is_a_stranger_by_that_name() -> None:
     found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, HASH),))
     assert [s.command for s in found.strangers] == ["python (static pod)"]
-    assert found.unowned == {"A": 9}
+    assert found.unattributed == {"A": 9}
 
 
 def test_of_a_pod_in_a_pod_the_one_that_the_kubelet_knows_counts_and_else_the_outer() -> None:
@@ -190,7 +190,7 @@ def test_of_a_pod_in_a_pod_the_one_that_the_kubelet_knows_counts_and_else_the_ou
 
 
 @pytest.mark.parametrize(
-    ("server", "used", "pods", "unowned"),
+    ("server", "used", "pods", "unattributed"),
     [
         pytest.param(30, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="its own context only"),
         pytest.param(100, 100, {"u": 60, "v": 40, "mps": 0}, 0, id="all of it a second time"),
@@ -202,7 +202,7 @@ def test_of_a_pod_in_a_pod_the_one_that_the_kubelet_knows_counts_and_else_the_ou
     ],
 )
 def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
-    server: int, used: int, pods: dict[str, int], unowned: int
+    server: int, used: int, pods: dict[str, int], unattributed: int
 ) -> None:
     found = told(
         gpu(processes={1: 60, 2: 40, 3: server}),
@@ -211,7 +211,7 @@ def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
         processes=(process(1, "u"), process(2, "v"), process(3, "mps", command=MPS)),
     )
     assert {p.uid: p.used_bytes for p in found.pods} == pods
-    assert found.unowned == {"A": unowned}
+    assert found.unattributed == {"A": unattributed}
     assert found.complaints == []
 
 
@@ -223,7 +223,7 @@ def test_where_all_memory_is_counted_to_the_mps_server_nobody_s_is_known() -> No
         processes=(process(1, "u"), process(2, "u"), process(3, "mps", command=MPS)),
     )
     assert {p.uid: p.used_bytes for p in found.pods} == {"u": None, "mps": None}
-    assert found.unowned == {"A": None}
+    assert found.unattributed == {"A": None}
 
 
 def test_processes_that_list_far_more_than_is_used_are_believed_and_it_is_said() -> None:
@@ -237,7 +237,7 @@ def test_processes_that_list_far_more_than_is_used_are_believed_and_it_is_said()
 
     assert claims(TOLERANCE_BYTES).complaints == []
     found = claims(TOLERANCE_BYTES + 1)
-    assert found.unowned == {"A": TOLERANCE_BYTES + 1}
+    assert found.unattributed == {"A": TOLERANCE_BYTES + 1}
     assert found.complaints == [Degraded("nvml", "processes list more memory than is used")]
 
 
@@ -356,15 +356,17 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
     for memory in {memory_of(uuid) for uuid in uuids}:
         there = [device for device in status.devices if memory_of(device.uuid) == memory]
         mine = [p for p in status.pods if memory_of(p.device) == memory]
-        unowned = [device.unowned_bytes for device in there]
+        unattributed = [device.unattributed_bytes for device in there]
         figures = [p.used_bytes for p in mine if p.uid]
-        assert all(each is None or 0 <= each <= MAX_DEVICE_BYTES for each in [*unowned, *figures])
-        if None in unowned:
-            assert set(unowned) == {None}
+        assert all(
+            each is None or 0 <= each <= MAX_DEVICE_BYTES for each in [*unattributed, *figures]
+        )
+        if None in unattributed:
+            assert set(unattributed) == {None}
             continue
         assert None not in figures
         owned_bytes = sum(each or 0 for each in figures)
-        unowned_bytes = sum(each or 0 for each in unowned)
+        unattributed_bytes = sum(each or 0 for each in unattributed)
         listed: dict[int, int] = {}
         for reading in {r.uuid: r for r in sample if isinstance(r, DeviceReading)}.values():
             if memory_of(reading.uuid) == memory:
@@ -373,9 +375,9 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
         used = [device.used_bytes for device in there if device.used_bytes >= 0]
         # Never more than is used, or than processes list where they list more.
         most_bytes = max(sum(listed.values()), max(used, default=0))
-        assert owned_bytes + unowned_bytes <= most_bytes
+        assert owned_bytes + unattributed_bytes <= most_bytes
         # Never less than is used: what is nobody's is a stranger's.
-        assert owned_bytes + unowned_bytes >= max(used, default=0)
+        assert owned_bytes + unattributed_bytes >= max(used, default=0)
     for device in status.devices:
         replicas = device.replicas
         assert min(replicas.free, replicas.allocated, replicas.unhealthy) >= 0

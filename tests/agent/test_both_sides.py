@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent.gate_service import Porter
+from agent.gate_service import GateService
 from agent.steering.messages import Wish
-from agent.steering.plugin_proxy import Refused
-from agent.steering.preferred_allocation import Helm
+from agent.steering.plugin_proxy import Rejected
+from agent.steering.preferred_allocation import PreferredAllocation
 from contract.annotations import RESERVE, DeviceChoice
 from contract.gpunode import Device, GPUNode, Plugin, Source
 from extender.placement.placement_record import Placement
@@ -27,7 +27,7 @@ from tests.builders import (
     gpunode,
     kube_node,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -43,16 +43,16 @@ CASES = [
 ]
 
 
-def device(unowned_bytes: int, taken: int = 0) -> Device:
-    use_bytes = {"used_bytes": unowned_bytes, "unowned_bytes": unowned_bytes}
+def device(unattributed_bytes: int, taken: int = 0) -> Device:
+    use_bytes = {"used_bytes": unattributed_bytes, "unattributed_bytes": unattributed_bytes}
     return shared("D", free=2 - taken, allocated=taken, **use_bytes)
 
 
-def of_node(unowned_bytes: int, arrived: bool) -> GPUNode:
+def of_node(unattributed_bytes: int, arrived: bool) -> GPUNode:
     """The node, with the promise to the pod, before the pod comes or after."""
     node = gpunode(
-        device(unowned_bytes, taken=int(arrived)),
-        promises={"p": promise({"D": 20 * GIB}, choice="D")},
+        device(unattributed_bytes, taken=int(arrived)),
+        reservations={"p": reservation({"D": 20 * GIB}, choice="D")},
         pods=[use("p", "D", replica="D::0")] if arrived else (),
         plugin=Plugin(steered=[GPU]),
     )
@@ -61,9 +61,9 @@ def of_node(unowned_bytes: int, arrived: bool) -> GPUNode:
     return node
 
 
-def extender_promises(unowned_bytes: int, reserve_bytes: int, folder: Path) -> bool:
+def extender_promises(unattributed_bytes: int, reserve_bytes: int, folder: Path) -> bool:
     state = ClusterState(Rules(), 90.0, datetime.fromisoformat(STAMP).timestamp() - NOW_S)
-    node = gpunode(device(unowned_bytes))
+    node = gpunode(device(unattributed_bytes))
     asked = kube_node(annotations={RESERVE: str(reserve_bytes)})
     state.apply([NodeSeen(asked), GPUNodeSeen(node, NOW_S)])
     return isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
@@ -77,29 +77,37 @@ class Ledger:
         return self._node
 
 
-def gate_opens(unowned_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
-    node = of_node(unowned_bytes, arrived=True)
-    porter = Porter(Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: 0.0)
-    return porter.ask("p").answer == "yes"
+def gate_opens(unattributed_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
+    node = of_node(unattributed_bytes, arrived=True)
+    gate_service = GateService(
+        Ledger(node), lambda: node.status, lambda: reserve_bytes, lambda: 0.0
+    )
+    return gate_service.ask("p").answer == "yes"
 
 
-def steering_gives(unowned_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
-    node = of_node(unowned_bytes, arrived=False)
+def steering_gives(unattributed_bytes: int, reserve_bytes: int | None, folder: Path) -> bool:
+    node = of_node(unattributed_bytes, arrived=False)
     nowhere = folder / "checkpoint", folder / "no.sock"
     told: Any = (Ledger(node), lambda: node.status, lambda: reserve_bytes)
-    helm = Helm(*nowhere, *told, lambda: DeviceChoice.STEERED, lambda: None, patience_s=0.0)
+    allocation = PreferredAllocation(
+        *nowhere, *told, lambda: DeviceChoice.STEERED, lambda: None, patience_s=0.0
+    )
     try:
-        return helm._choose(GPU, Wish(("D::0", "D::1"), (), 1)) == ("D::0",)
-    except Refused:
+        return allocation._choose(GPU, Wish(("D::0", "D::1"), (), 1)) == ("D::0",)
+    except Rejected:
         return False
 
 
 @pytest.mark.parametrize("side", [extender_promises, gate_opens, steering_gives])
-@pytest.mark.parametrize(("unowned_bytes", "reserve_bytes", "room"), CASES)
+@pytest.mark.parametrize(("unattributed_bytes", "reserve_bytes", "room"), CASES)
 def test_every_side_sees_room_to_the_byte(
-    side: Callable[..., bool], unowned_bytes: int, reserve_bytes: int, room: bool, tmp_path: Path
+    side: Callable[..., bool],
+    unattributed_bytes: int,
+    reserve_bytes: int,
+    room: bool,
+    tmp_path: Path,
 ) -> None:
-    assert side(unowned_bytes, reserve_bytes, tmp_path) is room
+    assert side(unattributed_bytes, reserve_bytes, tmp_path) is room
 
 
 @pytest.mark.parametrize("side", [gate_opens, steering_gives])

@@ -10,7 +10,7 @@ from kubernetes.client import ApiClient
 
 from agent.kube.client import of_client
 from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import Courier
+from agent.status.writer import StatusWriter
 from contract.gpunode import GPUNodeStatus
 from tests.accounting import written
 from tests.builders import GIB, MIB, shared, use
@@ -62,7 +62,7 @@ def test_an_hour_of_a_node(
     now_s = 0
     with ApiClient(plane.configuration()) as client:
         publisher = KubernetesPublisher(of_client(client), name, "default", 30.0)
-        courier = Courier(
+        status_writer = StatusWriter(
             publisher,
             30.0,
             lambda: now_s,
@@ -73,7 +73,7 @@ def test_an_hour_of_a_node(
         for now_s in range(0, HOUR_S, INTERVAL_S):
             observed_at = (BEGAN + timedelta(seconds=now_s)).isoformat()
             status = msgspec.structs.replace(life(now_s), observed_at=observed_at)
-            courier.deliver(status, now_s)
+            status_writer.deliver(status, now_s)
         counts = written(plane) - before
         reported = counts["PATCH gpunodes/status"]
         beats = counts["PATCH leases"] + counts["POST leases"]
@@ -84,4 +84,4 @@ def test_an_hour_of_a_node(
     least, most = reports
     assert least <= reported <= most
     assert 119 <= beats <= 120
-    assert courier.writes["heartbeat", "accepted"] <= 120
+    assert status_writer.writes["heartbeat", "accepted"] <= 120

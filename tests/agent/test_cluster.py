@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from agent.kube.client import of_client
 from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import Courier, Held, NotDelivered
+from agent.status.writer import Held, NotDelivered, StatusWriter
 from agent.steering.device_choice_watch import ChoiceWatch
 from contract.gpunode import (
     API_VERSION,
@@ -212,15 +212,15 @@ class TestOwnNodeOnly:
         unless(404, installed, "DELETE", f"{LEASES}/agent-a", AT_ONCE)
         before = installed.call("GET", f"{GPUNODES}/agent-a")
         with publishing(installed, sits_on, "agent-a") as publisher:
-            refused = "status of GPUNode agent-a was refused with 403: .*" + said
-            with pytest.raises(NotDelivered, match=f"{refused}.*spec.nodeName of its pod"):
+            rejected = "status of GPUNode agent-a was refused with 403: .*" + said
+            with pytest.raises(NotDelivered, match=f"{rejected}.*spec.nodeName of its pod"):
                 publisher.report(status(used_bytes=9))
-            refused = f"Lease {SYSTEM}/agent-a was refused with 403: .*{said}"
-            with pytest.raises(NotDelivered, match=refused):
+            rejected = f"Lease {SYSTEM}/agent-a was refused with 403: .*{said}"
+            with pytest.raises(NotDelivered, match=rejected):
                 publisher.heartbeat(NOW, vouch())  # would create it
             with publishing(installed, "agent-a", "agent-a") as owner:
                 version = owner.heartbeat(NOW, vouch())
-            with pytest.raises(NotDelivered, match=refused):
+            with pytest.raises(NotDelivered, match=rejected):
                 publisher.heartbeat(NOW, vouch("forged"))
         assert installed.call("GET", f"{GPUNODES}/agent-a") == before
         assert lease(installed, "agent-a").metadata.resource_version == version
@@ -300,9 +300,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def courier(installed: ControlPlane, clock: Clock) -> Iterator[Courier]:
+def status_writer(installed: ControlPlane, clock: Clock) -> Iterator[StatusWriter]:
     with publishing(installed, "agent-a", "agent-a") as publisher:
-        yield Courier(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
+        yield StatusWriter(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
 
 
 def sample(clock: Clock, used_bytes: int = 5, sm_ratio: float = 0.0) -> GPUNodeStatus:
@@ -332,13 +332,13 @@ class TestAnHour:
     """An hour of the agent's clock, sent to the API server as fast as it takes it, which counts."""
 
     def test_of_a_steady_node(
-        self, installed: ControlPlane, courier: Courier, clock: Clock
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         before, figures = writes(installed), random.Random(2)
         for _ in range(int(HOUR_S / 5)):
             # What wobbles on a node where nothing happens.
             used_bytes = (10 << 30) + figures.randrange(1 << 20)
-            courier.deliver(sample(clock, used_bytes, figures.uniform(0.4, 0.48)), clock.at_s)
+            status_writer.deliver(sample(clock, used_bytes, figures.uniform(0.4, 0.48)), clock.at_s)
             clock.passes(5.0)
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         log.info("steady node, an hour: %s", made)
@@ -359,26 +359,26 @@ class TestAnHour:
         self, clock: Clock, interval_s: float, most: int
     ) -> None:
         counting = Counting()
-        courier = Courier(counting, 30.0, clock.monotonic, clock.now, random.Random(1))
+        status_writer = StatusWriter(counting, 30.0, clock.monotonic, clock.now, random.Random(1))
         figures = random.Random(3)
         with capture_logs():
             for i in range(int(HOUR_S / interval_s)):
                 moved = sample(clock, figures.randrange(1 << 36), figures.random())
                 pods = [PodUse(uid=f"uid-{i}", device="GPU-a")]
-                courier.deliver(msgspec.structs.replace(moved, pods=pods), clock.at_s)
+                status_writer.deliver(msgspec.structs.replace(moved, pods=pods), clock.at_s)
                 clock.passes(interval_s)
         log.info("everything moves, every %s s, an hour: %s", interval_s, counting)
         assert most - 60 <= counting.reports <= most
         assert 115 <= counting.heartbeats <= 120
 
     def test_of_a_node_where_memory_and_sm_move(
-        self, installed: ControlPlane, courier: Courier, clock: Clock
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         """Ten minutes of it at the API server: every sample is worth a write."""
         before, figures = writes(installed), random.Random(3)
         for _ in range(120):
             moved = sample(clock, figures.randrange(1 << 36), figures.random())
-            courier.deliver(moved, clock.at_s)
+            status_writer.deliver(moved, clock.at_s)
             clock.passes(5.0)
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         log.info("memory and SM move, ten minutes: %s", made)
@@ -410,7 +410,7 @@ class Counting:
 
 class TestBadDays:
     def test_a_status_never_conflicts_with_promises_that_are_written(
-        self, installed: ControlPlane, courier: Courier, clock: Clock
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         """Promises are written by compare-and-swap, against which a status counts as a change."""
         lost, stop = 0, threading.Event()
@@ -423,9 +423,9 @@ class TestBadDays:
                     return
                 held = store.read_gpunode("agent-a")
                 assert held is not None
-                promises = {f"uid-{i}": Reservation(namespace="default", name=f"p{i}")}
+                reservations = {f"uid-{i}": Reservation(namespace="default", name=f"p{i}")}
                 try:
-                    store.write_spec(held, GPUNodeSpec(reservations=promises))
+                    store.write_spec(held, GPUNodeSpec(reservations=reservations))
                 except StoreConflict:
                     lost += 1
                 else:
@@ -439,7 +439,7 @@ class TestBadDays:
             extender.start()
             try:
                 for used_bytes in range(100, 0, -1):
-                    assert courier.deliver(sample(clock, used_bytes), clock.at_s) == math.inf
+                    assert status_writer.deliver(sample(clock, used_bytes), clock.at_s) == math.inf
                     assert reported(installed, "agent-a").devices[0].used_bytes == used_bytes
                     clock.passes(1.0)
             finally:
@@ -450,27 +450,27 @@ class TestBadDays:
         log.info("100 statuses written; %d writes of promises had to be repeated", lost)
 
     def test_promises_written_since_are_no_reason_to_report_again(
-        self, installed: ControlPlane, courier: Courier, clock: Clock
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        courier.deliver(sample(clock), clock.at_s)
+        status_writer.deliver(sample(clock), clock.at_s)
         before = writes(installed)
         for figure in range(3):
-            spec = {"spec": {"promised": f"{figure}Gi"}}
+            spec = {"spec": {"reserved": f"{figure}Gi"}}
             installed.call("PATCH", f"{GPUNODES}/agent-a", spec, "application/merge-patch+json")
             clock.passes(30.0)
-            courier.deliver(sample(clock), clock.at_s)
+            status_writer.deliver(sample(clock), clock.at_s)
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         assert (made["status"], made["lease"]) == (0, 3)
 
     def test_a_status_that_somebody_else_wrote_is_put_right(
-        self, installed: ControlPlane, courier: Courier, clock: Clock
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         """As when a write of ours arrives that was given up long ago."""
-        courier.deliver(sample(clock, 7), clock.at_s)
+        status_writer.deliver(sample(clock, 7), clock.at_s)
         with publishing(installed, "agent-a", "agent-a") as late:
             late.report(status(used_bytes=3, observed_at="2026-11-20T00:00:00Z"))
         clock.passes(30.0)
-        courier.deliver(sample(clock, 7), clock.at_s)
+        status_writer.deliver(sample(clock, 7), clock.at_s)
         assert reported(installed, "agent-a").devices[0].used_bytes == 7
         held = vouch_of(lease(installed, "agent-a"))
         assert held is not None
@@ -478,13 +478,13 @@ class TestBadDays:
 
     @pytest.mark.parametrize("year", [1970, 2038, 2200])
     def test_a_wrong_clock_is_told_as_it_is_and_stops_nothing(
-        self, installed: ControlPlane, courier: Courier, clock: Clock, year: int
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, year: int
     ) -> None:
         """Who receives it judges by his own (tests/cluster/test_skew.py)."""
         for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):  # and it is set to and fro
             clock.wall = datetime(year, 6, 3, tzinfo=UTC) - timedelta(days=days_back)
             newest = sample(clock, used_bytes)
-            assert courier.deliver(newest, clock.at_s) == math.inf
+            assert status_writer.deliver(newest, clock.at_s) == math.inf
             assert reported(installed, "agent-a") == newest
             held = installed.call("GET", f"{LEASES}/agent-a")
             assert held["spec"]["renewTime"].startswith(clock.wall.strftime("%Y-%m-%dT"))
@@ -498,13 +498,15 @@ class TestBadDays:
         self, installed: ControlPlane, clock: Clock, how: str
     ) -> None:
         with publishing(installed, "agent-a", "agent-a", timeout_s=0.5) as hasty:
-            courier = Courier(hasty, 30.0, clock.monotonic, clock.now, random.Random(1))
-            self.goes_away(installed, courier, clock, how)
+            status_writer = StatusWriter(hasty, 30.0, clock.monotonic, clock.now, random.Random(1))
+            self.goes_away(installed, status_writer, clock, how)
 
-    def goes_away(self, installed: ControlPlane, courier: Courier, clock: Clock, how: str) -> None:
+    def goes_away(
+        self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, how: str
+    ) -> None:
         def delivered(newest: GPUNodeStatus) -> bool:
             clock.passes(30.0)
-            return courier.deliver(newest, clock.at_s) == math.inf
+            return status_writer.deliver(newest, clock.at_s) == math.inf
 
         until(lambda: delivered(sample(clock, 1)), "the first report is delivered")
         before = writes(installed)
@@ -518,7 +520,9 @@ class TestBadDays:
                 for used_bytes in range(2, 42):  # 200 seconds of samples
                     clock.passes(5.0)
                     # Pods come and go all the while.
-                    wanted_s.append(courier.deliver(sample(clock, used_bytes << 30), clock.at_s))
+                    wanted_s.append(
+                        status_writer.deliver(sample(clock, used_bytes << 30), clock.at_s)
+                    )
             finally:
                 if how == "freezes":
                     installed.resume("kube-apiserver")

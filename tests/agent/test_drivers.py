@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contract.gpunode import MAX_UNOWNED_PROCESSES
+from contract.gpunode import MAX_UNATTRIBUTED_PROCESSES
 from tests.agent.whole import Whole
 from tests.branches import BRANCHES, Branch, table
 from tests.driver import h100, library_folder
@@ -34,8 +34,8 @@ def test_every_branch_is_read(branch: Branch, report: Report, environment: dict[
         lines += [f"process compute {pid} {pid * MIB}\n" for pid in itertools.islice(pids, count)]
     status = report("".join(lines) + "recovery 1\n")
 
-    found = [(each["pid"], each["used"]) for each in status["unownedProcesses"]]
-    assert found == [(pid, pid * MIB) for pid in range(99, 99 - MAX_UNOWNED_PROCESSES, -1)]
+    found = [(each["pid"], each["used"]) for each in status["unattributedProcesses"]]
+    assert found == [(pid, pid * MIB) for pid in range(99, 99 - MAX_UNATTRIBUTED_PROCESSES, -1)]
     assert status["driverVersion"] == branch.driver
     reserved = GIB if branch.has_memory_v2 else 0
     assert {(d["memory"], d["reserved"]) for d in status["devices"]} == {(80 * GIB, reserved)}

@@ -123,7 +123,7 @@ def lost(status: GPUNodeStatus) -> list[str]:
         "uids of who holds what": any(pod.replica and not pod.uid for pod in pods),
         "names of who uses memory": any(pod.used_bytes and not pod.name for pod in pods),
         "what each pod uses": {pod.used_bytes for pod in pods} == {None},
-        "what is unowned": device.unowned_bytes is None,
+        "what is unowned": device.unattributed_bytes is None,
     }
     told = [what for what, absent in missing.items() if absent]
     found = [f"not told: {', '.join(told)}"] if told else []

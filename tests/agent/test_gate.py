@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.gate_decision import Limits, Verdict, judge
-from agent.gate_service import READ_EVERY_S, Porter
+from agent.gate_service import READ_EVERY_S, GateService
 from agent.status.writer import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import (
@@ -38,7 +38,7 @@ def device(uuid: str, **changes: Any) -> Device:
         "memory_bytes": MEMORY,
         "reserved_bytes": 0,
         "used_bytes": 0,
-        "unowned_bytes": 0,
+        "unattributed_bytes": 0,
         "sharing": "time-slicing",
         "resource": GPU,
         "replicas": Replicas(free=4),
@@ -46,7 +46,7 @@ def device(uuid: str, **changes: Any) -> Device:
     return Device(uuid, **(told | changes))
 
 
-def promise(asked: int, *candidates: str, count: int = 1, name: str = "p") -> Reservation:
+def reservation(asked: int, *candidates: str, count: int = 1, name: str = "p") -> Reservation:
     on = dict.fromkeys(candidates or DEVICES, asked)
     return Reservation("default", name, [Charge(GPU, count, on)])
 
@@ -61,9 +61,9 @@ def stray(used: int | None) -> PodUse:
 
 
 def node(
-    promises: dict[str, Reservation], sample: GPUNodeStatus | None, initialised: bool = True
+    reservations: dict[str, Reservation], sample: GPUNodeStatus | None, initialised: bool = True
 ) -> GPUNode:
-    spec = GPUNodeSpec(initialised=initialised, reservations=promises)
+    spec = GPUNodeSpec(initialised=initialised, reservations=reservations)
     return GPUNode(ObjectMeta(name="n1"), spec=spec, status=sample)
 
 
@@ -76,7 +76,7 @@ def status(
 
 
 def ask(
-    promises: dict[str, Reservation],
+    reservations: dict[str, Reservation],
     sample: GPUNodeStatus,
     uid: str = "p",
     written: GPUNodeStatus | None = None,
@@ -84,24 +84,26 @@ def ask(
     tolerance: int = 0,
     **more: Any,
 ) -> Verdict:
-    held = node(promises, sample if written is None else written, **more)
+    held = node(reservations, sample if written is None else written, **more)
     return judge(held, sample, uid, Limits(reserve, tolerance))
 
 
 def test_a_pod_that_is_charged_where_it_is_may_start() -> None:
-    assert ask({"p": promise(100)}, status(row("p", "GPU-a"))) == Verdict("yes")
+    assert ask({"p": reservation(100)}, status(row("p", "GPU-a"))) == Verdict("yes")
 
 
 def test_a_pod_that_landed_where_nobody_thought_is_weighed_there() -> None:
     here = status(row("p", "GPU-a"), row("q", "GPU-a"))
-    promises = {"p": promise(60, "GPU-b"), "q": promise(40, "GPU-a")}
-    assert ask(promises, here).answer == "yes"
-    promises["q"] = promise(41, "GPU-a")
-    assert ask(promises, here) == Verdict("no", "the device that this pod got has no room for it")
+    reservations = {"p": reservation(60, "GPU-b"), "q": reservation(40, "GPU-a")}
+    assert ask(reservations, here).answer == "yes"
+    reservations["q"] = reservation(41, "GPU-a")
+    assert ask(reservations, here) == Verdict(
+        "no", "the device that this pod got has no room for it"
+    )
     # Whichever of the two goes, the other may start.
-    assert ask(promises, status(row("p", "GPU-a"))).answer == "not yet"  # q is on its way
-    del promises["q"]
-    assert ask(promises, status(row("p", "GPU-a"))).answer == "yes"
+    assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is on its way
+    del reservations["q"]
+    assert ask(reservations, status(row("p", "GPU-a"))).answer == "yes"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_pod_that_landed_where_nobody_thought_is_weighed_there() -> None:
     ],
 )
 def test_what_is_not_known_yet_is_waited_for(sample: GPUNodeStatus, more: dict[str, Any]) -> None:
-    assert ask({"p": promise(1)}, sample, **more).answer == "not yet"
+    assert ask({"p": reservation(1)}, sample, **more).answer == "not yet"
 
 
 def test_a_pod_without_a_promise_waits() -> None:
@@ -145,23 +147,23 @@ def test_a_pod_without_a_promise_waits() -> None:
 
 
 def test_a_pod_waits_until_it_holds_all_that_it_was_promised() -> None:
-    promises = {"p": promise(10, count=2)}
-    assert ask(promises, status(row("p", "GPU-a"))).answer == "not yet"
+    reservations = {"p": reservation(10, count=2)}
+    assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"
     # An app container reuses what the init container had: one replica, two rows.
     twice = status(row("p", "GPU-a", container="i"), row("p", "GPU-a", container="m"))
-    assert ask(promises, twice).answer == "not yet"
-    assert ask(promises, status(row("p", "GPU-a"), row("p", "GPU-b"))).answer == "yes"
+    assert ask(reservations, twice).answer == "not yet"
+    assert ask(reservations, status(row("p", "GPU-a"), row("p", "GPU-b"))).answer == "yes"
 
 
 def test_of_several_devices_the_worst_decides() -> None:
     both = status(row("p", "GPU-a"), row("p", "GPU-b"), row("q", "GPU-b"))
-    promises = {"p": promise(60, count=2), "q": promise(41)}
-    assert ask(promises, both).answer == "no"
+    reservations = {"p": reservation(60, count=2), "q": reservation(41)}
+    assert ask(reservations, both).answer == "no"
 
 
 def test_a_broken_device_is_none_to_start_on() -> None:
     sample = status(row("p", "GPU-a"), devices=[device("GPU-a", healthy=False)])
-    assert ask({"p": promise(1)}, sample).answer == "no"
+    assert ask({"p": reservation(1)}, sample).answer == "no"
 
 
 @pytest.mark.parametrize(
@@ -170,59 +172,59 @@ def test_a_broken_device_is_none_to_start_on() -> None:
         pytest.param(30, status(row("p", "GPU-a"), stray(70)), id="a stray's use"),
         pytest.param(
             30,
-            status(row("p", "GPU-a"), devices=[device("GPU-a", unowned_bytes=70)]),
+            status(row("p", "GPU-a"), devices=[device("GPU-a", unattributed_bytes=70)]),
             id="a stranger's",
         ),
         pytest.param(
             30,
             status(row("p", "GPU-a", None), stray(None),
-                   devices=[device("GPU-a", unowned_bytes=None, used_bytes=100)]),
+                   devices=[device("GPU-a", unattributed_bytes=None, used_bytes=100)]),
             id="nobody tells whose the use is: that of the pod itself is not known apart",
         ),
     ],
 )  # fmt: skip
 def test_use_that_nobody_was_promised_takes_room(room: int, sample: GPUNodeStatus) -> None:
-    assert ask({"p": promise(room)}, sample).answer == "yes"
-    if sample.devices[0].unowned_bytes is not None:
-        assert ask({"p": promise(room + 1)}, sample).answer == "no"
-        assert ask({"p": promise(room)}, sample, reserve=1).answer == "no"
+    assert ask({"p": reservation(room)}, sample).answer == "yes"
+    if sample.devices[0].unattributed_bytes is not None:
+        assert ask({"p": reservation(room + 1)}, sample).answer == "no"
+        assert ask({"p": reservation(room)}, sample, reserve=1).answer == "no"
 
 
 def test_a_little_unowned_use_is_not_charged() -> None:
-    sample = status(row("p", "GPU-a"), devices=[device("GPU-a", unowned_bytes=8)])
-    assert ask({"p": promise(100)}, sample, tolerance=8).answer == "yes"
-    assert ask({"p": promise(100)}, sample, tolerance=7).answer == "no"
+    sample = status(row("p", "GPU-a"), devices=[device("GPU-a", unattributed_bytes=8)])
+    assert ask({"p": reservation(100)}, sample, tolerance=8).answer == "yes"
+    assert ask({"p": reservation(100)}, sample, tolerance=7).answer == "no"
 
 
 def test_a_neighbour_of_whom_only_the_name_is_known_is_charged_its_promise() -> None:
     nameless = PodUse("", "GPU-a", "default", "q", replica="GPU-a::1")
     sample = status(row("p", "GPU-a"), nameless)
-    assert ask({"p": promise(60), "q": promise(41, name="q")}, sample).answer == "no"
+    assert ask({"p": reservation(60), "q": reservation(41, name="q")}, sample).answer == "no"
 
 
 def test_beside_a_pod_that_the_ledger_does_not_know_nobody_starts() -> None:
     """What it will take, nobody can say yet."""
     beside = status(row("p", "GPU-a"), row("bypass", "GPU-a"))
-    assert ask({"p": promise(10)}, beside).answer == "not yet"
+    assert ask({"p": reservation(10)}, beside).answer == "not yet"
     elsewhere = status(row("p", "GPU-a"), row("bypass", "GPU-b"))
-    assert ask({"p": promise(10)}, elsewhere).answer == "yes"
-    adopted = {"p": promise(10), "bypass": promise(90)}
+    assert ask({"p": reservation(10)}, elsewhere).answer == "yes"
+    adopted = {"p": reservation(10), "bypass": reservation(90)}
     assert ask(adopted, beside).answer == "yes"
-    assert ask(adopted | {"bypass": promise(91)}, beside).answer == "no"
+    assert ask(adopted | {"bypass": reservation(91)}, beside).answer == "no"
 
 
 def test_a_static_neighbour_is_known_by_its_name() -> None:
     """The kubelet calls it by the hash of its manifest, the API server by another uid."""
     static = row("0" * 32, "GPU-a", namespace="default", name="q")
     sample = status(row("p", "GPU-a"), static)
-    assert ask({"p": promise(60), "u": promise(40, name="q")}, sample).answer == "yes"
-    assert ask({"p": promise(60), "u": promise(41, name="q")}, sample).answer == "no"
-    assert ask({"p": promise(60)}, sample).answer == "not yet"
+    assert ask({"p": reservation(60), "u": reservation(40, name="q")}, sample).answer == "yes"
+    assert ask({"p": reservation(60), "u": reservation(41, name="q")}, sample).answer == "no"
+    assert ask({"p": reservation(60)}, sample).answer == "not yet"
 
 
 def test_a_pod_that_is_to_leave_does_not_start_any_more() -> None:
     """However much room there came to be meanwhile."""
-    leaves = msgspec.structs.replace(promise(10), flags=[EVICTED])
+    leaves = msgspec.structs.replace(reservation(10), flags=[EVICTED])
     assert ask({"p": leaves}, status(row("p", "GPU-a"))).answer == "no"
 
 
@@ -230,14 +232,14 @@ def test_instances_that_share_memory_are_weighed_together() -> None:
     mig = {"kind": "mig", "parent": "GPU", "gpu_instance": 1, "sharing": "none"}
     both = [device(uuid, replicas=Replicas(allocated=1), **mig) for uuid in DEVICES]
     sample = status(row("p", "GPU-a"), row("q", "GPU-b"), devices=both)
-    assert ask({"p": promise(60), "q": promise(40)}, sample).answer == "yes"
-    assert ask({"p": promise(60), "q": promise(41)}, sample).answer == "no"
+    assert ask({"p": reservation(60), "q": reservation(40)}, sample).answer == "yes"
+    assert ask({"p": reservation(60), "q": reservation(41)}, sample).answer == "no"
 
 
 def test_an_unshared_device_awaits_nobody() -> None:
     alone = [device(uuid, sharing="none", replicas=Replicas(allocated=1)) for uuid in DEVICES]
     sample = status(row("p", "GPU-a"), devices=alone)
-    assert ask({"p": promise(100), "q": promise(100)}, sample).answer == "yes"
+    assert ask({"p": reservation(100), "q": reservation(100)}, sample).answer == "yes"
 
 
 asked = st.integers(1, MEMORY)
@@ -247,23 +249,23 @@ places = st.sampled_from([*DEVICES, None])
 @st.composite
 def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus]]:
     """Pods come, are admitted and go, one change after another."""
-    promises: dict[str, Reservation] = {}
+    reservations: dict[str, Reservation] = {}
     where: dict[str, str] = {}
     told = []
     for number in range(draw(st.integers(1, 12))):
-        match draw(st.sampled_from(["promise", "admit", "admit", "go"])):
-            case "promise":
+        match draw(st.sampled_from(["reservation", "admit", "admit", "go"])):
+            case "reservation":
                 some = draw(st.lists(st.sampled_from(DEVICES), min_size=1, unique=True))
-                promises |= {f"p{number}": promise(draw(asked), *some)}
-            case "admit" if waiting := sorted(promises.keys() - where.keys()):
+                reservations |= {f"p{number}": reservation(draw(asked), *some)}
+            case "admit" if waiting := sorted(reservations.keys() - where.keys()):
                 where |= {draw(st.sampled_from(waiting)): draw(st.sampled_from(DEVICES))}
             case "go" if where:
                 gone = draw(st.sampled_from(sorted(where)))
                 where.pop(gone)
-                promises = {uid: kept for uid, kept in promises.items() if uid != gone}
+                reservations = {uid: kept for uid, kept in reservations.items() if uid != gone}
         used = draw(st.integers(0, MEMORY))
         rows = [row(uid, uuid, draw(st.integers(0, used))) for uid, uuid in where.items()]
-        told.append((dict(promises), status(*rows)))
+        told.append((dict(reservations), status(*rows)))
     return told
 
 
@@ -273,7 +275,7 @@ def test_pods_that_may_start_never_ask_for_more_than_there_is(
 ) -> None:
     """However old the ledger as read is, and however long ago each of them asked."""
     started: set[str] = set()
-    for now, (promises, sample) in enumerate(story):
+    for now, (reservations, sample) in enumerate(story):
         where = {use.uid: use.device for use in sample.pods}
         started &= where.keys()
         asking = sorted(where)
@@ -285,7 +287,7 @@ def test_pods_that_may_start_never_ask_for_more_than_there_is(
             if ask(then, sample, uid, written=written).answer == "yes":
                 started.add(uid)
         for each in DEVICES:
-            there = [promises[uid].charges[0] for uid in started if where[uid] == each]
+            there = [reservations[uid].charges[0] for uid in started if where[uid] == each]
             assert sum(max(charge.candidates.values()) for charge in there) <= MEMORY
 
 
@@ -294,12 +296,12 @@ def test_two_that_are_too_much_together_never_both_may_start(
     one: int, other: int, data: st.DataObject
 ) -> None:
     candidates = st.lists(st.sampled_from(DEVICES), min_size=1, unique=True)
-    promises = {
-        "p": promise(one, *data.draw(candidates)),
-        "q": promise(other, *data.draw(candidates)),
+    reservations = {
+        "p": reservation(one, *data.draw(candidates)),
+        "q": reservation(other, *data.draw(candidates)),
     }
     sample = status(row("p", "GPU-a"), row("q", "GPU-a"))
-    answers = [ask(promises, sample, uid).answer for uid in "pq"]
+    answers = [ask(reservations, sample, uid).answer for uid in "pq"]
     assert answers == (["no", "no"] if one + other > MEMORY else ["yes", "yes"])
 
 
@@ -317,26 +319,26 @@ class Ledger:
 
 def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
-    ledger = Ledger(node({"p": promise(1)}, sample))
-    porter = Porter(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
-    assert [porter.ask(uid).answer for uid in ("p", "q", "p")] == ["yes", "not yet", "yes"]
+    ledger = Ledger(node({"p": reservation(1)}, sample))
+    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
+    assert [gate_service.ask(uid).answer for uid in ("p", "q", "p")] == ["yes", "not yet", "yes"]
     assert ledger.reads == 1
     at_s[0] += READ_EVERY_S
-    porter.ask("p")
+    gate_service.ask("p")
     assert ledger.reads == 2
 
 
-@pytest.mark.parametrize("answer", [NotDelivered("refused"), BadReport("no JSON"), None])
+@pytest.mark.parametrize("answer", [NotDelivered("rejected"), BadReport("no JSON"), None])
 def test_a_ledger_that_cannot_be_read_lets_nobody_start(
     answer: Exception | None,
 ) -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
-    ledger = Ledger(node({"p": promise(1)}, sample))
-    porter = Porter(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
-    assert porter.ask("p").answer == "yes"
+    ledger = Ledger(node({"p": reservation(1)}, sample))
+    gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0])
+    assert gate_service.ask("p").answer == "yes"
     ledger.answer = answer
     at_s[0] += READ_EVERY_S
-    assert porter.ask("p").answer == "not yet"
+    assert gate_service.ask("p").answer == "not yet"
 
 
 def unknown() -> None:
@@ -353,14 +355,14 @@ def unknown() -> None:
 def test_a_porter_that_knows_too_little_lets_nobody_start(
     fresh: Callable[[], GPUNodeStatus | None], reserve: Callable[[], int | None]
 ) -> None:
-    ledger = Ledger(node({"p": promise(1)}, status(row("p", "GPU-a"))))
-    assert Porter(ledger, fresh, reserve, lambda: math.inf).ask("p").answer == "not yet"
+    ledger = Ledger(node({"p": reservation(1)}, status(row("p", "GPU-a"))))
+    assert GateService(ledger, fresh, reserve, lambda: math.inf).ask("p").answer == "not yet"
 
 
 def test_a_verdict_says_nothing_of_others() -> None:
-    promises = {"p": promise(60), "secret": promise(41, name="secret")}
+    reservations = {"p": reservation(60), "secret": reservation(41, name="secret")}
     sample = status(row("p", "GPU-a"), row("secret", "GPU-a", name="secret"))
-    said = msgspec.json.encode(ask(promises, sample)).decode()
+    said = msgspec.json.encode(ask(reservations, sample)).decode()
     assert "secret" not in said
     assert not any(character.isdigit() for character in said)
 
@@ -384,8 +386,8 @@ def certain(asked: int, uuid: str) -> Reservation:
 def test_one_whose_variable_shows_it_this_device_is_there_for_certain(
     rows: list[PodUse], answer: str
 ) -> None:
-    promises = {"p": promise(60, "GPU-a"), "e": certain(50, "GPU-a")}
-    assert ask(promises, status(row("p", "GPU-a"), *rows)).answer == answer
+    reservations = {"p": reservation(60, "GPU-a"), "e": certain(50, "GPU-a")}
+    assert ask(reservations, status(row("p", "GPU-a"), *rows)).answer == answer
 
 
 @pytest.mark.parametrize(
@@ -399,5 +401,5 @@ def test_one_whose_variable_shows_it_this_device_is_there_for_certain(
 def test_one_whose_variable_shows_it_another_only_holds_a_replica_here(
     used: int | None, answer: str
 ) -> None:
-    promises = {"p": promise(60, "GPU-a"), "e": certain(50, "GPU-b")}
-    assert ask(promises, status(row("p", "GPU-a"), row("e", "GPU-a", used))).answer == answer
+    reservations = {"p": reservation(60, "GPU-a"), "e": certain(50, "GPU-b")}
+    assert ask(reservations, status(row("p", "GPU-a"), row("e", "GPU-a", used))).answer == answer

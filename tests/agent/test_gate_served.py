@@ -63,7 +63,7 @@ def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
             process.kill()
 
 
-def promise(api: ApiServer, uid: str, gib: int) -> None:
+def reservation(api: ApiServer, uid: str, gib: int) -> None:
     assert api.gpunode is not None
     charge = {"resource": "nvidia.com/gpu", "count": 1, "candidates": {"GPU-a": gib * GIB}}
     reservation = {"namespace": "default", "name": f"pod-{uid[7]}", "charges": [charge]}
@@ -78,7 +78,7 @@ def test_a_gated_pod_waits_may_start_and_is_told_no_where_there_is_no_room(
         return answer.status_code, answer.json()["answer"]
 
     assert asked(UID) == (503, "not yet")
-    promise(api, UID, 70)
+    reservation(api, UID, 70)
     assert asked(UID) == (503, "not yet")  # the kubelet has not admitted it
     whole.run(UID, "pod-1", 0)
     until(lambda: asked(UID) == (200, "yes"), "a pod that may start")
@@ -87,10 +87,10 @@ def test_a_gated_pod_waits_may_start_and_is_told_no_where_there_is_no_room(
     written = 'headroom_agent_writes_total{kind="report",outcome="accepted"} '
     (count,) = re.findall(rf"^{re.escape(written)}(\S+)$", http.get("/metrics").text, re.M)
     assert float(count) >= 1
-    promise(api, OTHER, 10)  # 80 GiB, but one is kept free
+    reservation(api, OTHER, 10)  # 80 GiB, but one is kept free
     whole.run(OTHER, "pod-2", 0)
     until(lambda: asked(OTHER) == (409, "no"), "a pod for which there is no room")
-    promise(api, OTHER, 9)
+    reservation(api, OTHER, 9)
     until(lambda: asked(OTHER) == (200, "yes"), "a pod for which there is")
-    api.refuse["GET", GPUNODE] = (500, {})
+    api.reject["GET", GPUNODE] = (500, {})
     until(lambda: asked(OTHER) == (503, "not yet"), "nobody who starts blindly")

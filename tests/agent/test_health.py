@@ -15,12 +15,12 @@ def sight(now: str = "t0", driver: str = "boot/1/580", **more: object) -> Sight:
 
 
 def test_cause_that_is_there_fences_and_ends_with_itself() -> None:
-    memory, fences = judge(Memory(), sight("t0", causes={"GPU-a": ["GPU is lost"]}))
-    assert (fences["GPU-a"].reason, fences["GPU-a"].since) == ("GPU is lost", "t0")
-    memory, fences = judge(memory, sight("t1", causes={"GPU-a": ["reset", "remap"]}))
-    assert (fences["GPU-a"].reason, fences["GPU-a"].since) == ("reset; remap", "t0")
-    memory, fences = judge(memory, sight("t2"))
-    assert fences == {}
+    memory, health_issues = judge(Memory(), sight("t0", causes={"GPU-a": ["GPU is lost"]}))
+    assert (health_issues["GPU-a"].reason, health_issues["GPU-a"].since) == ("GPU is lost", "t0")
+    memory, health_issues = judge(memory, sight("t1", causes={"GPU-a": ["reset", "remap"]}))
+    assert (health_issues["GPU-a"].reason, health_issues["GPU-a"].since) == ("reset; remap", "t0")
+    memory, health_issues = judge(memory, sight("t2"))
+    assert health_issues == {}
     assert memory.patients == {}
     assert judge(memory, sight("t3", causes={"GPU-a": ["lost"]}))[1]["GPU-a"].since == "t3"
 
@@ -28,8 +28,8 @@ def test_cause_that_is_there_fences_and_ends_with_itself() -> None:
 def test_xid_is_remembered_until_the_driver_is_another() -> None:
     memory, _ = judge(Memory(), sight(xids=[FATAL]))
     for driver in ("boot/1/580", "", "boot/1/580"):  # "": none answers just now
-        memory, fences = judge(memory, sight(driver=driver))
-        assert list(fences) == ["GPU-a"]
+        memory, health_issues = judge(memory, sight(driver=driver))
+        assert list(health_issues) == ["GPU-a"]
     for other in ("boot/2/580", "again/1/580", "boot/1/590"):
         assert judge(memory, sight(driver=other))[1] == {}
 
@@ -41,8 +41,8 @@ def test_xid_that_is_seen_with_the_first_sample_of_another_driver_counts() -> No
 
 def test_device_that_is_not_there_for_a_while_is_not_forgiven() -> None:
     memory, _ = judge(Memory(), sight(xids=[FATAL]))
-    memory, fences = judge(memory, sight(causes={"GPU-b": []}))
-    assert fences == {}
+    memory, health_issues = judge(memory, sight(causes={"GPU-b": []}))
+    assert health_issues == {}
     assert list(judge(memory, sight())[1]) == ["GPU-a"]
 
 
@@ -52,8 +52,8 @@ def test_xid_of_nobody_fences_everybody() -> None:
 
 def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
     many = [Xid("GPU-a", number, "nvml") for number in range(100, 1000)]
-    memory, fences = judge(Memory(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3}))
-    assert len(fences["GPU-a"].reason) <= 1024
+    memory, health_issues = judge(Memory(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3}))
+    assert len(health_issues["GPU-a"].reason) <= 1024
     assert len(memory.patients["GPU-a"].xids) == 16
     assert judge(memory, sight())[1]["GPU-a"].reason.startswith("XID 100 (nvml), 101 (nvml), ")
 
@@ -63,12 +63,12 @@ ASKED, QUIET = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
 
 def test_the_recovery_that_the_driver_asks_for_decides() -> None:
     """A fatal XID is believed at once, and no longer than the driver itself says so."""
-    memory, fences = judge(Memory(), sight(checkups=QUIET, xids=[FATAL]))
-    assert fences["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
-    memory, fences = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
-    assert fences["GPU-a"].reason.startswith("it asks; XID 79")
-    memory, fences = judge(memory, sight(checkups=QUIET))
-    assert fences == {}
+    memory, health_issues = judge(Memory(), sight(checkups=QUIET, xids=[FATAL]))
+    assert health_issues["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
+    memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
+    assert health_issues["GPU-a"].reason.startswith("it asks; XID 79")
+    memory, health_issues = judge(memory, sight(checkups=QUIET))
+    assert health_issues == {}
     assert memory.patients == {}
 
 
@@ -82,22 +82,22 @@ def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int 
 
 def test_what_is_heard_late_does_not_undo_a_repair() -> None:
     """XID 95, a reset, and then 154, which says that nothing is asked for any more."""
-    memory, fences = judge(Memory(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")]))
-    assert fences
-    memory, fences = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["a GPU reset"]}))
-    assert fences
-    memory, fences = judge(memory, sight(checkups=QUIET, xids=[Xid("GPU-a", 154, "nvml")]))
-    assert fences == {}
+    memory, health_issues = judge(Memory(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")]))
+    assert health_issues
+    memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["a GPU reset"]}))
+    assert health_issues
+    memory, health_issues = judge(memory, sight(checkups=QUIET, xids=[Xid("GPU-a", 154, "nvml")]))
+    assert health_issues == {}
     assert memory.patients == {}
 
 
 def test_the_end_of_maintenance_is_a_repair_where_the_driver_tells_of_none() -> None:
-    memory, fences = judge(Memory(), sight(xids=[FATAL]))
-    assert fences
-    memory, fences = judge(memory, sight(maintained=True))
-    assert fences == {}
-    memory, fences = judge(memory, sight(maintained=True, causes={"GPU-a": ["GPU is lost"]}))
-    assert fences["GPU-a"].reason == "GPU is lost"
+    memory, health_issues = judge(Memory(), sight(xids=[FATAL]))
+    assert health_issues
+    memory, health_issues = judge(memory, sight(maintained=True))
+    assert health_issues == {}
+    memory, health_issues = judge(memory, sight(maintained=True, causes={"GPU-a": ["GPU is lost"]}))
+    assert health_issues["GPU-a"].reason == "GPU is lost"
 
 
 def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
@@ -107,15 +107,15 @@ def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gauge", "fenced"), [([0, 79], True), ([79], False), ([31], False), ([0], False)]
+    ("gauge", "unhealthy"), [([0, 79], True), ([79], False), ([31], False), ([0], False)]
 )
-def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], fenced: bool) -> None:
+def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], unhealthy: bool) -> None:
     memory = Memory()
     for value in gauge:
-        memory, fences = judge(memory, sight(gauges={"GPU-a": value}))
-    assert bool(fences) is fenced
-    memory, fences = judge(memory, sight(driver="boot/2/580", gauges={"GPU-a": gauge[-1]}))
-    assert fences == {}
+        memory, health_issues = judge(memory, sight(gauges={"GPU-a": value}))
+    assert bool(health_issues) is unhealthy
+    memory, health_issues = judge(memory, sight(driver="boot/2/580", gauges={"GPU-a": gauge[-1]}))
+    assert health_issues == {}
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ SIGHT = st.builds(
 def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(sights: list[Sight]) -> None:
     memory = Memory()
     for each in sights:
-        memory, fences = judge(memory, each)
-        assert set(fences) <= set(each.causes)
+        memory, health_issues = judge(memory, each)
+        assert set(health_issues) <= set(each.causes)
         for uuid, causes in each.causes.items():
             heard = [x for x in each.xids if x.uuid in {uuid, None}]
             if causes or any(x.number not in HARMLESS for x in heard):
-                assert uuid in fences
-            if uuid in fences:
-                assert fences[uuid].reason
-                assert memory.patients[uuid].since == fences[uuid].since
+                assert uuid in health_issues
+            if uuid in health_issues:
+                assert health_issues[uuid].reason
+                assert memory.patients[uuid].since == health_issues[uuid].since

@@ -12,8 +12,8 @@ from agent.probes.readings import ObstacleReading
 from agent.status.writer import NotDelivered
 from agent.steering.eligibility import NOT_PERMITTED
 from agent.steering.messages import Wish
-from agent.steering.plugin_proxy import Refused
-from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, Helm
+from agent.steering.plugin_proxy import Rejected
+from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, PreferredAllocation
 from contract.annotations import DeviceChoice
 from contract.gpunode import (
     Charge,
@@ -39,7 +39,7 @@ def status(**device: Any) -> GPUNodeStatus:
         "memory_bytes": 24 * GIB,
         "reserved_bytes": 0,
         "used_bytes": 0,
-        "unowned_bytes": 0,
+        "unattributed_bytes": 0,
         "sharing": "time-slicing",
         "resource": RESOURCE,
         "replicas": Replicas(free=1),
@@ -63,10 +63,10 @@ class Ledger:
         return GPUNode(ObjectMeta(name="n"), spec=spec, status=self.told)
 
 
-def helm(
+def allocation(
     folder: Path, ledger: Ledger, sample: GPUNodeStatus | None, patience_s: float = 60.0
-) -> Helm:
-    return Helm(
+) -> PreferredAllocation:
+    return PreferredAllocation(
         folder / "checkpoint",
         folder / "no.sock",
         ledger,
@@ -78,14 +78,14 @@ def helm(
     )
 
 
-def answer(steering: Helm) -> Any:
+def answer(steering: PreferredAllocation) -> Any:
     return steering._choose(RESOURCE, WISH)
 
 
 def test_the_ledger_is_asked_again_until_it_answers(tmp_path: Path) -> None:
-    steering = helm(tmp_path, Ledger(failures=1), status())
+    steering = allocation(tmp_path, Ledger(failures=1), status())
     assert answer(steering) == ("B::0",)
-    assert steering.answers == {(RESOURCE, "promised"): 1}
+    assert steering.answers == {(RESOURCE, "reserved"): 1}
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_nobody_is_given_a_device_by_guess(
 ) -> None:
     if checkpoint is not None:
         (tmp_path / "checkpoint").write_text(checkpoint)
-    with pytest.raises(Refused, match=why):
-        answer(helm(tmp_path, Ledger(failures=failures), sample, patience_s=0.0))
+    with pytest.raises(Rejected, match=why):
+        answer(allocation(tmp_path, Ledger(failures=failures), sample, patience_s=0.0))
 
 
 def test_the_plugin_is_asked_about_devices_that_nobody_shares(tmp_path: Path) -> None:
-    assert answer(helm(tmp_path, Ledger(), status(sharing="none"))) is None
+    assert answer(allocation(tmp_path, Ledger(), status(sharing="none"))) is None
 
 
 def test_parts_of_a_gpu_are_chosen_like_whole_ones(tmp_path: Path) -> None:
-    assert answer(helm(tmp_path, Ledger(), status(kind="mig"))) == ("B::0",)
+    assert answer(allocation(tmp_path, Ledger(), status(kind="mig"))) == ("B::0",)
 
 
 def test_it_may_leave_when_nobody_counts_on_a_choice_any_more(tmp_path: Path) -> None:
     ledger = Ledger()
-    steering = helm(tmp_path, ledger, status())
+    steering = allocation(tmp_path, ledger, status())
     steering.leave()
     assert not steering.may_leave  # it still says that it steers
     ledger.told = GPUNodeStatus()
@@ -139,7 +139,7 @@ class Steering:
         self.sample: GPUNodeStatus | None = status()
         self.samples_wanted = 0
         self.folder = folder
-        self.helm = Helm(
+        self.allocation = PreferredAllocation(
             folder / "checkpoint",
             folder / "no.sock",
             self.ledger,
@@ -153,18 +153,18 @@ class Steering:
         self.samples_wanted += 1
 
     def obstacles(self) -> list[str]:
-        return [r.reason for r in self.helm.follow([]) if isinstance(r, ObstacleReading)]
+        return [r.reason for r in self.allocation.follow([]) if isinstance(r, ObstacleReading)]
 
     def has_resources(self) -> bool:
         self.obstacles()
-        return self.helm.has_resources
+        return self.allocation.has_resources
 
 
 @pytest.fixture
 def steering(tmp_path: Path) -> Iterator[Steering]:
     made = Steering(tmp_path)
     yield made
-    made.helm.stop(bring_back=False)
+    made.allocation.stop(bring_back=False)
 
 
 def test_steering_begins_when_the_mode_is_known_and_says_what_is_missing(
@@ -207,7 +207,7 @@ def test_steering_goes_on_if_the_mode_is_changed_back_in_time(steering: Steering
     assert steering.has_resources()
     steering.ledger.told, steering.ledger.choice = GPUNodeStatus(), ""
     assert steering.has_resources()
-    assert RESOURCE not in steering.helm._returning
+    assert RESOURCE not in steering.allocation._returning
 
 
 def test_a_folder_that_is_read_only_is_an_obstacle(
@@ -215,7 +215,7 @@ def test_a_folder_that_is_read_only_is_an_obstacle(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     assert steering.obstacles() == [NOT_PERMITTED]
-    assert not steering.helm.has_resources
+    assert not steering.allocation.has_resources
     steering.mode = DeviceChoice.PREDICTED
     assert steering.obstacles() == []
 

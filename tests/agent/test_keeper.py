@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from agent.steering import plugin_registration as keeping
 from agent.steering.plugin_proxy import PREFIX
-from agent.steering.plugin_registration import Keeper, Seat, plugin_socket, restore
+from agent.steering.plugin_registration import PluginRegistration, Seat, plugin_socket, restore
 from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"
@@ -22,13 +22,13 @@ def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
     for name in (plugin_socket(RESOURCE), "kubelet.sock"):
         (tmp_path / name).touch()
     (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()
-    keeper = Keeper(
+    registration = PluginRegistration(
         tmp_path, Seat(tmp_path), RESOURCE, lambda wish: None, lambda _: None, lambda: None
     )
     with capture_logs() as logs:
-        keeper.start()
+        registration.start()
         until(lambda: len(logs) >= 2, "it is tried twice")
-        keeper.stop()
+        registration.stop()
     assert [log["event"] for log in logs[:2]] == 2 * ["steering_broken"]
 
 

@@ -80,8 +80,11 @@ def test_a_record_that_is_none_is_refused_in_one_way(content: bytes, tmp_path: P
 
 @given(st.binary())
 def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
-    for parse, refusal in ((parse_checkpoint, BadCheckpoint), (lambda c: [*fields(c)], BadMessage)):
-        with contextlib.suppress(refusal):
+    for parse, rejection in (
+        (parse_checkpoint, BadCheckpoint),
+        (lambda c: [*fields(c)], BadMessage),
+    ):
+        with contextlib.suppress(rejection):
             parse(content)
 
 
@@ -336,11 +339,11 @@ def test_a_socket_that_nobody_serves_is_said_in_time(tmp_path: Path) -> None:
     assert rows["checkpoint"].state == "absent"
 
 
-@pytest.mark.parametrize("refused", [False, True], ids=["inotify", "inotify refused"])
+@pytest.mark.parametrize("rejected", [False, True], ids=["inotify", "inotify refused"])
 def test_a_record_that_is_replaced_wakes_the_agent(
-    tmp_path: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if refused:
+    if rejected:
         monkeypatch.setattr(file_watch, "_open", lambda: None)
         monkeypatch.setattr(file_watch, "LOOK_EVERY_S", 0.1)
     changed = threading.Event()

@@ -251,10 +251,10 @@ def test_cgroups_that_are_not_those_of_the_host_are_said(
 
 
 def refusing(code: int) -> Callable[..., None]:
-    def refuse(*args: object) -> None:
+    def reject(*args: object) -> None:
         raise pynvml.NVMLError(code)
 
-    return refuse
+    return reject
 
 
 def mistaken(*args: object) -> None:

@@ -61,9 +61,9 @@ def test_a_process_in_several_lists_of_the_driver_is_counted_once(
         DAEMON: GIB // 32,
     }
     (device,) = status["devices"]
-    assert device["unowned"] == 0
+    assert device["unattributed"] == 0
     assert device["used"] == sum(p["used"] for p in status["pods"])
-    assert "unownedProcesses" not in status
+    assert "unattributedProcesses" not in status
 
 
 def test_processes_of_every_compute_instance_are_told(report: Callable[..., Any]) -> None:
@@ -72,7 +72,7 @@ def test_processes_of_every_compute_instance_are_told(report: Callable[..., Any]
         "mig MIG-1 1 0 10000 10 4000 NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb\nprocess compute 7 3000\n"
         "mig MIG-2 1 1 10000 10 4000 NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb\nprocess compute 8 2000\n"
     )
-    assert [(p["device"], p["pid"], p["used"]) for p in status["unownedProcesses"]] == [
+    assert [(p["device"], p["pid"], p["used"]) for p in status["unattributedProcesses"]] == [
         ("MIG-1", 7, 3000),
         ("MIG-1", 8, 2000),
     ]

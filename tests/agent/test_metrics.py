@@ -40,7 +40,7 @@ def mig(uuid: str, instance: int, profile: str, **figures: int) -> Device:
         memory_bytes=1000,
         reserved_bytes=10,
         used_bytes=figures.get("used", 0),
-        unowned_bytes=figures.get("unowned", 0),
+        unattributed_bytes=figures.get("unattributed", 0),
     )
 
 
@@ -54,7 +54,7 @@ STATUS = GPUNodeStatus(
             memory_bytes=5000,
             reserved_bytes=50,
             used_bytes=900,
-            unowned_bytes=100,
+            unattributed_bytes=100,
             sm_activity=SmActivity(0.5, "gpm", 0.25),
             sm_occupancy_ratio=0.125,
             utilization_ratio=1.0,
@@ -64,7 +64,7 @@ STATUS = GPUNodeStatus(
             healthy=False,
             health_reason="XID 79 (nvml): fenced; a row remap is pending",
         ),
-        mig("MIG-1", 1, "1c.2g.20gb", used=300, unowned=30),
+        mig("MIG-1", 1, "1c.2g.20gb", used=300, unattributed=30),
         mig("MIG-2", 1, "1c.2g.20gb", used=300),
         mig("MIG-3", 2, "1g.10gb"),
         Device("GPU-c", index=2, model="lost", healthy=False, health_reason="GPU is lost"),
@@ -90,7 +90,7 @@ STATUS = GPUNodeStatus(
 
 def families(shown: Shown | None) -> dict[str, Metric]:
     registry = CollectorRegistry()
-    answers = None if shown is None else {("nvidia.com/gpu", "promised"): 7}
+    answers = None if shown is None else {("nvidia.com/gpu", "reserved"): 7}
     registry.register(AgentCollector(lambda: shown, {("report", "accepted"): 3}, answers))
     text = generate_latest(registry).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
@@ -143,8 +143,8 @@ def test_devices_have_dcgm_s_labels_and_instances_that_share_memory_one_series(
         ("1", "GPU-b", "n1", H100, "1", "2g.20gb"): 300,
         ("1", "GPU-b", "n1", H100, "2", "1g.10gb"): 0,
     }
-    unowned = told["headroom_device_unowned_bytes"]
-    assert values(unowned, "UUID", "GPU_I_ID") == {
+    unattributed = told["headroom_device_unattributed_bytes"]
+    assert values(unattributed, "UUID", "GPU_I_ID") == {
         ("GPU-a", ""): 100, ("GPU-b", "1"): 30, ("GPU-b", "2"): 0
     }  # fmt: skip
     replicas = told["headroom_device_replicas"]
@@ -218,7 +218,7 @@ def test_the_agent_tells_of_itself(told: dict[str, Metric]) -> None:
     }  # fmt: skip
     assert values(told["headroom_agent_sample_age_seconds"]) == {(): 2.5}
     steered = values(told["headroom_agent_steered"], "resource", "result")
-    assert steered == {("nvidia.com/gpu", "promised"): 7}
+    assert steered == {("nvidia.com/gpu", "reserved"): 7}
 
 
 def test_before_the_first_sample_there_are_no_figures() -> None:

@@ -92,7 +92,7 @@ def test_a_policy_that_nobody_tells_is_not_guessed(
     server: ApiServer, asking: Asking, answer: Any, policy: list[str], state: str
 ) -> None:
     if answer is None:
-        server.refuse["GET", CONFIGZ] = (403, {})
+        server.reject["GET", CONFIGZ] = (403, {})
     server.objects[CONFIGZ] = answer
     readings = list(asking.api.read())
     assert [r.policy for r in readings if isinstance(r, TopologyReading)] == policy
@@ -167,13 +167,13 @@ def test_a_mirror_that_is_not_known_is_said_and_asked_for_again_after_a_minute(
 ) -> None:
     server.objects[POD] = found
     if found is None:
-        server.refuse["GET", POD] = (403, {})
+        server.reject["GET", POD] = (403, {})
     list(asking.api.read())
     (said,) = asking.api.follow([HELD])
     assert isinstance(said, SourceReading)
     assert said.state == "degraded"
     assert why in said.message
-    server.refuse.clear()
+    server.reject.clear()
     server.objects[POD] = mirror("uid-1")
     assert list(asking.api.follow([HELD])) == [said]
     asking.now_s = 60.0

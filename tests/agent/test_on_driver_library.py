@@ -39,7 +39,7 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
         "memory": 85899345920,
         "reserved": 637534208,
         "used": 85899345920 - 53687091200 - 637534208,
-        "unowned": 85899345920 - 53687091200 - 637534208,  # used, and no process is listed
+        "unattributed": 85899345920 - 53687091200 - 637534208,  # used, and no process is listed
         "sharing": "time-slicing",
         "resource": "nvidia.com/gpu",
         "replicas": {"free": 4},

@@ -18,7 +18,7 @@ from extender.placement.explanation_text import told
 from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
-from tests.builders import FRESH_S, GIB, judged, promise, reason_for, weighed_anew
+from tests.builders import FRESH_S, GIB, judged, reason_for, reservation, weighed_anew
 
 Report = Callable[..., dict[str, Any]]
 
@@ -39,7 +39,7 @@ TELLS_ZERO = "device GPU-a 0 0 0 NVIDIA GB10\n"
 def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, DeviceTerms]:
     flags = ("--replicas", "4", "--sharing", "time-slicing")
     status = msgspec.convert(report(table, *flags), GPUNodeStatus)
-    (terms,) = weighed_anew(status, how.pop("promises", {}), **how)
+    (terms,) = weighed_anew(status, how.pop("reservations", {}), **how)
     return status, terms
 
 
@@ -87,7 +87,7 @@ def test_without_a_process_list_all_use_beyond_the_promises_is_charged_and_that_
 ) -> None:
     status, terms = weighed(report, table)
     assert terms.allocatable_bytes == allocatable_gib * GIB
-    assert terms.unowned_bytes == used_gib * GIB
+    assert terms.unattributed_bytes == used_gib * GIB
     assert not terms.attributed
     (nvml,) = [source for source in status.sources if source.name == "nvml"]
     assert (nvml.state, "lists no processes" in nvml.message) == ("degraded", True)
@@ -107,11 +107,11 @@ def test_unified_memory_counts_the_gpus_own_and_what_the_system_keeps_in_it(
     assert status.devices[0].memory_bytes == 95 * GIB
     assert terms.allocatable_bytes == 94 * GIB
     # The system may keep pages there that no process is listed for: they are not free.
-    assert terms.unowned_bytes == 10 * GIB
+    assert terms.unattributed_bytes == 10 * GIB
     node = NodeTerms("n", None, FRESH_S, (terms,))
     assert reason_for("84Gi", node) is None
     assert reason_for("85Gi", node) is Reason.MEMORY_ON_ANY
     # A pod that was promised memory is charged all of it, however little the driver counts.
-    held = {"u": promise({"GPU-a": 60 * GIB})}
-    _, beside = weighed(report, GRACE, promises=held)
+    held = {"u": reservation({"GPU-a": 60 * GIB})}
+    _, beside = weighed(report, GRACE, reservations=held)
     assert beside.headroom_bytes == (94 - 10 - 60) * GIB

@@ -161,7 +161,7 @@ def test_the_operator_s_environment_is_read(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "kind", "replicas", "refuses"),
+    ("sharing", "kind", "replicas", "rejects"),
     [
         pytest.param(
             {"timeSlicing": {"renameByDefault": True, "resources": [{"name": GPU, "replicas": 2}]}},
@@ -207,12 +207,12 @@ def test_the_operator_s_environment_is_read(tree: Tree) -> None:
     ],
 )
 def test_sharing_is_read_as_the_plugin_does(
-    tree: Tree, sharing: object, kind: str, replicas: dict[str, int], refuses: bool | None
+    tree: Tree, sharing: object, kind: str, replicas: dict[str, int], rejects: bool | None
 ) -> None:
     tree.plugin({"version": "v1", "sharing": sharing})
     found = plugin(tree)
     assert (found.sharing, found.replicas) == (kind, replicas)
-    assert found.fail_requests_greater_than_one is refuses
+    assert found.fail_requests_greater_than_one is rejects
 
 
 def test_a_file_that_was_replaced_is_read_anew(tree: Tree) -> None:

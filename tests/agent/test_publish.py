@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from agent.kube.client import of_client
 from agent.status.builder import GROWN_BYTES
 from agent.status.publisher import KubernetesPublisher, status_patch
-from agent.status.writer import Courier, NotDelivered, NotThereYet
+from agent.status.writer import NotDelivered, NotThereYet, StatusWriter
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
@@ -78,8 +78,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def courier(publisher: KubernetesPublisher, clock: Clock) -> Courier:
-    return Courier(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
+def status_writer(publisher: KubernetesPublisher, clock: Clock) -> StatusWriter:
+    return StatusWriter(publisher, 30.0, clock.monotonic, clock.now, random.Random(1))
 
 
 def status(
@@ -100,9 +100,9 @@ def busy(sm_ratio: float, observed_at: str) -> GPUNodeStatus:
     return GPUNodeStatus(devices=[device], observed_at=observed_at)
 
 
-def deliver(courier: Courier, clock: Clock, status: GPUNodeStatus) -> float:
+def deliver(status_writer: StatusWriter, clock: Clock, status: GPUNodeStatus) -> float:
     """Deliver a sample of this moment."""
-    return courier.deliver(status, clock.at_s)
+    return status_writer.deliver(status, clock.at_s)
 
 
 def vouched(api: ApiServer) -> Vouch:
@@ -143,7 +143,7 @@ def test_what_left_the_status_leaves_the_object_too() -> None:
         "devices": [],
         "pods": [],
         "limits": [],
-        "unownedProcesses": [],
+        "unattributedProcesses": [],
         "sources": [],
         "conditions": [],
         "plugin": {},
@@ -184,7 +184,7 @@ def test_lease_is_created_once_and_then_renewed(
 def test_refusal_says_what_was_refused_and_why(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
-    api.refuse["PATCH", f"{GPUNODE}/status"] = (403, {})
+    api.reject["PATCH", f"{GPUNODE}/status"] = (403, {})
     with pytest.raises(NotDelivered, match=r"status of GPUNode n1 was refused with 403.*the test"):
         publisher.report(status())
 
@@ -213,11 +213,11 @@ def test_token_that_cannot_be_read_again_is_not_delivered() -> None:
 
 
 def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
     for _ in range(12):  # a minute
-        deliver(courier, clock, status(5))
+        deliver(status_writer, clock, status(5))
         clock.at_s += 5
     patches = [path for method, path in api.sent() if method in ("PATCH", "POST")]
     assert patches.count(f"{GPUNODE}/status") == 1
@@ -225,17 +225,17 @@ def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
 
 
 def test_newest_report_is_delivered_after_failures_and_only_the_newest(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    api.refuse["PATCH", f"{GPUNODE}/status"] = (503, {})
+    api.reject["PATCH", f"{GPUNODE}/status"] = (503, {})
     with capture_logs() as logs:
         for used_bytes in range(1, 8):
-            deliver(courier, clock, status(used_bytes))
+            deliver(status_writer, clock, status(used_bytes))
             clock.at_s += 5
-        api.refuse.clear()
+        api.reject.clear()
         clock.at_s += 30
-        deliver(courier, clock, status(99))
+        deliver(status_writer, clock, status(99))
     assert used(api) == 99
     accepted = [
         body for method, _, _, body in api.requests if method == "PATCH" and "status" in body
@@ -244,12 +244,14 @@ def test_newest_report_is_delivered_after_failures_and_only_the_newest(
     assert not [log for log in logs if "exc_info" in log]
 
 
-def test_failures_are_spaced_ever_wider(api: ApiServer, courier: Courier, clock: Clock) -> None:
-    api.refuse["PATCH", f"{GPUNODE}/status"] = (500, {})
+def test_failures_are_spaced_ever_wider(
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
+) -> None:
+    api.reject["PATCH", f"{GPUNODE}/status"] = (500, {})
     tries: list[float] = []
     for _ in range(1200):  # ten minutes, every half second
         before = len(api.requests)
-        deliver(courier, clock, status())
+        deliver(status_writer, clock, status())
         if len(api.requests) > before:
             tries.append(clock.at_s)
         clock.at_s += 0.5
@@ -260,83 +262,83 @@ def test_failures_are_spaced_ever_wider(api: ApiServer, courier: Courier, clock:
 
 
 def test_wait_that_the_server_asks_for_is_kept(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    api.refuse["PATCH", f"{GPUNODE}/status"] = (429, {"Retry-After": "20"})
-    assert deliver(courier, clock, status()) == 20.0
+    api.reject["PATCH", f"{GPUNODE}/status"] = (429, {"Retry-After": "20"})
+    assert deliver(status_writer, clock, status()) == 20.0
     clock.at_s += 19
-    assert deliver(courier, clock, status()) == 1.0
+    assert deliver(status_writer, clock, status()) == 1.0
     assert len(api.requests) == 1
 
 
 def test_no_heartbeat_vouches_for_a_report_that_was_not_taken(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    deliver(courier, clock, status(1))
-    api.refuse["PATCH", f"{GPUNODE}/status"] = (422, {})
+    deliver(status_writer, clock, status(1))
+    api.reject["PATCH", f"{GPUNODE}/status"] = (422, {})
     renewed = api.lease
     for _ in range(20):
         clock.at_s += 10
-        deliver(courier, clock, status(1 << 35))
+        deliver(status_writer, clock, status(1 << 35))
     assert api.lease == renewed
     assert api.sent().count(("PATCH", f"{LEASES}/n1")) == 1
 
 
 def test_heartbeat_confirms_the_very_status_that_was_taken(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    deliver(courier, clock, status(5, "t0"))
+    deliver(status_writer, clock, status(5, "t0"))
     assert vouched(api) == vouch("t0", "uid-1", "t0", "")
     clock.at_s += 30
-    deliver(courier, clock, status(6, "t1"))  # not worth a write
+    deliver(status_writer, clock, status(6, "t1"))  # not worth a write
     assert vouched(api) == vouch("t1", "uid-1", "t0", "101")
     api.create("uid-2")
     clock.at_s += 30
-    deliver(courier, clock, status(6, "t2"))
+    deliver(status_writer, clock, status(6, "t2"))
     assert vouched(api) == vouch("t2", "uid-2", "t2", "102")
 
 
 def test_heartbeat_names_no_version_that_came_after_the_sample_was_begun(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
     begun_s = clock.at_s
     clock.at_s += 1
-    courier.deliver(status(5, "t0"), begun_s)
+    status_writer.deliver(status(5, "t0"), begun_s)
     clock.at_s += 30
-    courier.deliver(status(5, "t1"), begun_s + 0.5)  # a probe that hung all the while
+    status_writer.deliver(status(5, "t1"), begun_s + 0.5)  # a probe that hung all the while
     assert vouched(api).after == ""
     clock.at_s += 30
-    courier.deliver(status(5, "t2"), clock.at_s)
+    status_writer.deliver(status(5, "t2"), clock.at_s)
     assert vouched(api).after == "102"
 
 
 def test_heartbeat_waits_for_a_report_that_is_held_back(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    deliver(courier, clock, status(5, "t0"))
+    deliver(status_writer, clock, status(5, "t0"))
     clock.at_s += 29
-    assert deliver(courier, clock, status(4, "t1")) == math.inf  # freed: written at once
+    assert deliver(status_writer, clock, status(4, "t1")) == math.inf  # freed: written at once
     clock.at_s += 1
     beats = api.version
-    assert deliver(courier, clock, status(4 + GROWN_BYTES, "t2")) == 4.0
+    assert deliver(status_writer, clock, status(4 + GROWN_BYTES, "t2")) == 4.0
     assert api.version == beats
     clock.at_s += 4
-    assert deliver(courier, clock, status(4 + GROWN_BYTES, "t3")) == math.inf
+    assert deliver(status_writer, clock, status(4 + GROWN_BYTES, "t3")) == math.inf
     assert vouched(api) == vouch("t3", "uid-1", "t3", "101")
 
 
 def test_heartbeat_does_not_wait_for_sm_activity(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    deliver(courier, clock, busy(0.1, "t0"))
+    deliver(status_writer, clock, busy(0.1, "t0"))
     clock.at_s += 30
-    assert deliver(courier, clock, busy(0.9, "t1")) == math.inf
+    assert deliver(status_writer, clock, busy(0.9, "t1")) == math.inf
     assert vouched(api).sampled_at == "t1"
 
 
@@ -351,29 +353,29 @@ def test_heartbeat_does_not_wait_for_sm_activity(
     ],
 )
 def test_what_others_wait_for_is_written_at_once(
-    api: ApiServer, courier: Courier, clock: Clock, after: dict[str, Any]
+    api: ApiServer, status_writer: StatusWriter, clock: Clock, after: dict[str, Any]
 ) -> None:
     api.create("uid-1")
-    deliver(courier, clock, status(5, "t0"))
+    deliver(status_writer, clock, status(5, "t0"))
     clock.at_s += 1
     newest = msgspec.structs.replace(status(after.pop("used_bytes", 5), "t1"), **after)
-    assert deliver(courier, clock, newest) == math.inf
+    assert deliver(status_writer, clock, newest) == math.inf
     assert api.gpunode is not None
     assert api.gpunode["status"]["observedAt"] == "t1"
 
 
 def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     """Pods that come and go wake the loop at every change."""
     api.create("uid-1")
-    deliver(courier, clock, status(5))
+    deliver(status_writer, clock, status(5))
     clock.at_s += 10
     written_at_s: list[float] = []
     for i in range(50):  # five seconds
         pods = [PodUse(uid=f"uid-{i}", device="GPU-a")]
         before = len(api.requests)
-        held_s = deliver(courier, clock, status(5, f"t{i}", pods=pods))
+        held_s = deliver(status_writer, clock, status(5, f"t{i}", pods=pods))
         if len(api.requests) > before:
             written_at_s.append(clock.at_s)
             assert held_s == math.inf
@@ -384,37 +386,37 @@ def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
 
 
 def test_report_whose_answer_was_lost_is_told_again_before_anything_is_vouched_for(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     """It may have been taken, and memory may since be as it was before."""
     api.create("uid-1")
-    deliver(courier, clock, status(5, "t0"))
+    deliver(status_writer, clock, status(5, "t0"))
     api.lost = 1
     clock.at_s += 30
-    assert 0 < deliver(courier, clock, status(1 << 35, "t1")) <= 1
+    assert 0 < deliver(status_writer, clock, status(1 << 35, "t1")) <= 1
     assert used(api) == 1 << 35
     clock.at_s += 2
-    deliver(courier, clock, status(5, "t2"))
+    deliver(status_writer, clock, status(5, "t2"))
     assert used(api) == 5
     assert vouched(api) == vouch("t2", "uid-1", "t2", "101")
 
 
 def test_gpunode_created_again_is_told_everything_again(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
-    deliver(courier, clock, status(5))
+    deliver(status_writer, clock, status(5))
     api.create("uid-2")
     clock.at_s += 30
-    deliver(courier, clock, status(5))
+    deliver(status_writer, clock, status(5))
     assert used(api) == 5
 
 
 def test_waiting_for_the_gpunode_is_its_own_event(
-    api: ApiServer, courier: Courier, clock: Clock
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     with capture_logs() as logs:
-        deliver(courier, clock, status())
+        deliver(status_writer, clock, status())
     assert [log["event"] for log in logs] == ["gpunode_awaited"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.steering import plugin_proxy
 from agent.steering.messages import Wish
-from agent.steering.plugin_proxy import Relay
+from agent.steering.plugin_proxy import PluginProxy
 from tests.waiting import PATIENCE_S, until
 
 SERVICE = "v1beta1.DevicePlugin"
@@ -99,8 +99,10 @@ class Kubelet:
         self._channel.close()
 
 
-def between(folder: Path, choose: Any = lambda wish: None, **named: Any) -> tuple[Relay, Kubelet]:
-    made = Relay(folder, PLUGIN, choose, **named)
+def between(
+    folder: Path, choose: Any = lambda wish: None, **named: Any
+) -> tuple[PluginProxy, Kubelet]:
+    made = PluginProxy(folder, PLUGIN, choose, **named)
     return made, Kubelet(folder, made.endpoint)
 
 
@@ -113,7 +115,7 @@ def test_any_number_of_registrations_leaves_calls_their_answer(
             assert kubelet.watch() == b"devices"
         assert kubelet.call("Allocate", allocation("G::0")) == allocation("G::0")
         names = [each.name for each in threading.enumerate()]
-        assert [name for name in names if name.startswith(("relay", "choosing"))] == ["relay"]
+        assert [name for name in names if name.startswith(("proxy", "choosing"))] == ["proxy"]
         assert made.watched
         kubelet.hang_up()
         until(lambda: not made.watched, "the end of all streams is noticed")
@@ -135,10 +137,10 @@ def test_who_chooses_too_long_is_not_waited_for(
     try:
         # More than there are threads to choose.
         for _ in range(2 * plugin_proxy._CHOOSING):
-            with pytest.raises(grpc.RpcError) as refused:
+            with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call("GetPreferredAllocation", WISH)
-            assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "has not chosen a GPU within 0.1 s" in refused.value.details()
+            assert rejected.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "has not chosen a GPU within 0.1 s" in rejected.value.details()
         assert kubelet.call("Allocate", allocation("G::1")) == allocation("G::1")
     finally:
         goes_on.set()
@@ -155,9 +157,9 @@ def test_a_plugin_that_does_not_answer_is_not_waited_for(
         assert kubelet.call("Allocate", allocation("G::0")) == allocation("G::0")
         plugin.hangs.set()
         for method in ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions"):
-            with pytest.raises(grpc.RpcError) as refused:
+            with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call(method, WISH)
-            assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert rejected.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     finally:
         kubelet.hang_up()
         made.stop()

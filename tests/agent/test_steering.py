@@ -33,7 +33,7 @@ def gpu(name: str, gib: int = 24, **changes: Any) -> Device:
         "memory_bytes": gib * GIB,
         "reserved_bytes": 0,
         "used_bytes": 0,
-        "unowned_bytes": 0,
+        "unattributed_bytes": 0,
         "sharing": "time-slicing",
         "resource": RESOURCE,
         "replicas": Replicas(free=4),
@@ -41,7 +41,7 @@ def gpu(name: str, gib: int = 24, **changes: Any) -> Device:
     return Device(**(fields | changes))
 
 
-def promise(gib: int, choice: str = "", count: int = 1) -> Reservation:
+def reservation(gib: int, choice: str = "", count: int = 1) -> Reservation:
     candidates = {choice or "GPU-0": gib * GIB}
     return Reservation("default", "p", [Charge(RESOURCE, count, candidates, choice=choice)])
 
@@ -59,13 +59,13 @@ BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
 
 def answer(
     wish: Wish,
-    promises: dict[str, Reservation],
+    reservations: dict[str, Reservation],
     entries: tuple[Entry, ...] = (),
     devices: tuple[Device, ...] = (gpu("GPU-0"), gpu("GPU-1")),
     pods: tuple[PodUse, ...] = (),
 ) -> Choice | NoRoom:
     sample = GPUNodeStatus(devices=list(devices), pods=list(pods))
-    return choose(wish, RESOURCE, GPUNodeSpec(True, promises), sample, entries, NO_LIMITS)
+    return choose(wish, RESOURCE, GPUNodeSpec(True, reservations), sample, entries, NO_LIMITS)
 
 
 def chosen(*args: Any, **kwargs: Any) -> str:
@@ -76,7 +76,7 @@ def chosen(*args: Any, **kwargs: Any) -> str:
 
 def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
     """Its reservation may stay for a moment; another pod was promised another device since."""
-    spec = GPUNodeSpec(True, {"old": promise(8, "GPU-0"), "new": promise(8, "GPU-1")})
+    spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
     def device(*arrived: str) -> Choice | NoRoom:
@@ -84,9 +84,9 @@ def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
 
     ambiguous, certain = device(), device("old", "of another node")
     assert isinstance(ambiguous, Choice)
-    assert ambiguous.promised == ""
+    assert ambiguous.reserved == ""
     assert isinstance(certain, Choice)
-    assert (certain.promised, certain.device) == ("GPU-1", "GPU-1")
+    assert (certain.reserved, certain.device) == ("GPU-1", "GPU-1")
     # While it still holds a replica it is there, and not on its way either.
     holding = choose(
         BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
@@ -96,33 +96,41 @@ def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
 
 
 def test_the_promised_device_is_taken_while_it_has_room() -> None:
-    assert chosen(BOTH, {"p": promise(8, "GPU-1")}) == "GPU-1"
-    assert chosen(BOTH, {"p": promise(8, "GPU-0")}) == "GPU-0"
+    assert chosen(BOTH, {"p": reservation(8, "GPU-1")}) == "GPU-1"
+    assert chosen(BOTH, {"p": reservation(8, "GPU-0")}) == "GPU-0"
 
 
 def test_all_that_are_on_their_way_to_one_device_go_there() -> None:
-    promises = {"p": promise(8, "GPU-1"), "q": promise(12, "GPU-1"), "r": promise(4, "GPU-1")}
-    assert chosen(BOTH, promises) == "GPU-1"
-    assert chosen(BOTH, promises, (held("q", "GPU-1::2"),)) == "GPU-1"
+    reservations = {
+        "p": reservation(8, "GPU-1"),
+        "q": reservation(12, "GPU-1"),
+        "r": reservation(4, "GPU-1"),
+    }
+    assert chosen(BOTH, reservations) == "GPU-1"
+    assert chosen(BOTH, reservations, (held("q", "GPU-1::2"),)) == "GPU-1"
 
 
 def test_whoever_has_arrived_is_not_waited_for() -> None:
-    promises = {"old": promise(8, "GPU-0"), "p": promise(8, "GPU-1")}
-    assert chosen(BOTH, promises, (held("old", "GPU-0::2"),)) == "GPU-1"
+    reservations = {"old": reservation(8, "GPU-0"), "p": reservation(8, "GPU-1")}
+    assert chosen(BOTH, reservations, (held("old", "GPU-0::2"),)) == "GPU-1"
 
 
 def test_whoever_has_let_go_is_not_waited_for_though_it_has_its_promise_still() -> None:
     """It was promised another device than those that are on their way, or none by name."""
-    promises = {"ended": promise(16), "p": promise(12, "GPU-1"), "q": promise(12, "GPU-1")}
+    reservations = {
+        "ended": reservation(16),
+        "p": reservation(12, "GPU-1"),
+        "q": reservation(12, "GPU-1"),
+    }
     pods = (PodUse(uid="ended", device="GPU-0", replica="GPU-0::0"),)
-    assert chosen(BOTH, promises, (held("ended", "GPU-0::0"),), pods=pods) == "GPU-1"
-    assert chosen(BOTH, promises) == "GPU-0"  # it may come yet
+    assert chosen(BOTH, reservations, (held("ended", "GPU-0::0"),), pods=pods) == "GPU-1"
+    assert chosen(BOTH, reservations) == "GPU-0"  # it may come yet
 
 
 def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_it() -> None:
     row = PodUse("gone", "GPU-1", replica="GPU-1::0", used_bytes=20 * GIB)
-    promises = {"gone": promise(20, "GPU-1"), "p": promise(20, "GPU-1")}
-    assert chosen(BOTH, promises, (held("gone", "GPU-1::0"),), pods=(row,)) == "GPU-1"
+    reservations = {"gone": reservation(20, "GPU-1"), "p": reservation(20, "GPU-1")}
+    assert chosen(BOTH, reservations, (held("gone", "GPU-1::0"),), pods=(row,)) == "GPU-1"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_i
     [
         pytest.param((gpu("GPU-0"), gpu("GPU-1", healthy=False)), (), BOTH, id="it is unhealthy"),
         pytest.param(
-            (gpu("GPU-0"), gpu("GPU-1", unowned_bytes=20 * GIB, used_bytes=20 * GIB)),
+            (gpu("GPU-0"), gpu("GPU-1", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)),
             (),
             BOTH,
             id="somebody outside of all pods uses it",
@@ -149,7 +157,7 @@ def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_i
 def test_another_device_is_taken_where(
     devices: tuple[Device, ...], entries: tuple[Entry, ...], wish: Wish
 ) -> None:
-    assert chosen(wish, {"p": promise(8, "GPU-1")}, entries, devices) == "GPU-0"
+    assert chosen(wish, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
 
 
 def test_mig_devices_of_one_memory_are_full_together() -> None:
@@ -158,27 +166,27 @@ def test_mig_devices_of_one_memory_are_full_together() -> None:
         for i, instance in enumerate((1, 1, 2))
     )
     wish = free("MIG-0::1", "MIG-1::0", "MIG-2::0")
-    promises = {"there": promise(20, "MIG-0"), "p": promise(8, "MIG-1")}
-    assert chosen(wish, promises, (held("there", "MIG-0::0"),), parts) == "MIG-2"
+    reservations = {"there": reservation(20, "MIG-0"), "p": reservation(8, "MIG-1")}
+    assert chosen(wish, reservations, (held("there", "MIG-0::0"),), parts) == "MIG-2"
 
 
 def test_it_is_refused_where_the_largest_on_its_way_has_room_nowhere() -> None:
-    promises = {"small": promise(2, "GPU-1"), "large": promise(16, "GPU-1")}
-    full = tuple(gpu(f"GPU-{i}", unowned_bytes=10 * GIB, used_bytes=10 * GIB) for i in (0, 1))
-    assert answer(BOTH, promises, devices=full) == NoRoom(16 * GIB)
+    reservations = {"small": reservation(2, "GPU-1"), "large": reservation(16, "GPU-1")}
+    full = tuple(gpu(f"GPU-{i}", unattributed_bytes=10 * GIB, used_bytes=10 * GIB) for i in (0, 1))
+    assert answer(BOTH, reservations, devices=full) == NoRoom(16 * GIB)
 
 
 def test_whoever_was_bound_by_somebody_else_is_not_refused_and_refuses_nobody() -> None:
-    huge = msgspec.structs.replace(promise(40), flags=["adopted"])
-    half = gpu("GPU-0", unowned_bytes=12 * GIB, used_bytes=12 * GIB)
+    huge = msgspec.structs.replace(reservation(40), flags=["adopted"])
+    half = gpu("GPU-0", unattributed_bytes=12 * GIB, used_bytes=12 * GIB)
     devices = (half, gpu("GPU-1"))
     assert chosen(BOTH, {"s": huge}, devices=devices) == "GPU-1"
-    assert chosen(BOTH, {"s": huge, "p": promise(8, "GPU-0")}, devices=devices) == "GPU-0"
-    assert answer(BOTH, {"s": huge, "p": promise(30, "GPU-0")}) == NoRoom(30 * GIB)
+    assert chosen(BOTH, {"s": huge, "p": reservation(8, "GPU-0")}, devices=devices) == "GPU-0"
+    assert answer(BOTH, {"s": huge, "p": reservation(30, "GPU-0")}) == NoRoom(30 * GIB)
 
 
 def test_a_promise_without_a_choice_is_refused_too_where_it_has_room_nowhere() -> None:
-    assert answer(BOTH, {"p": promise(30)}) == NoRoom(30 * GIB)
+    assert answer(BOTH, {"p": reservation(30)}) == NoRoom(30 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,7 @@ def test_whoever_was_promised_no_device_gets_the_one_that_the_plugin_would_give(
     policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
 ) -> None:
     """Others were promised since what is left in that order. GPU-0 has a replica less."""
-    used = {"used_bytes": 18 * GIB, "unowned_bytes": 18 * GIB}
+    used = {"used_bytes": 18 * GIB, "unattributed_bytes": 18 * GIB}
     devices = [gpu(name, **(used if name == fuller else {})) for name in ("GPU-0", "GPU-1")]
     sample = GPUNodeStatus(
         devices=devices,
@@ -204,55 +212,55 @@ def test_whoever_was_promised_no_device_gets_the_one_that_the_plugin_would_give(
     wish = free("GPU-0::1", *(f"GPU-1::{number}" for number in range(4)))
 
     def given(waiting: Reservation) -> str:
-        spec = GPUNodeSpec(True, {"s": promise(2, "GPU-0"), "p": waiting})
+        spec = GPUNodeSpec(True, {"s": reservation(2, "GPU-0"), "p": waiting})
         found = choose(wish, RESOURCE, spec, sample, (held("s", "GPU-0::0"),), NO_LIMITS)
         assert isinstance(found, Choice)
         return found.device
 
-    assert given(promise(4)) == device
+    assert given(reservation(4)) == device
     # What has a name is that one, and where it has no room no order is of use.
-    assert {given(promise(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
-    assert given(promise(12)) != fuller
+    assert {given(reservation(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
+    assert given(reservation(12)) != fuller
 
 
 def test_of_several_that_were_promised_different_devices_each_gets_room_for_the_largest() -> None:
     # Not what the extender promises; what is left of a time when nobody steered.
-    promises = {"p": promise(20, "GPU-1"), "q": promise(2)}
-    assert chosen(BOTH, promises, (held("other", "GPU-0::3"),)) == "GPU-1"
+    reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
+    assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
 
 
 def test_while_nothing_is_said_to_be_steered_only_those_promised_before_get_their_device() -> None:
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
-    def unsaid(promises: dict[str, Reservation]) -> Choice | NoRoom:
-        spec = GPUNodeSpec(True, promises)
+    def unsaid(reservations: dict[str, Reservation]) -> Choice | NoRoom:
+        spec = GPUNodeSpec(True, reservations)
         return choose(BOTH, RESOURCE, spec, sample, (), NO_LIMITS, steered=False)
 
     assert unsaid({}) == Choice(())
-    assert unsaid({"p": promise(8)}) == Choice(())
-    found = unsaid({"p": promise(8, "GPU-1")})
+    assert unsaid({"p": reservation(8)}) == Choice(())
+    found = unsaid({"p": reservation(8, "GPU-1")})
     assert isinstance(found, Choice)
     assert found.device == "GPU-1"
 
 
 def test_a_stranger_comes_where_most_is_left_and_is_never_refused() -> None:
-    full = gpu("GPU-0", unowned_bytes=20 * GIB, used_bytes=20 * GIB)
+    full = gpu("GPU-0", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)
     assert chosen(BOTH, {}, devices=(full, gpu("GPU-1"))) == "GPU-1"
     assert chosen(free("GPU-0::0"), {}, devices=(full, gpu("GPU-1"))) == "GPU-0"
 
 
 def test_all_replicas_of_a_container_are_of_one_device_with_those_that_it_has() -> None:
     wish = Wish(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
-    found = answer(wish, {"p": promise(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
+    found = answer(wish, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
     assert isinstance(found, Choice)
     assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
     # All that it was promised is on the device already, half of it used.
-    whole = {"p": promise(24, "GPU-1", count=2)}
+    whole = {"p": reservation(24, "GPU-1", count=2)}
     assert chosen(BOTH, whole, (held("p", "GPU-1::2"),)) == "GPU-1"
     too_many = Wish(("GPU-0::0", "GPU-1::0"), (), 2)
-    assert answer(too_many, {"p": promise(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
+    assert answer(too_many, {"p": reservation(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
     # Promised when the plugin could take one of each: it may.
-    assert answer(too_many, {"p": promise(8, count=2)}) == Choice(())
+    assert answer(too_many, {"p": reservation(8, count=2)}) == Choice(())
 
 
 SIZES = st.integers(1, 24)
@@ -272,15 +280,18 @@ def test_in_no_order_is_a_device_promised_more_than_it_has(
     left = {device.uuid: [f"{device.uuid}::{n}" for n in range(8)] for device in devices}
     entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(strangers)]
     taken = {uuid: strangers.count(uuid) * 3 for uuid in left}  # a replica is worth 3 GiB
-    promises = {f"p{n}": promise(gib, wanted) for n, gib in enumerate(sizes)}
-    arriving = [*promises]
+    reservations = {f"p{n}": reservation(gib, wanted) for n, gib in enumerate(sizes)}
+    arriving = [*reservations]
     order.shuffle(arriving)
     for uid in arriving:
         found = answer(
-            free(*(r for some in left.values() for r in some)), promises, tuple(entries), devices
+            free(*(r for some in left.values() for r in some)),
+            reservations,
+            tuple(entries),
+            devices,
         )
         if isinstance(found, NoRoom):
-            del promises[uid]  # its pod has failed
+            del reservations[uid]  # its pod has failed
             continue
         (replica,) = found.replicas
         left[found.device].remove(replica)

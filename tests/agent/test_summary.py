@@ -56,7 +56,7 @@ def one(memory: Memory | None, **changes: Any) -> Device:
 
 def test_nothing_is_attributed_so_unowned_is_absent_and_there_are_no_pods() -> None:
     found = summarise([DriverReading("nvml", version="580"), reading()], NOW)
-    assert found.devices[0].unowned_bytes is None
+    assert found.devices[0].unattributed_bytes is None
     assert found.devices[0].sm_activity is None
     assert found.pods == []
 
@@ -170,7 +170,7 @@ POD = PodUse(uid="u", device="GPU-a", used_bytes=GIB)
             id="device changed health",
         ),
         pytest.param(status(device()), status(device(used_bytes=-1)), id="figure went absent"),
-        pytest.param(status(device()), status(device(unowned_bytes=0)), id="figure came"),
+        pytest.param(status(device()), status(device(unattributed_bytes=0)), id="figure came"),
         pytest.param(status(device()), status(device(), pods=[POD]), id="pod came"),
         pytest.param(status(device(), pods=[POD]), status(device()), id="pod went"),
         pytest.param(status(), status(driver_version="581"), id="another driver"),

@@ -28,7 +28,7 @@ def reasons(status: Status) -> dict[str, str]:
     return {d["uuid"]: d["healthReason"] for d in status["devices"] if not d.get("healthy", True)}
 
 
-def fenced(status: Status) -> bool:
+def unhealthy(status: Status) -> bool:
     return bool(reasons(status))
 
 
@@ -41,7 +41,7 @@ def test_xid_fences_its_gpu_with_all_its_mig_devices_and_no_other(survey: Start)
     agent = survey([Gpu("GPU-a", instances=instances), h100("GPU-b")])
     agent.step()
     agent.driver.fail("GPU-a", 79)
-    assert reasons(agent.until(fenced)) == {"MIG-1": FENCED, "MIG-2": FENCED}
+    assert reasons(agent.until(unhealthy)) == {"MIG-1": FENCED, "MIG-2": FENCED}
     assert len(since(agent.step())) == 1
 
 
@@ -51,7 +51,7 @@ def test_xid_after_which_the_device_works_fences_nothing(survey: Start) -> None:
     for xid in (13, 31, 43, 45, 68, 63, 92, 94, 121, 154):
         agent.driver.fail("GPU-a", xid)
     agent.driver.fail("GPU-b", 48)  # heard after the others
-    assert list(reasons(agent.until(fenced))) == ["GPU-b"]
+    assert list(reasons(agent.until(unhealthy))) == ["GPU-b"]
 
 
 def test_fence_outlives_the_agent_and_ends_with_the_driver_that_failed(
@@ -61,7 +61,7 @@ def test_fence_outlives_the_agent_and_ends_with_the_driver_that_failed(
     agent = survey([h100("GPU-a")], *state)
     agent.step()
     agent.driver.fail("GPU-a", 79)
-    before = agent.until(fenced)
+    before = agent.until(unhealthy)
     agent.end()
     again = survey(agent.driver, *state)
     after = again.step()  # the driver tells it nothing of the XID
@@ -69,15 +69,15 @@ def test_fence_outlives_the_agent_and_ends_with_the_driver_that_failed(
     assert since(after) == since(before)
     again.end()
     agent.driver.say("", "driver 615.10.02")
-    assert not fenced(survey(agent.driver, *state).step())
+    assert not unhealthy(survey(agent.driver, *state).step())
 
 
 def test_without_a_file_a_restart_forgets_which_is_why_there_should_be_one(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.driver.fail("GPU-a", 79)
-    agent.until(fenced)
-    assert not fenced(survey(agent.driver).step())
+    agent.until(unhealthy)
+    assert not unhealthy(survey(agent.driver).step())
 
 
 def test_file_that_cannot_be_written_or_read_is_said(survey: Start, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_fence_ends_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
     status = agent.until(lambda status: "XID 95" in reasons(status)["GPU-a"])
     assert reasons(status)["GPU-a"].startswith("driver asks for a GPU reset; XID 95 (nvml)")
     agent.driver.say("GPU-a", "recovery 0")
-    assert not fenced(agent.step())
+    assert not unhealthy(agent.step())
 
 
 def test_fence_ends_with_the_maintenance_of_the_node(survey: Start) -> None:
@@ -106,12 +106,12 @@ def test_fence_ends_with_the_maintenance_of_the_node(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.driver.fail("GPU-a", 95)
-    agent.until(fenced)
+    agent.until(unhealthy)
     agent.ask("maintain a reset")
     agent.step()
     agent.ask("maintain")
-    assert not fenced(agent.until(lambda status: not fenced(status)))
-    assert not fenced(agent.step())
+    assert not unhealthy(agent.until(lambda status: not unhealthy(status)))
+    assert not unhealthy(agent.step())
 
 
 def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) -> None:
@@ -122,17 +122,17 @@ def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) ->
         [b200("GPU-a"), b200("GPU-b")], "--dcgm-url", exporter.url, "--dcgm-interval", "0.05"
     )
     agent.until(lambda status: any(s["name"] == "dcgm" for s in status["sources"]))
-    assert not fenced(agent.step())
+    assert not unhealthy(agent.step())
     exporter.text = text
-    assert reasons(agent.until(fenced)) == {
+    assert reasons(agent.until(unhealthy)) == {
         "GPU-b": "XID 79 (dcgm): unhealthy until the GPU is reset or the driver loaded anew"
     }
     # After the reset the exporter still shows it, until it is restarted.
     agent.driver.say("GPU-b", "recovery 1")
     agent.until(lambda status: "asks for" in reasons(status)["GPU-b"])
     agent.driver.say("GPU-b", "recovery 0")
-    agent.until(lambda status: not fenced(status))
-    assert not fenced(agent.step())
+    agent.until(lambda status: not unhealthy(status))
+    assert not unhealthy(agent.step())
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_devices_without_events_are_said(survey: Start, fails: str, why: str) ->
 
     agent.until(said)
     agent.driver.fail("GPU-b", 79)
-    assert reasons(agent.until(fenced)) == {"GPU-b": FENCED}
+    assert reasons(agent.until(unhealthy)) == {"GPU-b": FENCED}

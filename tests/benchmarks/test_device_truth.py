@@ -63,13 +63,13 @@ def test_the_judge_counts_by_the_hand() -> None:
     for _ in range(3):
         judge.offered(10.0)
     judge.came("fits", 0, 0, 4, 10.0)
-    judge.refused(10, 12.0)  # the other device is free
+    judge.rejected(10, 12.0)  # the other device is free
     judge.went("early", 14.0)
     judge.came("dies", 0, 0, 7, 14.0)
     judge.came("beside", 0, 1, 5, 14.0)
-    judge.refused(6, 16.0)  # on one no replica, on the other no room
+    judge.rejected(6, 16.0)  # on one no replica, on the other no room
     verdict = judge.verdict(20.0)
-    assert (verdict.offered, verdict.refused, verdict.falsely) == (3, 2, 1)
+    assert (verdict.offered, verdict.rejected, verdict.falsely) == (3, 2, 1)
     assert (verdict.overcommits, verdict.devices_overcommitted) == (1, 1)
     assert verdict.used_ratio == (10 * 4 + 9 * 6) / (20 * 10)
 
@@ -79,13 +79,13 @@ def test_the_judge_lets_the_dead_live_no_more_but_hold_their_replica() -> None:
     judge.came("a", 0, 0, 8, 0.0)
     judge.came("b", 0, 0, 8, 0.0)
     judge.went("a", 0.0)
-    judge.refused(9, 0.0)
+    judge.rejected(9, 0.0)
     judge.went("b", 0.0)
-    judge.refused(9, 0.0)
+    judge.rejected(9, 0.0)
     assert judge.verdict(1.0).falsely == 2
     judge.came("c", 0, 0, 1, 1.0)
     judge.came("d", 0, 0, 1, 1.0)
-    judge.refused(5, 1.0)
+    judge.rejected(5, 1.0)
     assert judge.verdict(2.0).falsely == 2
 
 

@@ -65,8 +65,8 @@ def test_a_refused_body_is_told_and_not_measured() -> None:
     case = matrix.Case(2, 0, "small", "objects", "all")
     caller: Any = Refusing()
     measured = matrix._measure(case, matrix.QUICK, caller, caller)
-    assert measured.refused == "body of /filter is too large"
-    assert measured.refusal == calling.Spread(1.0, 1.0, 1.0)
+    assert measured.rejected == "body of /filter is too large"
+    assert measured.rejection == calling.Spread(1.0, 1.0, 1.0)
     assert measured.figures == []
 
 

@@ -21,15 +21,15 @@ app.command()(certs)
 def test_terms_that_contradict_each_other_are_refused_with_a_right_example(
     options: list[str], said: str
 ) -> None:
-    refused = CliRunner().invoke(app, options)
-    assert refused.exit_code == 2
-    assert said in refused.stderr
-    assert "Example: --leaf-renew-days 30 --leaf-days 90 --ca-days 3650" in refused.stderr
+    rejected = CliRunner().invoke(app, options)
+    assert rejected.exit_code == 2
+    assert said in rejected.stderr
+    assert "Example: --leaf-renew-days 30 --leaf-days 90 --ca-days 3650" in rejected.stderr
 
 
 def test_without_a_cluster_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    refused = CliRunner().invoke(app, [])
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("headroom: ")
+    rejected = CliRunner().invoke(app, [])
+    assert rejected.exit_code == 2
+    assert rejected.stderr.startswith("headroom: ")

@@ -17,7 +17,7 @@ from kubernetes.client import ApiClient
 
 from agent.kube.client import of_client
 from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import Courier
+from agent.status.writer import StatusWriter
 from contract.gpunode import GPUNodeStatus, PodUse
 from tests.controlplane import ControlPlane
 from tests.standin.node import StandIn
@@ -80,7 +80,7 @@ class Agents:
         def now() -> datetime:
             return datetime.now(UTC) + timedelta(seconds=mood.clock_s)
 
-        courier = Courier(
+        courier = StatusWriter(
             KubernetesPublisher(of_client(self._client), name, namespace, heartbeat_s),
             heartbeat_s,
             time.monotonic,

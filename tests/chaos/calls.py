@@ -39,7 +39,7 @@ class Call:
         return (self.answer.get("Error") or "") if isinstance(self.answer, dict) else ""
 
     @property
-    def refusals(self) -> Collection[str]:
+    def rejections(self) -> Collection[str]:
         """The reasons against the nodes that a filter call refused."""
         if self.verb != "filter" or not self.answered:
             return ()
@@ -56,7 +56,7 @@ def noticed(
     """What differs in the calls ``during`` the faults. A bind fails rightly for what filter refuses
     nodes for, since another pod can come first, and for what the API server shows of the pod:
     ``fates`` of its uid begin the words that may follow its name."""
-    refusals = {why for call in (*before, *during) for why in call.refusals}
+    rejections = {why for call in (*before, *during) for why in call.rejections}
     late = [call for call in during if call.took_s > 0.9 * timeout_s or TOOK_LONGER in call.error]
     if len(late) > MOST_LATE * len(during):
         yield Finding("late", "calls", f"{len(late)} of {len(during)} had no answer in time")
@@ -65,7 +65,7 @@ def noticed(
             continue
         if call.ended and not call.answered:
             yield Finding("unanswered", call.verb, f"broke off after {call.took_s:.2f} s")
-        elif call.error and not _is_right(call, refusals, fates):
+        elif call.error and not _is_right(call, rejections, fates):
             yield Finding("error", call.verb, call.error)
     for verb in {call.verb for call in during}:
         usual_s, found_s = _mean_s(before, verb), _mean_s(during, verb)
@@ -84,12 +84,14 @@ def told(calls: Sequence[Call]) -> dict[str, str]:
     }
 
 
-def _is_right(call: Call, refusals: Collection[str], fates: Callable[[str], Sequence[str]]) -> bool:
+def _is_right(
+    call: Call, rejections: Collection[str], fates: Callable[[str], Sequence[str]]
+) -> bool:
     if call.verb != "bind":
         return NO_ROOM in call.error
     pod = f"pod {call.asked['PodNamespace']}/{call.asked['PodName']} "
     words = tuple(pod + fate for fate in fates(call.asked["PodUID"]))
-    return call.error in refusals or call.error.startswith(words)
+    return call.error in rejections or call.error.startswith(words)
 
 
 def _mean_s(calls: Sequence[Call], verb: str) -> float:

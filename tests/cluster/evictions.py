@@ -19,7 +19,7 @@ from tests.builders import (
     gpunode,
     kube_node,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -84,7 +84,7 @@ def full_node(
     annotations: Mapping[str, str] | None = None,
 ) -> list[Event]:
     """A node whose devices are shared by so many replicas; everybody uses what it asked for."""
-    made, uses, promises, pods = [], [], {}, []
+    made, uses, reservations, pods = [], [], {}, []
     for index, holders in enumerate(devices):
         uuid = f"{name}-{index}"
         used_bytes = sum(on.gib for on in holders) * GIB
@@ -94,11 +94,11 @@ def full_node(
             uses.append(
                 use(on.name, uuid, on.gib * GIB, name=on.name, replica=f"{uuid}::{on.name}")
             )
-            promises[on.name] = promise({uuid: on.gib * GIB}, name=on.name)
+            reservations[on.name] = reservation({uuid: on.gib * GIB}, name=on.name)
             pods.append(running(on, name))
     of_node = kube_node(name, annotations)
     amounts = {GPU: str(replicas * len(devices)), "cpu": "64"}
     amounts[MIRROR] = str(gib * 1024 * len(devices))
     of_node = msgspec.structs.replace(of_node, status=NodeStatus(allocatable=amounts))
-    ledger = gpunode(*made, name=name, promises=promises, pods=uses, plugin=plugin)
+    ledger = gpunode(*made, name=name, reservations=reservations, pods=uses, plugin=plugin)
     return [NodeSeen(of_node), GPUNodeSeen(ledger, NOW_S), *map(PodSeen, pods)]

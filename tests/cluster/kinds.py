@@ -32,7 +32,7 @@ from tests.builders import (
     gpunode,
     mig,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -102,7 +102,7 @@ def node(*devices: Device, plugin: Plugin = STOCK, **other: Any) -> GPUNode:
 def used(uuid: str, gib: int, taken: int, **other: Any) -> Device:
     """A shared device with so many replicas taken; strangers use the memory."""
     size = gib * GIB
-    return shared(uuid, 4 - taken, taken, used_bytes=size, unowned_bytes=size, **other)
+    return shared(uuid, 4 - taken, taken, used_bytes=size, unattributed_bytes=size, **other)
 
 
 def of(*containers: Any) -> Pod:
@@ -129,7 +129,7 @@ KINDS = (
         node(
             mig("MIG-a", 1, resource=SMALL),
             mig("MIG-b", 1, resource=SMALL),
-            promises={"u": promise({"MIG-a": 6 * GIB, "MIG-b": 6 * GIB}, resource=SMALL)},
+            reservations={"u": reservation({"MIG-a": 6 * GIB, "MIG-b": 6 * GIB}, resource=SMALL)},
         ),
         allocatable=((SMALL, "2"),),
     ),
@@ -237,7 +237,7 @@ KINDS = (
         node(
             used("GPU-b", 12, 2),
             used("GPU-c", 2, 0),
-            promises={"uid-q": promise({"GPU-b": 8 * GIB}, choice="GPU-b")},
+            reservations={"uid-q": reservation({"GPU-b": 8 * GIB}, choice="GPU-b")},
             plugin=STEERED,
         ),
     ),
@@ -282,9 +282,9 @@ KINDS = (
         "8 GiB",
         pod("8Gi"),
         node(
-            shared("GPU-a", 3, 1, used_bytes=10 * GIB, unowned_bytes=None),
+            shared("GPU-a", 3, 1, used_bytes=10 * GIB, unattributed_bytes=None),
             pods=[use("u", "GPU-a", None)],
-            promises={"u": promise({"GPU-a": 6 * GIB})},
+            reservations={"u": reservation({"GPU-a": 6 * GIB})},
         ),
     ),
     Kind(

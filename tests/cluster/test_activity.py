@@ -20,8 +20,8 @@ from tests.builders import (
     kube_node,
     mig,
     pod,
-    promise,
     request,
+    reservation,
     shared,
 )
 from tests.cluster.test_state import EPOCH_S, seen, state_of
@@ -87,7 +87,7 @@ def test_moved_history_weighs_nothing_again_and_leaves_earlier_snapshots_alone()
     assert second.generation > first.generation
     assert second.changed_in[0] == second.generation
     assert second.nodes[0].devices[0].holders is weighed.holders
-    assert second.columns.room_bytes is first.columns.room_bytes
+    assert second.columns.free_bytes is first.columns.free_bytes
     assert first.columns.sm_ppm.tolist() == [[800_000]]
     assert first.nodes[0].devices[0].activity.ratio == 0.8
 
@@ -198,8 +198,8 @@ def test_the_age_is_that_of_the_newest_sample_though_the_figure_has_not_moved() 
 
 
 def test_promises_of_a_node_survive_what_moves_beside_them() -> None:
-    held = {"q": promise({"A": 8 << 30})}
-    state = state_of(*seen(kube_node(), gpunode(shared("A"), promises=held)))
+    held = {"q": reservation({"A": 8 << 30})}
+    state = state_of(*seen(kube_node(), gpunode(shared("A"), reservations=held)))
     (before,) = state.snapshot().nodes[0].devices
     brings(state, {("A", None): history(0.1)}, "n")
     (after,) = state.snapshot().nodes[0].devices

@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_charged_a_replicas_worth(of: Pod) -> None:
 
 
 def test_pods_that_would_have_been_refused_are_charged() -> None:
-    (charge,) = charges(pod(None), device("a"), refuse_unannotated=True)
+    (charge,) = charges(pod(None), device("a"), reject_unannotated=True)
     assert charge.candidates == {"a": 23 * GIB}
 
 

@@ -32,16 +32,16 @@ from extender.state.changes import (
     Relisted,
 )
 from extender.state.cluster_state import ClusterState
-from extender.state.deleted_pods import KUBELET_ENDS_S, REMEMBERED, Departures
+from extender.state.deleted_pods import KUBELET_ENDS_S, REMEMBERED, DeletedPods
 from extender.state.reconcile_queue import (
-    Bystander,
     Leftover,
     Unmarked,
-    bystanders,
+    UnreservedPod,
     dying,
     leftovers,
     uninitialised,
     unnoted_choices,
+    unreserved_pods,
 )
 from tests.builders import (
     GPU,
@@ -51,7 +51,7 @@ from tests.builders import (
     gpunode,
     kube_node,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -94,7 +94,7 @@ def test_promises_that_nobody_needs(
 ) -> None:
     rows = [use("uid-p", "a")] if observed else []
     held = {"uid-p": Reservation(namespace="default", name="p", since=since)}
-    state = state_with(gpunode(shared("a"), promises=held, pods=rows), *pods)
+    state = state_with(gpunode(shared("a"), reservations=held, pods=rows), *pods)
     assert leftovers(state, WALL_S, 60.0) == ([Leftover("n", "uid-p")] if left else [])
 
 
@@ -107,9 +107,9 @@ def test_promises_that_nobody_needs(
     ],
 )
 def test_a_promise_to_a_pod_that_nobody_knows_is_looked_into(since: str) -> None:
-    promise = Reservation(namespace="default", name="p", since=since)
-    state = state_with(gpunode(promises={"uid-p": promise}))  # nor did the node ever report
-    assert leftovers(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", promise)]
+    reservation = Reservation(namespace="default", name="p", since=since)
+    state = state_with(gpunode(reservations={"uid-p": reservation}))  # nor did the node ever report
+    assert leftovers(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
 
 
 PROMISE = Reservation(namespace="default", name="p", since=YOUNG)
@@ -151,7 +151,7 @@ RUNS = PodStatus(
 def test_what_a_pod_that_went_leaves_behind(
     events: list[Event], expected: list[Leftover | Unmarked]
 ) -> None:
-    state = state_with(gpunode(shared("a"), promises={"uid-p": PROMISE}))
+    state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}))
     state.apply(events)
     assert leftovers(state, WALL_S, 60.0) == expected
 
@@ -205,14 +205,14 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
         ),
         pytest.param(
             SOUND,
-            shared("a", unowned_bytes=None),
+            shared("a", unattributed_bytes=None),
             heartbeat("101"),
             False,
             id="processes are not attributed",
         ),
         pytest.param(
             SOUND,
-            shared("a", used_bytes=-1, unowned_bytes=None, healthy=False),
+            shared("a", used_bytes=-1, unattributed_bytes=None, healthy=False),
             heartbeat("101"),
             True,
             id="a device that is lost",
@@ -222,7 +222,7 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
 def test_a_pod_that_is_gone_is_let_go_by_a_sample_taken_after_that(
     sources: list[Source], device: Device, beat: HeartbeatSeen, left: bool
 ) -> None:
-    node = gpunode(device, promises={"uid-p": PROMISE})
+    node = gpunode(device, reservations={"uid-p": PROMISE})
     assert node.status is not None
     reported = msgspec.structs.replace(node.status, sources=sources)
     state = state_with(msgspec.structs.replace(node, status=reported), pod(node="n"))
@@ -238,7 +238,7 @@ def unreachable(by: bool) -> NodeSeen:
 
 
 def test_without_an_agent_a_kubelet_that_is_reachable_has_ended_who_is_gone() -> None:
-    node = gpunode(promises={"uid-p": PROMISE})
+    node = gpunode(reservations={"uid-p": PROMISE})
     state = state_with(node, pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
     assert leftovers(state, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
@@ -255,13 +255,13 @@ def test_without_an_agent_a_kubelet_that_is_reachable_has_ended_who_is_gone() ->
 
 
 def test_an_agent_that_has_reported_is_waited_for() -> None:
-    state = state_with(gpunode(shared("a"), promises={"uid-p": PROMISE}), pod(node="n"))
+    state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}), pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
     assert leftovers(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
 
 
 def test_marks_go_with_the_promise() -> None:
-    node = gpunode(shared("a"), promises={"uid-p": PROMISE})
+    node = gpunode(shared("a"), reservations={"uid-p": PROMISE})
     state = state_with(node)
     for gone in (GPUNodeGone("n"), GPUNodeSeen(gpunode(shared("a"), version="2"), NOW_S)):
         state.apply([GPUNodeSeen(node, NOW_S), DepartureMarked("n", "uid-p", "100")])
@@ -271,7 +271,7 @@ def test_marks_go_with_the_promise() -> None:
 
 
 def test_only_so_many_pods_are_remembered() -> None:
-    departures = Departures()
+    departures = DeletedPods()
     for i in range(REMEMBERED + 1):
         departures.note(pod(uid=f"uid-{i}"))
     assert departures.seen("uid-0") is None
@@ -280,7 +280,7 @@ def test_only_so_many_pods_are_remembered() -> None:
 
 def test_only_the_nodes_asked_about_are_looked_at() -> None:
     held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
-    state = state_with(gpunode(promises=held))
+    state = state_with(gpunode(reservations=held))
     assert leftovers(state, WALL_S, 60.0, ["n", "nowhere"]) == [
         Unmarked("n", "uid-p", held["uid-p"])
     ]
@@ -292,7 +292,7 @@ def test_only_the_nodes_asked_about_are_looked_at() -> None:
     [
         pytest.param(gpunode(shared("a")), pod(node="n"), False, id="bound around the ledger"),
         pytest.param(
-            gpunode(shared("a"), promises={"uid-p": promise({"a": 1})}),
+            gpunode(shared("a"), reservations={"uid-p": reservation({"a": 1})}),
             pod(node="n"),
             True,
             id="bound by us",
@@ -311,9 +311,9 @@ def test_whoever_sits_on_a_node_without_a_promise_is_to_be_charged(
     node: GPUNode, sitting: Pod, charged: bool
 ) -> None:
     state = state_with(node, sitting)
-    found = [] if charged else [Bystander("n", sitting)]
-    assert bystanders(state) == bystanders(state, ["n", "nowhere"]) == found
-    assert bystanders(state, []) == []
+    found = [] if charged else [UnreservedPod("n", sitting)]
+    assert unreserved_pods(state) == unreserved_pods(state, ["n", "nowhere"]) == found
+    assert unreserved_pods(state, []) == []
     assert ("n" in state.take_unsettled()) == bool(found)
 
 

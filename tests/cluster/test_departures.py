@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
 
-from agent.status.writer import Courier
+from agent.status.writer import StatusWriter
 from contract.gpunode import GPUNodeStatus, Source
 from contract.kube import Pod
 from extender.ledger.memory_store import AtOnce
@@ -59,7 +59,7 @@ class Departing(RuleBasedStateMachine):
     def new_agent(self) -> None:
         #: A sample that was taken and not delivered yet, and when it was begun.
         self.sample: tuple[GPUNodeStatus, float] | None = None
-        self.courier = Courier(
+        self.courier = StatusWriter(
             self.api,
             30.0,
             lambda: self.monotonic_s,
@@ -157,7 +157,7 @@ class Departing(RuleBasedStateMachine):
                 assert self.ended, "it is still to come"
                 self.let_go = True
             else:
-                version = self.ledger.departed_by(found.node, found.uid, found.promise)
+                version = self.ledger.departed_by(found.node, found.uid, found.reservation)
                 if version:
                     self.state.apply([DepartureMarked(found.node, found.uid, version)])
 

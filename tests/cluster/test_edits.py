@@ -96,9 +96,9 @@ def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
     """A pod bound by somebody else and charged, and what has become of its annotation since."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
-    promise = state.adopt(pod(asked, node="n"), node)
-    assert promise is not None
-    charged = gpunode(shared("a"), promises={"uid-p": promise})
+    reservation = state.adopt(pod(asked, node="n"), node)
+    assert reservation is not None
+    charged = gpunode(shared("a"), reservations={"uid-p": reservation})
     edited = pod(now, node="n")
     state.apply([PodSeen(edited), *seen(charged)])
     return state, edited

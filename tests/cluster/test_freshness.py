@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.state.heartbeats import NEVER_S, Pulse, age
+from extender.state.heartbeats import NEVER_S, Heartbeat, age
 
 #: 2026-11-21T00:00:00Z; the receiver's monotonic clock shows 1000 then.
 WALL_S = 1_795_219_200.0
@@ -10,7 +10,7 @@ EPOCH_S = WALL_S - 1000.0
 
 
 def pulse(*beats: tuple[str, float]) -> float:
-    p = Pulse()
+    p = Heartbeat()
     for stamp, at_s in beats:
         p.beat(stamp, at_s, EPOCH_S, recent_s=90.0)
     return p.moved_at_s

@@ -22,7 +22,7 @@ from extender.state.changes import (
     SliceSeen,
 )
 from extender.state.cluster_state import ClusterState
-from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 
 #: What lies behind these is not the state's.
@@ -53,7 +53,7 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
     given = gpunode(
         shared("former-device"),
         name=node,
-        promises={"former-sits": promise({"former-device": GIB})},
+        reservations={"former-sits": reservation({"former-device": GIB})},
         pods=[use("former-sits", "former-device")],
     )
     beat = lease(STAMP)
@@ -87,13 +87,15 @@ def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
     state.apply(seen(kube_node("n"), gpunode(name="n")))
     for i in range(MANY):
         uid = f"former-{i}"
-        own = {"idle": idle, uid: promise({"b": GIB}, name=uid)}
+        own = {"idle": idle, uid: reservation({"b": GIB}, name=uid)}
         state.apply([PodSeen(pod(uid=uid, name=uid, node="n"))])
         rows = [use(uid, shown_on, GIB, replica=f"{shown_on}::0")] if shown_on else []
         devices = [shared("a", free=4), shared("b", free=3, allocated=1)]
-        for step, (promises, told) in enumerate(((own, []), (own, rows), ({"idle": idle}, []))):
+        for step, (reservations, told) in enumerate(((own, []), (own, rows), ({"idle": idle}, []))):
             version = str(10 + 3 * i + step)
-            known = gpunode(*devices, name="n", version=version, promises=promises, pods=told)
+            known = gpunode(
+                *devices, name="n", version=version, reservations=reservations, pods=told
+            )
             state.apply([GPUNodeSeen(known, NOW_S)])
         state.apply([PodGone(uid, ended=True)])
         state.observations.take()
@@ -114,4 +116,4 @@ def test_a_pod_that_no_report_shows_holds_little_of_the_pods_after_it(
     monkeypatch: pytest.MonkeyPatch, shown_on: str | None
 ) -> None:
     monkeypatch.setattr(prediction_tracker, "MAX_NODE_ENTRIES", 200)
-    assert names_after_short_pods(promise({"a": GIB}, name="idle"), shown_on) <= 200
+    assert names_after_short_pods(reservation({"a": GIB}, name="idle"), shown_on) <= 200

@@ -18,5 +18,5 @@ def test_every_line_can_be_read(kind: Kind) -> None:
     assert lines[0].startswith("n: ")
     assert all(len(line) <= 150 for line in lines), lines
     sentence = lines[0].removeprefix("n: ")
-    refused = sentence in {reason.sentence for reason in Reason}
-    assert refused or sentence.startswith("fits, on ")
+    rejected = sentence in {reason.sentence for reason in Reason}
+    assert rejected or sentence.startswith("fits, on ")

@@ -156,7 +156,7 @@ def test_labels_that_are_enough(
         assert (each.memory_bytes, each.replicas.free) == (memory_bytes, replicas)
         assert (each.sharing, each.reserved_bytes) == (sharing, ASSUMED_RESERVED_BYTES)
         # Nobody measured what strangers use, and whose pods are where.
-        assert each.unowned_bytes is None
+        assert each.unattributed_bytes is None
     assert not status.shows_every_pod
     # Shared ones only where the administrator has said so.
     assert (believed(given, Rules()) is None) == (sharing != "none")

@@ -10,9 +10,19 @@ from contract.gpunode import Device, PodUse, Replicas
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
-from extender.state.node_whatif import refusal_beside
-from extender.state.reconcile_queue import bystanders, leftovers
-from tests.builders import DISTRIBUTED, GIB, NOW_S, gpunode, kube_node, pod, promise, shared, use
+from extender.state.node_whatif import rejection_beside
+from extender.state.reconcile_queue import leftovers, unreserved_pods
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    NOW_S,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+    use,
+)
 
 #: Pods of the honest node, bound to it with a promise, without one, and one that waits.
 BOUND, STRAY, WAITING = "uid-bound", "uid-stray", "uid-waiting"
@@ -35,7 +45,7 @@ def honest() -> ClusterState:
                 gpunode(
                     shared("GPU-a", free=2, allocated=2, used_bytes=9 * GIB),
                     name="a",
-                    promises={BOUND: promise({"GPU-a": 8 * GIB}, name="bound")},
+                    reservations={BOUND: reservation({"GPU-a": 8 * GIB}, name="bound")},
                     pods=[use(BOUND, "GPU-a", 8 * GIB), use(STRAY, "GPU-a", GIB)],
                     plugin=DISTRIBUTED,
                 ),
@@ -52,9 +62,9 @@ def seen_of_a(state: ClusterState) -> Any:
     return (
         snap.nodes[snap.row_of["a"]],
         state.observations.take(),
-        [each.pod.metadata.uid for each in bystanders(state, ["a"])],
+        [each.pod.metadata.uid for each in unreserved_pods(state, ["a"])],
         list(leftovers(state, 1e9, 60.0, ["a"])),
-        refusal_beside(state, pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
+        rejection_beside(state, pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
     )
 
 
@@ -102,5 +112,5 @@ def test_its_own_node_it_does_hurt() -> None:
         state.apply([GPUNodeSeen(told, NOW_S)])
         snap = state.snapshot()
         (device,) = snap.nodes[snap.row_of["b"]].devices
-        seen.append(device.room_bytes)
+        seen.append(device.free_bytes)
     assert seen == [24 * GIB - 8 * GIB, 24 * GIB - 8 * GIB - 20 * GIB]

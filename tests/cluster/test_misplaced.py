@@ -24,7 +24,7 @@ from extender.state.changes import BackOffEnded, Event, GPUNodeSeen, NodeSeen, P
 from extender.state.cluster_state import ClusterState
 from extender.state.eviction_backoff import FIRST_S
 from extender.state.unstarted_pods import NEW_FOR_S
-from tests.builders import GIB, NOW_S, gpunode, kube_node, promise, shared, use
+from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
@@ -48,8 +48,8 @@ def pod(
 
 
 def made(asked_gib: int, *flags: str, since: str = SINCE) -> Reservation:
-    promised = promise({"a": asked_gib * GIB})
-    return msgspec.structs.replace(promised, flags=list(flags), since=since)
+    reserved = reservation({"a": asked_gib * GIB})
+    return msgspec.structs.replace(reserved, flags=list(flags), since=since)
 
 
 def crowded(
@@ -58,7 +58,7 @@ def crowded(
     """Of 24 GiB pod p was promised eight, and somebody else more than the rest."""
     return gpunode(
         shared("a", free=2, allocated=2),
-        promises={"p": made(8, *flags, **of), "q": made(neighbour)},
+        reservations={"p": made(8, *flags, **of), "q": made(neighbour)},
         pods=[use("p", "a", used), use("q", "a", GIB)],
         version=version,
     )
@@ -144,21 +144,21 @@ def test_a_node_with_somebody_to_send_away_is_looked_at_until_all_is_well() -> N
     assert state.crowded == []
 
 
-def refusal(state: ClusterState) -> Reason | None:
+def rejection(state: ClusterState) -> Reason | None:
     (node,) = state.snapshot().nodes
     return node.reason
 
 
 def test_after_an_eviction_the_node_takes_nobody_for_a_while() -> None:
     state = state_of(crowded(), pod())
-    assert refusal(state) is None
+    assert rejection(state) is None
     marked = crowded(EVICTED, version="2")
     apply(state, GPUNodeSeen(marked, NOW_S))
-    assert refusal(state) is Reason.EVICTED_LATELY
+    assert rejection(state) is Reason.EVICTED_LATELY
     assert state.back_offs.over(NOW_S + FIRST_S) == ["n"]
     before = state.rooms.of("n")
     apply(state, BackOffEnded("n"))
-    assert refusal(state) is None
+    assert rejection(state) is None
     assert state.rooms.of("n") > before  # whoever waits is woken
 
 
@@ -169,7 +169,7 @@ def others(count: int) -> Iterable[Pod]:
 def test_in_a_back_off_nobody_else_is_sent_away() -> None:
     node = gpunode(
         shared("a", free=1, allocated=3),
-        promises={"p": made(20, EVICTED), "r0": made(20), "r1": made(20)},
+        reservations={"p": made(20, EVICTED), "r0": made(20), "r1": made(20)},
         pods=[use(uid, "a", 0) for uid in ("p", "r0", "r1")],
     )
     state = state_of(node, pod(), *others(2))
@@ -185,7 +185,7 @@ def test_a_mark_that_another_replica_has_just_made_counts_before_the_watch_tells
         return gpunode(
             shared("a", free=1, allocated=3),
             shared("b", free=4),
-            promises={"p": made(20, *flags), "r0": made(20), "r1": made(20)},
+            reservations={"p": made(20, *flags), "r0": made(20), "r1": made(20)},
             pods=[use(uid, "a", 0) for uid in ("p", "r0", "r1")],
             version="2" if flags else "1",
         )

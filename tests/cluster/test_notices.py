@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract.annotations import PLACEMENT
-from contract.gpunode import GPUNode, UnownedProcess
+from contract.gpunode import GPUNode, UnattributedProcess
 from extender.kube.event_recorder import event_name
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone
@@ -22,7 +22,7 @@ from tests.builders import (
     kube_node,
     mig,
     pod,
-    promise,
+    reservation,
     shared,
     terms,
     use,
@@ -41,20 +41,20 @@ def strange(*pids: int, used_gib: int = 20) -> GPUNode:
     """8 GiB are promised, and processes of no pod use the rest and more."""
     used = used_gib * GIB
     node = gpunode(
-        shared("a", used_bytes=used, unowned_bytes=used),
-        promises={"uid-q": promise({"a": 8 * GIB})},
+        shared("a", used_bytes=used, unattributed_bytes=used),
+        reservations={"uid-q": reservation({"a": 8 * GIB})},
     )
     assert node.status is not None
     processes = [
-        UnownedProcess("a", pid, "python", used_bytes=used >> i) for i, pid in enumerate(pids)
+        UnattributedProcess("a", pid, "python", used_bytes=used >> i) for i, pid in enumerate(pids)
     ]
-    status = msgspec.structs.replace(node.status, unowned_processes=processes)
+    status = msgspec.structs.replace(node.status, unattributed_processes=processes)
     return msgspec.structs.replace(node, status=status)
 
 
 def test_a_node_is_told_who_overcommits_it() -> None:
     """Pods that came around us, and processes of no pod; not a pod of ours that grows."""
-    half_full = gpunode(shared("a"), promises={"uid-q": promise({"a": 8 * GIB})})
+    half_full = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
     around = pod("20Gi", uid="uid-x", name="x", node="n")
     state = state_of(*seen(kube_node(), half_full, around))
     (notice,) = said(state, "GPUOvercommitted")
@@ -74,7 +74,7 @@ def test_a_node_is_told_who_overcommits_it() -> None:
     grown = gpunode(
         shared("a", used_bytes=24 * GIB),
         pods=[use("uid-q", "a", 24 * GIB)],
-        promises={"uid-q": promise({"a": 8 * GIB}), "uid-r": promise({"a": GIB})},
+        reservations={"uid-q": reservation({"a": 8 * GIB}), "uid-r": reservation({"a": GIB})},
     )
     ours = pod(uid="uid-q", name="q", node="n", annotations=OURS)
     state = state_of(*seen(kube_node(), grown, ours))
@@ -114,7 +114,7 @@ def using(gib: int) -> GPUNode:
     return gpunode(
         shared("a", free=3, allocated=1, used_bytes=gib * GIB),
         pods=[use("uid-q", "a", gib * GIB, replica="a::0")],
-        promises={"uid-q": promise({"a": 8 * GIB})},
+        reservations={"uid-q": reservation({"a": 8 * GIB})},
         plugin=DISTRIBUTED,
         version=str(next(_versions)),
     )
@@ -158,7 +158,7 @@ def test_a_memory_that_devices_share_is_told_of_once() -> None:
     overuses = Overuses(LASTING_S)
     devices = [mig("m1", 1, used_bytes=2 * GIB), mig("m2", 1, used_bytes=2 * GIB)]
     row = use("u", "m1", 2 * GIB, replica="m1")
-    overuses.weighed("n", terms(*devices, pods=[row], promises={"u": promise({"m1": GIB})}))
+    overuses.weighed("n", terms(*devices, pods=[row], reservations={"u": reservation({"m1": GIB})}))
     overuses.look(0.0)
     overuses.look(LASTING_S)
     assert [(each.device, each.beyond_bytes) for each in overuses.lasting] == [("m1", GIB)]
@@ -172,7 +172,9 @@ def test_what_was_asked_for_is_no_overuse(used_mib: int) -> None:
     overuses = Overuses(LASTING_S)
     row = use("u", "a", used_mib * MIB, replica="a::0")
     device = shared("a", used_bytes=used_mib * MIB)
-    overuses.weighed("n", terms(device, pods=[row], promises={"u": promise({"a": 8 * GIB})}))
+    overuses.weighed(
+        "n", terms(device, pods=[row], reservations={"u": reservation({"a": 8 * GIB})})
+    )
     overuses.look(0.0)
     overuses.look(LASTING_S)
     assert overuses.lasting == ()

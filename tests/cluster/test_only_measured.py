@@ -15,7 +15,7 @@ from extender.placement.snapshot import Columns
 from extender.placement.snapshot_builder import build
 from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
 from extender.state.cluster_state import ClusterState
-from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 
 UIDS = ["a", "b", "stray"]
@@ -25,7 +25,7 @@ _devices = st.builds(
     shared,
     st.sampled_from(["D0", "D1"]),
     used_bytes=st.sampled_from([0, GIB, 5 * GIB, 25 * GIB]),
-    unowned_bytes=st.sampled_from([None, 0, MIB, GIB]),
+    unattributed_bytes=st.sampled_from([None, 0, MIB, GIB]),
     healthy=st.sampled_from([True, True, True, False]),
 )
 _rows = st.builds(use, st.sampled_from(UIDS), st.sampled_from(["D0", "D1"]), _used)
@@ -36,10 +36,10 @@ _statuses = st.builds(
     pods=st.lists(_rows, max_size=3),
     sources=st.sampled_from([[], [Source("proc")], [Source("proc", "degraded")]]),
 )
-_promises = st.dictionaries(
+_reservations = st.dictionaries(
     st.sampled_from(["a", "b"]),
     st.builds(
-        lambda asked, flags: replace(promise({"D0": asked, "D1": asked}), flags=flags),
+        lambda asked, flags: replace(reservation({"D0": asked, "D1": asked}), flags=flags),
         st.sampled_from([4 * GIB, 8 * GIB, 20 * GIB]),
         st.sampled_from([[], [], [], [EVICTED]]),
     ),
@@ -67,7 +67,7 @@ def _next(data: st.DataObject, was: GPUNode) -> Event:
         case "report":
             return GPUNodeSeen(replace(was, status=data.draw(_statuses)), at_s)
         case "ledger":
-            spec = GPUNodeSpec(initialised=True, reservations=data.draw(_promises))
+            spec = GPUNodeSpec(initialised=True, reservations=data.draw(_reservations))
             return GPUNodeSeen(replace(was, spec=spec), at_s)
         case "lease":
             stamp = was.status.observed_at if was.status else ""
@@ -125,13 +125,15 @@ def _is_as_it_is(state: ClusterState, held: GPUNode) -> None:
         assert beyond is None or beyond.holders == terms.holders
 
 
-PROMISES = {"a": promise({"D0": 8 * GIB})}
+PROMISES = {"a": reservation({"D0": 8 * GIB})}
 
 
-def told(used_bytes: int, version: int, unowned_bytes: int = 0, **rest: Any) -> GPUNode:
+def told(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any) -> GPUNode:
     """A pod was promised 8 GiB of D0 and uses some of it."""
-    first = shared("D0", used_bytes=used_bytes + unowned_bytes, unowned_bytes=unowned_bytes)
-    rest = {"promises": PROMISES, **rest}
+    first = shared(
+        "D0", used_bytes=used_bytes + unattributed_bytes, unattributed_bytes=unattributed_bytes
+    )
+    rest = {"reservations": PROMISES, **rest}
     return gpunode(first, pods=[use("a", "D0", used_bytes)], version=str(version), **rest)
 
 
@@ -166,10 +168,10 @@ def test_nobody_keeps_a_report_that_was_followed_by_another() -> None:
 
 def test_who_overcommits_a_device_is_told_with_what_they_use_now() -> None:
     """One is on its way there and has no room beside the other and a stranger."""
-    held = {**PROMISES, "b": promise({"D0": 8 * GIB})}
-    state = state_of(*seen(kube_node(), told(GIB, 1, 12 * GIB, promises=held)))
+    held = {**PROMISES, "b": reservation({"D0": 8 * GIB})}
+    state = state_of(*seen(kube_node(), told(GIB, 1, 12 * GIB, reservations=held)))
     for version, used_bytes in ((2, GIB), (3, 3 * GIB)):
-        state.apply([GPUNodeSeen(told(used_bytes, version, 12 * GIB, promises=held), NOW_S)])
+        state.apply([GPUNodeSeen(told(used_bytes, version, 12 * GIB, reservations=held), NOW_S)])
         (over,) = state.overcommits.now()
         assert [holder.measured_bytes for holder in over.holders] == [used_bytes, None]
 
@@ -177,9 +179,9 @@ def test_who_overcommits_a_device_is_told_with_what_they_use_now() -> None:
 def test_a_node_from_which_somebody_is_to_leave_is_looked_after_with_each_report() -> None:
     leaving = {"a": replace(PROMISES["a"], flags=[EVICTED])}
     sits = pod("8Gi", uid="a", node="n")
-    state = state_of(*seen(kube_node(), sits, told(GIB, 1, promises=leaving)))
+    state = state_of(*seen(kube_node(), sits, told(GIB, 1, reservations=leaving)))
     assert state.take_unsettled() == ["n"]
-    state.apply([GPUNodeSeen(told(2 * GIB, 2, promises=leaving), NOW_S)])
+    state.apply([GPUNodeSeen(told(2 * GIB, 2, reservations=leaving), NOW_S)])
     assert state.take_unsettled() == ["n"]
 
 
@@ -209,9 +211,9 @@ def test_a_pod_is_compared_when_a_report_shows_it_whatever_else_it_brings() -> N
     state = state_of(*seen(kube_node(), pod("8Gi", uid="a", node="n")))
     empty = gpunode(shared("D0"), version="1")
     state.apply([GPUNodeSeen(empty, NOW_S)])
-    promised = gpunode(shared("D0"), version="2", promises=PROMISES)
-    state.apply([GPUNodeSeen(promised, NOW_S)])
+    reserved = gpunode(shared("D0"), version="2", reservations=PROMISES)
+    state.apply([GPUNodeSeen(reserved, NOW_S)])
     assert state.observations.is_pending("n", "a")
-    state.apply([GPUNodeSeen(replace(told(GIB, 3), spec=promised.spec), NOW_S)])
+    state.apply([GPUNodeSeen(replace(told(GIB, 3), spec=reserved.spec), NOW_S)])
     assert not state.observations.is_pending("n", "a")
     assert [outcome.uid for outcome in state.observations.take()] == ["a"]

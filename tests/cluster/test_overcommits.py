@@ -11,7 +11,7 @@ from extender.state.changes import BindBegun, GPUNodeGone, NodeGone, PodGone, Po
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import Notice, notices
 from extender.state.overcommitted_devices import Overcommit
-from tests.builders import GIB, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.cluster.test_state import seen, state_of
 
 
@@ -29,7 +29,7 @@ def told(state: ClusterState) -> list[tuple[str, str]]:
 
 
 #: 8 GiB of the 24 are promised to another.
-HALF_FULL = gpunode(shared("a"), promises={"uid-q": promise({"a": 8 * GIB})})
+HALF_FULL = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
 
 
 def test_a_pod_around_us_overcommits_until_it_goes() -> None:
@@ -41,8 +41,8 @@ def test_a_pod_around_us_overcommits_until_it_goes() -> None:
     notice = next(notices(state))
     assert "committed 4Gi beyond its 24Gi" in notice.message
     # The same once the ledger has it.
-    both = {**HALF_FULL.spec.reservations, "uid-p": promise({"a": 20 * GIB})}
-    state.apply(seen(gpunode(shared("a"), promises=both, version="2")))
+    both = {**HALF_FULL.spec.reservations, "uid-p": reservation({"a": 20 * GIB})}
+    state.apply(seen(gpunode(shared("a"), reservations=both, version="2")))
     assert figures(state) == [("n", "a", 4 * GIB)]
     assert next(notices(state)) == notice
     state.apply([PodGone("uid-p"), *seen(msgspec.structs.replace(HALF_FULL, metadata=VERSION_3))])
@@ -63,7 +63,9 @@ VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
     ],
 )
 def test_a_device_whose_figures_are_not_known_raises_no_alarm(device: Device) -> None:
-    lost = gpunode(device, promises={"uid-q": promise({"a": 8 * GIB})}, pods=[use("uid-q", "a")])
+    lost = gpunode(
+        device, reservations={"uid-q": reservation({"a": 8 * GIB})}, pods=[use("uid-q", "a")]
+    )
     state = state_of(*seen(kube_node(), lost, pod(uid="uid-q", name="q", node="n")))
     assert figures(state) == []
 
@@ -103,7 +105,7 @@ def test_only_who_came_around_us_is_told() -> None:
     grown = gpunode(
         shared("a", used_bytes=24 * GIB),
         pods=[use("uid-q", "a", 24 * GIB)],
-        promises={**HALF_FULL.spec.reservations, "uid-r": promise({"a": GIB})},
+        reservations={**HALF_FULL.spec.reservations, "uid-r": reservation({"a": GIB})},
     )
     state = state_of(*seen(kube_node(), grown, ours))
     assert figures(state) == [("n", "a", GIB)]

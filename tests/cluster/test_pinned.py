@@ -27,7 +27,7 @@ from tests.builders import (
     kube_node,
     mig,
     pod,
-    promise,
+    reservation,
     shared,
     terms,
     use,
@@ -37,13 +37,13 @@ from tests.cluster.test_state import state_of
 OBEYS = Plugin(pinning="honoured", device_list_strategy="envvar", topology_manager_policy="none")
 
 
-def reported(plugin: Plugin = OBEYS, **promises: Reservation) -> GPUNode:
-    return gpunode(shared("a"), shared("b"), plugin=plugin, promises=promises)
+def reported(plugin: Plugin = OBEYS, **reservations: Reservation) -> GPUNode:
+    return gpunode(shared("a"), shared("b"), plugin=plugin, reservations=reservations)
 
 
-def pinned(plugin: Plugin = OBEYS, **promises: Reservation) -> ClusterState:
+def pinned(plugin: Plugin = OBEYS, **reservations: Reservation) -> ClusterState:
     node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
-    return state_of(node, GPUNodeSeen(reported(plugin, **promises), NOW_S))
+    return state_of(node, GPUNodeSeen(reported(plugin, **reservations), NOW_S))
 
 
 def follower(vram: str = "8Gi", uid: str = "uid-p", **other: Any) -> Pod:
@@ -63,7 +63,7 @@ def judged(state: ClusterState, asked: Pod, held: GPUNode | None = None) -> Plac
     return state.judge(asked, on, NOW_S)
 
 
-def promised(placement: Placement | Reason) -> Reservation:
+def reserved(placement: Placement | Reason) -> Reservation:
     assert isinstance(placement, Placement), placement
     return Reservation(namespace="default", name="p", charges=list(placement.charges))
 
@@ -130,11 +130,11 @@ def test_the_placement_says_which_device_and_the_ledger_charges_it_alone() -> No
 
 def test_as_many_as_have_room_are_bound_wherever_the_plugin_puts_their_replicas() -> None:
     """Three of 12 GiB on two devices: the third has none, though six replicas are free."""
-    state, promises = pinned(), dict[str, Reservation]()
+    state, reservations = pinned(), dict[str, Reservation]()
     for number in range(4):
-        promises[f"u{number}"] = promised(judged(state, follower("12Gi", f"u{number}")))
-        state.apply([GPUNodeSeen(reported(**promises), NOW_S)])
-    charged = [device for p in promises.values() for device in p.charges[0].candidates]
+        reservations[f"u{number}"] = reserved(judged(state, follower("12Gi", f"u{number}")))
+        state.apply([GPUNodeSeen(reported(**reservations), NOW_S)])
+    charged = [device for p in reservations.values() for device in p.charges[0].candidates]
     assert sorted(charged) == ["a", "a", "b", "b"]
     assert judged(state, follower("1Gi")) is Reason.MEMORY_ON_ANY
 
@@ -148,7 +148,7 @@ def test_mig_devices_are_pinned_like_gpus_and_what_they_share_is_counted_once() 
         *parts,
         plugin=OBEYS,
         pods=[use("q", "MIG-a", replica="MIG-a::0")],
-        promises={"q": promise({"MIG-a": 14 * GIB})},
+        reservations={"q": reservation({"MIG-a": 14 * GIB})},
     )
     node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
     state = state_of(node, GPUNodeSeen(held, NOW_S))
@@ -173,11 +173,11 @@ def test_where_nobody_shares_a_device_the_variable_is_refused_and_all_others_are
 
 def test_it_stays_pinned_to_the_device_of_an_attempt_that_may_still_arrive() -> None:
     """The first attempt's Binding names a; the annotation would say so whatever we promise."""
-    first = promised(judged(pinned(), follower("4Gi", "u")))
+    first = reserved(judged(pinned(), follower("4Gi", "u")))
     (device,) = first.charges[0].candidates
     other = {"a": "b", "b": "a"}[device]
     # Best is the other one now, because it is fuller.
-    fuller = promised(judged(pinned(), follower("4Gi", "v")))
+    fuller = reserved(judged(pinned(), follower("4Gi", "v")))
     charge = msgspec.structs.replace(fuller.charges[0], candidates={other: 12 * GIB})
     fuller = msgspec.structs.replace(fuller, charges=[charge])
     state = pinned(u=first, v=fuller)
@@ -190,7 +190,7 @@ def test_it_stays_pinned_to_the_device_of_an_attempt_that_may_still_arrive() -> 
 
 
 def test_it_is_refused_rather_than_moved_while_that_device_is_full() -> None:
-    first = promised(judged(pinned(), follower("4Gi", "u")))
+    first = reserved(judged(pinned(), follower("4Gi", "u")))
     (device,) = first.charges[0].candidates
     full = msgspec.structs.replace(first.charges[0], candidates={device: 24 * GIB})
     state = pinned(u=first, v=msgspec.structs.replace(first, charges=[full]))
@@ -204,7 +204,7 @@ class TestAdoption:
     def charged(self, asked: Pod, plugin: Plugin = OBEYS) -> list[int]:
         state = pinned(plugin)
         state.apply([PodSeen(asked)])
-        return [each.promised_bytes // GIB for each in state.snapshot().nodes[0].devices]
+        return [each.reservation_bytes // GIB for each in state.snapshot().nodes[0].devices]
 
     def test_one_that_follows_its_placement_is_where_that_says(self) -> None:
         there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
@@ -233,7 +233,7 @@ class TestAdoption:
 
 
 def test_a_miss_is_charged_where_it_uses_memory_as_well() -> None:
-    its = promised(judged(pinned(), follower("8Gi", "u")))
+    its = reserved(judged(pinned(), follower("8Gi", "u")))
     (device,) = its.charges[0].candidates
     other = {"a": "b", "b": "a"}[device]
     held = reported(u=its)
@@ -243,8 +243,8 @@ def test_a_miss_is_charged_where_it_uses_memory_as_well() -> None:
     state = pinned()
     state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S)])
     found = {each.device.uuid: each for each in state.snapshot().nodes[0].devices}
-    assert found[device].promised_bytes == 8 * GIB
-    assert found[other].promised_bytes == 9 * GIB
+    assert found[device].reservation_bytes == 8 * GIB
+    assert found[other].reservation_bytes == 9 * GIB
 
 
 class TestObservation:
@@ -252,7 +252,7 @@ class TestObservation:
 
     def outcomes(self, *rows: PodUse) -> list[tuple[Result, Surprise | None, tuple[str, ...]]]:
         """Of the pod that was pinned to a, once the report has these rows of it."""
-        promise = Reservation(
+        reservation = Reservation(
             namespace="default",
             name="u",
             charges=[Charge(resource=GPU, count=1, candidates={"a": 8 * GIB}, by_environment=True)],
@@ -260,8 +260,8 @@ class TestObservation:
         )
         state = pinned()
         state.apply([PodSeen(follower(uid="u", node="n"))])
-        state.apply([GPUNodeSeen(reported(u=promise), NOW_S)])
-        held = reported(u=promise)
+        state.apply([GPUNodeSeen(reported(u=reservation), NOW_S)])
+        held = reported(u=reservation)
         assert held.status is not None
         status = msgspec.structs.replace(held.status, pods=list(rows), observed_at="later")
         state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S + 1)])
@@ -282,15 +282,15 @@ class TestObservation:
 def test_what_it_uses_is_no_replica_that_somebody_else_could_be_taken_for() -> None:
     """Of two replicas of a that are allocated only one is explained: another pod may have come."""
     two = shared("a", free=2, allocated=2), shared("b", free=4)
-    promises = {
+    reservations = {
         "u": Reservation(
             namespace="default",
             name="u",
             charges=[Charge(resource=GPU, count=1, candidates={"a": 2 * GIB}, by_environment=True)],
         ),
-        "q": promise({"b": 5 * GIB}, name="q"),
+        "q": reservation({"b": 5 * GIB}, name="q"),
     }
     rows = [use("u", "a", GIB), use("o", "a", 0, replica="a::0")]
     plugin = Plugin(allocation_policy="distributed", topology_manager_policy="none")
-    a, _ = terms(*two, pods=rows, promises=promises, plugin=plugin)
-    assert a.awaited_bytes == 5 * GIB
+    a, _ = terms(*two, pods=rows, reservations=reservations, plugin=plugin)
+    assert a.unconfirmed_bytes == 5 * GIB

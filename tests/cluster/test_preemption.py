@@ -35,13 +35,13 @@ def found(
     *clusters: Sequence[Event],
     of: Pod,
     offered: Mapping[str, Sequence[str]] | None = None,
-    refused: Sequence[str] = (),
+    rejected: Sequence[str] = (),
     state: ClusterState | None = None,
     careful: bool = False,
 ) -> Preemption:
     state = state or state_of(*(event for events in clusters for event in events))
     offers = {node: Offer(tuple(uids)) for node, uids in (offered or {}).items()}
-    return preemption(state, of, offers, refused, NOW_S, without_violations=careful)
+    return preemption(state, of, offers, rejected, NOW_S, without_violations=careful)
 
 
 def told(result: Preemption) -> dict[str, list[str]]:
@@ -137,7 +137,7 @@ def test_every_device_that_the_newcomer_could_get_must_have_room(
     devices: tuple[list[On], ...], plugin: Plugin, annotations: dict[str, str], leave: set[str]
 ) -> None:
     node = full_node("n", *devices, plugin=plugin, annotations=annotations)
-    result = found(node, of=newcomer(20), refused=["n"])
+    result = found(node, of=newcomer(20), rejected=["n"])
     assert result.best is not None
     assert set(result.best.uids) == leave
 
@@ -158,12 +158,12 @@ def test_the_best_node_is_told_and_those_that_are_worse() -> None:
 
 
 def test_a_node_that_was_not_offered_is_added_only_when_it_is_better() -> None:
-    clusters = [full_node("offered", [On("a", 20, 5)]), full_node("refused", [On("b", 20, 5)])]
-    best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, refused=["refused"])
+    clusters = [full_node("offered", [On("a", 20, 5)]), full_node("rejected", [On("b", 20, 5)])]
+    best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, rejected=["rejected"])
     assert told(best) == {"offered": ["a"]}
-    clusters[1] = full_node("refused", [On("b", 20, 4)])
-    best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, refused=["refused"])
-    assert told(best) == {"refused": ["b"], "offered": ["a"]}
+    clusters[1] = full_node("rejected", [On("b", 20, 4)])
+    best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, rejected=["rejected"])
+    assert told(best) == {"rejected": ["b"], "offered": ["a"]}
     assert best.best is not None
     assert not best.best.offered
 
@@ -202,19 +202,21 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
         full_node("leaving", [On("a", 20, 50, deleted=LEAVING)]),
         full_node("full", [On("b", 20, 1)]),
     ]
-    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
+    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
     assert told(result) == {"leaving": ["a"]}
     dear = full_node("full", [On("b", 20, 60)])
-    result = found(clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
+    result = found(
+        clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"]
+    )
     assert told(result) == {"leaving": ["a"]}
     # Of higher priority it is none that kube-scheduler may name: then it is waited for.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
-    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
+    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
     assert told(result) == {}
     assert result.soon
     # Not for ever: it should have been gone long ago.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=OVERDUE)])
-    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, refused=["leaving"])
+    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
     assert told(result) == {"full": ["b"]}
     # Nor for an hour, unless they leave for this very pod.
     hour = "2026-11-21T01:00:00+00:00"
@@ -224,7 +226,7 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
     assert told(result) == {"full": ["b"], "leaving": ["a"]}
     of = newcomer(20, nominated="leaving")
     state = state_of(*clusters[0], *clusters[1], PodSeen(of))
-    assert told(found(state=state, of=of, offered={"full": ["b"]}, refused=["leaving"])) == {
+    assert told(found(state=state, of=of, offered={"full": ["b"]}, rejected=["leaving"])) == {
         "leaving": ["a"]
     }
 
@@ -273,7 +275,7 @@ def test_a_place_that_is_held_for_somebody_is_not_given_twice() -> None:
     state = state_of(*events, PodSeen(first))
     # Beside the first there is no room for it, whoever leaves.
     assert told(found(state=state, of=second, offered={"n": ["a"]})) == {}
-    assert told(found(state=state, of=second, refused=["n"])) == {}
+    assert told(found(state=state, of=second, rejected=["n"])) == {}
     assert told(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
         "n": ["b", "a"]
     }

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from structlog.testing import capture_logs
 
-from agent.status.writer import Courier
+from agent.status.writer import StatusWriter
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.fit import fit
@@ -35,7 +35,7 @@ class Play:
         self.api = Api()
         self.state = ClusterState(Rules(), STALE_AFTER_S, WALL_S)
         self.state.apply([NodeSeen(kube_node())])
-        self.courier = Courier(
+        self.courier = StatusWriter(
             self.api, 30.0, lambda: self.at_s + 777.0, self.node_clock, random.Random(1)
         )
 

@@ -49,7 +49,7 @@ from tests.builders import (
     kube_node,
     namespace,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -137,10 +137,10 @@ class TestTheNodeAsAWhole:
         assert state.gpunode("n") is None
 
 
-def promising(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
+def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
     """The object as it is written with these promises besides; None takes one back."""
     kept = {uid: p for uid, p in gpunode.spec.reservations.items() if uid not in promised_gib}
-    new = {uid: promise({"A": size * GIB}) for uid, size in promised_gib.items() if size}
+    new = {uid: reservation({"A": size * GIB}) for uid, size in promised_gib.items() if size}
     return replace(
         gpunode,
         metadata=replace(gpunode.metadata, resource_version="2"),
@@ -159,7 +159,7 @@ class TestBindsOnTheirWay:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         written = gpunode(
-            device(), version="2", promises={"other": promise({device().uuid: 20 * GIB})}
+            device(), version="2", reservations={"other": reservation({device().uuid: 20 * GIB})}
         )
         state.apply([GPUNodeSeen(written, NOW_S)])
         assert headroom(state) == [4]
@@ -169,11 +169,11 @@ class TestBindsOnTheirWay:
     def test_once_written_nothing_of_it_is_weighed_again(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
-        promises = {"other": promise({device().uuid: 20 * GIB})}
-        state.apply([GPUNodeSeen(gpunode(device(), version="2", promises=promises), NOW_S)])
+        reservations = {"other": reservation({device().uuid: 20 * GIB})}
+        state.apply([GPUNodeSeen(gpunode(device(), version="2", reservations=reservations), NOW_S)])
         snapshot = state.snapshot()
         state.apply([BindEnded("other", "n")])
-        again = gpunode(device(), version="2", promises=promises)  # as the watch tells it
+        again = gpunode(device(), version="2", reservations=reservations)  # as the watch tells it
         state.apply([GPUNodeSeen(again, NOW_S + 1)])
         assert state.snapshot() is snapshot
 
@@ -191,13 +191,13 @@ class TestBindsOnTheirWay:
         state = state_of(*seen(about, node))
         placed = state.judge(asked, node, NOW_S)
         charges = (
-            list(placed.charges) if isinstance(placed, Placement) else promise({"A": 1}).charges
+            list(placed.charges) if isinstance(placed, Placement) else reservation({"A": 1}).charges
         )
         made = Reservation("default", "p", charges, attempt="1", since=STAMP)
         written = replace(
             node,
             metadata=replace(node.metadata, resource_version="2"),
-            spec=replace(node.spec, reservations={"other": made}, promised="8Gi"),
+            spec=replace(node.spec, reservations={"other": made}, reserved="8Gi"),
         )
         foreseen = state.judge_as_weighed(asked, node, NOW_S)
         assert foreseen == (placed if isinstance(placed, Placement) else None)
@@ -226,7 +226,7 @@ class TestBindsOnTheirWay:
     def test_what_was_weighed_is_not_judged_by_where_it_is_not_this_object(
         self, events: list[Event], asked: Pod
     ) -> None:
-        held = gpunode(shared("A"), promises={"old": promise({"A": GIB})})
+        held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
         state = state_of(*seen(kube_node(), held))
         assert state.judge_as_weighed(pod("2Gi"), held, NOW_S) is not None
         assert state.judge_as_weighed(pod("2Gi"), held, NOW_S + 1e6) is None
@@ -236,7 +236,7 @@ class TestBindsOnTheirWay:
     def test_what_waits_to_be_weighed_is_not_judged_by_how_it_was(self) -> None:
         held = gpunode(shared("A"))
         state = state_of(*seen(kube_node(), held))
-        for _ in state.taking([GPUNodeSeen(promising(held, other=20), NOW_S)]):
+        for _ in state.taking([GPUNodeSeen(reserving(held, other=20), NOW_S)]):
             pass
         newer = state.gpunode("n")
         assert newer is not None
@@ -250,9 +250,9 @@ class TestBindsOnTheirWay:
     @pytest.mark.parametrize(
         "change",
         [
-            pytest.param(lambda o: promising(o, other=21), id="another amount"),
-            pytest.param(lambda o: promising(o, other=20, more=1), id="somebody besides"),
-            pytest.param(lambda o: promising(o, old=None), id="somebody less"),
+            pytest.param(lambda o: reserving(o, other=21), id="another amount"),
+            pytest.param(lambda o: reserving(o, other=20, more=1), id="somebody besides"),
+            pytest.param(lambda o: reserving(o, old=None), id="somebody less"),
             pytest.param(
                 lambda o: replace(o, spec=replace(o.spec, initialised=False)), id="it begins anew"
             ),
@@ -268,8 +268,8 @@ class TestBindsOnTheirWay:
     def test_all_else_that_is_written_is_weighed(
         self, change: Callable[[GPUNode], GPUNode]
     ) -> None:
-        held = gpunode(shared("A"), promises={"old": promise({"A": GIB})})
-        expected = promising(held, other=20)
+        held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
+        expected = reserving(held, other=20)
         for written, changes in ((expected, False), (change(expected), True)):
             state = state_of(*seen(kube_node(), held))
             state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
@@ -284,7 +284,7 @@ class TestBindsOnTheirWay:
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         state.apply([BindBegun(pod("20Gi", uid="another"), "n")])
         assert not state.overcommits.now()
-        state.apply([GPUNodeSeen(promising(held, other=20, another=20), NOW_S)])
+        state.apply([GPUNodeSeen(reserving(held, other=20, another=20), NOW_S)])
         assert state.overcommits.now()
 
     def test_a_promise_to_a_pod_that_is_gone_is_looked_after(self) -> None:
@@ -293,13 +293,13 @@ class TestBindsOnTheirWay:
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         state.take_unsettled()
         before = state.snapshot()
-        state.apply([GPUNodeSeen(promising(held, other=20), NOW_S)])
+        state.apply([GPUNodeSeen(reserving(held, other=20), NOW_S)])
         assert state.snapshot() is before
         assert state.take_unsettled() == ["n"]
 
     def test_what_is_told_of_a_pod_with_a_promise_is_weighed_if_anything_hangs_on_it(self) -> None:
-        promises = {"other": promise({device().uuid: 20 * GIB})}
-        state = state_of(*seen(kube_node(), gpunode(device(), promises=promises)))
+        reservations = {"other": reservation({device().uuid: 20 * GIB})}
+        state = state_of(*seen(kube_node(), gpunode(device(), reservations=reservations)))
         before = state.snapshot()
         bound = pod("20Gi", uid="other", node="n")
         changed = msgspec.structs.replace(
@@ -307,7 +307,7 @@ class TestBindsOnTheirWay:
         )
         state.apply([PodSeen(pod("20Gi", uid="other")), PodSeen(bound), PodSeen(changed)])
         assert state.snapshot() is before
-        assert state.bystanders("n") == []
+        assert state.unreserved_pods("n") == []
         leaving = msgspec.structs.replace(
             bound, metadata=msgspec.structs.replace(bound.metadata, deletion_timestamp="now")
         )
@@ -340,16 +340,19 @@ class TestRoom:
             pytest.param(gpunode(device(), initialised=False), gpunode(device()), True, id="ready"),
             pytest.param(gpunode(device()), gpunode(device(), initialised=False), False, id="not"),
             pytest.param(
-                gpunode(device(), promises={"u": promise({"GPU-0": GIB})}),
+                gpunode(device(), reservations={"u": reservation({"GPU-0": GIB})}),
                 gpunode(device()),
                 True,
                 id="a promise went",
             ),
             pytest.param(
-                gpunode(device(unowned_bytes=GIB)), gpunode(device()), True, id="memory came free"
+                gpunode(device(unattributed_bytes=GIB)),
+                gpunode(device()),
+                True,
+                id="memory came free",
             ),
             pytest.param(
-                gpunode(device()), gpunode(device(unowned_bytes=GIB)), False, id="memory went"
+                gpunode(device()), gpunode(device(unattributed_bytes=GIB)), False, id="memory went"
             ),
             pytest.param(
                 gpunode(shared(free=0, allocated=4)),
@@ -399,8 +402,10 @@ class TestRoom:
         state = state_of(*seen(kube_node(), pod(node="n"), gpunode(device())))
         state.apply([*seen(*pods), *([] if pods else [PodGone("uid-p")])])
         assert state.take_unsettled() == ["n"]  # it was promised nothing
-        promised = gpunode(device(), promises={"uid-p": promise({"GPU-0": GIB})}, version="2")
-        state.apply(seen(promised))
+        reserved = gpunode(
+            device(), reservations={"uid-p": reservation({"GPU-0": GIB})}, version="2"
+        )
+        state.apply(seen(reserved))
         assert state.has_unsettled is unsettled
         assert state.take_unsettled() == (["n"] if unsettled else [])
         assert not state.has_unsettled
@@ -410,20 +415,22 @@ class TestDevicesThatThePluginCouldGive:
     """Of D0 two replicas are held, of D1 three; D1 is full of memory, D0 is not."""
 
     devices = (shared("D0", free=2, allocated=2), shared("D1", free=1, allocated=3))
-    promises: ClassVar = {
-        "uid-ends": promise({"D1": 20 * GIB}),
-        **{f"u{n}": promise({"D1": 2 * GIB}) for n in range(2)},
-        **{f"v{n}": promise({"D0": GIB}) for n in range(2)},
+    reservations: ClassVar = {
+        "uid-ends": reservation({"D1": 20 * GIB}),
+        **{f"u{n}": reservation({"D1": 2 * GIB}) for n in range(2)},
+        **{f"v{n}": reservation({"D0": GIB}) for n in range(2)},
     }
-    rows: ClassVar = [use(uid, next(iter(p.charges[0].candidates))) for uid, p in promises.items()]
+    rows: ClassVar = [
+        use(uid, next(iter(p.charges[0].candidates))) for uid, p in reservations.items()
+    ]
 
     def sitting(self, deleted: str | None = None) -> list[Pod]:
-        stay = [uid for uid in self.promises if uid != "uid-ends"]
+        stay = [uid for uid in self.reservations if uid != "uid-ends"]
         rows = [pod("2Gi", uid=uid, name=uid, node="n", phase="Running") for uid in stay]
         return [*rows, pod("20Gi", uid="uid-ends", name="ends", node="n", deleted=deleted)]
 
     def reported(self, **how: object) -> GPUNode:
-        given = {"promises": self.promises, "pods": self.rows, "plugin": DISTRIBUTED, **how}
+        given = {"reservations": self.reservations, "pods": self.rows, "plugin": DISTRIBUTED, **how}
         return gpunode(*self.devices, **given)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
@@ -438,7 +445,7 @@ class TestDevicesThatThePluginCouldGive:
         state = state_of(*seen(kube_node(), self.reported(), *pods))
         snap = state.snapshot()
         assert (snap.columns.reach[0] == 1).tolist() == [True, how != "stays"]
-        room = snap.columns.room_bytes[0].tolist()
+        room = snap.columns.free_bytes[0].tolist()
         assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
 
     def test_a_node_may_wish_for_room_on_any_device(self) -> None:
@@ -479,7 +486,7 @@ class TestDevicesThatThePluginCouldGive:
         """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
         even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
         one_more = [even[0], shared("D1", free=1, allocated=3)]
-        full = {"u": promise({"D1": 24 * GIB})}
+        full = {"u": reservation({"D1": 24 * GIB})}
         rows = [
             use("u", "D1"),
             use("s", "D1", 0),
@@ -488,12 +495,12 @@ class TestDevicesThatThePluginCouldGive:
         ]
         state = state_of(
             *seen(kube_node(), *(pod("1M", uid=uid, name=uid, node="n") for uid in "ust")),
-            *seen(gpunode(*even, promises=full, pods=rows, plugin=DISTRIBUTED)),
+            *seen(gpunode(*even, reservations=full, pods=rows, plugin=DISTRIBUTED)),
         )
         assert reason(state) is Reason.MEMORY_ON_SOME
         before_it = state.snapshot().generation
         rows.append(use("s", "D1", 0, replica="1"))
-        after = gpunode(*one_more, version="2", promises=full, pods=rows, plugin=DISTRIBUTED)
+        after = gpunode(*one_more, version="2", reservations=full, pods=rows, plugin=DISTRIBUTED)
         state.apply(seen(after))
         assert state.rooms.of("n") > before_it
 
@@ -576,8 +583,8 @@ class TestWhatCallsDecideOn:
     def test_what_the_cluster_tells_waits_for_the_next_snapshot(self, counts: bool) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
         shown = state.snapshot()
-        strangers_bytes = 8 * GIB if counts else 0
-        grown = shared("A", used_bytes=8 * GIB, unowned_bytes=strangers_bytes)
+        unattributed_use_bytes = 8 * GIB if counts else 0
+        grown = shared("A", used_bytes=8 * GIB, unattributed_bytes=unattributed_use_bytes)
         for _ in state.taking([GPUNodeSeen(gpunode(grown, version="2"), NOW_S)]):
             pass
         assert state.weigh_next() is counts
@@ -592,13 +599,13 @@ class TestWhatCallsDecideOn:
         state.apply([BindBegun(pod("8Gi", uid="u"), "n")])
         assert state.settled() is not shown
         (node,) = state.settled().nodes
-        assert node.devices[0].awaited_bytes == 8 * GIB
+        assert node.devices[0].unconfirmed_bytes == 8 * GIB
 
 
 class TestVersions:
     def test_an_older_version_that_comes_late_is_passed_over(self) -> None:
-        held = {"u": promise({"D": 8 * GIB})}
-        new = gpunode(shared("D"), version="10", promises=held)
+        held = {"u": reservation({"D": 8 * GIB})}
+        new = gpunode(shared("D"), version="10", reservations=held)
         state = state_of(*seen(kube_node(), new, gpunode(shared("D"), version="9")))
         assert state.gpunode("n") is new
         assert headroom(state) == [16]
@@ -647,9 +654,9 @@ class TestBystanders:
         assert headroom(state) == [18]
 
     def test_one_with_a_promise_is_charged_once(self) -> None:
-        held = {"uid-p": promise({"a": 8 * GIB})}
+        held = {"uid-p": reservation({"a": 8 * GIB})}
         state = state_of(
-            *seen(kube_node(), gpunode(shared("a"), promises=held), pod("8Gi", node="n"))
+            *seen(kube_node(), gpunode(shared("a"), reservations=held), pod("8Gi", node="n"))
         )
         assert headroom(state) == [16]
 
@@ -733,7 +740,7 @@ class TestJudge:
 
     def test_it_decides_on_the_object_given(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
-        fuller = gpunode(shared("a"), version="2", promises={"u": promise({"a": 20 * GIB})})
+        fuller = gpunode(shared("a"), version="2", reservations={"u": reservation({"a": 20 * GIB})})
         assert state.judge(pod("8Gi"), fuller, NOW_S) is Reason.MEMORY_ON_ANY
         placement = state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S)
         assert isinstance(placement, Placement)
@@ -741,7 +748,7 @@ class TestJudge:
 
     def test_the_pods_own_promise_does_not_stand_in_its_way(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
-        own = gpunode(shared("a"), promises={"uid-p": promise({"a": 20 * GIB})})
+        own = gpunode(shared("a"), reservations={"uid-p": reservation({"a": 20 * GIB})})
         assert isinstance(state.judge(pod("20Gi"), own, NOW_S), Placement)
 
     def test_bystanders_count(self) -> None:
@@ -759,10 +766,10 @@ class TestJudge:
 
 class TestEviction:
     def world(self) -> ClusterState:
-        held = {"v": promise({"a": 10 * GIB}), "w": promise({"a": 10 * GIB})}
+        held = {"v": reservation({"a": 10 * GIB}), "w": reservation({"a": 10 * GIB})}
         device_ = shared("a", free=0, allocated=2, used_bytes=10 * GIB)
         rows = [use("v", "a", 5 * GIB, replica="0"), use("w", "a", 5 * GIB, replica="1")]
-        return state_of(*seen(kube_node(), gpunode(device_, promises=held, pods=rows)))
+        return state_of(*seen(kube_node(), gpunode(device_, reservations=held, pods=rows)))
 
     @pytest.mark.parametrize(
         ("vram", "victims", "fits"),

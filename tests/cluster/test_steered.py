@@ -16,7 +16,7 @@ def empty() -> GPUNode:
 
 
 def busy(free: int) -> Device:
-    stranger = {"used_bytes": 10 * GIB, "unowned_bytes": 10 * GIB}
+    stranger = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
     return shared("B", free=free, allocated=4 - free, **stranger)
 
 
@@ -33,15 +33,15 @@ def test_that_those_on_their_way_have_arrived_wakes_whoever_waited() -> None:
     state = state_of(*seen(kube_node(), first, empty()))
     placement = state.judge(pod("8Gi", uid="u1", name="p1"), empty(), NOW_S)
     assert isinstance(placement, Placement)
-    promise = {"u1": Reservation("default", "p1", list(placement.charges))}
+    reservation = {"u1": Reservation("default", "p1", list(placement.charges))}
     devices = [shared("A"), busy(free=3)]
-    coming = gpunode(*devices, promises=promise, version="2", plugin=STEERED)
+    coming = gpunode(*devices, reservations=reservation, version="2", plugin=STEERED)
     state.apply([GPUNodeSeen(coming, NOW_S)])
     assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING
     before_it = state.snapshot().generation
     devices[1] = busy(free=2)
     rows = [use("u1", "B", replica="B::1")]
-    arrived = gpunode(*devices, promises=promise, pods=rows, version="3", plugin=STEERED)
+    arrived = gpunode(*devices, reservations=reservation, pods=rows, version="3", plugin=STEERED)
     state.apply([GPUNodeSeen(arrived, NOW_S)])
     assert reason(state, "20Gi") is None
     assert state.rooms.of("n") > before_it

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from contract.kube import Node, ObjectMeta
-from extender.doctor.environment import PARTS, Neighbour, Surroundings, examine_surroundings
+from extender.doctor.environment import PARTS, Environment, Neighbour, examine_surroundings
 from extender.doctor.findings import Finding, Weight
 from extender.placement.policy import Rules
 
@@ -51,7 +51,7 @@ def node(name: str, **labels: str) -> Node:
 
 
 def examined(pods: Sequence[Neighbour] = (), **how: Any) -> list[Finding]:
-    around = Surroundings(pods, **{"nodes": [node("n"), node("m")], **how})
+    around = Environment(pods, **{"nodes": [node("n"), node("m")], **how})
     return examine_surroundings(around, Rules().manages, VERSION)
 
 

@@ -15,10 +15,12 @@ from extender.state.changes import (
     HeartbeatSeen,
 )
 from extender.state.cluster_state import ClusterState
-from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.cluster.test_state import lease, seen, state_of
 
-NODE = gpunode(shared("a"), pods=[use("uid-q", "a", GIB)], promises={"uid-q": promise({"a": GIB})})
+NODE = gpunode(
+    shared("a"), pods=[use("uid-q", "a", GIB)], reservations={"uid-q": reservation({"a": GIB})}
+)
 PODS = [pod("1Gi", uid=uid, name=uid, node="n") for uid in ("uid-q", "uid-bystander")]
 
 

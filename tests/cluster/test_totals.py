@@ -10,24 +10,24 @@ from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from extender.state.fleet_totals import (
     Totals,
-    fenced,
     nodes_by_state,
     report_ages_s,
     some_devices,
     totals,
+    unhealthy,
 )
-from tests.builders import FRESH_S, GIB, NOW_S, device, mig, promise, shared, use, weighed
+from tests.builders import FRESH_S, GIB, NOW_S, device, mig, reservation, shared, use, weighed
 
 #: 8 GiB promised to one that uses 10, 4 to one that uses 1; a stray uses 2, strangers 5.
 FULL = weighed(
-    shared("a", free=1, allocated=3, used_bytes=18 * GIB, unowned_bytes=5 * GIB),
+    shared("a", free=1, allocated=3, used_bytes=18 * GIB, unattributed_bytes=5 * GIB),
     shared("b"),
     pods=[
         use("u", "a", 10 * GIB, replica="0"),
         use("v", "a", GIB, replica="1"),
         use("stray", "a", 2 * GIB, replica="2"),
     ],
-    promises={"u": promise({"a": 8 * GIB}), "v": promise({"a": 4 * GIB})},
+    reservations={"u": reservation({"a": 8 * GIB}), "v": reservation({"a": 4 * GIB})},
     tolerance_bytes=0,
 )
 LOST = device("lost", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="lost")
@@ -42,24 +42,26 @@ def test_every_term_is_added_up() -> None:
         devices=3,
         capacity=72 * GIB,
         allocatable=72 * GIB,
-        promised=14 * GIB,
+        reserved=14 * GIB,
         awaited=0,
         committed=21 * GIB,
         used=18 * GIB,
-        unowned=5 * GIB,
+        unattributed=5 * GIB,
         headroom=51 * GIB,
         overcommitted=0,
         beyond=2 * GIB,
         unused=3 * GIB,
-        unpromised=2 * GIB,
+        unreserved=2 * GIB,
     )
     assert totals(build([])) == Totals()
 
 
 def test_too_much_on_one_device_is_not_made_up_for_by_another() -> None:
-    promises = {"u": promise({"a": 20 * GIB}), "v": promise({"a": 8 * GIB})}
+    reservations = {"u": reservation({"a": 20 * GIB}), "v": reservation({"a": 8 * GIB})}
     uses = [use("u", "a", 0, replica="0"), use("v", "a", 0, replica="1")]
-    over = weighed(shared("a", free=2, allocated=2), shared("b"), pods=uses, promises=promises)
+    over = weighed(
+        shared("a", free=2, allocated=2), shared("b"), pods=uses, reservations=reservations
+    )
     found = totals(build([over]))
     assert (found.overcommitted, found.headroom) == (4 * GIB, 24 * GIB)
 
@@ -94,8 +96,8 @@ def test_ages_are_of_nodes_that_were_ever_heard_of() -> None:
 def test_fenced_devices_are_counted_by_what_fences_them() -> None:
     broken = device("x", healthy=False, health_reason="XID 79")
     snap = build([weighed(broken, device("y")), weighed(LOST, name="m")])
-    assert fenced(snap) == {"unhealthy_device": 1, "memory_unknown": 1}
-    assert fenced(build([node("a")])) == {}
+    assert unhealthy(snap) == {"unhealthy_device": 1, "memory_unknown": 1}
+    assert unhealthy(build([node("a")])) == {}
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 9])
@@ -110,6 +112,6 @@ def test_no_sum_is_forgotten() -> None:
     """Each field of the sums is other than 0 somewhere above, or it is not tested."""
     fields = {field.name for field in dataclasses.fields(Totals)}
     told = totals(build([FULL]))
-    waits = weighed(shared("a"), promises={"u": promise({"a": 30 * GIB})})
+    waits = weighed(shared("a"), reservations={"u": reservation({"a": 30 * GIB})})
     waited = totals(build([waits]))
     assert {name for name in fields if getattr(told, name) or getattr(waited, name)} == fields

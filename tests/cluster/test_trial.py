@@ -29,7 +29,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from extender.state.pod_capacity import count_on, counted
 from extender.state.selectors import Eligible, Obstacle
-from extender.state.simulation import NotPlaced, Placed, Trial
+from extender.state.simulation import NotPlaced, Placed, Simulation
 from tests.blocking import Ledger
 from tests.builders import (
     DISTRIBUTED,
@@ -40,7 +40,7 @@ from tests.builders import (
     gpunode,
     kube_node,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -78,7 +78,7 @@ def cluster_of(
                         *world.status.devices,
                         name=name,
                         uid=f"gn-{name}",
-                        promises={f"{u}-{name}": p for u, p in world.promises.items()},
+                        reservations={f"{u}-{name}": p for u, p in world.reservations.items()},
                         pods=[
                             use(
                                 f"{row.uid}-{name}",
@@ -95,7 +95,7 @@ def cluster_of(
                 ),
                 *(
                     PodSeen(pod("4Gi", uid=f"{u}-{name}", name=f"{u}-{name}", node=name))
-                    for u in world.promises
+                    for u in world.reservations
                 ),
             ]
         )
@@ -119,8 +119,8 @@ def understood(state: ClusterState, of: Pod) -> VramRequest:
     return request
 
 
-def place_in(trial: Trial, state: ClusterState, of: Pod) -> Placed | NotPlaced:
-    return trial.place(understood(state, of), trial.eligible(of))
+def place_in(simulation: Simulation, state: ClusterState, of: Pod) -> Placed | NotPlaced:
+    return simulation.place(understood(state, of), simulation.eligible(of))
 
 
 @settings(max_examples=30, deadline=None)
@@ -131,29 +131,29 @@ def test_a_trial_changes_nothing(
     state = cluster_of(fleet, plugins, choices)
     snap = state.snapshot()
     before = digest(state)
-    trial = Trial(state, snap, NOW_S)
+    simulation = Simulation(state, snap, NOW_S)
     names = st.sampled_from([node.name for node in snap.nodes])
     for step in range(data.draw(st.integers(1, 6))):
         match data.draw(st.sampled_from(["place", "release", "drain", "add", "replicas", "count"])):
             case "place":
                 some = st.one_of(pods(st.just("4Gi")), st.just(asking("1M", f"new-{step}")))
-                place_in(trial, state, data.draw(some))
+                place_in(simulation, state, data.draw(some))
             case "release":
-                trial.release(f"u{data.draw(st.integers(0, 2))}-{data.draw(names)}")
+                simulation.release(f"u{data.draw(st.integers(0, 2))}-{data.draw(names)}")
             case "drain":
-                trial.drain(data.draw(names))
+                simulation.drain(data.draw(names))
             case "add":
                 with contextlib.suppress(KeyError):
-                    trial.add(data.draw(names), step + 1)
+                    simulation.add(data.draw(names), step + 1)
             case "replicas":
                 with contextlib.suppress(KeyError, ValueError):
-                    trial.set_replicas(data.draw(names), data.draw(st.integers(1, 9)))
+                    simulation.set_replicas(data.draw(names), data.draw(st.integers(1, 9)))
             case "count":
                 request = understood(state, asking("4Gi", "c"))
                 rows = np.arange(len(snap.nodes))
                 verdicts = fit(request, snap, rows, NOW_S)
                 list(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
-    trial.snapshot()
+    simulation.snapshot()
     assert digest(state) == before
     assert state.snapshot() is snap
 
@@ -227,9 +227,9 @@ def test_pods_that_are_placed_for_real_go_where_the_trial_says(
     burst: list[tuple[str, str, str]],
 ) -> None:
     real = Real(cluster_of(fleet, plugins, choices))
-    trial = Trial(real.state, real.state.snapshot(), NOW_S)
+    simulation = Simulation(real.state, real.state.snapshot(), NOW_S)
     coming = [asking(vram, f"new-{i}", *how) for i, (vram, *how) in enumerate(burst)]
-    told = [place_in(trial, real.state, each) for each in coming]
+    told = [place_in(simulation, real.state, each) for each in coming]
     assert [each.node if isinstance(each, Placed) else None for each in told] == [
         real.place(each) for each in coming
     ]
@@ -251,10 +251,10 @@ def test_counting_pods_equals_placing_them_one_by_one(
     verdicts = fit(understood(state, asking(vram, "c", resource, gpus=gpus)), snap, rows, NOW_S)
     found = dict(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
     for row in rows.tolist():
-        trial, placed = Trial(state, snap, NOW_S), 0
+        simulation, placed = Simulation(state, snap, NOW_S), 0
         while True:
             one = understood(state, asking(vram, f"c{placed}", resource, gpus=gpus))
-            if isinstance(trial.place(one, Eligible(rows[[row]], {})), NotPlaced):
+            if isinstance(simulation.place(one, Eligible(rows[[row]], {})), NotPlaced):
                 break
             placed += 1
         assert found.get(row, 0) == placed
@@ -277,7 +277,7 @@ def two_nodes() -> ClusterState:
                 shared("A0", free=3, allocated=1, used_bytes=10 * GIB),
                 shared("A1"),
                 name="a",
-                promises={"ua": promise({"A0": 20 * GIB}, name="a")},
+                reservations={"ua": reservation({"A0": 20 * GIB}, name="a")},
                 pods=sits,
                 plugin=DISTRIBUTED,
             ),
@@ -286,55 +286,57 @@ def two_nodes() -> ClusterState:
     )
 
 
-def place_all(trial: Trial, state: ClusterState, vram: str, count: int) -> list[str | None]:
-    told = [place_in(trial, state, asking(vram, f"new-{n}")) for n in range(count)]
+def place_all(
+    simulation: Simulation, state: ClusterState, vram: str, count: int
+) -> list[str | None]:
+    told = [place_in(simulation, state, asking(vram, f"new-{n}")) for n in range(count)]
     return [each.node if isinstance(each, Placed) else None for each in told]
 
 
 def test_a_released_pod_leaves_its_memory_and_its_replica() -> None:
     state = two_nodes()
-    trial = Trial(state, state.snapshot(), NOW_S)
-    assert place_all(trial, state, "16Gi", 4) == ["b", "b", None, None]
-    trial = Trial(state, state.snapshot(), NOW_S)
-    assert trial.release("ua") == ["a"]
-    terms = next(node for node in trial.snapshot().nodes if node.name == "a")
-    assert (terms.devices[0].promised_bytes, terms.devices[0].device.replicas.free) == (0, 4)
-    assert trial.release("nobody") == []
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert place_all(simulation, state, "16Gi", 4) == ["b", "b", None, None]
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert simulation.release("ua") == ["a"]
+    terms = next(node for node in simulation.snapshot().nodes if node.name == "a")
+    assert (terms.devices[0].reservation_bytes, terms.devices[0].device.replicas.free) == (0, 4)
+    assert simulation.release("nobody") == []
 
 
 def test_a_drained_node_takes_nothing_and_its_pods_go_elsewhere() -> None:
     state = two_nodes()
-    trial = Trial(state, state.snapshot(), NOW_S)
-    moving = trial.drain("a")
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    moving = simulation.drain("a")
     assert [each.metadata.name for each in moving] == ["b", "a"]  # a daemon's stays
-    placed = [place_in(trial, state, each) for each in moving]
+    placed = [place_in(simulation, state, each) for each in moving]
     assert [each.node for each in placed if isinstance(each, Placed)] == ["b", "b"]
-    assert set(trial.snapshot().row_of) == {"b"}
-    assert trial.release("ua") == []  # it is not there any more
+    assert set(simulation.snapshot().row_of) == {"b"}
+    assert simulation.release("ua") == []  # it is not there any more
 
 
 def test_added_nodes_are_idle_ones_like_the_other() -> None:
     state = two_nodes()
-    trial = Trial(state, state.snapshot(), NOW_S)
-    assert trial.add("a", 2) == ["a+1", "a+2"]
-    assert trial.add("a", 1) == ["a+3"]
-    assert place_all(trial, state, "24Gi", 9).count(None) == 1
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert simulation.add("a", 2) == ["a+1", "a+2"]
+    assert simulation.add("a", 1) == ["a+3"]
+    assert place_all(simulation, state, "24Gi", 9).count(None) == 1
     with pytest.raises(KeyError):
-        trial.add("nowhere", 1)
+        simulation.add("nowhere", 1)
 
 
 def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
     state = two_nodes()
-    trial = Trial(state, state.snapshot(), NOW_S)
-    assert place_all(trial, state, "1Gi", 20).count(None) == 12
-    trial = Trial(state, state.snapshot(), NOW_S)
-    trial.set_replicas("b", 8)
-    assert place_all(trial, state, "1Gi", 20).count(None) == 4
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert place_all(simulation, state, "1Gi", 20).count(None) == 12
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation.set_replicas("b", 8)
+    assert place_all(simulation, state, "1Gi", 20).count(None) == 4
     half = gpunode(shared("A0", free=2, allocated=2), name="c")
     crowded = state_of(*seen(kube_node("c"), half))
-    trial = Trial(crowded, crowded.snapshot(), NOW_S)
+    simulation = Simulation(crowded, crowded.snapshot(), NOW_S)
     with pytest.raises(ValueError, match="2 replicas of A0 are taken"):
-        trial.set_replicas("c", 1)
+        simulation.set_replicas("c", 1)
 
 
 def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> None:
@@ -342,10 +344,10 @@ def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> No
     (cordoned,) = (node for node in state.nodes() if node.metadata.name == "b")
     closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
     state.apply([NodeSeen(closed)])
-    trial = Trial(state, state.snapshot(), NOW_S)
-    told = place_in(trial, state, asking("16Gi", "new"))
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    told = place_in(simulation, state, asking("16Gi", "new"))
     assert told == NotPlaced({Reason.MEMORY_ON_SOME: 1}, [(Obstacle("cordoned"), 1)])
-    assert trial.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
+    assert simulation.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
 
 
 def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:

@@ -9,7 +9,7 @@ from contract.gpunode import Plugin
 from contract.kube import EnvFromSource, EnvVar, EnvVarSource, FieldRef, Pod
 from contract.reasons import Reason
 from extender.placement.fit import fit
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.placement.snapshot import CODE_OF
@@ -104,12 +104,12 @@ def test_as_it_stands_in_a_manifest() -> None:
 
 
 def test_what_was_kept_of_a_pod_that_does_not_is_not_said_of_one_that_does() -> None:
-    state, weighings = node("honoured"), Weighings(Weights())
+    state, cached_fits = node("honoured"), FitCache(Weights())
     plain: Any = state.understand(setting())
     chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
     snap = state.snapshot()
     rows = snap.rows(["n"])
-    said = [weighings.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
+    said = [cached_fits.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
     assert said == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
 
 

@@ -16,15 +16,15 @@ from extender.state.pending_pods import (
     main_reason,
     told_by_condition,
 )
-from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, promise, shared
+from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
 from tests.cluster.test_state import seen, state_of
-from tests.cluster.test_waking import SAID, refused
+from tests.cluster.test_waking import SAID, rejected
 
 TWO = {Reason.MEMORY_ON_ANY: 2, Reason.STALE_REPORT: 1}
 
 
-def decision(of: Pod, refused: Mapping[Reason, int] = TWO) -> Decision:
-    return Decision(of, "id", 0.0, 1, sum(refused.values()), 0, refused)
+def decision(of: Pod, rejected: Mapping[Reason, int] = TWO) -> Decision:
+    return Decision(of, "id", 0.0, 1, sum(rejected.values()), 0, rejected)
 
 
 def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
@@ -33,16 +33,16 @@ def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
     for name, gib, labels in labelled:
         metadata = ObjectMeta(name=name, uid=name, labels=labels)
         what.append(msgspec.structs.replace(kube_node(name), metadata=metadata))
-        promises = {f"u-{name}": promise({f"GPU-{name}": gib * GIB})}
-        what.append(gpunode(shared(f"GPU-{name}", index=3), name=name, promises=promises))
+        reservations = {f"u-{name}": reservation({f"GPU-{name}": gib * GIB})}
+        what.append(gpunode(shared(f"GPU-{name}", index=3), name=name, reservations=reservations))
     return state_of(*seen(*what))  # type: ignore[arg-type]
 
 
 def message(
-    state: ClusterState, of: Pod, refused: Mapping[Reason, int] = TWO, again: bool = False
+    state: ClusterState, of: Pod, rejected: Mapping[Reason, int] = TWO, again: bool = False
 ) -> str | None:
     explaining = Explaining(state, state.snapshot(), NOW_S)
-    notice = explaining.notice(of, decision(of, refused), again)
+    notice = explaining.notice(of, decision(of, rejected), again)
     assert notice is None or notice.decision_id == "id"
     return None if notice is None else notice.message
 
@@ -111,11 +111,11 @@ def test_of_many_reasons_the_most_frequent_are_told() -> None:
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
 def test_every_reason_is_read_off_a_condition(reason: Reason) -> None:
     said = f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
-    assert told_by_condition(refused("u", message=said)) == {reason: 7}
+    assert told_by_condition(rejected("u", message=said)) == {reason: 7}
 
 
 def test_the_main_reason_is_that_of_most_nodes() -> None:
-    assert told_by_condition(refused("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
+    assert told_by_condition(rejected("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
     assert main_reason(TWO) == "memory_on_any"
     assert main_reason({}) == NOT_ASKED == main_reason(told_by_condition(pod()))
     even = {Reason.STALE_REPORT: 1, Reason.MEMORY_ON_ANY: 1}

@@ -15,8 +15,8 @@ from extender.state.requeue_hints import (
     CLAIM_S,
     MOST_BACK_OFF_S,
     MOST_WEIGHED,
-    Waking,
-    refused_by_us,
+    RequeueHints,
+    rejected_by_us,
 )
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, shared
 
@@ -24,7 +24,7 @@ WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
 
 
-def refused(
+def rejected(
     uid: str, vram: str = "20Gi", *, message: str = SAID, minute: int = 0, priority: int = 0
 ) -> Pod:
     """As kube-scheduler leaves a pod that no node takes."""
@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
         self.state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
-        self.waking, self.journal = Waking(), Journal()
+        self.waking, self.journal = RequeueHints(), Journal()
         self.now_s, self.version = NOW_S, 0
         #: How wrong its wall clock is.
         self.ahead_s = 0.0
@@ -64,7 +64,7 @@ class World:
             name,
             free=replicas,
             used_bytes=gib * GIB,
-            unowned_bytes=gib * GIB,
+            unattributed_bytes=gib * GIB,
             sm_activity=sm_activity,
         )
         stamp = STAMP.replace("00:00:00", f"00:00:{self.version % 60:02}")
@@ -85,84 +85,84 @@ class World:
     def wall_s(self) -> float:
         return WALL_S + self.now_s - NOW_S + self.ahead_s
 
-    def woken(self, after_s: float = 0.01) -> list[str]:
+    def requeued(self, after_s: float = 0.01) -> list[str]:
         """Those named now."""
         self.now_s += after_s
         due = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
         for who in due:
-            self.waking.woken(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
+            self.waking.requeued(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
         return [who.metadata.uid for who in due]
 
 
 def test_nobody_is_woken_while_nothing_comes_free() -> None:
     world = World("n")
-    world.see(refused("p"))
-    assert world.woken() == []
+    world.see(rejected("p"))
+    assert world.requeued() == []
     assert not world.waking.pending
 
 
 def test_who_fits_is_woken_once_for_each_time_that_room_comes() -> None:
     world = World("n")
-    world.see(refused("p"), refused("large", "25Gi"))
-    world.woken()
+    world.see(rejected("p"), rejected("large", "25Gi"))
+    world.requeued()
     world.holds("n", 0)
-    assert world.woken() == ["p"]
-    assert [world.woken(CLAIM_S) for _ in range(3)] == [[], [], []]
+    assert world.requeued() == ["p"]
+    assert [world.requeued(CLAIM_S) for _ in range(3)] == [[], [], []]
     assert not world.waking.pending
     world.holds("n", 24)
     world.holds("n", 0)
-    assert world.woken(MOST_BACK_OFF_S) == ["p"]
+    assert world.requeued(MOST_BACK_OFF_S) == ["p"]
 
 
 def test_as_many_as_fit_the_most_urgent_first() -> None:
     world = World("n", "m")
-    young, old = refused("young", minute=2), refused("old", minute=1)
-    first = refused("important", minute=3, priority=1)
+    young, old = rejected("young", minute=2), rejected("old", minute=1)
+    first = rejected("important", minute=3, priority=1)
     world.see(young, old, first)
-    world.woken()
+    world.requeued()
     world.holds("n", 0)
-    assert world.woken() == ["important"]
+    assert world.requeued() == ["important"]
     world.holds("m", 0)
-    assert world.woken() == ["old"]
+    assert world.requeued() == ["old"]
 
 
 def test_small_ones_share_what_came_free() -> None:
     world = World("n")
-    world.see(*(refused(f"p{i}", "8Gi", minute=i) for i in range(5)))
-    world.woken()
+    world.see(*(rejected(f"p{i}", "8Gi", minute=i) for i in range(5)))
+    world.requeued()
     world.holds("n", 6)
-    assert world.woken() == ["p0", "p1"]
+    assert world.requeued() == ["p0", "p1"]
 
 
 def test_who_is_bound_gives_the_rest_of_the_room_free() -> None:
     world = World("n")
-    world.see(*(refused(f"p{i}", "8Gi", minute=i) for i in range(3)))
+    world.see(*(rejected(f"p{i}", "8Gi", minute=i) for i in range(3)))
     world.holds("n", 15)
-    assert world.woken() == ["p0"]
+    assert world.requeued() == ["p0"]
     world.see(pod("8Gi", uid="p0", name="p0", node="n"))
     world.holds("n", 1)
-    assert world.woken() == ["p1"]
+    assert world.requeued() == ["p1"]
 
 
 def test_who_comes_back_refused_leaves_the_room_to_the_next() -> None:
     world = World("n")
-    stuck, next_one = refused("stuck", minute=1), refused("next", minute=2)
+    stuck, next_one = rejected("stuck", minute=1), rejected("next", minute=2)
     world.see(stuck, next_one)
-    world.woken()
+    world.requeued()
     world.holds("n", 0)
-    assert world.woken() == ["stuck"]
-    assert world.woken() == []
+    assert world.requeued() == ["stuck"]
+    assert world.requeued() == []
     world.now_s += 0.1
     world.decides(stuck, fits=0)
-    assert world.woken() == ["next"]
+    assert world.requeued() == ["next"]
 
 
 def test_who_is_kept_away_by_other_plugins_does_not_shut_the_others_out() -> None:
     """Filter is never asked for them, so only time tells."""
     world = World("n")
-    world.see(*(refused(f"stuck{i}", minute=i) for i in range(3)), refused("right", minute=9))
+    world.see(*(rejected(f"stuck{i}", minute=i) for i in range(3)), rejected("right", minute=9))
     world.holds("n", 0)
-    found = [world.woken(CLAIM_S) for _ in range(4)]
+    found = [world.requeued(CLAIM_S) for _ in range(4)]
     assert found == [["stuck0"], ["stuck1"], ["stuck2"], ["right"]]
 
 
@@ -170,31 +170,33 @@ def test_a_thousand_who_select_other_nodes_cost_the_right_one_nothing() -> None:
     world = World("n", labels={"zone": "a"})
 
     def selecting(uid: str, zone: str, minute: int) -> Pod:
-        made = refused(uid, minute=minute)
+        made = rejected(uid, minute=minute)
         spec = msgspec.structs.replace(made.spec, node_selector={"zone": zone})
         return msgspec.structs.replace(made, spec=spec)
 
     world.see(*(selecting(f"b{i}", "b", 0) for i in range(1000)), selecting("right", "a", 1))
     world.holds("n", 0)
-    assert world.woken() == ["right"]
+    assert world.requeued() == ["right"]
 
 
 def test_many_are_woken_in_portions() -> None:
     names = [f"n{i}" for i in range(AT_ONCE + 5)]
     world = World(*names)
-    world.see(*(refused(f"p{i:02}", minute=i % 60) for i in range(len(names))))
+    world.see(*(rejected(f"p{i:02}", minute=i % 60) for i in range(len(names))))
     for name in names:
         world.holds(name, 0)
-    assert len(world.woken()) == AT_ONCE
+    assert len(world.requeued()) == AT_ONCE
     assert world.waking.pending
-    assert len(world.woken()) == 5
+    assert len(world.requeued()) == 5
 
 
 def test_a_replica_that_starts_wakes_whom_others_refused_and_there_is_room_for() -> None:
     world = World("n")
     world.holds("n", 0)
-    world.see(refused("p"), refused("cpu", message="0/1 nodes are available: 1 Insufficient cpu."))
-    assert world.woken() == ["p"]
+    world.see(
+        rejected("p"), rejected("cpu", message="0/1 nodes are available: 1 Insufficient cpu.")
+    )
+    assert world.requeued() == ["p"]
 
 
 def test_what_the_journal_saw_needs_no_condition() -> None:
@@ -203,101 +205,101 @@ def test_what_the_journal_saw_needs_no_condition() -> None:
     world.see(waiting)
     world.decides(waiting, fits=0)
     world.holds("n", 0)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
 
 
 def test_who_passed_filter_is_not_disturbed() -> None:
     world = World("n")
-    waiting = refused("p")
+    waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
     world.decides(waiting, fits=1)
-    assert world.woken() == []
+    assert world.requeued() == []
     # It was never bound: it fits, and nobody else would see to it.
-    assert world.woken(after_s=10) == ["p"]
+    assert world.requeued(after_s=10) == ["p"]
 
 
 def test_who_was_refused_for_pods_that_never_came_is_tried_again() -> None:
     world = World("n")
-    waiting = refused("p")
+    waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
     world.now_s += 0.1
     world.decides(waiting, fits=0, sure=False)
-    assert world.woken(0.5) == ["p"]
+    assert world.requeued(0.5) == ["p"]
 
 
 def test_a_clock_that_was_ahead_and_is_set_keeps_nobody_waiting() -> None:
     world = World("n")
-    waiting = refused("p")
+    waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
     world.ahead_s = 3000.0
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
     world.ahead_s = 0.0
-    assert world.woken() == []
+    assert world.requeued() == []
     world.now_s += 0.1
     world.decides(waiting, fits=0, sure=False)
-    assert world.woken(0.5) == ["p"]
+    assert world.requeued(0.5) == ["p"]
 
 
 def test_who_was_refused_with_all_room_in_sight_is_not() -> None:
     world = World("n")
-    waiting = refused("p")
+    waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
     world.decides(waiting, fits=0)
-    assert world.woken() == []
+    assert world.requeued() == []
 
 
 def test_a_node_that_is_heard_of_again_has_room() -> None:
     world = World("n")
     world.holds("n", 0)
     world.now_s += 200
-    world.see(refused("p"))
-    assert world.woken() == []
+    world.see(rejected("p"))
+    assert world.requeued() == []
     world.holds("n", 0)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
 
 
 def test_room_for_one_whom_another_replica_woke_is_left_to_it() -> None:
     world = World("n")
-    first, second = refused("first", minute=1), refused("second", minute=2)
+    first, second = rejected("first", minute=1), rejected("second", minute=2)
     world.see(first, second)
-    world.woken()
+    world.requeued()
     world.holds("n", 0)
     annotated = {**(first.metadata.annotations or {}), RETRY: "of another"}
     metadata = msgspec.structs.replace(first.metadata, annotations=annotated)
     world.see(msgspec.structs.replace(first, metadata=metadata))
-    assert world.woken() == []
+    assert world.requeued() == []
     # Unless that was for something else, or the other one died over it.
-    assert world.woken(CLAIM_S) == ["first"]
+    assert world.requeued(CLAIM_S) == ["first"]
 
 
 def test_who_could_not_be_woken_is_tried_again() -> None:
     world = World("n")
-    world.see(refused("p"))
+    world.see(rejected("p"))
     world.holds("n", 0)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
     world.waking.missed("p")
-    assert world.woken(1.0) == ["p"]
+    assert world.requeued(1.0) == ["p"]
 
 
 def test_who_is_woken_in_vain_is_woken_less_and_less_often() -> None:
     world = World("n")
-    world.see(refused("p"))
+    world.see(rejected("p"))
     at_s: list[float] = []
     while world.now_s < NOW_S + 60:
         world.holds("n", 24)
         world.holds("n", 0)
-        at_s += [world.now_s for _ in world.woken(0.5)]
+        at_s += [world.now_s for _ in world.requeued(0.5)]
     assert 5 <= len(at_s) <= 20
     assert at_s[-1] - at_s[-2] >= MOST_BACK_OFF_S - CLAIM_S
 
 
 def wanting_calm(uid: str, limit: str = "50%", minute: int = 0) -> Pod:
-    made = refused(uid, "1Gi", minute=minute)
+    made = rejected(uid, "1Gi", minute=minute)
     annotations = {**(made.metadata.annotations or {}), MAX_SM: limit}
     metadata = msgspec.structs.replace(made.metadata, annotations=annotations)
     return msgspec.structs.replace(made, metadata=metadata)
@@ -307,39 +309,39 @@ def test_who_waits_for_idle_sms_is_woken_when_they_are_idle_enough() -> None:
     world = World("n")
     world.holds("n", 0, sm=0.9)
     world.see(wanting_calm("p"))
-    assert world.woken() == []
+    assert world.requeued() == []
     for busy in (0.95, 0.7, 0.5):
         world.holds("n", 0, sm=busy)
-        assert world.woken() == []
+        assert world.requeued() == []
     world.holds("n", 0, sm=0.4)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
 
 
 def test_sms_that_are_known_at_last_may_be_idle_enough() -> None:
     world = World("n")
     world.holds("n", 0)
     world.see(wanting_calm("p"))
-    assert world.woken() == []
+    assert world.requeued() == []
     world.holds("n", 0, sm=0.1)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
 
 
 def test_idle_sms_wake_nobody_who_did_not_ask_for_them() -> None:
     world = World("n", "m")
     world.holds("n", 4, sm=0.9)
-    world.see(refused("p"))
+    world.see(rejected("p"))
     waiting = world.state.pod("p")
     assert waiting is not None
-    world.woken()
+    world.requeued()
     world.decides(waiting, fits=0)
     world.now_s += MOST_BACK_OFF_S
     latest = world.state.latest_room
     world.holds("n", 4, sm=0.1)
     assert world.state.latest_room == latest  # not even a look
-    assert world.woken() == []
+    assert world.requeued() == []
     world.holds("m", 23)  # there is a look, but not for this
     world.holds("n", 4, sm=0.05)
-    assert world.woken() == []
+    assert world.requeued() == []
     latest = world.state.latest_room
     world.holds("n", 4, sm=0.01)
     world.see(wanting_calm("q"))
@@ -350,17 +352,17 @@ def test_idle_sms_wake_nobody_who_did_not_ask_for_them() -> None:
 
 def test_who_asks_for_less_is_looked_at_anew() -> None:
     world = World("n")
-    world.see(refused("p", "20Gi"))
+    world.see(rejected("p", "20Gi"))
     world.holds("n", 16)
-    assert world.woken() == []
-    world.see(refused("p", "4Gi"))
+    assert world.requeued() == []
+    world.see(rejected("p", "4Gi"))
     world.holds("n", 15)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
 
 
 def test_whose_namespace_asks_for_less_is_looked_at_anew() -> None:
     world = World("n")
-    bare = refused("p")
+    bare = rejected("p")
     metadata = msgspec.structs.replace(bare.metadata, annotations={})
     bare = msgspec.structs.replace(bare, metadata=metadata)
 
@@ -372,18 +374,18 @@ def test_whose_namespace_asks_for_less_is_looked_at_anew() -> None:
     default("20Gi")
     world.see(bare)
     world.holds("n", 16)
-    assert world.woken() == []
+    assert world.requeued() == []
     default("4Gi")
     world.holds("n", 15)
-    assert world.woken() == ["p"]
+    assert world.requeued() == ["p"]
 
 
 def test_a_look_may_be_interrupted_between_any_two_pods_and_names_the_same() -> None:
     names = [f"n{i}" for i in range(6)]
     whole, parts = World(*names), World(*names)
     for world in (whole, parts):
-        world.see(*(refused(f"p{i}", f"{8 + i % 3}Gi", minute=i) for i in range(20)))
-        world.woken()
+        world.see(*(rejected(f"p{i}", f"{8 + i % 3}Gi", minute=i) for i in range(20)))
+        world.requeued()
         for name in names:
             world.holds(name, 4)
     found: list[str] = []
@@ -393,9 +395,9 @@ def test_a_look_may_be_interrupted_between_any_two_pods_and_names_the_same() -> 
         if named is not None:
             found.append(named.metadata.uid)
         # What comes in between is news for the next look.
-        parts.see(refused(f"late{steps}", minute=59))
+        parts.see(rejected(f"late{steps}", minute=59))
     assert steps > 20
-    assert found == whole.woken(0.0)
+    assert found == whole.requeued(0.0)
     assert len(found) > len(names)
 
 
@@ -403,63 +405,63 @@ def test_a_look_weighs_only_so_many_crowded_nodes_and_the_next_goes_on() -> None
     many = MOST_WEIGHED + 20
     world = World("n")
     # Each asks for something else, so that nothing learned of one is known of the next.
-    world.see(refused("first", "10Gi", minute=1))
-    world.see(*(refused(f"p{i:03}", f"{15_000 + i}Mi", minute=2) for i in range(many)))
-    world.see(refused("last", "10Gi", minute=3))
-    world.woken()
+    world.see(rejected("first", "10Gi", minute=1))
+    world.see(*(rejected(f"p{i:03}", f"{15_000 + i}Mi", minute=2) for i in range(many)))
+    world.see(rejected("last", "10Gi", minute=3))
+    world.requeued()
     world.holds("n", 0)
-    assert world.woken() == ["first"]
+    assert world.requeued() == ["first"]
     assert world.waking.pending
-    assert world.woken() == ["last"]
+    assert world.requeued() == ["last"]
 
 
 def test_who_is_gone_or_bound_is_forgotten() -> None:
     world = World("n")
-    world.see(refused("gone"), refused("bound"))
+    world.see(rejected("gone"), rejected("bound"))
     world.state.apply([PodGone("gone"), PodSeen(pod("1Gi", uid="bound", node="m"))])
     world.holds("n", 0)
-    assert world.woken() == []
+    assert world.requeued() == []
 
 
 def test_only_a_refusal_that_quotes_us_counts() -> None:
     def said(kind: str, status: str, reason: str, message: str) -> bool:
-        return refused_by_us(saying(pod(), kind, status, reason, message))
+        return rejected_by_us(saying(pod(), kind, status, reason, message))
 
     assert said("PodScheduled", "False", "Unschedulable", SAID)
     assert not said("PodScheduled", "True", "", SAID)
     assert not said("Ready", "False", "Unschedulable", SAID)
     assert not said("PodScheduled", "False", "SchedulerError", SAID)
     assert not said("PodScheduled", "False", "Unschedulable", "no cpu")
-    assert not refused_by_us(pod())
+    assert not rejected_by_us(pod())
 
 
 def test_room_that_others_left_for_somebody_wakes_nobody_else() -> None:
     world = World("n")
-    nominee = refused("nominee", "10Gi", minute=9, priority=5)
+    nominee = rejected("nominee", "10Gi", minute=9, priority=5)
     status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
-    world.see(msgspec.structs.replace(nominee, status=status), refused("older", priority=5))
-    assert world.woken() == []
+    world.see(msgspec.structs.replace(nominee, status=status), rejected("older", priority=5))
+    assert world.requeued() == []
     world.holds("n", 12)
-    assert world.woken() == ["nominee"]
+    assert world.requeued() == ["nominee"]
     # There would be room for the other, and the nominee is not there yet.
     world.holds("n", 3)
-    assert world.woken(CLAIM_S + 1.0) == ["nominee"]
+    assert world.requeued(CLAIM_S + 1.0) == ["nominee"]
     # Who ranks higher leaves the place to nobody.
-    world.see(refused("above", priority=6))
+    world.see(rejected("above", priority=6))
     world.holds("n", 2)
-    assert world.woken(MOST_BACK_OFF_S) == ["above"]
+    assert world.requeued(MOST_BACK_OFF_S) == ["above"]
 
 
 def test_who_was_refused_for_a_held_place_is_woken_when_nobody_holds_it_any_more() -> None:
     world = World("n")
-    nominee = refused("nominee", "10Gi", priority=5)
+    nominee = rejected("nominee", "10Gi", priority=5)
     status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
-    other = refused("other", minute=1)
+    other = rejected("other", minute=1)
     world.see(msgspec.structs.replace(nominee, status=status))
     world.holds("n", 0)
-    world.woken()
+    world.requeued()
     world.see(other)
     world.decides(other, fits=0, sure=False)
-    assert world.woken(CLAIM_S + 0.1) == []
+    assert world.requeued(CLAIM_S + 0.1) == []
     world.state.apply([PodGone("nominee")])
-    assert world.woken() == ["other"]
+    assert world.requeued() == ["other"]

@@ -159,7 +159,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
 
 def test_memory_is_in_bytes_and_never_absurd() -> None:
     memory = [
-        *(f".status.devices[].{name}" for name in ("memory", "reserved", "used", "unowned")),
+        *(f".status.devices[].{name}" for name in ("memory", "reserved", "used", "unattributed")),
         ".status.pods[].used",
         ".spec.reservations{}.charges[].candidates{}",
     ]
@@ -179,7 +179,7 @@ def node() -> Schema:
         memory_bytes=141 << 30,
         reserved_bytes=1 << 30,
         used_bytes=8 << 30,
-        unowned_bytes=0,
+        unattributed_bytes=0,
         sm_activity=g.SmActivity(ratio=0.5, source="gpm"),
         sharing="time-slicing",
         replicas=g.Replicas(free=3, allocated=1),
@@ -226,8 +226,11 @@ def test_a_contradiction_is_accepted(change: Schema) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *({name: -1} for name in ("memory", "reserved", "used", "unowned", "gpuInstance")),
-        *({name: g.MAX_DEVICE_BYTES + 1} for name in ("memory", "reserved", "used", "unowned")),
+        *({name: -1} for name in ("memory", "reserved", "used", "unattributed", "gpuInstance")),
+        *(
+            {name: g.MAX_DEVICE_BYTES + 1}
+            for name in ("memory", "reserved", "used", "unattributed")
+        ),
         {"memory": "8Gi"},
         {"memory": 1.5},
         {"uuid": ""},

@@ -23,7 +23,7 @@ def test_absent_memory_is_not_zero() -> None:
     status = decode_gpunode(body).status
     assert status is not None
     assert status.devices[0].memory_bytes == status.devices[0].used_bytes == -1
-    assert status.devices[0].unowned_bytes is None
+    assert status.devices[0].unattributed_bytes is None
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"metadata":{}', b"[" * 100_000, b"\xff"])

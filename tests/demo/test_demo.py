@@ -58,8 +58,8 @@ def test_nothing_is_overcommitted_and_the_last_line_says_so(
     assert small.returncode == 0, small.stdout + small.stderr
     match = LAST.fullmatch(small.stdout.splitlines()[-1])
     assert match is not None, small.stdout
-    placed, refused, ours, counting = map(int, match.groups())
-    assert placed + refused == 2 * 150
+    placed, rejected, ours, counting = map(int, match.groups())
+    assert placed + rejected == 2 * 150
     assert ours == 0
     assert counting > 0, "the referee sees no overcommit at all: it would miss ours too"
 

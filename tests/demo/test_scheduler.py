@@ -126,20 +126,20 @@ def test_a_bind_overlaps_the_next_filter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusals", "bound"),
+    ("rejections", "bound"),
     [pytest.param(1, NAMES[1], id="once: tried again"), pytest.param(2, None, id="twice: waits")],
 )
 def test_a_refused_bind_is_tried_once_more_from_the_filter_on(
-    refusals: int, bound: str | None
+    rejections: int, bound: str | None
 ) -> None:
-    left = iter(["not now"] * refusals + [""] * 9)
+    left = iter(["not now"] * rejections + [""] * 9)
 
-    def refuses(path: str, body: Any) -> tuple[int, object]:
+    def rejects(path: str, body: Any) -> tuple[int, object]:
         return (200, {"Error": next(left)}) if path == "/bind" else takes_all(path, body)
 
-    outcomes, calls, refused = play(refuses)
+    outcomes, calls, rejected = play(rejects)
     assert outcomes == [("p0", bound)]
-    assert refused == refusals
+    assert rejected == rejections
     assert [path for path, _ in calls] == ["/filter", "/prioritize", "/bind"] * 2
 
 

@@ -58,7 +58,7 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kube.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
     "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
-    "extender.ledger.kube_evictor:KubernetesHands._evict": rights("", "pods/eviction", "create"),
+    "extender.ledger.kube_evictor:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
     "extender.ledger.kube_store:KubernetesStore.__init__": set(),

@@ -44,7 +44,7 @@ def main() -> None:
             cluster.bring_up()
             cluster.create_pod("placed", "20Gi")
             cluster.create_pod("too-large", "25Gi")
-            cluster.until(lambda: bool(cluster.refusal("too-large")), "a pod is refused")
+            cluster.until(lambda: bool(cluster.rejection("too-large")), "a pod is refused")
             said = WHAT_NEXT.format(
                 kubeconfig=plane.kubeconfig(namespace=NAMESPACE),
                 kubectl=built("kubectl")["kubectl"],

@@ -215,7 +215,7 @@ class Cluster:
         node: str = self.pod(name)["spec"].get("nodeName", "")
         return node
 
-    def refusal(self, name: str) -> str:
+    def rejection(self, name: str) -> str:
         return said(self.pod(name))
 
     # What became of it.

@@ -89,7 +89,8 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     cluster.machines[first].driver.use(STRANGER_PID, {gpu: STRANGER_GIB * GIB})
     cluster.until(
         lambda: any(
-            (device.unowned_bytes or 0) >= STRANGER_GIB * GIB for device in reported(cluster, first)
+            (device.unattributed_bytes or 0) >= STRANGER_GIB * GIB
+            for device in reported(cluster, first)
         ),
         "a report that shows the stranger",
     )
@@ -116,7 +117,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         f"score {NAMESPACE}/waits --node {last}",
         stale,
     )
-    yield ask("What changed?", "log --since 2m", "promise_made", "report_lost", last)
+    yield ask("What changed?", "log --since 2m", "reservation_made", "report_lost", last)
 
 
 def reported(cluster: RealCluster, node: str) -> list[Device]:

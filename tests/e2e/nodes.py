@@ -183,7 +183,7 @@ class Nodes:
                 memory_bytes=self.shape.memory_bytes,
                 reserved_bytes=0,
                 used_bytes=min(used[uuid], self.shape.memory_bytes),
-                unowned_bytes=0,
+                unattributed_bytes=0,
                 sm_activity=sm_activity,
                 healthy=name not in self.sick,
                 sharing="time-slicing",

@@ -33,7 +33,7 @@ class Outcome:
 
     pods: int
     bound: int
-    refused: int
+    rejected: int
     undecided: int
     turned_away: int
     overcommitted: int
@@ -171,12 +171,12 @@ class RealCluster(Cluster):
     def outcome(self) -> Outcome:
         pods, gpus, taken = self.pods(), self.gpus(), self.taken_bytes()
         bound = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
-        refused = sum(is_refused(pod) for pod in pods)
+        rejected = sum(is_refused(pod) for pod in pods)
         return Outcome(
             pods=len(pods),
             bound=bound,
-            refused=refused,
-            undecided=len(pods) - bound - refused,
+            rejected=rejected,
+            undecided=len(pods) - bound - rejected,
             turned_away=sum(pod["status"].get("reason") == TURNED_AWAY for pod in pods),
             overcommitted=len(excess(taken.items(), {g.uuid: g.memory_bytes for g in gpus})),
             overdrawn=sum(

@@ -157,7 +157,7 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
         assert bind_error("first") == ""
         wire.stall()
         cluster.until(lambda: ready() == (503, blind), "it says that it is blind")
-        for cut in (lambda: None, wire.refuse):
+        for cut in (lambda: None, wire.reject):
             cut()
             assert ready() == (503, blind)
             assert (filtered("second")["Error"], bind_error("second")) == (blind, blind)
@@ -170,8 +170,8 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
         cluster.until(works, "it lets the node pass again")
         assert bind_error("second") == ""
         assert cluster.node_of("second") == node
-    promised = cluster.gpunode(node).spec.reservations.values()
-    assert {promise.name for promise in promised} == {"first", "second", "meanwhile"}
+    reserved = cluster.gpunode(node).spec.reservations.values()
+    assert {reservation.name for reservation in reserved} == {"first", "second", "meanwhile"}
 
 
 def watch(cluster: PlayedCluster) -> bool:
@@ -193,8 +193,8 @@ def assert_nothing_is_promised_twice(cluster: PlayedCluster) -> None:
     assert verdict.devices_overcommitted == 0
     assert not verdict.turned_away
     # The ledger knows every pod that is bound, once, where it is.
-    promised = {
+    reserved = {
         (uid, name) for name in cluster.names for uid in cluster.gpunode(name).spec.reservations
     }
     bound = {(pod["metadata"]["uid"], pod["spec"]["nodeName"]) for pod in cluster.bound()}
-    assert bound <= promised
+    assert bound <= reserved

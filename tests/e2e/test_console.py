@@ -63,10 +63,10 @@ def test_the_console_shows_what_the_extender_decides_and_neither_needs_the_other
     cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
     cluster.until(lambda: apart.decisions().get("first") == cluster.node_of("first"), "it is shown")
     cluster.create_pod("large", "30Gi")
-    cluster.until(lambda: bool(cluster.refusal("large")), "the large one waits")
+    cluster.until(lambda: bool(cluster.rejection("large")), "the large one waits")
     cluster.until(lambda: "large" in apart.decisions(), "its decision is known")
     explained = apart.get("/v1/explain/pods/e2e/large")
-    assert explained["verdict"] == "refused"
+    assert explained["verdict"] == "rejected"
     assert explained["last_decision"]["filter"]["offered"] == 2
     assert explained["unanswered"] == []
     (extender,) = apart.get("/v1/status")["peers"]

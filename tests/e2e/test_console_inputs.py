@@ -57,7 +57,7 @@ def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
         plane.resume("extender")
         cluster.until(is_heard, "it is followed again")
 
-        wire.refuse()
+        wire.reject()
         cluster.until(lambda: not is_heard(), "the console says that it is cut off")
         assert inputs(apart)["api_server"]["message"] is None
         wire.heal()

@@ -86,9 +86,9 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
     watcher, stranger = ca.sign("watcher", ["other", GROUP]), ca.sign("nobody-s")
     cluster.until(lambda: is_known(cluster, tmp_path, stranger), "certificates are taken")
     assert answer(cluster, tmp_path, watcher).status_code == 200
-    refused = answer(cluster, tmp_path, stranger)
-    assert refused.status_code == 403
-    assert refused.json()["detail"].startswith("nobody-s may not get path /v1/nodes; right is")
+    rejected = answer(cluster, tmp_path, stranger)
+    assert rejected.status_code == 403
+    assert rejected.json()["detail"].startswith("nobody-s may not get path /v1/nodes; right is")
     # The CA's cluster knows its admin as a member of this group: one without a token.
     assert answer(cluster, tmp_path, ca.sign("kubernetes-admin", ["system:masters"])).is_success
 

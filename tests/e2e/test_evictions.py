@@ -105,7 +105,10 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         counted = [cluster.metric(EVICTED, replica) for replica in REPLICAS]
         assert sum(counted) == len(victims)
         for node in bad:  # the mark went with them
-            flags = (promise.flags for promise in cluster.gpunode(node).spec.reservations.values())
+            flags = (
+                reservation.flags
+                for reservation in cluster.gpunode(node).spec.reservations.values()
+            )
             assert not any(flags)
 
 
@@ -143,8 +146,8 @@ def test_a_pod_without_a_gate_is_evicted_only_if_that_is_set_and_costs_nobody_an
     uids = {node: uid_of(victim) for node, victim in victims.items()}
     if on_miss == "evict":
         cluster.until(lambda: deleted(cluster) >= {uids[new]}, "the one that loses nothing goes")
-        refused = 'headroom_evictions_total{outcome="refused"}'
-        cluster.until(lambda: cluster.metric(refused) >= 1, "the budget has its say")
+        rejected = 'headroom_evictions_total{outcome="refused"}'
+        cluster.until(lambda: cluster.metric(rejected) >= 1, "the budget has its say")
         assert deleted(cluster) == {uids[new]}
         cluster.plane.call("DELETE", f"{BUDGETS}/none")
         cluster.until(lambda: deleted(cluster) >= {uids[held]}, "then the budget lets it go")

@@ -118,7 +118,7 @@ def report_health(cluster: PlayedCluster) -> None:
 
     def seen() -> bool:
         nodes = ask(cluster, "/v1/nodes")["nodes"]
-        sick = {n["name"] for n in nodes if any(d["fenced"] for d in n["devices"])}
+        sick = {n["name"] for n in nodes if any(d["unhealthy"] for d in n["devices"])}
         return sick == cluster.nodes.sick
 
     cluster.until(seen, "the extender knows which GPUs are healthy")
@@ -150,7 +150,9 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
     gated = bool(pod["spec"].get("schedulingGates"))
     if not gated and pod["spec"]["schedulerName"] == SCHEDULER_NAME:
         cluster.until(
-            lambda: bool(cluster.node_of(WAITS) or "nodes are available" in cluster.refusal(WAITS)),
+            lambda: bool(
+                cluster.node_of(WAITS) or "nodes are available" in cluster.rejection(WAITS)
+            ),
             "the pod is tried",
         )
     body: dict[str, Any] = {}
@@ -184,7 +186,7 @@ def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> s
         assert named == SCHEDULER_NAME
         again(cluster, schedulerName=named)
         return "scheduler"
-    assert body["verdict"] == "refused", body["message"]
+    assert body["verdict"] == "rejected", body["message"]
     if not body["advice"]:
         return "nothing to suggest"
     one = random.choice(body["advice"])
@@ -304,7 +306,7 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
         cluster.create_pod(name, "10Gi")
     cluster.until(lambda: len(cluster.bound()) == 2, "two pods fill the GPU")
     cluster.create_pod(WAITS, "10Gi")
-    cluster.until(lambda: bool(cluster.refusal(WAITS)), "the third waits")
+    cluster.until(lambda: bool(cluster.rejection(WAITS)), "the third waits")
     before = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
     assert before["advice"][0]["kind"] == "lower"
 
@@ -329,9 +331,9 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
         # A what-if of new pods agrees with the API server.
         lowered["metadata"]["namespace"] = "e2e"
         asked = {"pods": [{"manifest": lowered}], "release": ["e2e/one"]}
-        (refused,) = what_if(cluster, asked)["refusals"]
+        (rejected,) = what_if(cluster, asked)["rejections"]
         why = f"ResourceQuota team would reject it for requests.{RESOURCE}"
-        assert refused["not_tried"] == why
+        assert rejected["not_tried"] == why
         more = {"spec": {"hard": {f"requests.{RESOURCE}": "3"}}}
         cluster.plane.call("PATCH", f"{path}/team", more, MERGE)
 

@@ -141,8 +141,8 @@ def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_roo
 
 def test_a_pod_without_a_gate_is_told_why_no_gated_node_takes_it(cluster: RealCluster) -> None:
     cluster.ask("plain", 1)
-    cluster.until(lambda: bool(cluster.refusal("plain")), "it is refused")
-    assert f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}." in cluster.refusal("plain")
+    cluster.until(lambda: bool(cluster.rejection("plain")), "it is refused")
+    assert f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}." in cluster.rejection("plain")
 
 
 def test_without_a_surprise_the_gate_costs_a_moment(cluster: RealCluster, tell: Tell) -> None:

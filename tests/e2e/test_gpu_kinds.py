@@ -120,7 +120,8 @@ def test_pods_of_this_kind_are_reserved_memory_and_never_too_much(
     of = KINDS[kind]
     cluster.request(f"{kind}-too-large", kind, of.device_gib + 1)
     cluster.until(
-        lambda: NO_MEMORY in cluster.refusal(f"{kind}-too-large"), "Headroom rejects what is large"
+        lambda: NO_MEMORY in cluster.rejection(f"{kind}-too-large"),
+        "Headroom rejects what is large",
     )
     most = of.device_gib - 1
     fitting = [f"{kind}-{number}" for number in range(of.devices)]
@@ -133,8 +134,8 @@ def test_pods_of_this_kind_are_reserved_memory_and_never_too_much(
         assert "headroom.gpu/placement" in annotations
     # Replicas are left only on shared devices: there, replica counting alone would bind it.
     cluster.request(f"{kind}-one-more", kind, most)
-    cluster.until(lambda: bool(cluster.refusal(f"{kind}-one-more")), "one more is rejected")
-    assert (NO_MEMORY in cluster.refusal(f"{kind}-one-more")) == (of.replicas > 1)
+    cluster.until(lambda: bool(cluster.rejection(f"{kind}-one-more")), "one more is rejected")
+    assert (NO_MEMORY in cluster.rejection(f"{kind}-one-more")) == (of.replicas > 1)
     taken = Counter[str]()
     for held in cluster.machines[cluster.node_of_kind[kind]].held():
         taken[held.device] += cluster.asked_bytes[held.pod]

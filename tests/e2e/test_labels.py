@@ -38,7 +38,7 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
         plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)), MERGE)
         cluster.create_pod("part", "1Gi")
         cluster.until(
-            lambda: cluster.refusal("part").startswith(
+            lambda: cluster.rejection("part").startswith(
                 "0/1 nodes are available: 1 no GPU report from the node."
             ),
             "it is refused",

@@ -124,12 +124,12 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     cluster.until(lambda: len(cluster.bound()) == 2 and cluster.decided(), "both run")
     assert {pod["status"]["phase"] for pod in cluster.pods()} == {"Running"}
     (gpunode,) = cluster.gpunodes()
-    assert gpunode.spec.promised == "40Gi"
+    assert gpunode.spec.reserved == "40Gi"
 
     # Neither on any device nor on the node: kube-scheduler says so before it asks us.
     cluster.until(lambda: created(cluster, "c", 10) == "", "nothing is counted any more")
-    cluster.until(lambda: bool(cluster.refusal("c")), "there is no room")
-    assert cluster.refusal("c").startswith(f"0/1 nodes are available: 1 Insufficient {MIRROR}.")
+    cluster.until(lambda: bool(cluster.rejection("c")), "there is no room")
+    assert cluster.rejection("c").startswith(f"0/1 nodes are available: 1 Insufficient {MIRROR}.")
 
     # A kubelet that starts writes its node's status anew.
     (machine,) = cluster.machines.values()

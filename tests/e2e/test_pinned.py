@@ -99,7 +99,7 @@ def test_every_container_gets_the_device_of_its_placement(cluster: RealCluster) 
     (machine,) = cluster.machines.values()
     follow(cluster, "early", 14)
     why = "1 node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods."
-    cluster.until(lambda: why in cluster.refusal("early"), "nobody knows what the toolkit does")
+    cluster.until(lambda: why in cluster.rejection("early"), "nobody knows what the toolkit does")
     obey(machine)
     cluster.until(lambda: bool(cluster.node_of("early")), "it is known, and the pod is bound")
 
@@ -123,7 +123,7 @@ def test_every_container_gets_the_device_of_its_placement(cluster: RealCluster) 
 
     follow(cluster, "more", 1)
     full = "1 insufficient GPU memory on any device."
-    cluster.until(lambda: full in cluster.refusal("more"), "there is no room for one more")
+    cluster.until(lambda: full in cluster.rejection("more"), "there is no room for one more")
 
 
 def test_a_pod_that_uses_another_device_than_its_placement_is_charged_there(

@@ -34,15 +34,15 @@ def test_every_supported_scheduler_binds_and_is_woken_by_memory_that_comes_free(
     assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
     cluster.nodes.observe(cluster.pods())
     cluster.create_pod("second", "20Gi")
-    cluster.until(lambda: bool(cluster.refusal("second")), "the second pod is refused")
+    cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is refused")
     cluster.delete_pod("first")
     time.sleep(1.0)  # what the deletion itself wakes sees the memory still in use
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
     # It may be bound before the answer to the write that woke it has come.
-    woken = 'headroom_wakes_total{outcome="woken"}'
-    cluster.until(lambda: cluster.metric(woken) >= 1, "the wake is counted")
+    requeued = 'headroom_requeues_total{outcome="woken"}'
+    cluster.until(lambda: cluster.metric(requeued) >= 1, "the wake is counted")
 
 
 def test_a_new_node_gets_its_ledger_and_takes_it_along_when_it_is_deleted(
@@ -73,7 +73,7 @@ def test_a_pod_lands_on_the_node_with_room(new_cluster: NewCluster) -> None:
     cluster.until(lambda: bool(cluster.node_of("third")), "the third pod is bound")
     assert {cluster.node_of("first"), cluster.node_of("second")} == {"gpu-1", "gpu-2"}
     cluster.create_pod("fourth", "5Gi")
-    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("fourth"), "it waits")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.rejection("fourth"), "it waits")
 
     # What decided can be asked for under the name that is on the pod, verb by verb.
     debug, first = cluster.debug_url(), cluster.pod("first")
@@ -233,10 +233,10 @@ def test_a_resource_of_another_name_is_managed_where_settings_and_scheduler_name
     for name in ("first", "second"):
         cluster.create_pod(name, "16Gi", containers=containers)
         cluster.until(
-            lambda name=name: cluster.node_of(name) or cluster.refusal(name), "it is decided"
+            lambda name=name: cluster.node_of(name) or cluster.rejection(name), "it is decided"
         )
     assert "headroom.gpu/placement" in cluster.pod("first")["metadata"]["annotations"]
-    assert "insufficient GPU memory on any device" in cluster.refusal("second")
+    assert "insufficient GPU memory on any device" in cluster.rejection("second")
 
 
 def place_of_next(cluster: Cluster) -> str:
@@ -253,12 +253,12 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     cluster = new_cluster(20)
     cluster.bring_up()
     cluster.create_pod("large", "25Gi")
-    cluster.until(lambda: bool(cluster.refusal("large")), "the pod is refused")
+    cluster.until(lambda: bool(cluster.rejection("large")), "the pod is refused")
     asked, since_s = filter_calls(cluster), time.monotonic()
     assert 1 <= asked <= 3
     said = "0/20 nodes are available: 20 insufficient GPU memory on any device."
     helpless = "preemption: 0/20 nodes are available: 20 Preemption is not helpful for scheduling."
-    assert cluster.refusal("large") == f"{said} no new claims to deallocate, {helpless}"
+    assert cluster.rejection("large") == f"{said} no new claims to deallocate, {helpless}"
     # The constant reason by kube-scheduler; once more by us, with numbers.
     numbers = (
         "None of 20 nodes: 20 insufficient GPU memory on any device. It needs 25.0 GiB, larger "
@@ -287,7 +287,7 @@ def test_a_pod_without_a_gpu_does_not_notice_that_the_extender_is_down(
     cluster.create_pod("waits", "1Gi")
     cluster.create_pod("plain", None, gpus=0)
     cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")
-    cluster.until(lambda: "connection refused" in cluster.refusal("waits"), "the other waits")
+    cluster.until(lambda: "connection refused" in cluster.rejection("waits"), "the other waits")
     cluster.start_extender()
     cluster.until(lambda: bool(cluster.node_of("waits")), "the other is bound as well")
 
@@ -299,8 +299,8 @@ def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
     cluster.create_deployment("web", "8Gi", replicas=7)
     cluster.until(lambda: len(cluster.bound()) == 6, "all pods that have room are bound")
     (waiting,) = (p["metadata"]["name"] for p in cluster.pods() if not p["spec"].get("nodeName"))
-    refused = "0/2 nodes are available: 2 insufficient GPU memory on any device."
-    cluster.until(lambda: cluster.refusal(waiting).startswith(refused), "the seventh is refused")
+    rejected = "0/2 nodes are available: 2 insufficient GPU memory on any device."
+    cluster.until(lambda: cluster.rejection(waiting).startswith(rejected), "the seventh is refused")
     # Its room is taken soon: by the one that waits, or by the one made in its place.
     gone = cluster.bound()[0]["metadata"]["name"]
     cluster.delete_pod(gone)
@@ -320,11 +320,11 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
     uid = cluster.pod("first")["metadata"]["uid"]
     cluster.delete_by_force("first")  # before any sample showed it: for all we know it starts now
     cluster.create_pod("second", "20Gi")
-    cluster.until(lambda: bool(cluster.refusal("second")), "the second pod is refused")
+    cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is refused")
 
     def noted() -> bool:
         lines = cluster.plane.log("extender").splitlines()
-        return any(uid in line and "promise_awaits_a_sample" in line for line in lines)
+        return any(uid in line and "reservation_awaits_a_sample" in line for line in lines)
 
     cluster.until(noted, "its removal is noted")
     cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion
@@ -352,8 +352,8 @@ def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster
     try:
         cluster.until(lambda: node_reason(cluster) == "dra_manages", "the slice is seen")
         cluster.create_pod("p", "8Gi")
-        cluster.until(lambda: bool(cluster.refusal("p")), "the pod is refused")
-        assert cluster.refusal("p").startswith(
+        cluster.until(lambda: bool(cluster.rejection("p")), "the pod is refused")
+        assert cluster.rejection("p").startswith(
             "0/1 nodes are available: 1 GPUs of the node are managed by a DRA driver."
         )
     finally:

@@ -68,11 +68,11 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
     time.sleep(10.0)
     outcome = cluster.outcome()
     minutes = (time.monotonic() - began_s) / 60
-    calls = (filter_calls(cluster) - calls_before) / minutes / max(1, outcome.refused)
+    calls = (filter_calls(cluster) - calls_before) / minutes / max(1, outcome.rejected)
     tell(f"{shown(outcome)}; {calls:.1f} filter calls a minute for each that is refused")
     assert_nothing_is_taken_twice(outcome)
     assert outcome.bound > 2 * NODES
-    assert outcome.refused > 0
+    assert outcome.rejected > 0
     assert calls <= 5
     # Nothing happened between binding and admission that nobody can foresee.
 
@@ -113,7 +113,7 @@ def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
     assert_nothing_is_taken_twice(outcome)
 
 
-def woken(cluster: RealCluster) -> tuple[list[float], list[float]]:
+def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
     """Seconds from the report that memory is free to the binding, and from the end of the process
     that held it; a stranger held it, so that nothing but the report tells. One of each node."""
     cluster.empty()
@@ -155,7 +155,7 @@ def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
     found_s: list[float] = []
     exits: list[float] = []
     for _ in range(ROUNDS):
-        for all_s, more_s in zip((found_s, exits), woken(cluster), strict=True):
+        for all_s, more_s in zip((found_s, exits), requeued(cluster), strict=True):
             all_s += more_s
         assert_nothing_is_taken_twice(cluster.outcome())
     tell(
@@ -196,7 +196,7 @@ def predictions(cluster: RealCluster, result: str) -> float:
 def shown(outcome: Outcome) -> str:
     return (
         f"{outcome.pods} pods: {outcome.bound} bound ({outcome.asked_ratio:.0%} of the memory), "
-        f"{outcome.refused} refused, {outcome.turned_away} turned away; "
+        f"{outcome.rejected} refused, {outcome.turned_away} turned away; "
         f"devices overcommitted: {outcome.overcommitted}"
     )
 

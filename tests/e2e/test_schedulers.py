@@ -122,7 +122,7 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     assert cluster.metric('headroom_binds_total{outcome="bound"}') == len(MINORS)
 
     def cut_and_bind(name: str) -> None:
-        wire.refuse()  # a connection that is open is asked for no certificate again
+        wire.reject()  # a connection that is open is asked for no certificate again
         wire.heal()
         bound(cluster, name)
 
@@ -136,11 +136,11 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cut_and_bind("client-replaced")
     # kube-scheduler reads the authority that it trusts when it starts, and never again.
     mounted.run(serving, replace=True)
-    wire.refuse()
+    wire.reject()
     wire.heal()
     cluster.create_pod("waits", "1Gi", schedulerName=DEFAULT)
     says = "certificate signed by unknown authority"
-    cluster.until(lambda: says in cluster.refusal("waits"), "the authority is not read again")
+    cluster.until(lambda: says in cluster.rejection("waits"), "the authority is not read again")
     bound(cluster, "plain", None)
     cluster.kill(MINORS[-1])
     cluster.start_scheduler_as("again", content)
@@ -158,7 +158,9 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cluster.kill("extender")
     cluster.create_pod("gpu-while-it-is-dead", "1Gi", schedulerName=DEFAULT)
     bound(cluster, "plain-while-it-is-dead", None)
-    cluster.until(lambda: "Post" in cluster.refusal("gpu-while-it-is-dead"), "it says why it waits")
+    cluster.until(
+        lambda: "Post" in cluster.rejection("gpu-while-it-is-dead"), "it says why it waits"
+    )
     cluster.delete_by_force("gpu-while-it-is-dead")
 
 
@@ -228,11 +230,15 @@ def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
     assert cluster.node_of("first") != cluster.node_of("second")
     assert leads(other)
     cluster.create_pod("third", "20Gi")
-    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("third"), "there is no room")
+    cluster.until(
+        lambda: "insufficient GPU memory" in cluster.rejection("third"), "there is no room"
+    )
     cluster.kill(f"extender-{other}")
     bound(cluster, "plain-elsewhere", None)
     cluster.create_pod("fourth", "1Gi")
-    cluster.until(lambda: "connection refused" in cluster.refusal("fourth"), "it says why it waits")
+    cluster.until(
+        lambda: "connection refused" in cluster.rejection("fourth"), "it says why it waits"
+    )
     assert not cluster.node_of("fourth")
 
 
@@ -258,11 +264,11 @@ def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without
     cluster.until(lambda: bool(cluster.node_of("second")), "the second is bound")
     second = cluster.pod("second")
     # More than there is, and the ledger knows.
-    promises = cluster.gpunode(cluster.node_of("second")).spec.reservations
-    assert promises[second["metadata"]["uid"]].flags == [ADOPTED]
-    committed = [next(iter(p.charges[0].candidates.values())) for p in promises.values()]
+    reservations = cluster.gpunode(cluster.node_of("second")).spec.reservations
+    assert reservations[second["metadata"]["uid"]].flags == [ADOPTED]
+    committed = [next(iter(p.charges[0].candidates.values())) for p in reservations.values()]
     assert sum(committed) > 24 * GIB
-    would = 'headroom_would_refuse_total{reason="memory_on_any",verb="%s"}'
+    would = 'headroom_would_reject_total{reason="memory_on_any",verb="%s"}'
     # Counted after the answer.
     cluster.until(lambda: cluster.metric(would % "filter") >= 1, "filter would have refused")
     cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have refused")
@@ -282,7 +288,9 @@ def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without
     cluster.change_settings("extender", {"mode": "enforce"})
     cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)
     cluster.create_pod("third", "20Gi")
-    cluster.until(lambda: "insufficient GPU memory" in cluster.refusal("third"), "there is no room")
+    cluster.until(
+        lambda: "insufficient GPU memory" in cluster.rejection("third"), "there is no room"
+    )
     # Who was refused is tried again at once when that does not count any more.
     cluster.change_settings("extender", {"mode": "observe"})
     cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go", 10.0)

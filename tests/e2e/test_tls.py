@@ -49,17 +49,17 @@ def test_a_scheduler_without_a_certificate_is_not_answered(
     over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
     # The user reads an EOF or a broken pipe; why, only the extender can say.
     gpu_pod_waits_others_are_bound(cluster, 'Post "https://')
-    refused = [
+    rejected = [
         json.loads(line)
         for line in cluster.plane.log("extender").splitlines()
         if "tls_client_refused" in line
     ]
-    assert refused[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+    assert rejected[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 def gpu_pod_waits_others_are_bound(cluster: Cluster, says: str) -> None:
     cluster.create_pod("waits", "1Gi")
     cluster.create_pod("plain", None, gpus=0)
     cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")
-    cluster.until(lambda: says in cluster.refusal("waits"), "the other waits and says why")
+    cluster.until(lambda: says in cluster.rejection("waits"), "the other waits and says why")
     assert not cluster.node_of("waits")

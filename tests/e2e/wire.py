@@ -11,7 +11,7 @@ class Wire:
     def __init__(self, upstream_port: int) -> None:
         self.port = 0
         self.upstream_port = upstream_port
-        self.refuses = False
+        self.rejects = False
         self._passes = threading.Event()
         self._passes.set()
         self._open: set[socket.socket] = set()
@@ -20,21 +20,21 @@ class Wire:
         """Every connection stays open, and new ones are taken; nothing comes through."""
         self._passes.clear()
 
-    def refuse(self) -> None:
+    def reject(self) -> None:
         """Every connection ends, and so does each new one, at once."""
-        self.refuses = True
+        self.rejects = True
         for each in list(self._open):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         self._passes.set()
 
     def heal(self) -> None:
-        self.refuses = False
+        self.rejects = False
         self._passes.set()
 
     def carry(self, client: socket.socket) -> None:
         """Returns when the connection has ended."""
-        if self.refuses:
+        if self.rejects:
             return
         try:
             server = socket.create_connection(("127.0.0.1", self.upstream_port))
@@ -77,6 +77,6 @@ def wire_to(upstream_port: int) -> Iterator[Wire]:
         try:
             yield wire
         finally:
-            wire.refuse()
+            wire.reject()
             server.shutdown()
             thread.join()

@@ -89,7 +89,7 @@ def of_bytes(*sound: bytes) -> Callable[[Random], bytes]:
     return make
 
 
-def refused(
+def rejected(
     *declared: type[Exception],
 ) -> Callable[[Callable[[bytes], object]], Callable[[bytes], bool]]:
     def wrap(take: Callable[[bytes], object]) -> Callable[[bytes], bool]:
@@ -185,12 +185,12 @@ def _join(entries: tuple[Any, ...], listed: list[ListedContainer]) -> None:
     _reports.make(sharing, healthy, *joined.holdings)
 
 
-@refused(BadCheckpoint)
+@rejected(BadCheckpoint)
 def _checkpoint(data: bytes) -> None:
     _join(parse_checkpoint(data).entries, _Service(_listed()).containers())
 
 
-@refused(Unanswered)
+@rejected(Unanswered)
 def _podresources(data: bytes) -> None:
     service = _Service(data)
     _join(parse_checkpoint(encode(_CHECKPOINTS[0])).entries, service.containers())
@@ -204,7 +204,7 @@ _SPEC = decode_gpunode(encode(hostile_gpunodes()[0])).spec
 _WISH = field(1, "GPU-x::0") + field(1, "GPU-x::1") + field(2, "GPU-x::0") + field(3, 1)
 
 
-@refused(BadMessage)
+@rejected(BadMessage)
 def _plugin(data: bytes) -> None:
     assert _SAMPLE is not None
     for wish in [*wishes(data), Wish(tuple(_UUIDS), (), 1 << 62)]:
@@ -395,13 +395,13 @@ _LABELS = {
     },
     "kubeletconfig": {"topologyManagerPolicy": "restricted"},
 }
-_STATUS = {"kind": "Status", "message": "refused", "reason": "Forbidden", "code": 403}
+_STATUS = {"kind": "Status", "message": "rejected", "reason": "Forbidden", "code": 403}
 
 
 # The gate: the ledger, the sample, the question and the answer.
 
 
-@refused(BadReport)
+@rejected(BadReport)
 def _gate(data: bytes) -> None:
     node = decode_gpunode(data)
     sample = node.status or _SAMPLE
@@ -464,7 +464,9 @@ def _state() -> Callable[[bytes], bool]:
 
 
 _STATE = {
-    "fences": {"GPU-x": [{"reason": "XID 79", "since": STAMP, "xid": 79}]}, "boot": "b", "x": 1,
+    "health_issues": {"GPU-x": [{"reason": "XID 79", "since": STAMP, "xid": 79}]},
+    "boot": "b",
+    "x": 1,
 }  # fmt: skip
 
 

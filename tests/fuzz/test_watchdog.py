@@ -9,7 +9,7 @@ import structlog
 
 from contract.gpunode import GPUNodeSpec, decode_gpunode
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
-from tests.builders import GIB, kube_node, promise
+from tests.builders import GIB, kube_node, reservation
 from tests.fuzz.hostile import encode
 from tests.fuzz.verbs import VerbTarget
 from tests.fuzz.watch import BAD, WatchTarget, hostile_gpunodes
@@ -130,8 +130,8 @@ def test_a_verb_that_promises_by_itself_is_told(monkeypatch: pytest.MonkeyPatch)
             held = world.store.read_gpunode(NODES[0])
             assert held is not None
             pod = next(each for each in world.store.list_pods() if each.metadata.name == "small")
-            promises = {**held.spec.reservations, pod.metadata.uid: promise({"GPU-a": GIB})}
-            world.store.write_spec(held, GPUNodeSpec(initialised=True, reservations=promises))
+            reservations = {**held.spec.reservations, pod.metadata.uid: reservation({"GPU-a": GIB})}
+            world.store.write_spec(held, GPUNodeSpec(initialised=True, reservations=reservations))
         return call(world, verb, *chunks, **how)
 
     monkeypatch.setattr(World, "call", binds)

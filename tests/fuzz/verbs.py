@@ -111,13 +111,13 @@ def _check_partition(answer: dict[str, Any], data: bytes) -> None:
         passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
     else:
         offered, passed = asked["NodeNames"], answer["NodeNames"]
-    refused = answer["FailedAndUnresolvableNodes"]
-    if passed != [name for name in offered if name not in refused] or not set(refused) <= set(
+    rejected = answer["FailedAndUnresolvableNodes"]
+    if passed != [name for name in offered if name not in rejected] or not set(rejected) <= set(
         offered
     ):
-        raise Harm(f"offered {offered!r:.200}, passed {passed!r:.200}, refused {refused!r:.200}")
-    if any("%" in sentence for sentence in refused.values()):
-        raise Harm(f"refused {refused!r:.300}")
+        raise Harm(f"offered {offered!r:.200}, passed {passed!r:.200}, refused {rejected!r:.200}")
+    if any("%" in sentence for sentence in rejected.values()):
+        raise Harm(f"refused {rejected!r:.300}")
 
 
 def _own(verb: str) -> list[Any]:
@@ -186,8 +186,8 @@ class ForgedTarget:
                 raise Harm(f"bound all the same: {reply.body!r}")
             return False
         held = world.store.read_gpunode(NODES[1])
-        promise = held and held.spec.reservations.get("uid-half")
-        charges = promise.charges if promise else []
+        reservation = held and held.spec.reservations.get("uid-half")
+        charges = reservation.charges if reservation else []
         if [set(charge.candidates.values()) for charge in charges] != [{12 << 30}]:
             raise Harm(f"12Gi are promised as {charges}")
         world.restore()

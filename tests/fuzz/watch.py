@@ -18,7 +18,7 @@ from extender.kube.client import KubeApi, NoAnswer
 from extender.kube.reflector import Reflector
 from extender.kube.resources import Kind, watched_kinds
 from extender.state.changes import Event
-from tests.builders import DISTRIBUTED, GIB, MIB, gpunode, mig, promise, shared, use
+from tests.builders import DISTRIBUTED, GIB, MIB, gpunode, mig, reservation, shared, use
 from tests.fuzz.hostile import RAW, Seed, attack, encode
 from tests.fuzz.watchdog import Harm
 from tests.fuzz.world import NODES, World, recorded
@@ -199,7 +199,7 @@ def _named(tree: Any) -> Any:
 
 def hostile_gpunodes() -> list[Any]:
     devices = [
-        shared("GPU-x", free=1, allocated=3, used_bytes=3 * GIB, unowned_bytes=GIB),
+        shared("GPU-x", free=1, allocated=3, used_bytes=3 * GIB, unattributed_bytes=GIB),
         mig("MIG-x", 1, parent="GPU-x"),
         shared("GPU-y", sharing="mps"),
     ]
@@ -209,7 +209,7 @@ def hostile_gpunodes() -> list[Any]:
             name=BAD,
             uid="bad",
             version="9",
-            promises={"u1": promise({"GPU-x": 2 * GIB, "GPU-y": GIB}, choice="GPU-x")},
+            reservations={"u1": reservation({"GPU-x": 2 * GIB, "GPU-y": GIB}, choice="GPU-x")},
             pods=[use("u1", "GPU-x", GIB, replica="GPU-x::0"), use("u2", "GPU-y", None)],
             plugin=DISTRIBUTED,
         )

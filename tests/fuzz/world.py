@@ -39,7 +39,7 @@ from tests.builders import (
     mig,
     namespace,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -76,7 +76,9 @@ def sound_nodes() -> list[GPUNode]:
             name=name,
             uid=f"gn-{name}",
             version="10",
-            promises={"uid-sits": promise({"GPU-a": 8 * GIB}, name="sits")} if not index else None,
+            reservations={"uid-sits": reservation({"GPU-a": 8 * GIB}, name="sits")}
+            if not index
+            else None,
             pods=sits if not index else (),
             plugin=DISTRIBUTED,
         )

@@ -142,7 +142,7 @@ def report(server: Server) -> None:
             total = 4 if seen["sharing"] == "time-slicing" else 1
             devices.append({
                 "uuid": seen["uuid"], "memory": seen["memory_bytes"], "reserved": 0, "used": 0,
-                "unowned": 0, "sharing": seen["sharing"], "resource": seen["resource"],
+                "unattributed": 0, "sharing": seen["sharing"], "resource": seen["resource"],
                 "replicas": {"free": total - len(holders), "allocated": len(holders)},
                 "smActivity": {"ratio": ratio, "source": "gpm"},
             })  # fmt: skip

@@ -103,10 +103,10 @@ class Variant(Play):
         for number in range(room + 1):
             self.create_pod(f"pod-{number}", 7)
         until(lambda: len(self.bound()) == room, f"{room} bound pods")
-        until(lambda: self.refusals()[:1] and self.refusals()[0].startswith("0/"), "a refusal")
-        self.found["refusals"] = self.refusals()
+        until(lambda: self.rejections()[:1] and self.rejections()[0].startswith("0/"), "a refusal")
+        self.found["rejections"] = self.rejections()
         self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
-        self.found["promised"] = sum(bool(placement(pod)) for pod in self.bound())
+        self.found["reserved"] = sum(bool(placement(pod)) for pod in self.bound())
 
     def lose_an_extender(self) -> None:
         """The address leads to the other one."""

@@ -157,7 +157,7 @@ class Play:
             for machine in self.machines
             for least in machine.driver.least_free_bytes.values()
         )
-        self.found["messages"] = self.refusals()
+        self.found["messages"] = self.rejections()
         self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
         try:
             self.create_pod("slip", 7, vram="8GB")
@@ -331,7 +331,7 @@ class Play:
     def bound(self) -> list[dict[str, Any]]:
         return [pod for pod in self.pods() if pod["spec"].get("nodeName")]
 
-    def refusals(self) -> list[str]:
+    def rejections(self) -> list[str]:
         return sorted(
             {
                 condition.get("message", "")

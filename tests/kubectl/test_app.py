@@ -154,9 +154,9 @@ def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None
     assert re.search(
         r"\nDecided at \S+ \(decision \S+, source: decision\)\n  bind: bound", shown.stdout
     )
-    refused = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
-    assert "fails: insufficient GPU memory on any device" in refused
-    assert run(server.debug, "score", "team-a/large").stdout == refused  # the nearest one
+    rejected = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
+    assert "fails: insufficient GPU memory on any device" in rejected
+    assert run(server.debug, "score", "team-a/large").stdout == rejected  # the nearest one
     nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
     assert nowhere.returncode == 1
     assert "node nowhere is not known" in nowhere.stderr
@@ -184,8 +184,8 @@ def test_top_adds_up_the_gpus_of_a_model(server: Server) -> None:
     assert header[:4] == ["MODEL", "GPUS", "ALLOCATABLE", "PROMISED"]
     assert h100[:4] == ["H100", "1", "80.0 GiB", "0.0 GiB"]
     assert l4[:4] == ["L4", "4", "96.0 GiB", "14.0 GiB"]
-    refused = run(server.debug, "top", "model", "--fullest")
-    assert (refused.returncode, "leave them out" in refused.stderr) == (2, True)
+    rejected = run(server.debug, "top", "model", "--fullest")
+    assert (rejected.returncode, "leave them out" in rejected.stderr) == (2, True)
 
 
 def test_top_sorts_and_selects_nodes(server: Server) -> None:
@@ -207,8 +207,8 @@ def test_decisions_are_listed_and_selected(server: Server) -> None:
     shown = run(server.debug, "decisions", "--pod", "team-a/fits").stdout
     assert re.search(r" team-a +fits .* shared-0000 +bound ", shown)
     assert "large" not in shown
-    refused = run(server.debug, "decisions", "--pod", "team-a/large", "-o", "wide").stdout
-    assert re.search(r" 3 nodes: insufficient GPU memory .* uid-large\S* +[\d.]+ ms", refused)
+    rejected = run(server.debug, "decisions", "--pod", "team-a/large", "-o", "wide").stdout
+    assert re.search(r" 3 nodes: insufficient GPU memory .* uid-large\S* +[\d.]+ ms", rejected)
     one = run(server.debug, "decisions", "--limit", "1")
     assert len(one.stdout.splitlines()) == 2
     assert one.stderr == "there are more: raise --limit\n"
@@ -220,9 +220,9 @@ def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> 
     assert drained.returncode == 0
     assert re.search(r"^team-a/fits +shared-0000 +shared-0001 ", drained.stdout, re.MULTILINE)
     assert re.search(r"^default/asked-0 +- +whole ", drained.stdout, re.MULTILINE)
-    refused = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi")
-    assert refused.returncode == 1
-    assert "1 of 2 pods is placed" in refused.stdout
+    rejected = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi")
+    assert rejected.returncode == 1
+    assert "1 of 2 pods is placed" in rejected.stdout
     more = run(server.debug, "whatif", "--pods", "2", "--vram", "70Gi", "--add", "whole=1")
     assert more.returncode == 0
     after = server.get("/v1/nodes").json()["nodes"]
@@ -238,8 +238,8 @@ def test_counts_that_are_none_are_refused_with_a_right_one(server: Server) -> No
 
 
 def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
-    promised = re.compile(r"promise_made +bind +team-a/fits +shared-0000")
-    until(lambda: promised.search(run(server.debug, "log").stdout), "the promise is told")
+    reserved = re.compile(r"reservation_made +bind +team-a/fits +shared-0000")
+    until(lambda: reserved.search(run(server.debug, "log").stdout), "the promise is told")
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
     command = [sys.executable, "-m", "headroom", "log", "-f"]
     with subprocess.Popen(
@@ -313,34 +313,34 @@ def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) ->
                 names = [node["name"] for node in json.load(nodes)["nodes"]]
             assert names == NODES
             without_key = "/".join(url.split("/")[:3])
-            with pytest.raises(HTTPError) as refused:
+            with pytest.raises(HTTPError) as rejected:
                 urlopen(f"{without_key}/v1/nodes", timeout=30)
-            refused.value.close()
-            assert refused.value.code == 404
+            rejected.value.close()
+            assert rejected.value.code == 404
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
 
 def test_a_pod_that_nobody_knows_is_said_and_exits_with_1(server: Server) -> None:
-    refused = run(server.debug, "why", "team-a/nobody")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("kubectl headroom: pod team-a/nobody is not known: ")
+    rejected = run(server.debug, "why", "team-a/nobody")
+    assert rejected.returncode == 1
+    assert rejected.stderr.startswith("kubectl headroom: pod team-a/nobody is not known: ")
 
 
 def test_an_address_where_nobody_answers_exits_with_3() -> None:
-    refused = run("http://127.0.0.1:1", "top")
-    assert refused.returncode == 3
-    assert refused.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
+    rejected = run("http://127.0.0.1:1", "top")
+    assert rejected.returncode == 3
+    assert rejected.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
     bad = run("127.0.0.1:8889", "top")
     assert bad.returncode == 2
     assert "right is, for example, http://127.0.0.1:8889" in bad.stderr
 
 
 def test_without_a_cluster_it_says_so() -> None:
-    refused = run("", "top")
-    assert refused.returncode == 3
-    (line,) = refused.stderr.splitlines()
+    rejected = run("", "top")
+    assert rejected.returncode == 3
+    (line,) = rejected.stderr.splitlines()
     assert line.startswith("kubectl headroom: no cluster is configured: ")
     assert "--server http://127.0.0.1:8889" in line
 

@@ -5,7 +5,7 @@ from typing import Any
 from headroom.kubectl import tables
 
 GIB = 1 << 30
-ON_A = {"uuid": "GPU-a", "promised_bytes": 8 * GIB, "measured_bytes": 10 * GIB}
+ON_A = {"uuid": "GPU-a", "reservation_bytes": 8 * GIB, "measured_bytes": 10 * GIB}
 MISSED: dict[str, Any] = {
     "namespace": "team-a",
     "name": "p",
@@ -48,12 +48,20 @@ def test_wide_drift_names_every_device_and_what_turned_the_prediction() -> None:
 
 
 def test_a_gpu_says_why_its_node_takes_no_pods() -> None:
-    amounts = ("allocatable", "promised", "awaited", "strays", "unowned", "used", "headroom")
+    amounts = (
+        "allocatable",
+        "reserved",
+        "awaited",
+        "unobserved_pods",
+        "unattributed",
+        "used",
+        "headroom",
+    )
     device = {
         **{f"{name}_bytes": GIB for name in amounts},
         **{"index": 0, "model": "L4", "sharing": "none", "holders": []},
         **{"replicas_free": 1, "replicas_allocated": 0, "replicas_unhealthy": 0},
-        **{"sm_activity_ratio": None, "fenced": None, "fenced_detail": None},
+        **{"sm_activity_ratio": None, "unhealthy": None, "unhealthy_detail": None},
     }
     node = {"name": "n", "message": "no report", "detail": "for 90 s", "devices": [device]}
     table = tables.devices({"nodes": [node]})

@@ -385,8 +385,8 @@ class Node(Processes):
             while True:
                 try:
                     return getattr(lister, call)(request, timeout=10.0)
-                except grpc.RpcError as refused:
-                    if refused.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                except grpc.RpcError as rejected:
+                    if rejected.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                         raise
                 time.sleep(0.05)
 

@@ -74,7 +74,7 @@ class Soak:
             ["main", "init", "sidecar", "two", "several", "stranger", "plain", "beside"]
         )
         self.shapes[shape] += 1
-        pod, promised = gpu_pod(name), True
+        pod, reserved = gpu_pod(name), True
         match shape:
             case "init":
                 pod["spec"]["initContainers"] = [gpu_container("init")]
@@ -84,20 +84,20 @@ class Soak:
                 pod["spec"]["initContainers"] = [sidecar | {"restartPolicy": "Always"}]
             case "two":
                 pod["spec"]["containers"].append(gpu_container("other"))
-                promised = False
+                reserved = False
             case "several":
                 pod["spec"]["containers"] = [gpu_container("main", gpus=2)]
-                promised = False
+                reserved = False
             case "stranger":
-                promised = False
+                reserved = False
             case "plain":
                 pod["spec"]["containers"][0]["resources"] = {}
-                promised = False
+                reserved = False
         self.forget_gone()
         device = self.device()
         began_s = time.monotonic()
-        if promised:
-            self.steered.promise(pod, device, 1)
+        if reserved:
+            self.steered.reservation(pod, device, 1)
             self.steered.bind(name)
         else:
             self.node.bind(pod)
@@ -111,7 +111,7 @@ class Soak:
             self.gpu_s.append(time.monotonic() - began_s)
             self.explain(name, self.gpu_s[-1])
             found = {held.device for held in self.node.held(name)}
-            if promised and found != {device}:
+            if reserved and found != {device}:
                 self.failures.append(f"{name} ({shape}) was promised {device} and got {found}")
         self.running.append(name)
         while len(self.running) > TOGETHER:

@@ -170,7 +170,7 @@ def test_the_report_names_what_every_container_was_given_and_uses(
         assert (device.resource, device.sharing) == (RESOURCE, "time-slicing")
         held = [p for p in status.pods if p.device == device.uuid]
         assert (device.replicas.allocated, device.replicas.free) == (len(held), 4 - len(held))
-        assert device.unowned_bytes == 0
+        assert device.unattributed_bytes == 0
         assert device.used_bytes == sum(p.used_bytes or 0 for p in held)
     plugin = status.plugin
     assert (plugin.allocation_policy, plugin.device_list_strategy) == ("distributed", "envvar")
@@ -419,7 +419,7 @@ def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
     status = agent.sample()
     (row,) = status.pods
     assert (row.uid, row.name, row.used_bytes) == (node.uid(mirror), mirror, GIB)
-    assert status.devices[0].unowned_bytes == 0
+    assert status.devices[0].unattributed_bytes == 0
     assert states(status)["mirrors"] == "ok"
     (manifests / "still.yaml").unlink()
     node.wait(lambda: agent.sample().pods == [], "its end")
@@ -448,8 +448,8 @@ def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
     assert status.devices[0].sharing == "time-slicing"
     assert sources["configz"].state == "absent"  # this kubelet serves nothing
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration("wrong"))), node.name)
-    refused = {source.name: source for source in agent.sample().sources}
-    assert refused["labels"].message == "API server answers 401"
+    rejected = {source.name: source for source in agent.sample().sources}
+    assert rejected["labels"].message == "API server answers 401"
 
 
 def command(agent: Agent, *flags: str) -> list[str]:
@@ -488,9 +488,11 @@ def test_the_agent_s_process_reports_what_its_probes_see(
     assert printed.pods == expected.pods
     assert used(printed) == {"a": GIB, "b": GIB}
     assert printed.plugin == expected.plugin
-    told = [(d.uuid, d.resource, d.sharing, d.replicas, d.unowned_bytes) for d in printed.devices]
+    told = [
+        (d.uuid, d.resource, d.sharing, d.replicas, d.unattributed_bytes) for d in printed.devices
+    ]
     assert told == [
-        (d.uuid, d.resource, d.sharing, d.replicas, d.unowned_bytes) for d in expected.devices
+        (d.uuid, d.resource, d.sharing, d.replicas, d.unattributed_bytes) for d in expected.devices
     ]
 
 

@@ -77,17 +77,17 @@ class SteeredNode:
         patch = {"spec": {"deviceChoice": choice}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
-    def promise(self, pod: dict[str, Any], device: str, gib: int) -> None:
+    def reservation(self, pod: dict[str, Any], device: str, gib: int) -> None:
         """Create the pod and write what it is promised, as the extender does before it binds."""
         self.plane.call("POST", PODS, pod)
         name = pod["metadata"]["name"]
         charge = {"resource": self.resource, "count": 1, "candidates": {device: gib * GIB}}
-        promise = {
+        reservation = {
             "namespace": "default",
             "name": name,
             "charges": [charge | {"choice": device}],
         }
-        patch = {"spec": {"reservations": {self.node.uid(name): promise}}}
+        patch = {"spec": {"reservations": {self.node.uid(name): reservation}}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
     def forget(self, uids: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class SteeredNode:
 
     def place(self, name: str, device: str, gib: int = 4) -> str:
         """Promise, bind, and wait; the device that it got."""
-        self.promise(gpu_pod(name, self.resource), device, gib)
+        self.reservation(gpu_pod(name, self.resource), device, gib)
         self.bind(name)
         self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
         (held,) = self.node.held(name)
@@ -170,7 +170,7 @@ def test_an_init_container_that_asks_for_the_gpu_too_is_no_bypass(
         init = gpu_container("init", takes_bytes=0)
         init.pop("restartPolicy", None)
         pod["spec"]["initContainers"] = [init]
-        steered.promise(pod, "GPU-1", 4)
+        steered.reservation(pod, "GPU-1", 4)
         steered.bind(name)
         node.wait(lambda name=name: bool(node.held(name)), f"a pod {name} that was admitted")
         assert {held.device for held in node.held(name)} == {"GPU-1"}
@@ -206,7 +206,7 @@ def test_a_stranger_gets_no_promised_room_and_nobody_is_sent_where_there_is_none
     assert steered.place("beside", "GPU-0", gib=30) == "GPU-0"
     # Promised as if there were no stranger.
     assert steered.place("elsewhere", "GPU-0", gib=30) == "GPU-1"
-    steered.promise(gpu_pod("large"), "GPU-0", gib=30)
+    steered.reservation(gpu_pod("large"), "GPU-0", gib=30)
     steered.bind("large")
     node.wait(lambda: node.status("large")["phase"] == "Failed", "a pod that was turned away")
     status = node.status("large")
@@ -255,7 +255,7 @@ def test_an_agent_that_ends_waits_for_those_on_their_way_and_gives_back_the_plug
     assert steered.place("still", "GPU-1") == "GPU-1"
     node.end("first")
     steered.until_steered()
-    steered.promise(gpu_pod("on-its-way"), "GPU-1", 4)
+    steered.reservation(gpu_pod("on-its-way"), "GPU-1", 4)
     node._processes["agent"].terminate()
     node.wait(lambda: not steered.steered(), "a report without steering")
     steered.bind("on-its-way")
@@ -275,7 +275,7 @@ def test_the_plugin_is_not_brought_back_while_a_pod_on_its_way_counts_on_our_cho
     steered = start_steered()
     node = steered.node
     steered.place("before", "GPU-1")
-    steered.promise(gpu_pod("late"), "GPU-1", 4)
+    steered.reservation(gpu_pod("late"), "GPU-1", 4)
     node._processes["agent"].terminate()
     node.end("agent")
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
@@ -347,7 +347,7 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     steered.until_steered()
     assert steered.place("steered", device) == device
     # A pod on its way counts on the choice, so the agent goes on choosing for it.
-    steered.promise(gpu_pod("on-the-way"), device, 4)
+    steered.reservation(gpu_pod("on-the-way"), device, 4)
     steered.choose("predicted")
     node.wait(lambda: not steered.steered(), "a report without steering")
     steered.bind("on-the-way")

@@ -32,13 +32,13 @@ from extender.state.changes import (
 )
 from extender.state.cluster_state import ClusterState
 from extender.state.reconcile_queue import (
-    Bystander,
     Leftover,
     Unmarked,
-    bystanders,
+    UnreservedPod,
     dying,
     leftovers,
     uninitialised,
+    unreserved_pods,
 )
 from tests.blocking import Ledger
 from tests.builders import GPU, pod, shared
@@ -113,7 +113,7 @@ class Clock:
     passed_s = 0.0
 
 
-Chore = Bystander | Leftover | Unmarked | Node | str
+Chore = UnreservedPod | Leftover | Unmarked | Node | str
 
 
 class Cluster:
@@ -138,7 +138,7 @@ class Cluster:
         return found
 
     @property
-    def promised(self) -> set[str]:
+    def reserved(self) -> set[str]:
         return set(self.node.spec.reservations)
 
     def add_node(self) -> None:
@@ -202,7 +202,7 @@ class Cluster:
     def found_by(self, i: int) -> list[Chore]:
         state = self.replicas[i].state
         return [
-            *bystanders(state),
+            *unreserved_pods(state),
             *leftovers(state, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
             *dying(state.gpunodes()),
             *uninitialised(state),
@@ -212,12 +212,12 @@ class Cluster:
         ledger = self.replicas[i].ledger
         for chore in chores:
             match chore:
-                case Bystander(node, who):
+                case UnreservedPod(node, who):
                     ledger.charge(node, who)
                 case Leftover(node, uid, left):
                     ledger.remove(node, uid, left)
-                case Unmarked(node, uid, promise):
-                    if version := ledger.departed_by(node, uid, promise):
+                case Unmarked(node, uid, reservation):
+                    if version := ledger.departed_by(node, uid, reservation):
                         self.replicas[i].hear([DepartureMarked(node, uid, version)])
                 case str(name):
                     ledger.let_go([name])
@@ -236,5 +236,5 @@ class Cluster:
         gpunode = self.server.read_gpunode("n")
         if gpunode is not None:
             yield gpunode.spec.initialised, gpunode.metadata.deletion_timestamp
-            for uid, promise in sorted(gpunode.spec.reservations.items()):
-                yield uid, promise.charges, promise.flags
+            for uid, reservation in sorted(gpunode.spec.reservations.items()):
+                yield uid, reservation.charges, reservation.flags

@@ -16,7 +16,7 @@ import pytest
 from contract.annotations import TOUCHED
 from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.kube import ObjectMeta, Pod
-from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreRefused
+from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
 from extender.ledger.store import Binding, Store
 
 
@@ -48,13 +48,13 @@ def binding(pod: Pod, **changes: Any) -> Binding:
     return Binding(**(values | changes))
 
 
-def promise(attempt: str) -> Reservation:
+def reservation(attempt: str) -> Reservation:
     charge = Charge(resource="nvidia.com/gpu", count=1, candidates={"GPU-0": 5})
     return Reservation(namespace="a", name="p", charges=[charge], attempt=attempt)
 
 
-def promising(attempt: str, uid: str = "uid-1") -> GPUNodeSpec:
-    return GPUNodeSpec(initialised=True, reservations={uid: promise(attempt)})
+def reserving(attempt: str, uid: str = "uid-1") -> GPUNodeSpec:
+    return GPUNodeSpec(initialised=True, reservations={uid: reservation(attempt)})
 
 
 class StoreBehaviour:
@@ -71,7 +71,7 @@ class StoreBehaviour:
     def test_what_is_created_can_be_read_and_has_no_status(self, stage: Stage) -> None:
         forged = GPUNode(
             metadata=ObjectMeta(name=stage.new_name(), finalizers=["headroom.gpu/ledger"]),
-            spec=promising("1"),
+            spec=reserving("1"),
             status=GPUNodeStatus(agent_version="forged"),
         )
         created = stage.store.create_gpunode(forged)
@@ -89,28 +89,28 @@ class StoreBehaviour:
 
     def test_of_two_writes_on_one_version_the_first_wins(self, stage: Stage) -> None:
         before = self.new_gpunode(stage)
-        won = stage.store.write_spec(before, promising("1"))
-        assert won.spec == promising("1")
+        won = stage.store.write_spec(before, reserving("1"))
+        assert won.spec == reserving("1")
         assert won.metadata.resource_version != before.metadata.resource_version
         with pytest.raises(StoreConflict):
-            stage.store.write_spec(before, promising("2"))
+            stage.store.write_spec(before, reserving("2"))
         assert stage.store.read_gpunode(before.name) == won
 
     def test_a_write_that_changes_nothing_is_no_news_to_those_who_compare(
         self, stage: Stage
     ) -> None:
         """Which is why every attempt writes an id of its own."""
-        before = stage.store.write_spec(self.new_gpunode(stage), promising("1"))
-        again = stage.store.write_spec(before, promising("1"))
+        before = stage.store.write_spec(self.new_gpunode(stage), reserving("1"))
+        again = stage.store.write_spec(before, reserving("1"))
         assert again.metadata.resource_version == before.metadata.resource_version
-        assert stage.store.write_spec(before, promising("2")).spec == promising("2")
+        assert stage.store.write_spec(before, reserving("2")).spec == reserving("2")
 
     def test_writing_a_gpunode_that_is_gone_is_not_found(self, stage: Stage) -> None:
         before = self.new_gpunode(stage)
         stage.delete_gpunode(before.name)
         assert stage.store.read_gpunode(before.name) is None
         with pytest.raises(StoreNotFound):
-            stage.store.write_spec(before, promising("1"))
+            stage.store.write_spec(before, reserving("1"))
 
     def test_one_made_anew_is_not_written_for_the_old_one(self, stage: Stage) -> None:
         before = self.new_gpunode(stage)
@@ -118,7 +118,7 @@ class StoreBehaviour:
         anew = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=before.name)))
         assert anew.metadata.uid != before.metadata.uid
         with pytest.raises(StoreConflict):
-            stage.store.write_spec(before, promising("1"))
+            stage.store.write_spec(before, reserving("1"))
         assert stage.store.read_gpunode(before.name) == anew
 
     def test_of_writers_at_the_same_time_one_wins_each_version(self, stage: Stage) -> None:
@@ -132,9 +132,9 @@ class StoreBehaviour:
                     before = stage.store.read_gpunode(name)
                     assert before is not None
                     uid = f"{me}.{turn}"
-                    promises = before.spec.reservations | {uid: promise(uid)}
+                    reservations = before.spec.reservations | {uid: reservation(uid)}
                     try:
-                        stage.store.write_spec(before, GPUNodeSpec(reservations=promises))
+                        stage.store.write_spec(before, GPUNodeSpec(reservations=reservations))
                     except StoreConflict:
                         continue
                     break
@@ -238,7 +238,7 @@ class StoreBehaviour:
             stage.store.touch_pod(pod, "1")
         # A version is never given twice, so this cannot come about; the uid would tell all the
         # same, to the API server as a change of what may not change.
-        with pytest.raises((StoreConflict, StoreRefused)):
+        with pytest.raises((StoreConflict, StoreRejected)):
             stage.store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
         with pytest.raises(StoreConflict):
             stage.store.bind(binding(pod, resource_version=version))

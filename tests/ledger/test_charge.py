@@ -20,19 +20,19 @@ def stage() -> Stage:
 
 
 def charge(stage: Stage, node: str = "n") -> bool:
-    bystander = stage.pod("b")
-    return stage._watched(lambda: stage.ledger.charge(node, bystander))
+    unreserved_pod = stage.pod("b")
+    return stage._watched(lambda: stage.ledger.charge(node, unreserved_pod))
 
 
 def test_it_is_charged_even_where_that_overcommits(stage: Stage) -> None:
     assert stage.bind()
     assert charge(stage)
-    promises = stage.node().spec.reservations
-    assert {uid: each.charges[0].candidates["GPU-0"] for uid, each in promises.items()} == {
+    reservations = stage.node().spec.reservations
+    assert {uid: each.charges[0].candidates["GPU-0"] for uid, each in reservations.items()} == {
         "uid-p": 6,
         "uid-b": 8,
     }
-    assert (promises["uid-b"].attempt, promises["uid-b"].since) == (
+    assert (reservations["uid-b"].attempt, reservations["uid-b"].since) == (
         "L-2",
         "1970-01-12T13:46:40.000+00:00",
     )
@@ -68,7 +68,7 @@ def test_one_that_sits_there_no_longer_is_not_charged(
 ) -> None:
     stage.fault = once("read_gpunode", "after", lambda: deed(stage))
     assert charge(stage)
-    assert stage.promised == set()
+    assert stage.reserved == set()
 
 
 def test_one_that_sits_elsewhere_is_not_charged_here(stage: Stage) -> None:
@@ -87,7 +87,7 @@ def test_a_node_that_is_not_set_up_yet_is_left_to_that(stage: Stage) -> None:
 def test_a_race_lost_is_run_again(stage: Stage) -> None:
     stage.fault = once("write_spec", "before", lambda: stage.store.report([("n", DEVICES)]))
     assert charge(stage)
-    assert stage.promised == {"uid-b"}
+    assert stage.reserved == {"uid-b"}
     assert stage.calls.count("write_spec") == 2
 
 
@@ -97,7 +97,7 @@ def test_no_answer_is_left_for_the_next_time(stage: Stage, operation: str, when:
     stage.fault = once(operation, when, raises(OutcomeUnknown))
     assert not charge(stage)
     assert charge(stage)
-    assert stage.promised == {"uid-b"}
+    assert stage.reserved == {"uid-b"}
 
 
 def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
@@ -113,7 +113,7 @@ def test_a_node_whose_devices_are_not_known_is_left_until_they_are(stage: Stage)
     """Written now, it would name no device, and count for nothing on those that come."""
     stage.store.report([("n", GPUNodeStatus())])
     assert not charge(stage)
-    assert stage.promised == set()
+    assert stage.reserved == set()
     stage.store.report([("n", DEVICES)])
     assert charge(stage)
-    assert stage.promised == {"uid-b"}
+    assert stage.reserved == {"uid-b"}

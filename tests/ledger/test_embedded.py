@@ -12,7 +12,7 @@ from contract.kube import ObjectMeta, Pod, PodSpec
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, PodSeen
-from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, promising, run_together
+from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding, reserving, run_together
 
 
 def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "") -> Pod:
@@ -59,7 +59,7 @@ class TestBehaviour(StoreBehaviour):
 def test_a_gpunode_is_let_go_as_it_was_read_or_not_at_all() -> None:
     stage = EmbeddedStage()
     before = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
-    after = stage.store.write_spec(before, promising("1"))
+    after = stage.store.write_spec(before, reserving("1"))
     with pytest.raises(StoreConflict):
         stage.store.let_go(before)
     assert stage.store.read_gpunode("n") == after
@@ -125,12 +125,12 @@ class TestReports:
     def test_a_report_replaces_the_status_and_leaves_the_promises(
         self, store: EmbeddedStore
     ) -> None:
-        store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=promising("1")))
+        store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=reserving("1")))
         store.report([("n", GPUNodeStatus(agent_version="2"))])
         reported = store.read_gpunode("n")
         assert reported is not None
         assert (reported.spec, reported.status) == (
-            promising("1"),
+            reserving("1"),
             GPUNodeStatus(agent_version="2"),
         )
 
@@ -138,7 +138,7 @@ class TestReports:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
         store.report([("n", GPUNodeStatus())])
         with pytest.raises(StoreConflict):
-            store.write_spec(before, promising("1"))
+            store.write_spec(before, reserving("1"))
 
     def test_one_unknown_node_among_reports_means_none_is_taken(self, store: EmbeddedStore) -> None:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
@@ -152,7 +152,7 @@ class TestWatch:
         self, store: EmbeddedStore, told: list[Event]
     ) -> None:
         created = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
-        written = store.write_spec(created, promising("1"))
+        written = store.write_spec(created, reserving("1"))
         admitted = store.admit(pod())
         touched = store.touch_pod(admitted, "1")
         store.bind(binding(touched))

@@ -27,7 +27,7 @@ from tests.ledger.test_protocol import DEVICES, Stage, once, raises
 
 
 @dataclass
-class Hands:
+class Evictor:
     stage: Stage
     evicted: list[str] = field(default_factory=list)
     told: list[tuple[str, str, str]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Hands:
 @dataclass
 class World:
     stage: Stage
-    hands: Hands
+    evictor: Evictor
     #: Who is to leave, as the object of the node tells.
     leave: set[str]
 
@@ -58,7 +58,7 @@ class World:
 
     def evictions(self, misplaced: Callable[[GPUNode], Misplaced]) -> Evictions:
         store, ledger = Awaited(self.stage.store), self.stage.ledger.awaited
-        return Evictions(store, ledger, self.hands, misplaced)
+        return Evictions(store, ledger, self.evictor, misplaced)
 
     def _misplaced(self, gpunode: GPUNode) -> Misplaced:
         return Misplaced(frozenset(self.leave & gpunode.spec.reservations.keys()))
@@ -91,13 +91,13 @@ def world() -> World:
     stage = Stage()
     stage.bind()
     replaced_by(stage, gated())()
-    return World(stage, Hands(stage), {"uid-p"})
+    return World(stage, Evictor(stage), {"uid-p"})
 
 
 def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
     assert world.send_away() == Sent(("uid-p",))
-    assert world.hands.marked == [True]
-    assert world.hands.told == [("uid-p", NO_ROOM, LEAVES)]
+    assert world.evictor.marked == [True]
+    assert world.evictor.told == [("uid-p", NO_ROOM, LEAVES)]
     assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
     assert world.stage.written[-1] == world.stage.node()
     # What was promised stays until the pod is gone.
@@ -161,7 +161,7 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
 def test_one_that_changed_meanwhile_is_left_alone(world: World, meanwhile: Pod) -> None:
     world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
     assert world.send_away() == Sent()
-    assert world.hands.evicted == []
+    assert world.evictor.evicted == []
 
 
 def test_a_pod_without_a_gate_is_evicted_too_where_it_is_to_leave(world: World) -> None:
@@ -171,14 +171,14 @@ def test_a_pod_without_a_gate_is_evicted_too_where_it_is_to_leave(world: World) 
 
 
 def test_a_budget_that_refuses_is_told_and_asked_again(world: World) -> None:
-    world.hands.trouble = OutcomeUnknown("429 too many disruptions")
+    world.evictor.trouble = OutcomeUnknown("429 too many disruptions")
     assert world.send_away() == Sent((), (("uid-p", "429 too many disruptions"),))
-    world.hands.trouble = None
+    world.evictor.trouble = None
     assert world.send_away() == Sent(("uid-p",))
 
 
 def test_a_pod_that_changed_since_it_was_read_is_looked_at_again_later(world: World) -> None:
-    world.hands.trouble = StoreConflict("the version is another")
+    world.evictor.trouble = StoreConflict("the version is another")
     assert world.send_away() == Sent()
 
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_written_is_not_evicted(world: World, operation: str, whe
     world.stage.fault = once(operation, when, raises(OutcomeUnknown))
     with pytest.raises(OutcomeUnknown):
         world.send_away()
-    assert world.hands.evicted == []
+    assert world.evictor.evicted == []
     assert world.send_away() == Sent(("uid-p",))
 
 
@@ -199,5 +199,5 @@ def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
 
 def test_who_is_stuck_is_told_what_to_do(world: World) -> None:
     now(world.evictions(world._misplaced).tell_stuck(world.stage.pod()))
-    assert world.hands.told == [("uid-p", NO_ROOM, STAYS)]
-    assert world.hands.evicted == []
+    assert world.evictor.told == [("uid-p", NO_ROOM, STAYS)]
+    assert world.evictor.evicted == []

@@ -11,7 +11,7 @@ from contract.kube import Pod
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.kube.client import KubeApi
 from extender.kube.event_recorder import KubeEvents
-from extender.ledger.kube_evictor import KubernetesHands
+from extender.ledger.kube_evictor import KubernetesEvictor
 from extender.state.notices import Notice, Subject, pod_subject
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ApiRefused, ControlPlane
@@ -31,10 +31,10 @@ def api(plane: ControlPlane) -> Iterator[KubeApi]:
 
 
 @pytest.fixture
-def hands(plane: ControlPlane, api: KubeApi) -> Iterator[Blocking]:
+def evictor(plane: ControlPlane, api: KubeApi) -> Iterator[Blocking]:
     with Loop() as loop:
         post = KubeEvents(api, lambda: 1_795_219_200.0).post
-        yield Blocking(loop, KubernetesHands(loop.api(plane.configuration()), post))
+        yield Blocking(loop, KubernetesEvictor(loop.api(plane.configuration()), post))
 
 
 def bound(
@@ -66,47 +66,47 @@ def budget(plane: ControlPlane, pod: Pod) -> None:
 
 
 def test_a_pod_that_is_pending_is_evicted_whatever_its_budget(
-    plane: ControlPlane, hands: Blocking
+    plane: ControlPlane, evictor: Blocking
 ) -> None:
     pod = bound(plane)
     budget(plane, pod)
-    hands.evict(pod)
+    evictor.evict(pod)
     assert leaves(plane, pod)
 
 
-def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, hands: Blocking) -> None:
+def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, evictor: Blocking) -> None:
     ready = {"type": "Ready", "status": "True"}
     pod = bound(plane, phase="Running", conditions=[ready])
     budget(plane, pod)
     with pytest.raises(OutcomeUnknown, match="429"):
-        hands.evict(pod)
+        evictor.evict(pod)
     assert not leaves(plane, pod)
 
 
-def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, hands: Blocking) -> None:
+def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:
     pod = bound(plane)
     plane.call("PATCH", f"{PODS}/{pod.metadata.name}/status", {"status": {"message": "x"}}, MERGE)
     with pytest.raises(StoreConflict):
-        hands.evict(pod)
+        evictor.evict(pod)
     assert not leaves(plane, pod)
 
 
-def test_the_next_pod_of_that_name_is_not_evicted(plane: ControlPlane, hands: Blocking) -> None:
+def test_the_next_pod_of_that_name_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:
     pod = bound(plane)
     plane.call("DELETE", f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
     with pytest.raises(StoreNotFound):
-        hands.evict(pod)
+        evictor.evict(pod)
     heir = bound(plane, pod.metadata.name)
     with pytest.raises(StoreConflict):
-        hands.evict(pod)
+        evictor.evict(pod)
     assert not leaves(plane, heir)
 
 
-def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, hands: Blocking) -> None:
+def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, evictor: Blocking) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same
-        hands.tell(pod, "NoRoomOnGPU", "There is no room.")
+        evictor.tell(pod, "NoRoomOnGPU", "There is no room.")
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
     (event,) = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?{query}")["items"]
     assert (event["type"], event["reason"]) == ("Warning", "NoRoomOnGPU")

@@ -18,9 +18,11 @@ def state() -> ClusterState:
     """Node n1 holds a promise to q; then q is bound to it by another scheduler."""
     state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
-    promise = state.adopt(q, gpunode("n1"))
-    assert promise is not None
-    held = changed(gpunode("n1"), spec=GPUNodeSpec(initialised=True, reservations={"q": promise}))
+    reservation = state.adopt(q, gpunode("n1"))
+    assert reservation is not None
+    held = changed(
+        gpunode("n1"), spec=GPUNodeSpec(initialised=True, reservations={"q": reservation})
+    )
     bound: Pod = changed(q, spec=changed(q.spec, node_name="n1"))
     state.apply(
         [NodeSeen(Node(metadata=ObjectMeta(name="n1"))), GPUNodeSeen(held, 0.0), PodSeen(bound)]

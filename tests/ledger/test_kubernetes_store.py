@@ -21,8 +21,8 @@ from extender.errors import (
     StoreConflict,
     StoreError,
     StoreNotFound,
-    StoreRefused,
-    StoreSilent,
+    StoreRejected,
+    StoreTimeout,
 )
 from extender.kube.client import KubeApi
 from extender.ledger.kube_store import merge_patch, spec_patch
@@ -141,7 +141,7 @@ class TestGPUNode:
             store.create_gpunode(node)
 
     def test_a_name_that_the_server_refuses_is_refused(self, store: Blocking) -> None:
-        with pytest.raises(StoreRefused, match="422 Invalid"):
+        with pytest.raises(StoreRejected, match="422 Invalid"):
             store.create_gpunode(GPUNode(metadata=ObjectMeta(name="Not_A_Name")))
 
     def test_compare_and_swap_lets_one_of_two_writers_win(self, store: Blocking) -> None:
@@ -156,7 +156,7 @@ class TestGPUNode:
     def test_what_is_gone_from_nested_maps_is_removed(self, store: Blocking) -> None:
         before = GPUNodeSpec(
             initialised=True,
-            promised="3Gi",
+            reserved="3Gi",
             reservations={
                 "uid-1": Reservation(
                     namespace="a", name="p", attempt="1", since="2026-11-21T00:00:00Z"
@@ -228,7 +228,7 @@ class TestGPUNode:
         first = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name()), spec=spec))
         second = store.write_spec(first, spec)
         assert second.metadata.resource_version == first.metadata.resource_version
-        store.write_spec(second, GPUNodeSpec(promised="1Gi", initialised=True))
+        store.write_spec(second, GPUNodeSpec(reserved="1Gi", initialised=True))
         with pytest.raises(StoreConflict):
             store.write_spec(first, spec)
 
@@ -304,7 +304,7 @@ class TestBinding:
 
     def test_no_precondition_is_refused_before_it_is_sent(self, store: Blocking) -> None:
         pod = Pod(metadata=ObjectMeta(name="p", namespace=NAMESPACE, uid="u"))
-        with pytest.raises(StoreRefused, match="nothing guards it"):
+        with pytest.raises(StoreRejected, match="nothing guards it"):
             store.bind(binding(pod))
 
 
@@ -340,7 +340,7 @@ class TestTouch:
             store.touch_pod(pod, "1")
         version = second.metadata.resource_version
         forged = msgspec.structs.replace(pod.metadata, resource_version=version)
-        with pytest.raises(StoreRefused, match=r"metadata\.uid"):
+        with pytest.raises(StoreRejected, match=r"metadata\.uid"):
             store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
         assert again(store, second) == second
 
@@ -374,7 +374,7 @@ def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane, l
         # A token that is just being rotated is known a moment later.
         pytest.param("nobody", OutcomeUnknown, "401 Unauthorized", id="unknown"),
         pytest.param(
-            STRANGER_TOKEN, StoreRefused, "403 Forbidden: pods .* is forbidden", id="no right"
+            STRANGER_TOKEN, StoreRejected, "403 Forbidden: pods .* is forbidden", id="no right"
         ),
     ],
 )
@@ -402,9 +402,9 @@ def test_what_is_too_large_for_etcd_is_refused_for_good(
         Pod,
     )
     annotations = {"headroom.gpu/placement": "x" * 100_000}
-    with pytest.raises(StoreRefused, match=r"409 Conflict: .*request is too large"):
+    with pytest.raises(StoreRejected, match=r"409 Conflict: .*request is too large"):
         store.bind(dataclasses.replace(binding(large), annotations=annotations))
-    with pytest.raises(StoreRefused, match=r"500 .*request is too large"):
+    with pytest.raises(StoreRejected, match=r"500 .*request is too large"):
         store.touch_pod(large, "x" * 100_000)
     assert again(store, large).metadata.resource_version == large.metadata.resource_version
 
@@ -435,32 +435,32 @@ class TestOutcome:
     @pytest.mark.parametrize(
         ("answer", "error"),
         [
-            pytest.param(_lost_after_it_was_read, StoreSilent, id="lost"),
-            pytest.param(_broken_off, StoreSilent, id="broken off"),
-            pytest.param(Exchange.hang, StoreSilent, id="hangs"),
+            pytest.param(_lost_after_it_was_read, StoreTimeout, id="lost"),
+            pytest.param(_broken_off, StoreTimeout, id="broken off"),
+            pytest.param(Exchange.hang, StoreTimeout, id="hangs"),
             pytest.param(_status(500), OutcomeUnknown, id="500"),
             pytest.param(_status(504), OutcomeUnknown, id="504"),
             pytest.param(_status(429, Retry_After="1"), OutcomeUnknown, id="429"),
-            pytest.param(_status(400), StoreRefused, id="400"),
-            pytest.param(_status(403), StoreRefused, id="403"),
-            pytest.param(_status(422), StoreRefused, id="422"),
+            pytest.param(_status(400), StoreRejected, id="400"),
+            pytest.param(_status(403), StoreRejected, id="403"),
+            pytest.param(_status(422), StoreRejected, id="422"),
             pytest.param(_status(404), StoreNotFound, id="404"),
             pytest.param(_status(409), StoreConflict, id="409"),
             *(
                 pytest.param(_status(code, said=said), error, id=f"{code}, {said[:30]}")
                 for code, said, error in [
-                    (409, "etcdserver: request is too large", StoreRefused),
+                    (409, "etcdserver: request is too large", StoreRejected),
                     (409, "etcdserver: request timed out", OutcomeUnknown),
                     (409, "context deadline exceeded", OutcomeUnknown),
-                    (500, "rpc error: trying to send message larger than max", StoreRefused),
+                    (500, "rpc error: trying to send message larger than max", StoreRejected),
                     (500, "etcdserver: leader changed", OutcomeUnknown),
-                    (500, 'failed calling webhook "x.example"', StoreRefused),
+                    (500, 'failed calling webhook "x.example"', StoreRejected),
                 ]
             ),
             pytest.param(_status(401), OutcomeUnknown, id="401"),
-            pytest.param(_status(405), StoreRefused, id="405"),
+            pytest.param(_status(405), StoreRejected, id="405"),
             pytest.param(_status(410), OutcomeUnknown, id="410"),
-            pytest.param(_status(413), StoreRefused, id="413"),
+            pytest.param(_status(413), StoreRejected, id="413"),
             pytest.param(_status(307, Location="/elsewhere"), OutcomeUnknown, id="redirected"),
         ],
     )
@@ -500,7 +500,7 @@ class TestOutcome:
             configuration = server.configuration()
         with (
             over(configuration, loop) as store,
-            pytest.raises(StoreSilent, match="bind pod a/p"),
+            pytest.raises(StoreTimeout, match="bind pod a/p"),
         ):
             store.bind(binding(POD))
 
@@ -511,7 +511,7 @@ class TestOutcome:
         ):
             with pytest.raises(OutcomeUnknown, match="pod a/p: the answer cannot be read") as err:
                 store.read_pod("a", "p")
-            assert not isinstance(err.value, StoreSilent)  # of another pod it may be read
+            assert not isinstance(err.value, StoreTimeout)  # of another pod it may be read
             with pytest.raises(OutcomeUnknown, match="read GPUNode n: the answer cannot be read"):
                 store.read_gpunode("n")
             with pytest.raises(OutcomeUnknown, match="list pods"):
@@ -583,7 +583,7 @@ def test_a_merge_patch_turns_before_into_after(
     assert (patch == {}) == (before == after)
 
 
-_promises = st.dictionaries(
+_reservations = st.dictionaries(
     st.sampled_from("abc"),
     st.dictionaries(st.sampled_from(["GPU-0", "GPU-1"]), st.integers(1, 3), min_size=1).map(
         lambda candidates: reservation(**candidates)
@@ -592,8 +592,8 @@ _promises = st.dictionaries(
 _specs = st.builds(
     GPUNodeSpec,
     initialised=st.booleans(),
-    reservations=_promises,
-    promised=st.sampled_from(["", "1Gi"]),
+    reservations=_reservations,
+    reserved=st.sampled_from(["", "1Gi"]),
 )
 
 

@@ -26,7 +26,7 @@ def test_a_node_deleted_and_added_again_takes_pods_when_those_that_stayed_are_ch
     cluster.report()
     assert cluster.fits("1Gi") is Reason.NOT_INITIALISED
     cluster.done_by(0, cluster.found_by(0))
-    assert cluster.promised == {"p"}
+    assert cluster.reserved == {"p"}
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
 
 
@@ -41,7 +41,7 @@ def test_a_node_that_lost_its_pods_with_it_owes_nobody_anything() -> None:
     cluster.tidy()
     cluster.report()
     cluster.tidy()
-    assert cluster.promised == set()
+    assert cluster.reserved == set()
     assert cluster.fits("24Gi") is None
 
 
@@ -67,7 +67,7 @@ def test_gpus_of_other_names_are_charged_what_was_promised_on_the_old_ones() -> 
     cluster.bind("p")
     cluster.report(shared("c"), shared("d"))
     cluster.tidy()
-    assert cluster.promised == {"p"}
+    assert cluster.reserved == {"p"}
     # One of the two is taken, and nobody knows which.
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
     cluster.report(pods=[use("p", "d", 16 * GIB)])
@@ -82,13 +82,13 @@ def test_fewer_gpus_hold_all_who_were_promised_some() -> None:
         assert cluster.bind(name) == Bound()
     cluster.report(device("a"))
     cluster.tidy()
-    assert cluster.promised == {"p", "q"}
+    assert cluster.reserved == {"p", "q"}
     assert cluster.fits("1Gi") is not None
     # One of them never got a device, and is turned away by the kubelet.
     cluster.ends("q", "Failed")
     cluster.report(pods=[use("p", "a", 16 * GIB)])
     cluster.tidy()
-    assert cluster.promised == {"p"}
+    assert cluster.reserved == {"p"}
 
 
 def test_after_a_reboot_pods_that_stay_are_charged_before_they_are_seen_again() -> None:
@@ -99,7 +99,7 @@ def test_after_a_reboot_pods_that_stay_are_charged_before_they_are_seen_again() 
     # It comes up: no pod holds anything yet, and this time it can be the other device.
     cluster.report(shared("a"), shared("b"))
     cluster.tidy()
-    assert cluster.promised == {"p"}
+    assert cluster.reserved == {"p"}
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
 
 
@@ -111,7 +111,7 @@ def test_a_pod_that_the_kubelet_turns_away_after_a_reboot_owes_nothing() -> None
     cluster.report()
     cluster.ends("p", "Failed")  # UnexpectedAdmissionError
     cluster.tidy()
-    assert cluster.promised == set()
+    assert cluster.reserved == set()
 
 
 @pytest.mark.parametrize("i", range(2), ids=["by the one that bound it", "by the other"])
@@ -125,14 +125,14 @@ def test_a_stateful_pod_made_again_at_once_is_charged_beside_the_one_before(i: i
     cluster.create("web-0", "10Gi", uid="second")
     cluster.done_by(i, cluster.found_by(i))
     assert cluster.bind("web-0", by=i) == Bound()
-    assert cluster.promised == {"first", "second"}
+    assert cluster.reserved == {"first", "second"}
     cluster.create("web-1", "10Gi")
     assert cluster.bind("web-1") != Bound()
     # A sample from after the removal shows the second only.
     for _ in range(SAMPLES):
         cluster.report(pods=[use("second", "a", 10 * GIB)])
         cluster.tidy()
-    assert cluster.promised == {"second"}
+    assert cluster.reserved == {"second"}
     assert cluster.bind("web-1") == Bound()
 
 
@@ -146,7 +146,7 @@ def test_a_stateful_pod_that_ended_before_it_was_made_again_makes_room_for_it() 
         cluster.report()
         cluster.server.delete_by_force("web-0")
         cluster.tidy()
-    assert cluster.promised == set()
+    assert cluster.reserved == set()
 
 
 def test_who_came_around_us_and_is_deleted_by_force_is_charged_while_it_runs() -> None:
@@ -159,8 +159,8 @@ def test_who_came_around_us_and_is_deleted_by_force_is_charged_while_it_runs() -
     cluster.tidy()
     cluster.report(pods=[use("p", "a", GIB)])
     cluster.tidy()
-    assert (cluster.promised, cluster.fits("5Gi")) == ({"p"}, FULL)
+    assert (cluster.reserved, cluster.fits("5Gi")) == ({"p"}, FULL)
     for _ in range(SAMPLES):
         cluster.report()
         cluster.tidy()
-    assert (cluster.promised, cluster.fits("24Gi")) == (set(), None)
+    assert (cluster.reserved, cluster.fits("24Gi")) == (set(), None)

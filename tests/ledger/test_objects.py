@@ -23,7 +23,7 @@ from contract.gpunode import (
     encode_gpunode,
 )
 from contract.kube import ObjectMeta
-from extender.errors import OutcomeUnknown, StoreRefused
+from extender.errors import OutcomeUnknown, StoreRejected
 from extender.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.builders import GIB, GPU, STAMP, shared
@@ -45,7 +45,7 @@ def full(devices: int, pods: int, candidates: int) -> GPUNode:
     """A node that is as full as it gets, with names as long as those of real clusters."""
     uuids = [f"GPU-{index:08x}-0f3a-4b2c-8d4e-7d8e9f0a1b2c" for index in range(devices)]
     uids = [f"{number:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c" for number in range(pods)]
-    promises = {
+    reservations = {
         uid: Reservation(
             namespace="machine-learning-research",
             name=f"training-job-with-a-long-name-7d8f9c6b5-{number:05d}",
@@ -67,8 +67,8 @@ def full(devices: int, pods: int, candidates: int) -> GPUNode:
         PodUse(
             uid=uid,
             device=uuids[number % devices],
-            namespace=promises[uid].namespace,
-            name=promises[uid].name,
+            namespace=reservations[uid].namespace,
+            name=reservations[uid].name,
             container="main",
             replica=f"{uuids[number % devices]}::{number // devices}",
             used_bytes=GIB + number,
@@ -78,7 +78,7 @@ def full(devices: int, pods: int, candidates: int) -> GPUNode:
     ]
     return GPUNode(
         metadata=ObjectMeta(name="full", uid="u", resource_version="1"),
-        spec=GPUNodeSpec(initialised=True, reservations=promises, promised="1024Gi"),
+        spec=GPUNodeSpec(initialised=True, reservations=reservations, reserved="1024Gi"),
         status=GPUNodeStatus(
             observed_at="2026-11-21T00:00:00.000000Z",
             devices=[
@@ -145,9 +145,9 @@ def newer_crd() -> dict[str, Any]:
     """The CRD of a version to come, in which every part has fields that we do not know."""
     crd = copy.deepcopy(crd_manifest())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    promise = schema["spec"]["properties"]["reservations"]["additionalProperties"]
+    reservation = schema["spec"]["properties"]["reservations"]["additionalProperties"]
     plugin = schema["status"]["properties"]["plugin"]
-    for part in (schema["spec"], promise, schema["status"], plugin):
+    for part in (schema["spec"], reservation, schema["status"], plugin):
         part["x-kubernetes-preserve-unknown-fields"] = True
     return crd
 
@@ -167,12 +167,12 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
 ) -> None:
     theirs = {"to": "come"}
     merge = "application/merge-patch+json"
-    promise = {"namespace": "a", "name": "p", "later": theirs}
+    reservation = {"namespace": "a", "name": "p", "later": theirs}
     with existing(plane, "newer"):
         path = f"{GPUNODES}/newer"
 
         def told() -> bool:
-            spec = {"later": theirs, "reservations": {"uid-old": promise}}
+            spec = {"later": theirs, "reservations": {"uid-old": reservation}}
             status = {"later": theirs, "plugin": {"later": theirs, "source": "x"}}
             try:
                 plane.call("PATCH", path, {"spec": spec}, merge)
@@ -187,12 +187,12 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
         held = store.read_gpunode("newer")
         assert held is not None
         ours = Reservation(namespace="a", name="q", attempt="1")
-        promises = {**held.spec.reservations, "uid-new": ours}
-        spec = msgspec.structs.replace(held.spec, reservations=promises, promised="1Gi")
+        reservations = {**held.spec.reservations, "uid-new": ours}
+        spec = msgspec.structs.replace(held.spec, reservations=reservations, reserved="1Gi")
         after = store.write_spec(held, spec)
-        flagged = msgspec.structs.replace(promises["uid-old"], flags=["evicted"], attempt="2")
-        promises = {"uid-old": flagged}
-        store.write_spec(after, msgspec.structs.replace(after.spec, reservations=promises))
+        flagged = msgspec.structs.replace(reservations["uid-old"], flags=["evicted"], attempt="2")
+        reservations = {"uid-old": flagged}
+        store.write_spec(after, msgspec.structs.replace(after.spec, reservations=reservations))
         with ApiClient(plane.configuration()) as client:
             publisher = KubernetesPublisher(of_client(client), "newer", "default", 30.0)
             for count in (1, 0):
@@ -201,7 +201,7 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
         found = plane.call("GET", path)
     assert found["spec"]["later"] == theirs
     assert found["spec"]["reservations"] == {
-        "uid-old": {**promise, "attempt": "2", "flags": ["evicted"]}
+        "uid-old": {**reservation, "attempt": "2", "flags": ["evicted"]}
     }
     assert found["status"]["later"] == theirs
     assert found["status"]["plugin"] == {"later": theirs}
@@ -237,7 +237,7 @@ def test_a_node_that_etcd_does_not_take_keeps_what_it_had(
         assert held is not None
         few = full(2, 4, 2).spec
         held = store.write_spec(held, few)
-        with pytest.raises((StoreRefused, OutcomeUnknown), match=r"too large|larger than max"):
+        with pytest.raises((StoreRejected, OutcomeUnknown), match=r"too large|larger than max"):
             store.write_spec(held, full(16, 2048, 16).spec)
         kept = store.read_gpunode("full")
         assert kept is not None

@@ -6,12 +6,12 @@ from contract.annotations import PLACEMENT
 from contract.gpunode import ADOPTED, GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
 from extender.ledger.protocol import Bound, Declined, Failed
 from tests.blocking import Ledger
 from tests.ledger.test_protocol import WALL_S, Stage, adopt, judge, once, pod, raises
 
-TROUBLES = (StoreConflict, StoreRefused, OutcomeUnknown, StoreSilent)
+TROUBLES = (StoreConflict, StoreRejected, OutcomeUnknown, StoreTimeout)
 
 
 class Observing(Stage):
@@ -23,10 +23,10 @@ class Observing(Stage):
         numbers = iter(range(1, 1000))
 
         def flagged(pod: Pod, gpunode: GPUNode) -> Reservation | None:
-            promise = adopt(pod, gpunode)
-            if promise is not None:
-                promise.flags.append(ADOPTED)
-            return promise
+            reservation = adopt(pod, gpunode)
+            if reservation is not None:
+                reservation.flags.append(ADOPTED)
+            return reservation
 
         return Ledger(
             self.store,
@@ -39,8 +39,8 @@ class Observing(Stage):
         )
 
     def charged(self, uid: str) -> tuple[int, list[str]]:
-        promise = self.node().spec.reservations[uid]
-        return promise.charges[0].candidates["GPU-0"], promise.flags
+        reservation = self.node().spec.reservations[uid]
+        return reservation.charges[0].candidates["GPU-0"], reservation.flags
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_one_that_does_not_is_bound_and_charged_as_a_bystander_is(stage: Observi
     assert stage.pod("q").node == "n"
     assert stage.pod("q").annotation(PLACEMENT) is None
     assert stage.charged("uid-q") == (6, [ADOPTED])  # 12 of 10: the truth
-    assert stage.node().spec.promised == "12"
+    assert stage.node().spec.reserved == "12"
     stage.observes = False
     stage.store.admit(pod("r", asked=1))
     assert stage.bind(stage.ask(pod("r", asked=1))) == Declined(Reason.MEMORY_ON_ANY)
@@ -94,7 +94,7 @@ def test_a_ledger_that_cannot_be_written_is_none_either(
     stage.fault = fault
     assert isinstance(stage.bind(stage.ask(pod())), Bound)
     assert stage.pod().node == "n"
-    assert stage.promised == set()  # a bystander, which is charged when it is seen
+    assert stage.reserved == set()  # a bystander, which is charged when it is seen
 
 
 @pytest.mark.parametrize("kind", TROUBLES)
@@ -112,7 +112,7 @@ def test_whatever_goes_wrong_once_the_answer_is_the_truth(
     outcome = stage.bind(stage.ask(pod(name), held=False))
     assert isinstance(outcome, Bound) == (stage.pod(name).node == "n")
     assert isinstance(outcome, Bound)
-    if f"uid-{name}" in stage.promised:
+    if f"uid-{name}" in stage.reserved:
         assert stage.charged(f"uid-{name}")[0] == 6
 
 

@@ -9,7 +9,7 @@ import pytest
 from contract.annotations import PREEMPTING
 from contract.kube import Pod
 from contract.preemption import attempt_of
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.preemption_writer import Made, RoomMaker
 from tests.blocking import now
@@ -25,7 +25,7 @@ class Evictors:
     asked: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     #: Name -> what evicting it raises, once.
-    refused: dict[str, StoreError] = field(default_factory=dict)
+    rejected: dict[str, StoreError] = field(default_factory=dict)
     forbidden: dict[str, StoreError] = field(default_factory=dict)
     before: Callable[[], None] = lambda: None
 
@@ -36,7 +36,7 @@ class Evictors:
         self.before()
 
     async def evict(self, pod: Pod) -> None:
-        if error := self.refused.pop(pod.metadata.name, None):
+        if error := self.rejected.pop(pod.metadata.name, None):
             raise error
         self.evicted.append(pod.metadata.name)
 
@@ -82,7 +82,7 @@ def test_the_attempt_is_on_the_pod_before_anybody_is_evicted() -> None:
 
     world.evictors.before = look
     made = world.make_room()
-    assert (made.begun, made.refused, asked) == (True, "", ["high", "low"])
+    assert (made.begun, made.rejected, asked) == (True, "", ["high", "low"])
     # The least important first.
     assert names(made.evicted) == world.evictors.evicted == ["low", "high"]
     attempt = attempt_of(world.new)
@@ -114,7 +114,7 @@ def test_nobody_is_evicted_while_a_budget_forbids_one_of_them() -> None:
     world.evictors.forbidden["low"] = OutcomeUnknown("429 Cannot evict pod as it would violate")
     made = world.make_room()
     assert not made.begun
-    assert "would violate" in made.refused
+    assert "would violate" in made.rejected
     assert world.evictors.evicted == []
     assert attempt_of(world.new) is None
 
@@ -157,10 +157,10 @@ def test_a_nominated_or_bound_newcomer_needs_no_room() -> None:
 
 def test_an_eviction_that_fails_stops_the_others_and_says_so() -> None:
     world = World()
-    world.evictors.refused["low"] = StoreRefused("403 forbidden")
+    world.evictors.rejected["low"] = StoreRejected("403 forbidden")
     made = world.make_room()
-    assert (made.begun, made.evicted, made.refused) == (True, (), "403 forbidden")
+    assert (made.begun, made.evicted, made.rejected) == (True, (), "403 forbidden")
     # What changed in that very moment is read again.
     world = World()
-    world.evictors.refused["low"] = StoreConflict("409")
+    world.evictors.rejected["low"] = StoreConflict("409")
     assert names(world.make_room().evicted) == ["low", "high"]

@@ -14,7 +14,7 @@ from contract.annotations import FINALIZER, PLACEMENT, RETRY, TOUCHED, VRAM
 from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse, Reservation
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRefused, StoreSilent
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
 from extender.ledger import protocol
 from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
 from extender.ledger.protocol import (
@@ -57,9 +57,9 @@ def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
         return Reason.NOT_INITIALISED
     others = sum(
         max(charge.candidates.values())
-        for uid, promise in gpunode.spec.reservations.items()
+        for uid, reservation in gpunode.spec.reservations.items()
         if uid != pod.metadata.uid
-        for charge in promise.charges
+        for charge in reservation.charges
     )
     if others + asked > 10:
         return Reason.MEMORY_ON_ANY
@@ -132,7 +132,7 @@ class Stage:
         return found
 
     @property
-    def promised(self) -> set[str]:
+    def reserved(self) -> set[str]:
         return set(self.node().spec.reservations)
 
     def ask(self, shown: Pod, node: str = "n", held: bool = True) -> BindAsk:
@@ -154,8 +154,8 @@ class Stage:
         return self._watched(lambda: self.ledger.remove(node, uid, left))
 
     def departed_by(self, uid: str = "uid-p") -> str | None:
-        promise = self.node().spec.reservations[uid]
-        return self._watched(lambda: self.ledger.departed_by("n", uid, promise))
+        reservation = self.node().spec.reservations[uid]
+        return self._watched(lambda: self.ledger.departed_by("n", uid, reservation))
 
     def note_choice(self, choice: str, node: str = "n") -> bool:
         return self._watched(lambda: self.ledger.note_choice(node, choice))
@@ -219,9 +219,9 @@ class TestBind:
         assert stage.calls == ["write_spec", "bind"]
         assert stage.pod().node == "n"
         assert stage.pod().annotation(PLACEMENT) == "6 on n"
-        (promise,) = stage.node().spec.reservations.values()
-        assert (promise.name, promise.attempt) == ("p", "L-1")
-        assert promise.since == "1970-01-12T13:46:40.000+00:00"
+        (reservation,) = stage.node().spec.reservations.values()
+        assert (reservation.name, reservation.attempt) == ("p", "L-1")
+        assert reservation.since == "1970-01-12T13:46:40.000+00:00"
         assert stage.written == [stage.node()]
 
     def test_what_is_not_held_is_read(self, stage: Stage) -> None:
@@ -233,7 +233,7 @@ class TestBind:
         assert stage.bind(stage.ask(pod("q"))) == Bound()
         assert stage.bind(stage.ask(pod())) == Declined(Reason.MEMORY_ON_ANY)
         assert stage.calls == ["read_gpunode"]
-        assert stage.promised == {"uid-q"}
+        assert stage.reserved == {"uid-q"}
 
     def test_nobody_is_declined_for_what_a_watch_told_too_late(self, stage: Stage) -> None:
         """The pod would pay for it with seconds of back-off."""
@@ -243,7 +243,7 @@ class TestBind:
         stage.store.delete_pod("a", "q")
         assert stage.remove(uid="uid-q", left=True)
         assert stage.bind(ask) == Bound()
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
     def test_a_node_without_an_object_has_not_reported(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
@@ -260,7 +260,7 @@ class TestBind:
         stage.store.admit(pod("plain", asked=0))
         assert stage.bind(stage.ask(pod("plain", asked=0))) == Bound()
         assert stage.calls == ["bind"]
-        assert not stage.promised
+        assert not stage.reserved
 
     @pytest.mark.parametrize("times", [1, 2, 3])
     def test_asked_again_it_answers_the_same_and_changes_nothing(
@@ -303,7 +303,7 @@ class TestBind:
             "write_spec", "before", lambda: rival.bind(stage.ask(stage.pod("q"), held=False))
         )
         assert stage.bind() == Declined(Reason.MEMORY_ON_ANY)
-        assert (stage.promised, stage.pod().node) == ({"uid-q"}, "")
+        assert (stage.reserved, stage.pod().node) == ({"uid-q"}, "")
 
     def test_a_pod_that_changed_since_filter_is_fitted_as_it_is(self, stage: Stage) -> None:
         ask = stage.ask(pod())
@@ -334,7 +334,7 @@ class TestBindingThatFails:
         "gone": (lambda s: s.store.delete_pod("a", "p"), "pod a/p does not exist", False),
     }
 
-    @pytest.mark.parametrize("answer", [StoreRefused, StoreConflict, OutcomeUnknown])
+    @pytest.mark.parametrize("answer", [StoreRejected, StoreConflict, OutcomeUnknown])
     @pytest.mark.parametrize("fate", FATES)
     def test_the_fate_of_the_pod_decides(
         self, stage: Stage, fate: str, answer: type[StoreError]
@@ -353,7 +353,7 @@ class TestBindingThatFails:
             assert words in outcome.message
         # Somebody else may have bound it before it went: then its containers may run on.
         may_run = fate in ("gone", "replaced")
-        assert ("uid-p" in stage.promised) == (kept or may_run)
+        assert ("uid-p" in stage.reserved) == (kept or may_run)
 
     @pytest.mark.parametrize("answer", [StoreConflict, OutcomeUnknown])
     @pytest.mark.parametrize("when", ["before", "after"])
@@ -364,13 +364,13 @@ class TestBindingThatFails:
         assert stage.bind() == Bound()
         assert stage.calls.count("bind") == (2 if when == "before" else 1)
         assert stage.pod().node == "n"
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
     def test_what_is_refused_is_not_tried_again(self, stage: Stage) -> None:
-        stage.fault = once("bind", "before", raises(StoreRefused))
-        assert stage.bind() == Failed("a StoreRefused for the tests")
+        stage.fault = once("bind", "before", raises(StoreRejected))
+        assert stage.bind() == Failed("a StoreRejected for the tests")
         assert stage.calls.count("bind") == 1
-        assert (stage.pod().node, stage.promised) == ("", set())
+        assert (stage.pod().node, stage.reserved) == ("", set())
         assert stage.pod().annotation(TOUCHED)
 
     def test_a_pod_being_deleted_is_left_alone(self, stage: Stage) -> None:
@@ -380,7 +380,7 @@ class TestBindingThatFails:
         stage.store.admit(msgspec.structs.replace(dying, metadata=metadata))
         assert stage.bind(ask) == Failed("pod a/p is being deleted")
         assert stage.calls.count("bind") == 1
-        assert not stage.promised
+        assert not stage.reserved
 
     def test_without_a_word_about_the_pod_the_promise_stays(self, stage: Stage) -> None:
         def silent(operation: str, when: str) -> None:
@@ -389,14 +389,14 @@ class TestBindingThatFails:
 
         stage.fault = silent
         assert stage.bind() == Failed("silence")
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
     def test_a_removal_between_promise_and_binding_makes_it_start_over(self, stage: Stage) -> None:
         rival = stage.new_ledger("rival")
         stage.fault = once("bind", "before", lambda: rival.remove("n", "uid-p"))
         assert stage.bind() == Bound()
         assert stage.pod().annotation(TOUCHED)
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
 
 class TestFaultAtEveryCall:
@@ -404,7 +404,7 @@ class TestFaultAtEveryCall:
 
     CALLS: tuple[str, ...] = ("read_gpunode", "read_pod", "write_spec", "bind", "touch_pod")
 
-    @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreConflict, StoreRefused])
+    @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreConflict, StoreRejected])
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize("operation", CALLS)
     @pytest.mark.parametrize("always", [False, True])
@@ -420,27 +420,27 @@ class TestFaultAtEveryCall:
         outcome = stage.bind(ask)
         bound = stage.pod().node == "n"
         assert bound or outcome != Bound()
-        assert not bound or "uid-p" in stage.promised
+        assert not bound or "uid-p" in stage.reserved
         removed = stage.remove()
-        assert not bound or (not removed and "uid-p" in stage.promised)
+        assert not bound or (not removed and "uid-p" in stage.reserved)
         stage.fault = no_fault
         # The store is well again: nothing is in the way of the next attempt, or of tidying up.
         assert stage.bind(ask) == Bound()
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
         stage.store.delete_pod("a", "p")
         assert not stage.remove()
         assert stage.remove(left=True)
-        assert not stage.promised
+        assert not stage.reserved
 
 
 class TestRemove:
     @pytest.fixture
-    def promised(self, stage: Stage) -> Stage:
+    def reserved(self, stage: Stage) -> Stage:
         """The pod has a promise and is not bound: whoever made it crashed."""
         stage.fault = lambda *at: raises(OutcomeUnknown)() if at[0] == "bind" else None
         stage.bind()
         stage.fault = no_fault
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
         return stage
 
     def test_a_promise_in_use_is_kept(self, stage: Stage) -> None:
@@ -449,14 +449,14 @@ class TestRemove:
         assert not stage.remove()
         assert (stage.pod(), stage.node()) == before
 
-    def test_an_unbound_pod_is_touched_first(self, promised: Stage) -> None:
-        assert promised.remove()
-        assert promised.calls == ["read_gpunode", "read_pod", "touch_pod", "write_spec"]
-        assert not promised.promised
-        assert promised.written[-1] == promised.node()
+    def test_an_unbound_pod_is_touched_first(self, reserved: Stage) -> None:
+        assert reserved.remove()
+        assert reserved.calls == ["read_gpunode", "read_pod", "touch_pod", "write_spec"]
+        assert not reserved.reserved
+        assert reserved.written[-1] == reserved.node()
         late = Binding("a", "p", "uid-p", "100", "n")
         with pytest.raises(StoreConflict):
-            promised.store.bind(late)
+            reserved.store.bind(late)
 
     @pytest.mark.parametrize(
         "deed",
@@ -468,13 +468,13 @@ class TestRemove:
         ],
     )
     def test_a_pod_that_can_never_use_it_is_not_touched(
-        self, promised: Stage, deed: Callable[[Stage], object]
+        self, reserved: Stage, deed: Callable[[Stage], object]
     ) -> None:
-        promised.new_node("m", initialised=True)
-        deed(promised)
-        assert promised.remove(left=True)
-        assert promised.calls == ["read_gpunode", "read_pod", "write_spec"]
-        assert not promised.promised
+        reserved.new_node("m", initialised=True)
+        deed(reserved)
+        assert reserved.remove(left=True)
+        assert reserved.calls == ["read_gpunode", "read_pod", "write_spec"]
+        assert not reserved.reserved
 
     @pytest.mark.parametrize(
         "deed",
@@ -491,19 +491,19 @@ class TestRemove:
         assert not stage.remove()
         late = stage.bind(stage.ask(pod(), held=False))  # an attempt that comes to the same end
         assert isinstance(late, Failed)
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
-    def test_a_report_that_shows_the_pod_proves_that_it_has_not_left(self, promised: Stage) -> None:
-        promised.store.delete_pod("a", "p")
+    def test_a_report_that_shows_the_pod_proves_that_it_has_not_left(self, reserved: Stage) -> None:
+        reserved.store.delete_pod("a", "p")
         shown = msgspec.structs.replace(DEVICES, pods=[PodUse(uid="uid-p", device="GPU-0")])
-        promised.store.report([("n", shown)])
-        assert not promised.remove(left=True)
-        assert promised.promised == {"uid-p"}
+        reserved.store.report([("n", shown)])
+        assert not reserved.remove(left=True)
+        assert reserved.reserved == {"uid-p"}
 
     def test_leaving_is_no_reason_while_the_pod_is_there(self, stage: Stage) -> None:
         stage.bind()
         assert not stage.remove(left=True)
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
     @pytest.mark.parametrize("node", ["n", "nowhere"])
     def test_what_is_not_there_is_gone(self, stage: Stage, node: str) -> None:
@@ -511,37 +511,37 @@ class TestRemove:
         assert stage.calls == ["read_gpunode"]
 
     @pytest.mark.parametrize("operation", ["touch_pod", "write_spec"])
-    def test_a_race_lost_to_a_bind_keeps_the_promise(self, promised: Stage, operation: str) -> None:
-        promised.fault = once(operation, "before", promised.rival_binds)
-        assert not promised.remove()
-        assert promised.pod().node == "n"
-        assert promised.promised == {"uid-p"}
+    def test_a_race_lost_to_a_bind_keeps_the_promise(self, reserved: Stage, operation: str) -> None:
+        reserved.fault = once(operation, "before", reserved.rival_binds)
+        assert not reserved.remove()
+        assert reserved.pod().node == "n"
+        assert reserved.reserved == {"uid-p"}
 
     def test_a_pod_that_goes_before_it_is_touched_is_looked_for_again(
-        self, promised: Stage
+        self, reserved: Stage
     ) -> None:
-        promised.fault = once("touch_pod", "before", lambda: promised.store.delete_pod("a", "p"))
-        assert promised.remove(left=True)
-        assert not promised.promised
+        reserved.fault = once("touch_pod", "before", lambda: reserved.store.delete_pod("a", "p"))
+        assert reserved.remove(left=True)
+        assert not reserved.reserved
 
-    def test_an_object_that_goes_takes_the_promise_with_it(self, promised: Stage) -> None:
-        promised.fault = once("write_spec", "before", lambda: promised.store.delete_gpunode("n"))
-        assert promised.remove()
+    def test_an_object_that_goes_takes_the_promise_with_it(self, reserved: Stage) -> None:
+        reserved.fault = once("write_spec", "before", lambda: reserved.store.delete_gpunode("n"))
+        assert reserved.remove()
 
     @pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "touch_pod", "write_spec"])
-    @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreRefused])
+    @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreRejected])
     def test_a_silent_store_keeps_the_promise(
-        self, promised: Stage, operation: str, kind: type[StoreError]
+        self, reserved: Stage, operation: str, kind: type[StoreError]
     ) -> None:
-        promised.fault = once(operation, "before", raises(kind))
-        assert not promised.remove()
-        assert promised.promised == {"uid-p"}
+        reserved.fault = once(operation, "before", raises(kind))
+        assert not reserved.remove()
+        assert reserved.reserved == {"uid-p"}
 
-    def test_other_promises_stay(self, promised: Stage) -> None:
-        promised.store.admit(pod("q", asked=4))
-        assert promised.bind(promised.ask(pod("q", asked=4))) == Bound()
-        assert promised.remove()
-        assert promised.promised == {"uid-q"}
+    def test_other_promises_stay(self, reserved: Stage) -> None:
+        reserved.store.admit(pod("q", asked=4))
+        assert reserved.bind(reserved.ask(pod("q", asked=4))) == Bound()
+        assert reserved.remove()
+        assert reserved.reserved == {"uid-q"}
 
 
 class TestDeviceChoice:
@@ -550,7 +550,7 @@ class TestDeviceChoice:
         for choice in ("steered", ""):
             assert stage.note_choice(choice)
             assert stage.node().spec.device_choice == choice
-            assert stage.promised == {"uid-p"}
+            assert stage.reserved == {"uid-p"}
 
     def test_it_is_written_once(self, stage: Stage) -> None:
         assert stage.note_choice("steered")
@@ -561,7 +561,7 @@ class TestDeviceChoice:
     def test_a_promise_in_between_is_kept(self, stage: Stage) -> None:
         stage.fault = once("write_spec", "before", stage.rival_binds)
         assert stage.note_choice("steered")
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
         assert stage.node().spec.device_choice == "steered"
 
     def test_without_a_gpunode_there_is_nothing_to_write(self, stage: Stage) -> None:
@@ -596,20 +596,20 @@ class TestDeparture:
 
 class TestWake:
     def test_an_unbound_pod_is_touched(self, stage: Stage) -> None:
-        stage.ledger.wake(pod())
+        stage.ledger.requeue(pod())
         assert stage.pod().annotation(RETRY)
 
     def test_one_that_changed_since_it_was_seen_is_touched_as_it_is(self, stage: Stage) -> None:
         stage.replace_pod()
-        stage.ledger.wake(pod())
+        stage.ledger.requeue(pod())
         assert stage.pod().annotation(RETRY)
 
     def test_two_replicas_wake_a_pod_once(self, stage: Stage) -> None:
-        theirs = stage.ledger.wake(pod())
+        theirs = stage.ledger.requeue(pod())
         before = stage.pod()
-        assert stage.ledger.wake(pod()) == theirs  # as it was before the other woke it
+        assert stage.ledger.requeue(pod()) == theirs  # as it was before the other woke it
         assert stage.pod() == before
-        assert stage.ledger.wake(before) != theirs
+        assert stage.ledger.requeue(before) != theirs
 
     @pytest.mark.parametrize(
         "deed",
@@ -623,12 +623,12 @@ class TestWake:
     ) -> None:
         deed(stage)
         before = stage.pod()
-        assert stage.ledger.wake(pod()) is None
+        assert stage.ledger.requeue(pod()) is None
         assert stage.pod() == before
 
     def test_one_that_is_gone_is_not_missed(self, stage: Stage) -> None:
         stage.store.delete_pod("a", "p")
-        stage.ledger.wake(pod())
+        stage.ledger.requeue(pod())
 
 
 class TestDeadline:
@@ -724,11 +724,11 @@ class TestInitialise:
         assert stage.pod().annotation(TOUCHED)
         assert not stage.pod("plain").annotation(TOUCHED)
         assert not stage.pod("q").annotation(TOUCHED)
-        assert stage.promised == {"uid-q"}
-        promise = stage.node().spec.reservations["uid-q"]
-        assert promise.attempt
-        assert promise.since
-        assert stage.node().spec.promised == "6"
+        assert stage.reserved == {"uid-q"}
+        reservation = stage.node().spec.reservations["uid-q"]
+        assert reservation.attempt
+        assert reservation.since
+        assert stage.node().spec.reserved == "6"
 
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_a_pod_bound_under_the_touch_is_charged(self, stage: Stage, when: str) -> None:
@@ -740,14 +740,14 @@ class TestInitialise:
 
         stage.fault = once("touch_pod", when, bound_by_somebody_else)
         assert stage.initialise("n") == ["n"]
-        assert stage.promised == {"uid-p"}
+        assert stage.reserved == {"uid-p"}
 
     @pytest.mark.parametrize("operation", ["touch_pod", "list_pods"])
     def test_a_pod_that_goes_meanwhile_is_not_missed(self, stage: Stage, operation: str) -> None:
         stage.new_node("n")
         stage.fault = once(operation, "before", lambda: stage.store.delete_pod("a", "p"))
         assert stage.initialise("n") == ["n"]
-        assert not stage.promised
+        assert not stage.reserved
 
     def test_a_race_lost_on_one_node_leaves_the_others_alone(self, stage: Stage) -> None:
         stage.new_node("n")
@@ -766,7 +766,7 @@ class TestInitialise:
 
         stage.fault = report
         assert stage.initialise("n") == ["n"]
-        assert stage.promised == {"uid-on-n"}
+        assert stage.reserved == {"uid-on-n"}
         assert stage.calls.count("touch_pod") == 1
         assert stage.calls.count("write_spec") == 4
 
@@ -787,7 +787,7 @@ class TestInitialise:
     def test_a_pod_that_cannot_be_touched_keeps_no_node_from_pods(self, stage: Stage) -> None:
         stage.new_node("n")
         stage.store.admit(pod("also"))
-        stage.fault = once("touch_pod", "before", raises(StoreRefused))
+        stage.fault = once("touch_pod", "before", raises(StoreRejected))
         assert stage.initialise("n") == ["n"]
         assert stage.pod("also").annotation(TOUCHED)
 
@@ -802,7 +802,7 @@ class TestInitialise:
         assert stage.initialise("n") == ["n"]
         assert "touch_pod" not in stage.calls
 
-    @pytest.mark.parametrize("answer", [StoreRefused, OutcomeUnknown])
+    @pytest.mark.parametrize("answer", [StoreRejected, OutcomeUnknown])
     @pytest.mark.parametrize("operation", ["read_gpunode", "create_gpunode", "write_spec"])
     def test_what_the_store_refuses_of_one_node_leaves_the_others_alone(
         self, stage: Stage, operation: str, answer: type[StoreError]
@@ -816,8 +816,8 @@ class TestInitialise:
         assert stage.node("m").spec.initialised
 
     def test_a_store_that_does_not_answer_is_not_asked_about_every_node(self, stage: Stage) -> None:
-        stage.fault = once("read_gpunode", "before", raises(StoreSilent))
-        with pytest.raises(StoreSilent):
+        stage.fault = once("read_gpunode", "before", raises(StoreTimeout))
+        with pytest.raises(StoreTimeout):
             stage.initialise("n", "m")
         assert stage.calls == ["read_gpunode"]
 
@@ -847,7 +847,7 @@ class TestInitialise:
                 stage.store.report([("n", DEVICES)])
         assert stage.node().spec.initialised
         assert stage.node("m").spec.initialised
-        assert stage.promised == {"uid-q"}
+        assert stage.reserved == {"uid-q"}
 
     @pytest.mark.parametrize(
         ("more", "lists"),
@@ -879,7 +879,7 @@ class TestInitialise:
             while work.send(None) is None:
                 turns += 1
         assert turns >= 3
-        assert len(stage.promised) == 2 * protocol.AT_ONCE + 1
+        assert len(stage.reserved) == 2 * protocol.AT_ONCE + 1
 
     def test_what_is_ready_is_left_alone(self, stage: Stage) -> None:
         stage.new_node("n", initialised=True)
@@ -897,8 +897,8 @@ class TestLetGo:
         for name in ("l", "m"):
             held = ObjectMeta(name=name, finalizers=[FINALIZER], deletion_timestamp="now")
             stage.store.create_gpunode(GPUNode(metadata=held))
-        stage.fault = once(operation, "before", raises(StoreRefused))
-        with pytest.raises(StoreRefused):
+        stage.fault = once(operation, "before", raises(StoreRejected))
+        with pytest.raises(StoreRejected):
             stage.let_go("l", "m")
         assert stage.store.read_gpunode("l") is not None
         assert stage.store.read_gpunode("m") is None
@@ -908,12 +908,12 @@ class TestPromisedFigure:
     def test_it_adds_up_what_is_promised(self, stage: Stage) -> None:
         stage.store.admit(pod("q", asked=4))
         stage.bind()
-        assert stage.node().spec.promised == "6"
+        assert stage.node().spec.reserved == "6"
         assert stage.bind(stage.ask(pod("q", asked=4))) == Bound()
-        assert stage.node().spec.promised == "10"
+        assert stage.node().spec.reserved == "10"
         stage.store.delete_pod("a", "p")
         assert stage.remove(left=True)
-        assert stage.node().spec.promised == "4"
+        assert stage.node().spec.reserved == "4"
 
     def test_it_counts_every_replica_at_the_largest_candidate(self, stage: Stage) -> None:
         def two_of(pod: Pod, gpunode: GPUNode) -> Placement:
@@ -924,7 +924,7 @@ class TestPromisedFigure:
             stage.store, two_of, adopt, stage.written.append, lambda: WALL_S, lambda: "id"
         )
         assert ledger.bind(stage.ask(pod())) == Bound()
-        assert stage.node().spec.promised == "2Gi"
+        assert stage.node().spec.reserved == "2Gi"
 
 
 @pytest.mark.parametrize("stale", [None, "node", "pod"])

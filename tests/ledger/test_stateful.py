@@ -51,7 +51,7 @@ def report(name: str, number: int) -> GPUNodeStatus:
         memory_bytes=MEMORY_BYTES,
         reserved_bytes=0,
         used_bytes=0,
-        unowned_bytes=0,
+        unattributed_bytes=0,
         sharing="time-slicing",
         resource=RESOURCE,
         replicas=Replicas(free=8),
@@ -236,17 +236,17 @@ class Cluster(RuleBasedStateMachine):
         for pod in self.pods().values():
             if pod.node and not pod.ended:
                 gpunode = self.promises_on(pod.node)
-                promised = gpunode[pod.metadata.uid]
-                assert promised >= int(pod.annotation(VRAM) or 0)
+                reserved = gpunode[pod.metadata.uid]
+                assert reserved >= int(pod.annotation(VRAM) or 0)
 
     def promises_on(self, node: str) -> dict[str, int]:
         fault, self.fault = self.fault, None
         gpunode = self.store.read_gpunode(node)
         self.fault = fault
-        promises = gpunode.spec.reservations if gpunode else {}
+        reservations = gpunode.spec.reservations if gpunode else {}
         return {
-            uid: sum(sum(charge.candidates.values()) for charge in promise.charges)
-            for uid, promise in promises.items()
+            uid: sum(sum(charge.candidates.values()) for charge in reservation.charges)
+            for uid, reservation in reservations.items()
         }
 
     def teardown(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.errors import OutcomeUnknown, StoreConflict, StoreRefused, StoreSilent
+from extender.errors import OutcomeUnknown, StoreConflict, StoreRejected, StoreTimeout
 from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
 from extender.ledger.store import Store
@@ -92,7 +92,7 @@ class Crowd:
             self.outcomes[metadata.name] = err
 
     @property
-    def promises(self) -> dict[str, Reservation]:
+    def reservations(self) -> dict[str, Reservation]:
         gpunode = self.store.read_gpunode("n")
         assert gpunode is not None
         return dict(gpunode.spec.reservations)
@@ -123,7 +123,7 @@ def test_those_who_came_meanwhile_are_promised_with_one_write(crowd: Crowd) -> N
     assert crowd.calls["write_spec"] == 2
     assert crowd.written == [{"uid-p0"}, {f"uid-{name}" for name in all_of(4)}]
     assert crowd.bound() == all_of(4)
-    attempts = [promise.attempt for promise in crowd.promises.values()]
+    attempts = [reservation.attempt for reservation in crowd.reservations.values()]
     assert len(set(attempts)) == 4
 
 
@@ -133,27 +133,27 @@ def test_the_next_is_fitted_beside_those_before_it(crowd: Crowd, held: bool) -> 
     outcomes = crowd.bind(5, 5, 3, held=held)
     assert outcomes["p2"] == Declined(Reason.MEMORY_ON_ANY, "100")
     assert crowd.bound() == ["p0", "p1", "p3"]
-    assert crowd.promises.keys() == {"uid-p0", "uid-p1", "uid-p3"}
+    assert crowd.reservations.keys() == {"uid-p0", "uid-p1", "uid-p3"}
 
 
 def test_what_the_store_refuses_of_one_is_not_the_others_harm(crowd: Crowd) -> None:
-    crowd.deeds = {(2, "before"): raises(StoreRefused), (4, "before"): raises(StoreRefused)}
+    crowd.deeds = {(2, "before"): raises(StoreRejected), (4, "before"): raises(StoreRejected)}
     outcomes = crowd.bind(1, 1, 1)
     failed = [name for name, outcome in outcomes.items() if isinstance(outcome, Failed)]
     assert len(failed) == 1
     assert crowd.bound() == [name for name in all_of(4) if name not in failed]
-    assert crowd.promises.keys() == {f"uid-{name}" for name in crowd.bound()}
+    assert crowd.reservations.keys() == {f"uid-{name}" for name in crowd.bound()}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", [StoreConflict, OutcomeUnknown, StoreSilent])
+@pytest.mark.parametrize("kind", [StoreConflict, OutcomeUnknown, StoreTimeout])
 def test_whatever_becomes_of_the_write_all_are_promised_in_the_end(
     crowd: Crowd, kind: type[Exception], when: str
 ) -> None:
     crowd.deeds = {(2, when): raises(kind)}
     assert set(crowd.bind(2, 2, 2).values()) == {Bound()}
     assert crowd.bound() == all_of(4)
-    assert crowd.promises.keys() == {f"uid-{name}" for name in all_of(4)}
+    assert crowd.reservations.keys() == {f"uid-{name}" for name in all_of(4)}
 
 
 def test_nobody_is_declined_for_a_promise_that_was_not_made(crowd: Crowd) -> None:
@@ -170,7 +170,7 @@ def test_nobody_is_declined_for_a_promise_that_was_not_made(crowd: Crowd) -> Non
     outcomes = crowd.bind(5, 5, held=False)
     assert outcomes["p1"] == Declined(Reason.STALE_REPORT, "100")
     assert outcomes["p2"] == Bound()
-    assert crowd.promises.keys() == {"uid-p0", "uid-p2"}
+    assert crowd.reservations.keys() == {"uid-p0", "uid-p2"}
 
 
 def test_a_fault_of_ours_about_one_is_raised_there(crowd: Crowd) -> None:
@@ -183,7 +183,7 @@ def test_a_fault_of_ours_about_one_is_raised_there(crowd: Crowd) -> None:
     outcomes = crowd.bind(1, 1, 1)
     assert isinstance(outcomes["p2"], ZeroDivisionError)
     assert crowd.bound() == ["p0", "p1", "p3"]
-    assert crowd.promises.keys() == {"uid-p0", "uid-p1", "uid-p3"}
+    assert crowd.reservations.keys() == {"uid-p0", "uid-p1", "uid-p3"}
 
 
 def test_where_the_node_cannot_be_read_each_is_told(crowd: Crowd) -> None:
@@ -191,14 +191,14 @@ def test_where_the_node_cannot_be_read_each_is_told(crowd: Crowd) -> None:
 
     async def silent(operation: str, when: str) -> None:
         if operation == "read_gpunode" and when == "before" and crowd.calls["write_spec"]:
-            raise StoreSilent("nobody answers")
+            raise StoreTimeout("nobody answers")
         await on_the_way(operation, when)
 
     crowd.on_the_way = silent  # type: ignore[method-assign]
     outcomes = crowd.bind(1, 1, held=False)
     assert outcomes["p0"] == Bound()
     assert outcomes["p1"] == outcomes["p2"] == Failed("nobody answers")
-    assert crowd.promises.keys() == {"uid-p0"}
+    assert crowd.reservations.keys() == {"uid-p0"}
 
 
 def test_two_attempts_for_one_pod_make_one_promise(crowd: Crowd) -> None:
@@ -207,7 +207,7 @@ def test_two_attempts_for_one_pod_make_one_promise(crowd: Crowd) -> None:
     crowd.deeds[1, "after"] = lambda: crowd.comes(shown, 3)
     outcomes = crowd.bind(4)
     assert outcomes["p0"] == outcomes["p1"] == Bound()
-    assert crowd.promises.keys() == {"uid-p0", "uid-p1"}
+    assert crowd.reservations.keys() == {"uid-p0", "uid-p1"}
 
 
 def test_who_is_cancelled_keeps_nobody_from_a_promise(crowd: Crowd) -> None:
@@ -222,4 +222,4 @@ def test_who_is_cancelled_keeps_nobody_from_a_promise(crowd: Crowd) -> None:
     asyncio.run(asyncio.wait_for(crowd.all_done(pods[0]), PATIENCE_S))
     assert crowd.attempts[0].cancelled()
     assert crowd.outcomes == {"p0": Bound(), "p2": Bound()}
-    assert crowd.promises.keys() == {"uid-p0", "uid-p2"}
+    assert crowd.reservations.keys() == {"uid-p0", "uid-p2"}

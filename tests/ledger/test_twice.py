@@ -6,7 +6,7 @@ import pytest
 
 from contract.annotations import PLACEMENT
 from extender.ledger.protocol import Bound
-from extender.state.reconcile_queue import Bystander, Leftover, Unmarked
+from extender.state.reconcile_queue import Leftover, Unmarked, UnreservedPod
 from tests.builders import GIB, use
 from tests.ledger.lives import ORPHAN_AFTER_S, Cluster
 
@@ -38,7 +38,7 @@ def promise_only(cluster: Cluster) -> None:
     with pytest.raises(Crash):
         cluster.bind("p")
     cluster.server.bind = bind  # type: ignore[method-assign]
-    assert cluster.promised == {"p"}
+    assert cluster.reserved == {"p"}
 
 
 def a_pod_around_us(cluster: Cluster) -> None:
@@ -80,7 +80,7 @@ def an_object_to_be_initialised(cluster: Cluster) -> None:
 SCENES: dict[str, tuple[Callable[[Cluster], None], type]] = {
     "removal of who ended": (an_ended_pod, Leftover),
     "removal of an orphan": (an_orphan, Leftover),
-    "adoption": (a_pod_around_us, Bystander),
+    "adoption": (a_pod_around_us, UnreservedPod),
     "marking": (a_pod_deleted_by_force, Unmarked),
     "removal of who has left": (a_pod_proved_to_have_left, Leftover),
     "letting go": (a_dying_object, str),
@@ -147,7 +147,7 @@ def seen_after_all(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scene", "meanwhile", "promised"),
+    ("scene", "meanwhile", "reserved"),
     [
         ("removal of an orphan", bound_meanwhile, {"p"}),
         ("removal of an orphan", deleted_meanwhile, {"p"}),
@@ -158,7 +158,7 @@ def seen_after_all(cluster: Cluster) -> None:
     ],
 )
 def test_a_chore_that_comes_late_looks_again(
-    scene: str, meanwhile: Callable[[Cluster], None], promised: set[str]
+    scene: str, meanwhile: Callable[[Cluster], None], reserved: set[str]
 ) -> None:
     """Replica a finds it, is stopped, and goes on when the world is another."""
     cluster = Cluster()
@@ -167,7 +167,7 @@ def test_a_chore_that_comes_late_looks_again(
     cluster.replicas[0].paused = []
     meanwhile(cluster)
     cluster.done_by(0, found)
-    assert cluster.promised == promised
+    assert cluster.reserved == reserved
     cluster.replicas[0].resume()
 
 

@@ -55,7 +55,7 @@ def gpunode(name: str, initialised: bool = True) -> GPUNode:
         memory_bytes=MEMORY_BYTES,
         reserved_bytes=0,
         used_bytes=0,
-        unowned_bytes=0,
+        unattributed_bytes=0,
         sharing="time-slicing",
         resource=RESOURCE,
         replicas=Replicas(free=4),
@@ -230,16 +230,16 @@ def _wrong(world: World, settled: bool = False) -> str:
         if not node.spec.initialised:
             continue
         for one in sitting:
-            promise = node.spec.reservations.get(one.metadata.uid)
-            if promise is None and not _bound_by_us(one) and not settled:
+            reservation = node.spec.reservations.get(one.metadata.uid)
+            if reservation is None and not _bound_by_us(one) and not settled:
                 continue
-            if promise is None:
+            if reservation is None:
                 return f"{one.metadata.uid} is bound to {name} without a promise"
-            promised = sum(sum(charge.candidates.values()) for charge in promise.charges)
-            if promised < asked_bytes(one):
-                return f"{one.metadata.uid} is promised {promised} of {asked_bytes(one)} bytes"
+            reserved = sum(sum(charge.candidates.values()) for charge in reservation.charges)
+            if reserved < asked_bytes(one):
+                return f"{one.metadata.uid} is promised {reserved} of {asked_bytes(one)} bytes"
             if not _bound_by_us(one):
-                assert "adopted" in promise.flags
+                assert "adopted" in reservation.flags
     return ""
 
 
@@ -255,18 +255,18 @@ def _tidy(world: World, code: ModuleType) -> World:
     for pod in world.pods.values():
         if pod.node and not pod.ended:
             housekeeper.charge(pod.node, pod)
-    for node, uid in _promises(store.world):
+    for node, uid in _reservations(store.world):
         housekeeper.remove(node, uid, left=True)
     return store.world
 
 
 def _left_over(world: World) -> str:
     uids_on = {(p.node, p.metadata.uid) for p in world.pods.values() if p.node and not p.ended}
-    leaked = [promise for promise in _promises(world) if promise not in uids_on]
+    leaked = [reservation for reservation in _reservations(world) if reservation not in uids_on]
     return f"nobody needs, and nobody takes back, the promises {leaked}" if leaked else ""
 
 
-def _promises(world: World) -> Iterator[tuple[str, str]]:
+def _reservations(world: World) -> Iterator[tuple[str, str]]:
     for name, node in world.gpunodes.items():
         for uid in node.spec.reservations:
             yield name, uid

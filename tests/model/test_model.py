@@ -145,7 +145,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            pass\n        except (StoreConflict",
     ),
     "initialising gives up a touch that may not have been done": (
-        '        except StoreRefused as err:\n            log.warning("pod_not_touched',
+        '        except StoreRejected as err:\n            log.warning("pod_not_touched',
         '        except StoreError as err:\n            log.warning("pod_not_touched',
     ),
     "initialising lists the bound pods before it touches the unbound": (

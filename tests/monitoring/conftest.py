@@ -105,7 +105,7 @@ def _device(uuid: str, replicas: int, uses: list[PodUse], **more: Any) -> Device
         memory_bytes=24 * GIB,
         reserved_bytes=0,
         used_bytes=sum(use.used_bytes or 0 for use in uses),
-        unowned_bytes=0,
+        unattributed_bytes=0,
         sharing="time-slicing" if replicas > 1 else "none",
         resource="nvidia.com/gpu",
         replicas=Replicas(free=replicas - len(uses), allocated=len(uses)),

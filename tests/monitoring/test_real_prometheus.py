@@ -23,8 +23,8 @@ DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.js
 ACTIVE = {
     "HeadroomOvercommitted",
     "HeadroomPodOveruse",
-    "HeadroomGPUFenced",
-    "HeadroomUnownedMemory",
+    "HeadroomGPUUnhealthy",
+    "HeadroomUnattributedMemory",
     "HeadroomPodsPendTooLong",
 }
 #: Of these a rate must rise first, or a machine be slow.

@@ -11,7 +11,7 @@ from contract.annotations import VRAM
 from contract.gpunode import PodUse, Replicas, Reservation
 from extender.placement.snapshot import NodeTerms
 from tests import driver
-from tests.builders import FRESH_S, container, device, judged, pod, promise, shared, terms
+from tests.builders import FRESH_S, container, device, judged, pod, reservation, shared, terms
 from tests.nvidia.stock import StockPlugin
 from tests.standin.plugin import Plugin, Settings
 
@@ -69,12 +69,12 @@ class State:
                 PodUse(uid=f"s{index}.{number}", device=f"GPU-{index}", replica=str(number))
                 for number in range(allocated)
             ]
-        promises: dict[str, Reservation] = {
-            f"u{number}": promise({}) for number in range(self.waiting)
+        reservations: dict[str, Reservation] = {
+            f"u{number}": reservation({}) for number in range(self.waiting)
         }
         policy = "restricted" if self.aligned else "none"
         plugin = gpunode.Plugin(allocation_policy="distributed", topology_manager_policy=policy)
-        weighed = terms(*devices, pods=rows, promises=promises, plugin=plugin)
+        weighed = terms(*devices, pods=rows, reservations=reservations, plugin=plugin)
         asked = pod(None, container(gpus=self.size), annotations={VRAM: "1M"})
         _, verdicts = judged(asked, NodeTerms("n", None, FRESH_S, weighed))
         return {index for index, could in enumerate(verdicts.asks[0].candidates[0]) if could}

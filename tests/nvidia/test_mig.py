@@ -13,7 +13,7 @@ from contract.reasons import Reason
 from extender.placement.policy import Rules
 from extender.state.label_inventory import believed
 from extender.state.mig_layout import mig_obstacle
-from tests.builders import mig, promise, terms, use
+from tests.builders import mig, reservation, terms, use
 from tests.driver import GIB, Gpu, Instance
 from tests.nvidia.conftest import Kubelet, sharing
 
@@ -110,8 +110,8 @@ def test_under_mixed_parts_of_an_instance_are_offered_as_if_each_were_the_whole(
     assert advertised.resource == "nvidia.com/mig-3g.40gb"
     assert sorted(advertised.replicas) == ["MIG-3a", "MIG-3b"]
     one = [mig(each, 3, resource=advertised.resource) for each in advertised.replicas]
-    held = {"u": promise({"MIG-3a": 8 * GIB}, resource=advertised.resource)}
-    found = terms(*one, promises=held, pods=[use("u", "MIG-3a", 0)])
+    held = {"u": reservation({"MIG-3a": 8 * GIB}, resource=advertised.resource)}
+    found = terms(*one, reservations=held, pods=[use("u", "MIG-3a", 0)])
     assert [each.headroom_bytes for each in found] == [2 * GIB] * 2
 
 

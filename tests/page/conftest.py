@@ -44,7 +44,11 @@ def server() -> Iterator[Server]:
     with serving(FLEET) as started:
         place(started, "runs", "7Gi", "l4-0000")
         ask(started, "large", "90Gi", ["l4-0000", "l4-0001", "h100"])
-        stranger = {"used_bytes": 20 * GIB, "unowned_bytes": 20 * GIB, "replicas": Replicas(free=4)}
+        stranger = {
+            "used_bytes": 20 * GIB,
+            "unattributed_bytes": 20 * GIB,
+            "replicas": Replicas(free=4),
+        }
         report(started, "l4-0059", stranger, {"healthy": False, "health_reason": "XID 79"})
         yield started
 
@@ -124,7 +128,7 @@ def report(server: Server, node: str, *devices: dict[str, Any]) -> None:
                     "memory_bytes": 24 * GIB,
                     "reserved_bytes": 0,
                     "used_bytes": 0,
-                    "unowned_bytes": 0,
+                    "unattributed_bytes": 0,
                     "resource": "nvidia.com/gpu",
                     "sharing": "time-slicing",
                     "replicas": Replicas(free=4),

@@ -38,8 +38,8 @@ def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
         "GPU 0 L4, 4.1 GiB left, 0.0 GiB promised, 19.9 GiB unowned, 20.0 GiB measured in use, "
         "of 24.0 GiB"
     )
-    fenced = page.get_by_role("img", name=re.compile("GPU 1 L4"))
-    expect(fenced).to_have_accessible_name(re.compile("fenced: .*XID 79"))
+    unhealthy = page.get_by_role("img", name=re.compile("GPU 1 L4"))
+    expect(unhealthy).to_have_accessible_name(re.compile("fenced: .*XID 79"))
 
     def widths() -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = stranger.locator(".bar i").evaluate_all(
@@ -49,9 +49,9 @@ def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
 
     until(lambda: all(width > 0 for _, width in widths()), "bars that are laid out")
     # What a driver keeps for a process is forgiven every device, and is not unowned.
-    (unowned, left) = widths()
-    assert (unowned[0], left[0]) == ("unowned", "left")
-    assert unowned[1] / left[1] == pytest.approx(19.94 / 4.06, rel=0.05)
+    (unattributed, left) = widths()
+    assert (unattributed[0], left[0]) == ("unattributed", "left")
+    assert unattributed[1] / left[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 
 
 def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> None:
@@ -64,7 +64,7 @@ def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> N
     page.keyboard.press("Enter")
     devices = page.get_by_role("table", name="Devices of l4-0059")
     expect(devices).to_contain_text("- 19.9 GiB unowned = 4.1 GiB")
-    expect(devices).to_contain_text("fenced")
+    expect(devices).to_contain_text("unhealthy")
     page.keyboard.press("Enter")
     expect(devices).to_have_count(0)
 
@@ -163,11 +163,11 @@ def test_what_if_says_where_pods_would_go(looked: Looked) -> None:
 def test_what_changed_is_listed_with_its_cause(looked: Looked) -> None:
     page = looked.open("/changes")
     table = page.get_by_role("table", name="What changed, the latest first")
-    promised = table.get_by_role("row").filter(has_text="promise made").last
-    expect(promised).to_contain_text("bind")
-    expect(promised).to_contain_text("team-a/runs")
-    fenced = table.get_by_role("row").filter(has_text="device fenced")
-    expect(fenced).to_contain_text("XID 79")
+    reserved = table.get_by_role("row").filter(has_text="promise made").last
+    expect(reserved).to_contain_text("bind")
+    expect(reserved).to_contain_text("team-a/runs")
+    unhealthy = table.get_by_role("row").filter(has_text="device fenced")
+    expect(unhealthy).to_contain_text("XID 79")
 
 
 def test_it_hears_of_every_kind_of_change() -> None:
@@ -258,7 +258,7 @@ def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
         expect(inputs).to_contain_text(re.compile(r"Agents: \d+ s ago"))
         late = inputs.locator(".bad")
         expect(late).to_contain_text(f"Extender {nobody}: never heard from, ", timeout=20_000)
-        expect(late).to_contain_text("refused")
+        expect(late).to_contain_text("rejected")
     page.close()
 
 

@@ -71,8 +71,8 @@ def admissions(node: Node, state: State, pod: int, count: int) -> set[State]:
     for _ in range(count):
         longer: set[tuple[int, ...]] = set()
         for place in places:
-            trial = State(state.gone, (*state.where, place))
-            for offer in offers(node, trial.available(node)):
+            simulation = State(state.gone, (*state.where, place))
+            for offer in offers(node, simulation.available(node)):
                 totals = [gpu.total for gpu in node.gpus]
                 longer |= {(*place, index) for index in answers(totals, offer, node.policy)}
         places = longer

@@ -22,7 +22,7 @@ from contract.reasons import Reason
 def reasons(
     pod: Pod,
     status: GPUNodeStatus,
-    promises: Mapping[str, Reservation],
+    reservations: Mapping[str, Reservation],
     reserve_bytes: int,
     tolerance_bytes: int,
 ) -> set[Reason]:
@@ -37,7 +37,7 @@ def reasons(
         count = most_replicas(pod, resource)
         free = sum(max(d.replicas.free, 0) for d in could)
         free += sum(1 for d in could if d.replicas.free < 1)
-        if free - unobserved(resource, status, promises) < most_replicas(pod, resource):
+        if free - unobserved(resource, status, reservations) < most_replicas(pod, resource):
             found.add(Reason.NO_REPLICA)
         enough: list[bool] = []
         for d in could:
@@ -58,7 +58,7 @@ def reasons(
                 if not known or activity.ratio * 1_000_000 >= parse_max_sm(limit):  # type: ignore[union-attr]
                     found.add(Reason.SM_ABOVE_LIMIT)
             need = needed(pod, d, status, reserve_bytes, resource)
-            left = room(d, status, promises, reserve_bytes, tolerance_bytes, count)
+            left = room(d, status, reservations, reserve_bytes, tolerance_bytes, count)
             enough.append(need <= left)
         if not any(enough):
             found.add(Reason.MEMORY_ON_ANY)
@@ -178,7 +178,7 @@ def nonsense(d: Device, status: GPUNodeStatus) -> bool:
         or not 0 < d.memory_bytes <= MAX_DEVICE_BYTES
         or not 0 <= d.reserved_bytes <= d.memory_bytes
         or not 0 <= d.used_bytes <= d.memory_bytes
-        or (d.unowned_bytes is not None and not 0 <= d.unowned_bytes <= d.used_bytes)
+        or (d.unattributed_bytes is not None and not 0 <= d.unattributed_bytes <= d.used_bytes)
         or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
         or replicas.total > (1024 if d.sharing != "none" else 1)
     )
@@ -225,11 +225,13 @@ def missing(uid: str, resource: str, count: int, status: GPUNodeStatus) -> int:
     return max(0, count - seen)
 
 
-def unobserved(resource: str, status: GPUNodeStatus, promises: Mapping[str, Reservation]) -> int:
+def unobserved(
+    resource: str, status: GPUNodeStatus, reservations: Mapping[str, Reservation]
+) -> int:
     return sum(
         missing(uid, resource, charge.count, status)
-        for uid, promise in promises.items()
-        for charge in promise.charges
+        for uid, reservation in reservations.items()
+        for charge in reservation.charges
         if charge.resource == resource
     )
 
@@ -245,7 +247,7 @@ def all_known(rows: list[PodUse]) -> bool:
 def room(
     d: Device,
     status: GPUNodeStatus,
-    promises: Mapping[str, Reservation],
+    reservations: Mapping[str, Reservation],
     reserve_bytes: int,
     tolerance_bytes: int,
     count: int = 1,
@@ -257,7 +259,7 @@ def room(
     rows = [row for row in status.pods if row.device in uuids]
     taken = explained = 0
     waiting: list[int] = []
-    for uid, promise in promises.items():
+    for uid, reservation in reservations.items():
         own = [row for row in rows if row.uid == uid]
         asked = 0
         seen = may_come = False
@@ -266,14 +268,14 @@ def room(
                 seen = True
                 meant = [
                     charge
-                    for charge in promise.charges
+                    for charge in reservation.charges
                     if charge.resource == mate.resource or mate.uuid in charge.candidates
                 ]
-                due = meant or promise.charges
+                due = meant or reservation.charges
             else:
                 due = [
                     charge
-                    for charge in promise.charges
+                    for charge in reservation.charges
                     if missing(uid, charge.resource, charge.count, status)
                     and (mate.uuid in charge.candidates or charge.resource == mate.resource)
                 ]
@@ -287,7 +289,7 @@ def room(
             explained += max(asked, use)
         elif may_come:
             waiting.append(asked)
-    before, after = (places_for(d, status, promises, newcomer) for newcomer in (0, count))
+    before, after = (places_for(d, status, reservations, newcomer) for newcomer in (0, count))
     if any(may_have_a_free_replica(mate) for mate in memory):
         # One of the places is the newcomer's; and whoever is left without one may take it first.
         others = sorted(waiting, reverse=True)
@@ -299,30 +301,32 @@ def room(
         in_its_stead = 0
     stray_rows: dict[str, list[PodUse]] = {}
     for row in rows:
-        if row.uid not in promises:
+        if row.uid not in reservations:
             stray_rows.setdefault(row.uid, []).append(row)
-    strays = sum(measured(own) for own in stray_rows.values() if all_known(own))
+    unobserved_pods = sum(measured(own) for own in stray_rows.values() if all_known(own))
     used = max(mate.used_bytes for mate in memory)
-    if any(mate.unowned_bytes is None for mate in memory) or not all_known(rows):
-        unowned = max(0, used - explained - strays)
+    if any(mate.unattributed_bytes is None for mate in memory) or not all_known(rows):
+        unattributed = max(0, used - explained - unobserved_pods)
     else:
-        unowned = sum(mate.unowned_bytes or 0 for mate in memory)
+        unattributed = sum(mate.unattributed_bytes or 0 for mate in memory)
     if contradictory(d, status):
-        unowned = 0
-    unowned = max(0, unowned - tolerance_bytes)
-    left = allocatable(d, status, reserve_bytes) - taken - strays - unowned
+        unattributed = 0
+    unattributed = max(0, unattributed - tolerance_bytes)
+    left = allocatable(d, status, reserve_bytes) - taken - unobserved_pods - unattributed
     return left - in_its_stead if in_its_stead > left else left
 
 
 def places_for(
-    d: Device, status: GPUNodeStatus, promises: Mapping[str, Reservation], count: int
+    d: Device, status: GPUNodeStatus, reservations: Mapping[str, Reservation], count: int
 ) -> int:
     """How many of the pods that wait, and of a newcomer that asks for ``count`` replicas, a memory
     can take, whatever the plugin does: as many as have replicas to come, as are free there; and
     who holds an allocated one that the report gives to nobody may be among them."""
     places = 0
     for mate in mates(d, status):
-        on_their_way = unobserved(mate.resource, status, promises) + (count if count < 2 else 10**6)
+        on_their_way = unobserved(mate.resource, status, reservations) + (
+            count if count < 2 else 10**6
+        )
         free = max(mate.replicas.free, 0)
         if impossible_count(mate):
             free = 10**6 if may_have_a_free_replica(mate) else 0
@@ -331,8 +335,8 @@ def places_for(
         places += min(on_their_way, free) + nobodys
         places += sum(
             1
-            for uid, promise in promises.items()
-            for charge in promise.charges
+            for uid, reservation in reservations.items()
+            for charge in reservation.charges
             if mate.uuid in charge.candidates
             and renamed(charge, mate, status)
             and missing(uid, charge.resource, charge.count, status)

@@ -28,7 +28,7 @@ def test_fit_agrees_with_the_oracle(world: World, asked: Pod) -> None:
     _, verdicts = judged(asked, world.weighed())
     reason = verdicts.reason(0)
     expected = oracle.reasons(
-        asked, world.status, world.promises, world.reserve_bytes, world.tolerance_bytes
+        asked, world.status, world.reservations, world.reserve_bytes, world.tolerance_bytes
     )
     assert (reason is None) == (not expected)
     assert reason is None or reason in expected
@@ -42,9 +42,9 @@ def test_room_is_what_the_oracle_says(world: World, asked: Pod) -> None:
         if oracle.contradictory(device, world.status):
             continue  # nothing is said of what it holds
         room = oracle.room(
-            device, world.status, world.promises, world.reserve_bytes, world.tolerance_bytes
+            device, world.status, world.reservations, world.reserve_bytes, world.tolerance_bytes
         )
-        assert snap.columns.room_bytes[0, slot] == max(-MOST_BYTES, room)
+        assert snap.columns.free_bytes[0, slot] == max(-MOST_BYTES, room)
         for verdict in verdicts.asks:
             if verdict.candidates[0, slot]:
                 need = oracle.needed(
@@ -101,9 +101,9 @@ def test_columns_equal_the_terms(fleet: list[World]) -> None:
             at = row, slot
             assert columns.allocatable_bytes[at] == terms.allocatable_bytes
             assert columns.headroom_bytes[at] == max(-MOST_BYTES, terms.headroom_bytes)
-            assert columns.room_bytes[at] >= columns.headroom_bytes[at]
-            assert columns.replicas_awaited[at] == terms.awaited_replicas
-            assert REASONS[columns.fence[at]] is terms.fence
+            assert columns.free_bytes[at] >= columns.headroom_bytes[at]
+            assert columns.replicas_unconfirmed[at] == terms.unconfirmed_replicas
+            assert REASONS[columns.health_issue[at]] is terms.health_issue
             assert SHARING[columns.sharing[at]] == terms.device.sharing
             assert snap.resources[terms.device.resource] == columns.resource[at]
             assert columns.sharers[at] == terms.sharers
@@ -124,7 +124,7 @@ def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
     for one, all_of_them in zip(mixed.asks, together.asks, strict=True):
         assert (one.candidates == all_of_them.candidates[order]).all()
         assert (one.need_bytes == all_of_them.need_bytes[order]).all()
-        assert (one.room_bytes == all_of_them.room_bytes[order]).all()
+        assert (one.free_bytes == all_of_them.free_bytes[order]).all()
     for i, _ in enumerate(nodes):
         alone = fit(what, snap, snap.rows([str(i)]), NOW_S)
         assert alone.codes[0] == together.codes[i]

@@ -11,12 +11,14 @@ from contract.gpunode import Device
 from extender.placement.non_gpu_pods import aside
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
-from tests.builders import FRESH_S, GIB, device, mig, promise, shared, weighed
+from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weighed
 
 
 def holding(name: str, gib: int, **how: Any) -> NodeTerms:
     """One shared GPU of 24 GiB on which so much is promised."""
-    return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})}, **how)
+    return weighed(
+        shared(name), name=name, reservations={"u": reservation({name: gib * GIB})}, **how
+    )
 
 
 def plain(name: str) -> NodeTerms:

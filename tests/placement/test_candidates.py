@@ -3,7 +3,7 @@
 from contract.gpunode import Replicas
 from extender.placement.candidate_devices import candidates, slots_of
 from extender.placement.snapshot_builder import build
-from tests.builders import GPU, device, promise, shared, weighed
+from tests.builders import GPU, device, reservation, shared, weighed
 
 
 def could(resource: str = GPU, *devices: object, **how: object) -> list[bool]:
@@ -32,4 +32,4 @@ def test_devices_of_other_resources_are_not_candidates() -> None:
 
 
 def test_a_device_stays_a_candidate_while_others_wait_for_it() -> None:
-    assert could(GPU, shared("a", free=1), promises={"u": promise({"a": 1})}) == [True]
+    assert could(GPU, shared("a", free=1), reservations={"u": reservation({"a": 1})}) == [True]

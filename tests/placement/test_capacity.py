@@ -6,7 +6,7 @@ from contract.gpunode import Replicas
 from contract.reasons import Reason
 from extender.placement.capacity import device_classes, space, told
 from extender.placement.snapshot import NodeTerms
-from tests.builders import DISTRIBUTED, GIB, judged, mig, promise, shared, use, weighed
+from tests.builders import DISTRIBUTED, GIB, judged, mig, reservation, shared, use, weighed
 
 
 def taken(uuid: str, gib: int, free: int = 3) -> NodeTerms:
@@ -14,7 +14,7 @@ def taken(uuid: str, gib: int, free: int = 3) -> NodeTerms:
     return weighed(
         shared(uuid, free=free, allocated=4 - free, used_bytes=gib * GIB),
         name=uuid,
-        promises={"u": promise({uuid: gib * GIB})},
+        reservations={"u": reservation({uuid: gib * GIB})},
         pods=[use("u", uuid, gib * GIB, replica="r")],
         plugin=DISTRIBUTED,
     )
@@ -82,8 +82,8 @@ def test_memory_of_closed_nodes_is_told_apart() -> None:
 
 
 def test_replicas_that_pods_on_their_way_wait_for_are_nobodys() -> None:
-    waiting = {f"u{n}": promise({"a": GIB}) for n in range(2)}
-    node = weighed(shared("a", free=2, allocated=2), promises=waiting, plugin=DISTRIBUTED)
+    waiting = {f"u{n}": reservation({"a": GIB}) for n in range(2)}
+    node = weighed(shared("a", free=2, allocated=2), reservations=waiting, plugin=DISTRIBUTED)
     found = space(judged("8Gi", node)[1])
     assert found.stranded_bytes == found.headroom_bytes == 22 * GIB
 

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 
 from contract.gpunode import Plugin, Replicas
 from extender.placement.explain import certainty
-from tests.builders import GIB, mig, promise, shared, use, weighed
+from tests.builders import GIB, mig, reservation, shared, use, weighed
 from tests.examples import examples
 from tests.placement import brute
 
@@ -21,7 +21,7 @@ class World:
 
     node: brute.Node
     memory: int
-    unowned: tuple[int, ...]
+    unattributed: tuple[int, ...]
     #: GPU by GPU, the sizes of the pods that sit there.
     sitting: tuple[tuple[int, ...], ...]
     waiting: tuple[int, ...]
@@ -31,8 +31,8 @@ class World:
             shared(
                 f"D{index}",
                 memory_bytes=self.memory * GIB,
-                used_bytes=self.unowned[index] * GIB,
-                unowned_bytes=self.unowned[index] * GIB,
+                used_bytes=self.unattributed[index] * GIB,
+                unattributed_bytes=self.unattributed[index] * GIB,
                 replicas=Replicas(
                     gpu.total - gpu.allocated - gpu.unhealthy, gpu.allocated, gpu.unhealthy
                 ),
@@ -44,17 +44,17 @@ class World:
             for index, sizes in enumerate(self.sitting)
             for number, size in enumerate(sizes)
         ]
-        every = {uid: promise({device: size * GIB}) for uid, device, size in here}
+        every = {uid: reservation({device: size * GIB}) for uid, device, size in here}
         anywhere = [device.uuid for device in devices]
         for number, size in enumerate(self.waiting):
-            every[f"w{number}"] = promise(dict.fromkeys(anywhere, size * GIB))
+            every[f"w{number}"] = reservation(dict.fromkeys(anywhere, size * GIB))
         plugin = Plugin(
             allocation_policy=self.node.policy,  # type: ignore[arg-type]
             topology_manager_policy="none",
         )
         rows = [use(uid, device, replica=uid) for uid, device, _ in here]
         return certainty(
-            weighed(*devices, pods=rows, promises=every, plugin=plugin, tolerance_bytes=0)
+            weighed(*devices, pods=rows, reservations=every, plugin=plugin, tolerance_bytes=0)
         )
 
     def loads(self, waiting: Sequence[int]) -> Iterator[list[int]]:
@@ -62,7 +62,8 @@ class World:
         nowhere = len(self.node.gpus)
         for places in product(range(nowhere + 1), repeat=len(waiting)):
             loads = [
-                sum(sizes) + more for sizes, more in zip(self.sitting, self.unowned, strict=True)
+                sum(sizes) + more
+                for sizes, more in zip(self.sitting, self.unattributed, strict=True)
             ]
             free = [gpu.total - gpu.allocated - gpu.unhealthy for gpu in self.node.gpus]
             for place, size in zip(places, waiting, strict=True):
@@ -110,7 +111,7 @@ def test_exact_is_said_exactly_where_the_next_pod_has_no_choice(world: World) ->
 def test_slot_safe_is_where_nothing_the_plugin_could_do_overcommits(
     world: World, more: int
 ) -> None:
-    left = [world.memory - taken for taken in world.unowned]
+    left = [world.memory - taken for taken in world.unattributed]
     pairs = list(zip(world.node.gpus, left, strict=True))
     fits = all(
         max((*world.waiting, *sizes), default=0) * gpu.total <= of_it
@@ -142,13 +143,13 @@ def test_instances_that_share_a_memory_share_its_parts() -> None:
     """Two compute instances: each pod fits by itself, both do not."""
     instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
     for gib, expected in ((10, "slot-safe"), (15, "predicted")):
-        on_its_way = {"p": promise({"a": gib * GIB, "b": gib * GIB})}
-        assert certainty(weighed(*instances, promises=on_its_way)) == expected
+        on_its_way = {"p": reservation({"a": gib * GIB, "b": gib * GIB})}
+        assert certainty(weighed(*instances, reservations=on_its_way)) == expected
 
 
 def test_measured_use_counts_as_a_request_does() -> None:
-    held = {"p": promise({"D0": GIB})}
+    held = {"p": reservation({"D0": GIB})}
     devices = [shared(f"D{n}", free=3 + n, allocated=1 - n) for n in range(2)]
     for used_gib, expected in ((6, "slot-safe"), (7, "predicted")):
         rows = [use("p", "D0", used_gib * GIB, replica="D0::0")]
-        assert certainty(weighed(*devices, pods=rows, promises=held)) == expected
+        assert certainty(weighed(*devices, pods=rows, reservations=held)) == expected

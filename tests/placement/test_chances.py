@@ -17,8 +17,8 @@ from tests.builders import (
     device,
     judged,
     pod,
-    promise,
     request,
+    reservation,
     shared,
     terms,
     use,
@@ -76,8 +76,8 @@ def test_pods_on_their_way_push_the_next_one_on() -> None:
         (4, ["a", "b"]),
         (5, ["a", "b", "c"]),
     ):
-        promises = {f"u{n}": promise({"a": GIB}) for n in range(on_their_way)}
-        found = weigh(*devices, pods=rows(b=1, c=3), promises=promises)
+        reservations = {f"u{n}": reservation({"a": GIB}) for n in range(on_their_way)}
+        found = weigh(*devices, pods=rows(b=1, c=3), reservations=reservations)
         assert next_ones(found) == expected, on_their_way
 
 
@@ -97,9 +97,9 @@ def test_a_pod_that_is_ending_is_there_or_gone() -> None:
 def test_the_memory_of_a_pod_that_is_ending_goes_with_its_replica() -> None:
     """The kubelet gives a whole device on only when the pod before has ended."""
     taken = device("a", replicas=Replicas(allocated=1))
-    how = {"pods": [use("u", "a")], "promises": {"u": promise({"a": 24 * GIB})}}
+    how = {"pods": [use("u", "a")], "reservations": {"u": reservation({"a": 24 * GIB})}}
     (ends, _) = weigh(taken, device("b"), leaving={"u"}, **how)
-    assert (ends.first, ends.room_bytes, ends.headroom_bytes) == (0, 24 * GIB, 0)
+    assert (ends.first, ends.free_bytes, ends.headroom_bytes) == (0, 24 * GIB, 0)
     (stays, _) = weigh(taken, device("b"), **how)
     assert stays.first is None
 
@@ -110,10 +110,10 @@ def test_of_the_pods_that_are_ending_the_smallest_goes_first() -> None:
     (found,) = weigh(
         full,
         pods=[use(uid, "a") for uid in sizes],
-        promises={uid: promise({"a": size * GIB}) for uid, size in sizes.items()},
+        reservations={uid: reservation({"a": size * GIB}) for uid, size in sizes.items()},
         leaving=set(sizes),
     )
-    assert (found.first, found.room_bytes) == (0, 4 * GIB)
+    assert (found.first, found.free_bytes) == (0, 4 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -133,21 +133,23 @@ def test_where_the_kubelet_aligns_each_numa_node_has_a_next_one(
 
 
 def test_any_means_every_device_of_the_resource_with_everybody_on_it() -> None:
-    promises = {f"u{n}": promise({"a": 2 * GIB}) for n in range(3)}
+    reservations = {f"u{n}": reservation({"a": 2 * GIB}) for n in range(3)}
     devices = held("a", 0), held("b", 4), held("c", 1, resource="other")
-    found = weigh(*devices, pods=rows(b=4, c=1), promises=promises, device_choice=DeviceChoice.ANY)
+    found = weigh(
+        *devices, pods=rows(b=4, c=1), reservations=reservations, device_choice=DeviceChoice.ANY
+    )
     assert next_ones(found) == ["a", "b", "c"]
-    assert [term.room_bytes for term in found] == [18 * GIB, 18 * GIB, 24 * GIB]
+    assert [term.free_bytes for term in found] == [18 * GIB, 18 * GIB, 24 * GIB]
 
 
 def test_who_could_hold_an_unexplained_replica_is_charged_there() -> None:
     """The report counts a replica of c as allocated, and does not say by whom."""
-    promises = {"u": promise({"a": 2 * GIB}), "v": promise({"a": 3 * GIB})}
+    reservations = {"u": reservation({"a": 2 * GIB}), "v": reservation({"a": 3 * GIB})}
     devices = held("a", 0), held("b", 0), held("c", 4)
-    found = weigh(*devices, pods=rows(c=4), promises=promises)
-    assert [term.awaited_bytes for term in found] == [3 * GIB, 3 * GIB, 0]
-    found = weigh(*devices, pods=rows(c=3), promises=promises)
-    assert [term.awaited_bytes for term in found] == [3 * GIB, 3 * GIB, 3 * GIB]
+    found = weigh(*devices, pods=rows(c=4), reservations=reservations)
+    assert [term.unconfirmed_bytes for term in found] == [3 * GIB, 3 * GIB, 0]
+    found = weigh(*devices, pods=rows(c=3), reservations=reservations)
+    assert [term.unconfirmed_bytes for term in found] == [3 * GIB, 3 * GIB, 3 * GIB]
 
 
 def test_counts_that_cannot_be_true_say_nothing_of_the_order() -> None:
@@ -158,10 +160,10 @@ def test_counts_that_cannot_be_true_say_nothing_of_the_order() -> None:
 
 
 def test_a_device_that_was_renamed_can_be_given_to_those_it_was_promised_to() -> None:
-    promises = {"u": promise({"a": 5 * GIB}, resource="before")}
-    (found,) = weigh(held("a", 0), promises=promises)
-    assert found.awaited_bytes == 5 * GIB
-    assert found.room_bytes == 19 * GIB
+    reservations = {"u": reservation({"a": 5 * GIB}, resource="before")}
+    (found,) = weigh(held("a", 0), reservations=reservations)
+    assert found.unconfirmed_bytes == 5 * GIB
+    assert found.free_bytes == 19 * GIB
 
 
 def test_a_pod_pushed_on_by_a_later_one_asks_there_for_what_is_noted() -> None:
@@ -180,13 +182,13 @@ def test_a_pod_pushed_on_by_a_later_one_asks_there_for_what_is_noted() -> None:
 def test_a_small_pod_is_refused_that_could_push_a_large_one_to_where_it_has_no_room() -> None:
     """Alone, the large one gets D0, which holds nothing; with another before it, D1 too."""
     uses = [use("s", "D1", replica="0")]
-    large = {"s": promise({"D1": 20 * GIB}), "u": promise({"D0": 8 * GIB})}
+    large = {"s": reservation({"D1": 20 * GIB}), "u": reservation({"D0": 8 * GIB})}
     devices = held("D0", 0), held("D1", 1)
-    node = weighed(*devices, pods=uses, promises=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
-    assert node.devices[1].awaited_bytes == 0
+    node = weighed(*devices, pods=uses, reservations=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
+    assert node.devices[1].unconfirmed_bytes == 0
     assert not judged("1Gi", node)[1].fits[0]
-    large["u"] = promise({"D0": 4 * GIB})
-    node = weighed(*devices, pods=uses, promises=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
+    large["u"] = reservation({"D0": 4 * GIB})
+    node = weighed(*devices, pods=uses, reservations=large, plugin=DISTRIBUTED)  # type: ignore[arg-type]
     assert judged("1Gi", node)[1].fits[0]
 
 
@@ -194,14 +196,14 @@ def test_a_pod_of_two_containers_makes_way_for_one_more_than_a_pod_of_one() -> N
     """D0 gets the first pick, D1 the next or the one after, D0 again: with one container on D1 the
     other can be the third on D0."""
     devices = held("D0", 0), held("D1", 1)
-    both = {f"u{n}": promise({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
+    both = {f"u{n}": reservation({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
     node = weighed(
         *devices,  # type: ignore[arg-type]
         pods=[use("s", "D1", 0, replica="0")],  # type: ignore[arg-type]
-        promises=both,
+        reservations=both,
         plugin=DISTRIBUTED,
     )
-    assert node.devices[0].awaited_bytes == 24 * GIB
+    assert node.devices[0].unconfirmed_bytes == 24 * GIB
     two = pod("1Gi", container("a"), container("b"))
     assert not judged(two, node)[1].fits[0]
 
@@ -210,7 +212,7 @@ class TestSeveralReplicasForOneContainer:
     two = pod("1Gi", container(gpus=2))
 
     @pytest.mark.parametrize(
-        ("sharing", "refuses", "fits"),
+        ("sharing", "rejects", "fits"),
         [
             pytest.param("time-slicing", None, True, id="time-slicing lets it in"),
             pytest.param("time-slicing", True, False, id="unless told otherwise"),
@@ -219,9 +221,9 @@ class TestSeveralReplicasForOneContainer:
         ],
     )
     def test_it_is_refused_where_the_plugin_refuses_it(
-        self, sharing: str, refuses: bool | None, fits: bool
+        self, sharing: str, rejects: bool | None, fits: bool
     ) -> None:
-        plugin = Plugin(fail_requests_greater_than_one=refuses)
+        plugin = Plugin(fail_requests_greater_than_one=rejects)
         node = weighed(shared("a", sharing=sharing), plugin=plugin)
         assert bool(judged(self.two, node)[1].fits[0]) is fits
 
@@ -242,7 +244,7 @@ class TestWords:
                 weigh(held("a", 0), device_choice=DeviceChoice.ANY)[0], "is any", id="any"
             ),
             pytest.param(
-                weigh(held("a", 1), held("b", 0), promises={"u": promise({})})[0],
+                weigh(held("a", 1), held("b", 0), reservations={"u": reservation({})})[0],
                 "when 1 of 1 replicas on their way are given out",
                 id="pushed on",
             ),
@@ -266,12 +268,14 @@ class TestWords:
             pytest.param(weigh(device("a"), device("b")), "slot-safe", id="whole devices"),
             pytest.param(weigh(held("a", 0), held("b", 0)), "slot-safe", id="nobody there"),
             pytest.param(
-                weigh(held("a", 0), held("b", 0), promises={"u": promise({"a": 6 * GIB})}),
+                weigh(held("a", 0), held("b", 0), reservations={"u": reservation({"a": 6 * GIB})}),
                 "slot-safe",
                 id="a replica's worth",
             ),
             pytest.param(
-                weigh(held("a", 0), held("b", 0), promises={"u": promise({"a": 6 * GIB + 1})}),
+                weigh(
+                    held("a", 0), held("b", 0), reservations={"u": reservation({"a": 6 * GIB + 1})}
+                ),
                 "predicted",
                 id="a byte more",
             ),

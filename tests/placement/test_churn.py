@@ -68,7 +68,7 @@ class Churn(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pods: dict[str, Running] = {}
-        self.promises: dict[str, Reservation] = {}
+        self.reservations: dict[str, Reservation] = {}
         self.number = 0
         self.policy = "distributed"
         self.gpus = 2
@@ -112,7 +112,7 @@ class Churn(RuleBasedStateMachine):
         weighed = terms(
             *devices,
             pods=self.report.rows,
-            promises=self.promises,
+            reservations=self.reservations,
             leaving={row.uid for row in self.report.rows} - running,
             plugin=Plugin(
                 allocation_policy=self.report.policy,  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ class Churn(RuleBasedStateMachine):
             self.number += 1
             uid = f"u{self.number}"
             charges = place(asked, snap, verdicts, 0).charges
-            self.promises[uid] = Reservation("default", uid, charges=list(charges))
+            self.reservations[uid] = Reservation("default", uid, charges=list(charges))
             (charge,) = charges
             sees = frozenset(int(uuid[1:]) for uuid in charge.candidates)
             self.pods[uid] = Running(tuple(sizes), sees=sees if charge.by_environment else None)
@@ -157,8 +157,8 @@ class Churn(RuleBasedStateMachine):
             ]
         counts = tuple(taken[index] for index in range(self.gpus))
         self.report = Report(self.policy, counts, tuple(rows))
-        for uid in self.promises.keys() - self.pods.keys():
-            del self.promises[uid]
+        for uid in self.reservations.keys() - self.pods.keys():
+            del self.reservations[uid]
 
     def row(self, uid: str, index: int, number: int) -> PodUse:
         return PodUse(uid=uid, device=f"D{index}", replica=f"{uid}-{number}")

@@ -12,7 +12,7 @@ from contract.kube import Container, Pod
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import fit
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.placement_record import Placement, place
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.placement.score import rank
@@ -29,8 +29,8 @@ from tests.builders import (
     judged,
     mig,
     pod,
-    promise,
     request,
+    reservation,
     shared,
     terms,
     use,
@@ -69,12 +69,12 @@ def chosen(asked: Pod, node: NodeTerms) -> dict[str, int]:
 def filled(uuid: str, used_gib: int, **other: Any) -> Any:
     """A device of 24 GiB and 4 replicas of which strangers use so much."""
     used = used_gib * GIB
-    return shared(uuid, used_bytes=used, unowned_bytes=used, **other)
+    return shared(uuid, used_bytes=used, unattributed_bytes=used, **other)
 
 
 def held(candidates: Mapping[str, int]) -> Reservation:
     """The promise to a pod whose own variable decides."""
-    plain = promise({})
+    plain = reservation({})
     (charge,) = plain.charges
     sizes = {uuid: gib * GIB for uuid, gib in candidates.items()}
     certain = msgspec.structs.replace(charge, candidates=sizes, by_environment=True)
@@ -197,11 +197,11 @@ class TestPinned:
         assert sorted(placement.charges[0].candidates) == ["a", "b"]
 
     def test_what_was_kept_of_one_policy_is_not_said_of_another(self) -> None:
-        snap, weighings = build([self.node]), Weighings(Weights())
+        snap, cached_fits = build([self.node]), FitCache(Weights())
         rows = snap.rows(["n"])
         for policy in (ScoringPolicy.PACK, ScoringPolicy.SPREAD):
             asked = request(pinned("4Gi", annotations={POLICY: policy.value}))
-            kept = weighings.weigh(asked, snap).rank(asked, snap, rows, NOW_S)
+            kept = cached_fits.weigh(asked, snap).rank(asked, snap, rows, NOW_S)
             assert kept.scores == rank(fit(asked, snap, rows, NOW_S), Weights()).scores
 
 
@@ -245,20 +245,20 @@ class TestEverywhere:
 class TestTheEquation:
     """Who is promised a device for certain, and what its replica means elsewhere."""
 
-    def promised(self, *found: DeviceTerms) -> list[int]:
-        return [each.promised_bytes // GIB for each in found]
+    def reserved(self, *found: DeviceTerms) -> list[int]:
+        return [each.reservation_bytes // GIB for each in found]
 
     def test_it_is_charged_there_before_it_is_seen_and_nowhere_else(self) -> None:
-        a, b = terms(shared("a"), shared("b"), promises={"u": held({"a": 8})})
-        assert self.promised(a, b) == [8, 0]
-        assert (a.awaited_bytes, b.awaited_bytes) == (0, 0)
+        a, b = terms(shared("a"), shared("b"), reservations={"u": held({"a": 8})})
+        assert self.reserved(a, b) == [8, 0]
+        assert (a.unconfirmed_bytes, b.unconfirmed_bytes) == (0, 0)
         assert [(h.uid, h.observed) for h in a.holders] == [("u", False)]
         assert b.holders == ()
 
     def test_a_replica_of_another_device_is_no_memory_of_it(self) -> None:
         rows = [use("u", "b", 0, replica="b::0"), use("u", "a", 9 * GIB)]
-        found = terms(shared("a"), shared("b", 3, 1), pods=rows, promises={"u": held({"a": 8})})
-        assert self.promised(*found) == [9, 0]
+        found = terms(shared("a"), shared("b", 3, 1), pods=rows, reservations={"u": held({"a": 8})})
+        assert self.reserved(*found) == [9, 0]
         assert [h.observed for h in found[0].holders] == [True]
         assert found[1].holders == ()
 
@@ -274,16 +274,16 @@ class TestTheEquation:
         self, used_bytes: int | None, charged: int
     ) -> None:
         rows = [use("u", "b", used_bytes, replica="b::0")]
-        found = terms(shared("a"), shared("b", 3, 1), pods=rows, promises={"u": held({"a": 8})})
-        assert self.promised(*found) == [8, charged]
+        found = terms(shared("a"), shared("b", 3, 1), pods=rows, reservations={"u": held({"a": 8})})
+        assert self.reserved(*found) == [8, charged]
 
     def test_while_it_is_on_the_way_it_takes_a_replica_from_somebody(self) -> None:
         node = (shared("a"), shared("b", free=3, allocated=1))
         alone = terms(*node, plugin=DISTRIBUTED)
         assert [reach(each) == 1 for each in alone] == [True, False]
-        found = terms(*node, plugin=DISTRIBUTED, promises={"u": held({"b": 8})})
+        found = terms(*node, plugin=DISTRIBUTED, reservations={"u": held({"b": 8})})
         assert [reach(each) == 1 for each in found] == [True, True]
-        assert [each.awaited_bytes for each in found] == [0, 0]
+        assert [each.unconfirmed_bytes for each in found] == [0, 0]
 
     def test_while_it_ends_nothing_is_freed_before_it_has_gone(self) -> None:
         """A replica that its neighbour lets go of says nothing about it."""
@@ -293,25 +293,25 @@ class TestTheEquation:
             full,
             shared("b", free=0, allocated=1),
             pods=rows,
-            promises={"p": promise({"a": 5 * GIB}), "u": held({"a": 3})},
+            reservations={"p": reservation({"a": 5 * GIB}), "u": held({"a": 3})},
             leaving={"p", "u"},
             plugin=DISTRIBUTED,
         )
         # The next pod can be given it only when p has let go.
-        assert found[0].room_bytes == (24 - 3) * GIB
+        assert found[0].free_bytes == (24 - 3) * GIB
 
     def test_pods_on_their_way_are_held_against_every_device(self) -> None:
-        crowd = {"p": promise({"a": 8 * GIB, "b": 8 * GIB})}
-        node = weighed(shared("a"), shared("b"), promises=crowd, pins=True)
+        crowd = {"p": reservation({"a": 8 * GIB, "b": 8 * GIB})}
+        node = weighed(shared("a"), shared("b"), reservations=crowd, pins=True)
         assert chosen(pinned("16Gi"), node) == {"a": 16 * GIB}
         assert verdict(pinned("17Gi"), node) is Reason.MEMORY_ON_ANY
 
     def test_nobody_is_let_in_while_they_could_be_pushed_where_there_is_no_room(self) -> None:
         # p is on its way to a; a replica taken there would let it come to b as well.
-        crowd = {"p": promise({"a": 8 * GIB})}
+        crowd = {"p": reservation({"a": 8 * GIB})}
         b = filled("b", 20, free=3, allocated=1)
         how: dict[str, Any] = {"plugin": DISTRIBUTED, "tolerance_bytes": 0, "pins": True}
-        assert verdict(pinned("1Gi"), weighed(shared("a"), b, promises=crowd, **how)) is (
+        assert verdict(pinned("1Gi"), weighed(shared("a"), b, reservations=crowd, **how)) is (
             Reason.MEMORY_ON_ANY
         )
         assert chosen(pinned("1Gi"), weighed(shared("a"), b, **how)) == {"b": GIB}

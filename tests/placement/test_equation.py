@@ -7,7 +7,18 @@ import pytest
 from contract.gpunode import Charge, Device, Replicas, Reservation
 from contract.reasons import Reason
 from extender.placement.device_accounting import without
-from tests.builders import GIB, MIB, device, mig, promise, shared, status, terms, use, weighed_anew
+from tests.builders import (
+    GIB,
+    MIB,
+    device,
+    mig,
+    reservation,
+    shared,
+    status,
+    terms,
+    use,
+    weighed_anew,
+)
 
 
 def test_allocatable_is_memory_less_both_reserves() -> None:
@@ -18,109 +29,123 @@ def test_allocatable_is_memory_less_both_reserves() -> None:
 
 
 def test_an_unobserved_pod_is_charged_on_every_shared_device_it_could_be_on() -> None:
-    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}), "u2": promise({"D1": 4 * GIB})}
+    held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}), "u2": reservation({"D1": 4 * GIB})}
     rows = [use("s", "D2", replica=str(i)) for i in range(4)]
     full = shared("D2", free=0, allocated=4)
-    a, b, c = terms(shared("D0"), shared("D1"), full, promises=held, pods=rows)
-    assert (a.awaited_bytes, b.awaited_bytes, c.awaited_bytes) == (10 * GIB, 10 * GIB, 0)
-    assert a.promised_bytes == 0
-    assert a.awaited_replicas == b.awaited_replicas == 2
+    a, b, c = terms(shared("D0"), shared("D1"), full, reservations=held, pods=rows)
+    assert (a.unconfirmed_bytes, b.unconfirmed_bytes, c.unconfirmed_bytes) == (
+        10 * GIB,
+        10 * GIB,
+        0,
+    )
+    assert a.reservation_bytes == 0
+    assert a.unconfirmed_replicas == b.unconfirmed_replicas == 2
     assert [h.observed for h in b.holders] == [False, False]
 
 
 def test_a_replica_that_became_free_can_be_given_to_a_pod_that_waits() -> None:
     """u1 was placed when D1 had no free replica; now the plugin may choose it all the same."""
-    held = {"u1": promise({"D0": 6 * GIB})}
-    _, b = terms(shared("D0"), shared("D1"), promises=held)
-    assert b.awaited_bytes == 6 * GIB
+    held = {"u1": reservation({"D0": 6 * GIB})}
+    _, b = terms(shared("D0"), shared("D1"), reservations=held)
+    assert b.unconfirmed_bytes == 6 * GIB
 
 
 def test_an_observed_pod_is_charged_where_it_sits_and_nowhere_else() -> None:
-    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB})}
-    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=[use("u1", "D1")])
-    assert (a.promised_bytes, b.promised_bytes) == (0, 6 * GIB)
-    assert a.awaited_replicas == 0
+    held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB})}
+    a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=[use("u1", "D1")])
+    assert (a.reservation_bytes, b.reservation_bytes) == (0, 6 * GIB)
+    assert a.unconfirmed_replicas == 0
 
 
 def test_a_pod_seen_in_part_still_waits_for_the_rest() -> None:
-    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
-    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=[use("u1", "D1")])
-    assert (a.awaited_bytes, b.promised_bytes, a.awaited_replicas) == (6 * GIB, 6 * GIB, 1)
-    assert b.awaited_bytes == 0  # on D1 it is charged with all that it asks for already
+    held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
+    a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=[use("u1", "D1")])
+    assert (a.unconfirmed_bytes, b.reservation_bytes, a.unconfirmed_replicas) == (
+        6 * GIB,
+        6 * GIB,
+        1,
+    )
+    assert b.unconfirmed_bytes == 0  # on D1 it is charged with all that it asks for already
 
 
 def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
     """The kubelet names the init container's replica again for the app container that reuses it."""
     rows = [use("u1", "D0", container=name, replica="0") for name in ("init", "main")]
-    held = {"u1": promise({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
-    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=rows)
-    assert (b.awaited_bytes, a.awaited_replicas) == (6 * GIB, 1)
+    held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
+    a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=rows)
+    assert (b.unconfirmed_bytes, a.unconfirmed_replicas) == (6 * GIB, 1)
     rows[1] = use("u1", "D0", container="main", replica="1")
-    a, b = terms(shared("D0"), shared("D1"), promises=held, pods=rows)
-    assert (b.awaited_bytes, a.awaited_replicas) == (0, 0)
+    a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=rows)
+    assert (b.unconfirmed_bytes, a.unconfirmed_replicas) == (0, 0)
 
 
 def test_of_those_awaited_on_an_unshared_device_only_the_largest_is_kept_in_mind() -> None:
     both = {"D0": 6 * GIB, "D1": 6 * GIB}
-    held = {"u1": promise(both), "u2": promise({uuid: 9 * GIB for uuid in both})}
-    for t in terms(device("D0"), device("D1"), promises=held):
-        assert (t.promised_bytes, t.awaited_bytes, t.awaited_replicas) == (0, 9 * GIB, 2)
+    held = {"u1": reservation(both), "u2": reservation({uuid: 9 * GIB for uuid in both})}
+    for t in terms(device("D0"), device("D1"), reservations=held):
+        assert (t.reservation_bytes, t.unconfirmed_bytes, t.unconfirmed_replicas) == (0, 9 * GIB, 2)
         assert t.headroom_bytes == 15 * GIB
 
 
 def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
     """u2 can come to D0 only after u1 has gone from it."""
     both = {"D0": 20 * GIB, "D1": 20 * GIB}
-    held = {"u1": promise({uuid: 15 * GIB for uuid in both}), "u2": promise(both)}
+    held = {"u1": reservation({uuid: 15 * GIB for uuid in both}), "u2": reservation(both)}
     taken = device("D0", replicas=Replicas(free=0, allocated=1))
     for leaving, awaited in ((set[str](), 0), ({"u1"}, 5)):
-        a, b = terms(taken, device("D1"), promises=held, pods=[use("u1", "D0")], leaving=leaving)
-        assert (a.promised_bytes, a.awaited_bytes) == (15 * GIB, awaited * GIB)
-        assert (b.promised_bytes, b.awaited_bytes, b.headroom_bytes) == (0, 20 * GIB, 4 * GIB)
+        a, b = terms(
+            taken, device("D1"), reservations=held, pods=[use("u1", "D0")], leaving=leaving
+        )
+        assert (a.reservation_bytes, a.unconfirmed_bytes) == (15 * GIB, awaited * GIB)
+        assert (b.reservation_bytes, b.unconfirmed_bytes, b.headroom_bytes) == (
+            0,
+            20 * GIB,
+            4 * GIB,
+        )
 
 
 def test_the_larger_of_request_and_measured_use_is_charged() -> None:
-    held = {"u1": promise({"D0": 6 * GIB})}
+    held = {"u1": reservation({"D0": 6 * GIB})}
     for used, charged in ((None, 6), (2 * GIB, 6), (8 * GIB, 8), (-GIB, 6)):
-        (t,) = terms(device("D0"), promises=held, pods=[use("u1", "D0", used)])
-        assert t.promised_bytes == charged * GIB
+        (t,) = terms(device("D0"), reservations=held, pods=[use("u1", "D0", used)])
+        assert t.reservation_bytes == charged * GIB
 
 
 def test_a_pod_seen_where_nobody_expected_it_is_charged_the_most_it_could_ask() -> None:
-    held = {"u1": promise({"D0": 6 * GIB, "D1": 7 * GIB})}
-    _, _, c = terms(*(shared(f"D{i}") for i in range(3)), promises=held, pods=[use("u1", "D2")])
-    assert c.promised_bytes == 7 * GIB
+    held = {"u1": reservation({"D0": 6 * GIB, "D1": 7 * GIB})}
+    _, _, c = terms(*(shared(f"D{i}") for i in range(3)), reservations=held, pods=[use("u1", "D2")])
+    assert c.reservation_bytes == 7 * GIB
 
 
 def test_a_pod_seen_under_a_resource_that_was_renamed_stays_charged() -> None:
-    held = {"u1": promise({"D0": 6 * GIB}), "u2": Reservation(namespace="d", name="q")}
+    held = {"u1": reservation({"D0": 6 * GIB}), "u2": Reservation(namespace="d", name="q")}
     rows = [use("u1", "D1", GIB), use("u2", "D1", 2 * GIB)]
     other = shared("D1", resource="nvidia.com/gpu.shared")
-    _, b = terms(shared("D0"), other, promises=held, pods=rows)
-    assert b.promised_bytes == 8 * GIB
-    assert b.strays_bytes == 0
+    _, b = terms(shared("D0"), other, reservations=held, pods=rows)
+    assert b.reservation_bytes == 8 * GIB
+    assert b.unobserved_pods_bytes == 0
 
 
 def test_use_of_pods_without_a_promise_is_charged_as_measured() -> None:
     rows = [use("s1", "D0", 3 * GIB), use("s1", "D0", GIB, container="b"), use("s2", "D0", GIB)]
     (t,) = terms(shared("D0", used_bytes=5 * GIB), pods=rows)
-    assert (t.strays_bytes, t.unowned_bytes) == (5 * GIB, 0)
+    assert (t.unobserved_pods_bytes, t.unattributed_bytes) == (5 * GIB, 0)
 
 
 @pytest.mark.parametrize(
-    ("unowned", "charged"),
+    ("unattributed", "charged"),
     [
         pytest.param(64 * MIB, 0, id="what is tolerated is not charged"),
         pytest.param(64 * MIB + 1, 1, id="beyond it the rest is"),
     ],
 )
-def test_small_unowned_use_is_tolerated(unowned: int, charged: int) -> None:
-    (t,) = terms(device(used_bytes=GIB, unowned_bytes=unowned))
-    assert t.unowned_bytes == charged
+def test_small_unowned_use_is_tolerated(unattributed: int, charged: int) -> None:
+    (t,) = terms(device(used_bytes=GIB, unattributed_bytes=unattributed))
+    assert t.unattributed_bytes == charged
 
 
 @pytest.mark.parametrize(
-    ("own", "stray", "unowned"),
+    ("own", "stray", "unattributed"),
     [
         pytest.param(None, None, 9 - 6, id="nothing told: what the request does not explain"),
         pytest.param(None, 2, 9 - 6 - 2, id="a stray that is charged is not charged twice"),
@@ -129,28 +154,28 @@ def test_small_unowned_use_is_tolerated(unowned: int, charged: int) -> None:
         pytest.param(8, 1, 0, id="all told: the agent's word"),
     ],
 )
-def test_unowned_use_by_difference(own: int | None, stray: int | None, unowned: int) -> None:
+def test_unowned_use_by_difference(own: int | None, stray: int | None, unattributed: int) -> None:
     rows = [
         use("u1", "D0", own and own * GIB),
         use("s1", "D0", stray and stray * GIB, replica="1"),
     ]
     (t,) = terms(
-        shared("D0", used_bytes=9 * GIB, unowned_bytes=0),
-        promises={"u1": promise({"D0": 6 * GIB})},
+        shared("D0", used_bytes=9 * GIB, unattributed_bytes=0),
+        reservations={"u1": reservation({"D0": 6 * GIB})},
         pods=rows,
         tolerance_bytes=0,
     )
-    assert t.unowned_bytes == unowned * GIB
+    assert t.unattributed_bytes == unattributed * GIB
     assert t.committed_bytes >= 9 * GIB
 
 
 def test_without_attribution_idle_promises_hide_strangers() -> None:
     (t,) = terms(
-        shared("D0", used_bytes=5 * GIB, unowned_bytes=None),
-        promises={"u1": promise({"D0": 6 * GIB})},
+        shared("D0", used_bytes=5 * GIB, unattributed_bytes=None),
+        reservations={"u1": reservation({"D0": 6 * GIB})},
         pods=[use("u1", "D0", 0)],
     )
-    assert t.unowned_bytes == 0
+    assert t.unattributed_bytes == 0
 
 
 class TestInstancesThatShareAMemory:
@@ -159,32 +184,34 @@ class TestInstancesThatShareAMemory:
     devices = (mig("D0", 1), mig("D1", 1), mig("D2", 2))
 
     def test_what_sits_on_one_is_taken_from_all(self) -> None:
-        held = {"u1": promise({"D0": 3 * GIB})}
-        a, b, c = terms(*self.devices, promises=held, pods=[use("u1", "D0", 4 * GIB)])
-        assert [t.promised_bytes for t in (a, b, c)] == [4 * GIB, 4 * GIB, 0]
+        held = {"u1": reservation({"D0": 3 * GIB})}
+        a, b, c = terms(*self.devices, reservations=held, pods=[use("u1", "D0", 4 * GIB)])
+        assert [t.reservation_bytes for t in (a, b, c)] == [4 * GIB, 4 * GIB, 0]
         assert [t.sharers for t in (a, b, c)] == [2, 2, 1]
 
     def test_who_may_come_to_either_is_charged_once(self) -> None:
         both = {d.uuid: 3 * GIB for d in self.devices}
-        held = {"u1": promise(both), "u2": promise(both)}
-        a, b, c = terms(*self.devices, promises=held)
-        assert [t.awaited_bytes for t in (a, b, c)] == [6 * GIB, 6 * GIB, 3 * GIB]
+        held = {"u1": reservation(both), "u2": reservation(both)}
+        a, b, c = terms(*self.devices, reservations=held)
+        assert [t.unconfirmed_bytes for t in (a, b, c)] == [6 * GIB, 6 * GIB, 3 * GIB]
 
     def test_strays_and_strangers_are_everybodys(self) -> None:
-        first = mig("D0", 1, used_bytes=5 * GIB, unowned_bytes=2 * GIB)
-        second = mig("D1", 1, used_bytes=5 * GIB, unowned_bytes=0)
+        first = mig("D0", 1, used_bytes=5 * GIB, unattributed_bytes=2 * GIB)
+        second = mig("D1", 1, used_bytes=5 * GIB, unattributed_bytes=0)
         a, b = terms(first, second, pods=[use("s1", "D1", 3 * GIB)], tolerance_bytes=0)
         assert a.headroom_bytes == b.headroom_bytes == 5 * GIB
 
     def test_the_use_of_a_neighbour_is_not_unowned(self) -> None:
-        quiet = [mig(f"D{i}", 1, used_bytes=4 * GIB, unowned_bytes=None) for i in (0, 1)]
-        held = {"u1": promise({"D0": 4 * GIB})}
-        a, b = terms(*quiet, promises=held, pods=[use("u1", "D0", None)])
-        assert a.unowned_bytes == b.unowned_bytes == 0
+        quiet = [mig(f"D{i}", 1, used_bytes=4 * GIB, unattributed_bytes=None) for i in (0, 1)]
+        held = {"u1": reservation({"D0": 4 * GIB})}
+        a, b = terms(*quiet, reservations=held, pods=[use("u1", "D0", None)])
+        assert a.unattributed_bytes == b.unattributed_bytes == 0
 
     def test_a_contradiction_in_one_fences_all(self) -> None:
         a, b, c = terms(mig("D0", 1, used_bytes=-1), *self.devices[1:])
-        assert (a.fence, b.fence, c.fence) == (Reason.CONTRADICTORY_REPORT,) * 2 + (None,)
+        assert (a.health_issue, b.health_issue, c.health_issue) == (
+            Reason.CONTRADICTORY_REPORT,
+        ) * 2 + (None,)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +223,8 @@ class TestInstancesThatShareAMemory:
         pytest.param({"reserved_bytes": 25 * GIB}, id="more reserved than there is"),
         pytest.param({"used_bytes": 24 * GIB + 1}, id="more used than there is"),
         pytest.param({"used_bytes": -1}, id="use is absent"),
-        pytest.param({"unowned_bytes": 1}, id="more unowned than used"),
-        pytest.param({"unowned_bytes": -1}, id="negative unowned"),
+        pytest.param({"unattributed_bytes": 1}, id="more unowned than used"),
+        pytest.param({"unattributed_bytes": -1}, id="negative unowned"),
         pytest.param({"replicas": Replicas(free=-1)}, id="negative replicas"),
         pytest.param({"replicas": Replicas(free=1, allocated=1)}, id="two replicas, unshared"),
         pytest.param(
@@ -217,10 +244,10 @@ class TestInstancesThatShareAMemory:
 )
 def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, Any]) -> None:
     a, b = terms(device(**{"uuid": "D0", **wrong}), device("D1"))
-    assert a.fence is Reason.CONTRADICTORY_REPORT
-    assert a.fence_detail
+    assert a.health_issue is Reason.CONTRADICTORY_REPORT
+    assert a.health_detail
     assert a.allocatable_bytes == 0
-    assert (b.fence, b.headroom_bytes) == (None, 24 * GIB)
+    assert (b.health_issue, b.headroom_bytes) == (None, 24 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -231,17 +258,21 @@ def test_as_many_replicas_as_an_mps_server_has_clients_are_believed(
     architecture: str, replicas: int
 ) -> None:
     (t,) = terms(shared(free=replicas, sharing="mps", architecture=architecture))
-    assert t.fence is None
+    assert t.health_issue is None
 
 
 def test_memory_that_the_driver_does_not_tell_is_a_reason_of_its_own() -> None:
     silent = device("D0", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="GB10")
     a, b = terms(silent, device("D1"))
-    assert (a.fence, a.fence_detail, a.allocatable_bytes) == (Reason.MEMORY_UNKNOWN, "GB10", 0)
-    assert b.fence is None
+    assert (a.health_issue, a.health_detail, a.allocatable_bytes) == (
+        Reason.MEMORY_UNKNOWN,
+        "GB10",
+        0,
+    )
+    assert b.health_issue is None
     # It is that of every compute instance of the same memory.
     one, other = terms(mig("M0", 1, **_SILENT), mig("M1", 1))
-    assert (one.fence, other.fence) == (Reason.MEMORY_UNKNOWN,) * 2
+    assert (one.health_issue, other.health_issue) == (Reason.MEMORY_UNKNOWN,) * 2
 
 
 _SILENT = {"memory_bytes": -1, "used_bytes": -1, "healthy": False}
@@ -249,33 +280,35 @@ _SILENT = {"memory_bytes": -1, "used_bytes": -1, "healthy": False}
 
 def test_devices_of_one_uuid_are_all_fenced() -> None:
     a, b, c = terms(device("D0"), device("D0"), device("D1"))
-    assert (a.fence, b.fence, c.fence) == (Reason.CONTRADICTORY_REPORT,) * 2 + (None,)
-    assert "2 times" in a.fence_detail
+    assert (a.health_issue, b.health_issue, c.health_issue) == (
+        Reason.CONTRADICTORY_REPORT,
+    ) * 2 + (None,)
+    assert "2 times" in a.health_detail
 
 
 @pytest.mark.parametrize("more", [{}, {"used_bytes": -1}], ids=["", "and contradicts itself"])
 def test_a_gpu_that_is_sick_makes_its_instances_sick(more: dict[str, int]) -> None:
     gpu = device("GPU-0", healthy=False, health_reason="XID 79", resource="", **more)
     _, b, c = terms(gpu, mig("M0", 1), mig("M1", 1, parent="GPU-1"))
-    assert b.fence is Reason.UNHEALTHY_DEVICE
-    assert "XID 79" in b.fence_detail
-    assert c.fence is None
+    assert b.health_issue is Reason.UNHEALTHY_DEVICE
+    assert "XID 79" in b.health_detail
+    assert c.health_issue is None
 
 
 def test_absurd_promises_do_not_wrap() -> None:
-    held = {f"u{i}": promise({"D0": (1 << 63) - 1}) for i in range(3)}
-    (t,) = terms(shared("D0"), promises=held)
+    held = {f"u{i}": reservation({"D0": (1 << 63) - 1}) for i in range(3)}
+    (t,) = terms(shared("D0"), reservations=held)
     assert t.headroom_bytes == 24 * GIB - 3 * ((1 << 63) - 1)
 
 
 def test_one_megabyte_is_charged_to_the_byte() -> None:
-    (t,) = terms(shared("D0"), promises={"u1": promise({"D0": 1_000_000})})
+    (t,) = terms(shared("D0"), reservations={"u1": reservation({"D0": 1_000_000})})
     assert t.headroom_bytes == 24 * GIB - 1_000_000
 
 
 def test_a_charge_without_candidates_charges_nothing() -> None:
     held = {"u1": Reservation(namespace="d", name="q", charges=[Charge(resource="x", count=1)])}
-    (t,) = terms(device(), promises=held)
+    (t,) = terms(device(), reservations=held)
     assert t.committed_bytes == 0
 
 
@@ -295,11 +328,11 @@ def test_a_report_without_some_pods_gives_back_what_they_held() -> None:
 
 
 def test_weighing_an_empty_report_gives_no_terms() -> None:
-    assert weighed_anew(status(), {"u1": promise({"D0": GIB})}) == ()
+    assert weighed_anew(status(), {"u1": reservation({"D0": GIB})}) == ()
 
 
 def test_a_report_may_name_devices_that_it_does_not_show() -> None:
     device_: Device = shared("D0")
-    held = {"u1": promise({"D0": GIB})}
-    (t,) = terms(device_, promises=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])
-    assert (t.awaited_bytes, t.strays_bytes) == (GIB, 0)
+    held = {"u1": reservation({"D0": GIB})}
+    (t,) = terms(device_, reservations=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])
+    assert (t.unconfirmed_bytes, t.unobserved_pods_bytes) == (GIB, 0)

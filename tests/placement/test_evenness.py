@@ -24,8 +24,8 @@ from tests.builders import (
     following,
     judged,
     pod,
-    promise,
     request,
+    reservation,
     shared,
     use,
     weighed,
@@ -37,15 +37,15 @@ REPLICAS = 4
 def node(name: str, *sizes: tuple[int, ...], **how: Any) -> NodeTerms:
     """GPUs of 24 GiB that hold pods of so many GiB each."""
     how = {"plugin": DISTRIBUTED, **how}
-    devices, uses, promises = [], [], {}
+    devices, uses, reservations = [], [], {}
     for index, held in enumerate(sizes):
         uuid = f"{name}-{index}"
         devices.append(shared(uuid, REPLICAS - len(held), len(held), used_bytes=sum(held) * GIB))
         for number, size in enumerate(held):
             uid = f"{uuid}-{number}"
             uses.append(use(uid, uuid, size * GIB, replica=uid))
-            promises[uid] = promise({uuid: size * GIB})
-    return weighed(*devices, name=name, pods=uses, promises=promises, **how)
+            reservations[uid] = reservation({uuid: size * GIB})
+    return weighed(*devices, name=name, pods=uses, reservations=reservations, **how)
 
 
 def wasted(what: str, *nodes: NodeTerms) -> list[int]:
@@ -140,12 +140,12 @@ def test_a_node_without_devices_disturbs_nobody() -> None:
 
 
 def test_absurd_figures_do_not_overflow() -> None:
-    absurd = promise({"x-0": 1 << 62})
+    absurd = reservation({"x-0": 1 << 62})
     one = weighed(
         *(shared(f"x-{i}", replicas=Replicas(free=3, allocated=1)) for i in range(3)),
         name="x",
         pods=[use("u", "x-0", 0)],
-        promises={"u": absurd},
+        reservations={"u": absurd},
         plugin=DISTRIBUTED,
     )
     with np.errstate(all="raise"):

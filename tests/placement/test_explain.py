@@ -9,7 +9,7 @@ from contract.reasons import Reason
 from extender.placement.explain import Explanation, explain
 from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
-from tests.builders import GIB, device, judged, promise, shared, weighed
+from tests.builders import GIB, device, judged, reservation, shared, weighed
 
 
 def explained(vram: str, *nodes: NodeTerms, nearest: int = 5) -> Explanation:
@@ -17,7 +17,7 @@ def explained(vram: str, *nodes: NodeTerms, nearest: int = 5) -> Explanation:
 
 
 def holding(name: str, gib: int) -> NodeTerms:
-    return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})})
+    return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
 
 def test_reasons_are_counted_most_frequent_first() -> None:
@@ -37,13 +37,15 @@ def test_the_nearest_are_those_that_fit_then_those_that_lack_least() -> None:
 
 
 def test_an_absurd_promise_lacks_most_and_not_least() -> None:
-    absurd = weighed(shared("x"), name="a", promises={"u": promise({"x": 1 << 90})})
+    absurd = weighed(shared("x"), name="a", reservations={"u": reservation({"x": 1 << 90})})
     told = explained("16Ti", absurd, holding("b", 20))
     assert [n.node for n in told.nearest] == ["b", "a"]
 
 
 def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candidate() -> None:
-    uneven = weighed(shared("x"), shared("y"), name="u", promises={"u": promise({"x": 16 * GIB})})
+    uneven = weighed(
+        shared("x"), shared("y"), name="u", reservations={"u": reservation({"x": 16 * GIB})}
+    )
     # Who waits for x can be given y as well: its promise is taken from both.
     assert explained("20Gi", uneven, holding("b", 15)).largest_fitting_bytes == 9 * GIB
     stale = weighed(device(), name="s", fresh_until_s=0)
@@ -53,7 +55,7 @@ def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candi
 
 
 def test_each_candidate_shows_what_it_needs_and_lacks() -> None:
-    node = weighed(shared("x"), shared("y", used_bytes=20 * GIB, unowned_bytes=20 * GIB))
+    node = weighed(shared("x"), shared("y", used_bytes=20 * GIB, unattributed_bytes=20 * GIB))
     (told,) = explained("8Gi", node).nearest
     assert told.reason is Reason.MEMORY_ON_SOME
     assert [c.terms.device.uuid for c in told.candidates] == ["x", "y"]
@@ -68,8 +70,8 @@ def test_no_nodes_have_nothing_to_tell() -> None:
 
 def test_a_node_that_fits_says_its_score_and_the_terms_that_it_is_made_of() -> None:
     nodes = [weighed(shared(name), name=name) for name in ("a", "b")]
-    full = weighed(shared("c"), name="c", promises={"u": promise({"c": 8 * GIB})})
-    over = weighed(shared("d"), name="d", promises={"u": promise({"d": 23 * GIB})})
+    full = weighed(shared("c"), name="c", reservations={"u": reservation({"c": 8 * GIB})})
+    over = weighed(shared("d"), name="d", reservations={"u": reservation({"d": 23 * GIB})})
     told = explained("8Gi", *nodes, over, full)
     assert [node.node for node in told.nearest][::3] == ["c", "d"]
     scores = [node.score for node in told.nearest]

@@ -18,9 +18,9 @@ from tests.builders import (
     judged,
     mig,
     pod,
-    promise,
     reason_for,
     request,
+    reservation,
     shared,
     use,
     weighed,
@@ -57,7 +57,7 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
         ),
         pytest.param(
             pod(),
-            weighed(device("D"), promises={"u": promise({"D": 1})}),
+            weighed(device("D"), reservations={"u": reservation({"D": 1})}),
             Reason.NO_REPLICA,
             id="the last replica is promised",
         ),
@@ -69,7 +69,7 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
         ),
         pytest.param(
             pod("9Gi"),
-            weighed(shared("a"), shared("b", used_bytes=16 * GIB, unowned_bytes=16 * GIB)),
+            weighed(shared("a"), shared("b", used_bytes=16 * GIB, unattributed_bytes=16 * GIB)),
             Reason.MEMORY_ON_SOME,
             id="the plugin could choose the full one",
         ),
@@ -116,7 +116,7 @@ def test_a_pod_that_asks_for_no_gpu_fits_everywhere() -> None:
 class TestFences:
     """A fenced device with a free replica stops its resource; nothing else."""
 
-    fenced = (
+    unhealthy = (
         pytest.param({"used_bytes": 25 * GIB}, Reason.CONTRADICTORY_REPORT, id="contradictory"),
         pytest.param({"healthy": False}, Reason.UNHEALTHY_DEVICE, id="unhealthy"),
         pytest.param(
@@ -129,20 +129,20 @@ class TestFences:
         ),
     )
 
-    @pytest.mark.parametrize(("wrong", "reason"), fenced)
+    @pytest.mark.parametrize(("wrong", "reason"), unhealthy)
     def test_the_plugin_cannot_be_kept_from_it(
         self, wrong: dict[str, object], reason: Reason
     ) -> None:
         assert reason_for("1M", weighed(device("a"), device("b", **wrong))) is reason
 
-    @pytest.mark.parametrize(("wrong", "reason"), fenced[:2])
+    @pytest.mark.parametrize(("wrong", "reason"), unhealthy[:2])
     def test_without_a_free_replica_it_does_not_matter(
         self, wrong: dict[str, object], reason: Reason
     ) -> None:
         held = device("b", **{**wrong, "replicas": Replicas(allocated=1)})
         assert reason_for("1M", weighed(device("a"), held)) is None
 
-    @pytest.mark.parametrize(("wrong", "reason"), fenced)
+    @pytest.mark.parametrize(("wrong", "reason"), unhealthy)
     def test_other_resources_go_on(self, wrong: dict[str, object], reason: Reason) -> None:
         node = weighed(device("a", **wrong), device("b", resource=SMALL_MIG))
         assert reason_for(pod("1Gi", container(resource=SMALL_MIG)), node) is None
@@ -185,7 +185,7 @@ class TestMps:
         asked = pod(None, annotations={PROCESSES: "3"})
 
         def used(used_bytes: int) -> dict[str, object]:
-            return {"used_bytes": used_bytes, "unowned_bytes": used_bytes}
+            return {"used_bytes": used_bytes, "unattributed_bytes": used_bytes}
 
         assert reason_for(asked, weighed(mps(**used(6 * GIB)), tolerance_bytes=0)) is None
         full = used(6 * GIB + 1)
@@ -220,24 +220,24 @@ class TestSmLimit:
 
 class TestUnobservedPods:
     def test_on_shared_devices_their_sum_is_taken_everywhere(self) -> None:
-        held = {f"u{i}": promise({"a": 8 * GIB, "b": 8 * GIB}) for i in range(2)}
-        node = weighed(shared("a"), shared("b"), promises=held)
+        held = {f"u{i}": reservation({"a": 8 * GIB, "b": 8 * GIB}) for i in range(2)}
+        node = weighed(shared("a"), shared("b"), reservations=held)
         assert reason_for("8Gi", node) is None
         assert reason_for(str(8 * GIB + 1), node) is Reason.MEMORY_ON_ANY
 
     def test_on_unshared_devices_each_takes_one_of_them(self) -> None:
         uuids = {"a": 24 * GIB, "b": 24 * GIB, "c": 24 * GIB}
         devices = [device(uuid) for uuid in uuids]
-        held = {f"u{i}": promise(uuids) for i in range(2)}
-        assert reason_for("24Gi", weighed(*devices, promises=held)) is None
-        held["u2"] = promise(uuids)
-        assert reason_for("1M", weighed(*devices, promises=held)) is Reason.NO_REPLICA
+        held = {f"u{i}": reservation(uuids) for i in range(2)}
+        assert reason_for("24Gi", weighed(*devices, reservations=held)) is None
+        held["u2"] = reservation(uuids)
+        assert reason_for("1M", weighed(*devices, reservations=held)) is Reason.NO_REPLICA
 
     def test_once_observed_they_are_taken_from_one_device(self) -> None:
-        held = {"u0": promise({"a": 20 * GIB, "b": 20 * GIB})}
+        held = {"u0": reservation({"a": 20 * GIB, "b": 20 * GIB})}
         devices = shared("a", free=0, allocated=1), shared("b")
-        assert reason_for("20Gi", weighed(*devices, promises=held)) is Reason.MEMORY_ON_ANY
-        node = weighed(*devices, promises=held, pods=[use("u0", "a")])
+        assert reason_for("20Gi", weighed(*devices, reservations=held)) is Reason.MEMORY_ON_ANY
+        node = weighed(*devices, reservations=held, pods=[use("u0", "a")])
         assert reason_for("20Gi", node) is None
 
 
@@ -249,11 +249,11 @@ class TestMig:
         assert verdicts.asks[0].candidates.tolist() == [[False, True]]
 
     def test_compute_instances_share_their_memory(self) -> None:
-        held = {"u": promise({"M0": 6 * GIB, "M1": 6 * GIB})}
-        same = weighed(mig("M0", 1), mig("M1", 1), promises=held)
+        held = {"u": reservation({"M0": 6 * GIB, "M1": 6 * GIB})}
+        same = weighed(mig("M0", 1), mig("M1", 1), reservations=held)
         assert reason_for("4Gi", same) is None
         assert reason_for(str(4 * GIB + 1), same) is Reason.MEMORY_ON_ANY
-        apart = weighed(mig("M0", 1), mig("M1", 2), promises=held)
+        apart = weighed(mig("M0", 1), mig("M1", 2), reservations=held)
         assert reason_for("10Gi", apart) is None
 
     def test_two_of_them_for_one_container_need_twice(self) -> None:
@@ -264,13 +264,15 @@ class TestMig:
 
 class TestUnannotated:
     def test_on_a_shared_device_it_takes_a_replicas_worth(self) -> None:
-        held = {"u": promise({"a": 18 * GIB})}
-        assert reason_for(None, weighed(shared("a"), promises=held)) is None
-        held["u"] = promise({"a": 18 * GIB + 1})
-        assert reason_for(None, weighed(shared("a"), promises=held)) is Reason.MEMORY_ON_ANY
+        held = {"u": reservation({"a": 18 * GIB})}
+        assert reason_for(None, weighed(shared("a"), reservations=held)) is None
+        held["u"] = reservation({"a": 18 * GIB + 1})
+        assert reason_for(None, weighed(shared("a"), reservations=held)) is Reason.MEMORY_ON_ANY
 
     def test_on_an_unshared_device_it_is_exclusive(self) -> None:
-        little, more = (device(used_bytes=n, unowned_bytes=n) for n in (64 << 20, (64 << 20) + 1))
+        little, more = (
+            device(used_bytes=n, unattributed_bytes=n) for n in (64 << 20, (64 << 20) + 1)
+        )
         assert reason_for(None, weighed(little)) is None
         assert reason_for(None, weighed(more)) is Reason.MEMORY_ON_ANY
 

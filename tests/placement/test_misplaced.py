@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extender.placement.overfull_devices import Idle, Misplaced, misplaced, overfull
-from tests.builders import GIB, Device, device, mig, promise, shared, terms, use
+from tests.builders import GIB, Device, device, mig, reservation, shared, terms, use
 
 NOBODY = Misplaced()
 
@@ -30,7 +30,9 @@ def found(
     """``sizes`` in GiB; all pods sit on device ``a`` unless ``on`` says otherwise."""
     weighed = terms(
         *(devices or (shared("a", free=0, allocated=len(sizes)), shared("b"))),
-        promises={uid: promise({"a": gib * GIB, "b": gib * GIB}) for uid, gib in sizes.items()},
+        reservations={
+            uid: reservation({"a": gib * GIB, "b": gib * GIB}) for uid, gib in sizes.items()
+        },
         pods=[use(uid, (on or {}).get(uid, "a"), (used or {}).get(uid, 0)) for uid in sizes],
     )
     return misplaced(weighed, idle, leaving, may_mark)
@@ -115,7 +117,9 @@ def test_of_a_device_whose_figures_make_no_sense_nobody_knows_whether_it_has_roo
 @pytest.mark.parametrize(
     "devices",
     [
-        pytest.param((shared("a", unowned_bytes=20 * GIB, used_bytes=20 * GIB),), id="a stranger"),
+        pytest.param(
+            (shared("a", unattributed_bytes=20 * GIB, used_bytes=20 * GIB),), id="a stranger"
+        ),
         pytest.param((shared("a"), shared("b")), id="a neighbour's use beyond its request"),
     ],
 )
@@ -134,7 +138,7 @@ def test_instances_of_one_memory_are_weighed_together() -> None:
 def test_a_pod_on_its_way_has_not_ended_anywhere_yet() -> None:
     weighed = terms(
         shared("a", free=3, allocated=1),
-        promises={"p": promise({"a": 20 * GIB}), "q": promise({"a": 20 * GIB})},
+        reservations={"p": reservation({"a": 20 * GIB}), "q": reservation({"a": 20 * GIB})},
         pods=[use("p", "a", 0)],
     )
     assert not overfull(weighed)
@@ -153,5 +157,5 @@ def test_a_pod_on_its_way_has_not_ended_anywhere_yet() -> None:
     ],
 )
 def test_a_node_is_looked_at_where_somebody_may_have_to_leave(of: Device, full: bool) -> None:
-    weighed = terms(of, promises={"p": promise({"a": 30 * GIB})}, pods=[use("p", "a", 0)])
+    weighed = terms(of, reservations={"p": reservation({"a": 30 * GIB})}, pods=[use("p", "a", 0)])
     assert overfull(weighed) == full

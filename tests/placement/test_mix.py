@@ -21,7 +21,7 @@ from extender.placement.demand_pricing import (
     prices,
 )
 from extender.placement.fit import fit
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
@@ -32,8 +32,8 @@ from tests.builders import (
     container,
     device,
     pod,
-    promise,
     request,
+    reservation,
     shared,
     use,
     weighed,
@@ -111,8 +111,8 @@ def test_a_class_grows_dearer_as_it_fills(promised_gib: int, left_gib: float) ->
     a twentieth, is shared by fewer bytes, and kept for who has nothing else."""
     nodes = [node("large", LARGE)]
     for uuid in ("a", "b", "c", "d"):
-        held = {"u": promise({uuid: promised_gib * GIB})} if promised_gib else {}
-        nodes.append(weighed(shared(uuid, memory_bytes=SMALL), name=uuid, promises=held))
+        held = {"u": reservation({uuid: promised_gib * GIB})} if promised_gib else {}
+        nodes.append(weighed(shared(uuid, memory_bytes=SMALL), name=uuid, reservations=held))
     found = of(build(nodes), {(SMALL, LARGE): 20.0, (SMALL,): 1.0})
     small, large = found.prices
     whole_gib = 64 * 1.05 + left_gib
@@ -196,8 +196,8 @@ def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
 
 def test_a_small_pod_keeps_off_the_class_that_others_need() -> None:
     """The large device is the fuller one: best fit alone takes it."""
-    full = promise({"large": 52 * GIB})
-    taken = weighed(shared("large", memory_bytes=LARGE), name="large", promises={"u": full})
+    full = reservation({"large": 52 * GIB})
+    taken = weighed(shared("large", memory_bytes=LARGE), name="large", reservations={"u": full})
     snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
     verdicts = fit(request(wants("p", "8Gi")), snap, np.arange(5), NOW_S)
     dear = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 20.0})
@@ -221,13 +221,13 @@ def test_ranks_by_what_is_kept_are_those_of_the_terms_with_the_market() -> None:
     found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
     verdicts = fit(asked, snap, np.arange(5), NOW_S)
     told = rank(verdicts, Weights(), found)
-    weighing = Weighings(Weights()).weigh(asked, snap)
-    kept = weighing.rank(asked, snap, np.arange(5), NOW_S, found)
+    cached = FitCache(Weights()).weigh(asked, snap)
+    kept = cached.rank(asked, snap, np.arange(5), NOW_S, found)
     assert kept.scores.tolist() == told.scores.tolist()
     total = sum(Weights().parts[name] * term for name, term in told.terms.items())
     assert total == pytest.approx(told.scores)
     assert (told.terms["packing"] <= 1).all()
-    without = weighing.rank(asked, snap, np.arange(5), NOW_S)
+    without = cached.rank(asked, snap, np.arange(5), NOW_S)
     assert without.scores.tolist() != kept.scores.tolist()
 
 
@@ -263,8 +263,8 @@ def test_pods_of_two_devices_leave_a_node_empty_for_one_of_all_eight(policy: str
     devices = [device(f"GPU-{i}") for i in range(8)]
     gone = Replicas(free=0, allocated=1)
     held = [device(f"GPU-{i}", replicas=gone) for i in range(2)]
-    promises = {f"u{i}": promise({f"GPU-{i}": 24 * GIB}) for i in range(2)}
-    begun = weighed(*held, *devices[2:], name="begun", promises=promises)
+    reservations = {f"u{i}": reservation({f"GPU-{i}": 24 * GIB}) for i in range(2)}
+    begun = weighed(*held, *devices[2:], name="begun", reservations=reservations)
     snap = build([weighed(*devices, name="empty"), begun])
     asked = pod("100%", container(gpus=2), annotations={"headroom.gpu/policy": policy})
     verdicts = fit(request(asked), snap, np.arange(2), NOW_S)
@@ -279,9 +279,9 @@ def test_pods_of_several_devices_go_by_no_price() -> None:
     gone = Replicas(free=0, allocated=1)
     large = [device(f"GPU-{i}", memory_bytes=dear) for i in range(8)]
     held = [device(f"GPU-{i}", memory_bytes=dear, replicas=gone) for i in range(2)]
-    promises = {f"u{i}": promise({f"GPU-{i}": dear}) for i in range(2)}
+    reservations = {f"u{i}": reservation({f"GPU-{i}": dear}) for i in range(2)}
     sitting = [use(f"u{i}", f"GPU-{i}") for i in range(2)]
-    begun = weighed(*held, *large[2:], name="begun", promises=promises, pods=sitting)
+    begun = weighed(*held, *large[2:], name="begun", reservations=reservations, pods=sitting)
     small = [device(f"GPU-{i}", memory_bytes=cheap) for i in range(8)]
     snap = build([begun, *(weighed(*small, name=f"empty{i}") for i in range(4))])
     rows = np.arange(5)
@@ -292,7 +292,7 @@ def test_pods_of_several_devices_go_by_no_price() -> None:
         verdicts = fit(asked, snap, rows, NOW_S)
         assert verdicts.fits.all()
         told = rank(verdicts, Weights(), found)
-        weighing = Weighings(Weights()).weigh(asked, snap)
-        assert weighing.rank(asked, snap, rows, NOW_S, found).winner == told.winner
+        cached = FitCache(Weights()).weigh(asked, snap)
+        assert cached.rank(asked, snap, rows, NOW_S, found).winner == told.winner
         winners.append(told.winner == 0)
     assert winners == [False, True]

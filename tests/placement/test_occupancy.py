@@ -14,7 +14,7 @@ from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
 from extender.placement.device_accounting import weigh
 from extender.placement.occupancy import find
-from tests.builders import GIB, GPU, MIB, promise, shared, status, use, weighed_anew
+from tests.builders import GIB, GPU, MIB, reservation, shared, status, use, weighed_anew
 from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 
 UIDS = ["u0", "u1", "u2"]
@@ -34,7 +34,7 @@ _of_device: dict[str, st.SearchStrategy[Any]] = {
     "healthy": st.booleans(),
     "memory_bytes": st.sampled_from([24 * GIB, 16 * GIB, -1, 0]),
     "used_bytes": amounts_bytes,
-    "unowned_bytes": st.one_of(st.none(), amounts_bytes),
+    "unattributed_bytes": st.one_of(st.none(), amounts_bytes),
     "architecture": st.sampled_from(["", "kepler"]),
 }
 _of_row: dict[str, st.SearchStrategy[Any]] = {
@@ -60,54 +60,54 @@ _leaving = st.frozensets(st.sampled_from(UIDS), max_size=2)
 _choices = st.sampled_from([DeviceChoice.PREDICTED, DeviceChoice.ANY])
 
 
-def _elsewhere(draw: DrawFn, promises: dict[str, Reservation]) -> dict[str, Reservation]:
+def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, Reservation]:
     """Now and then a pod's own variable decides where it is."""
     return {
         uid: replace(
             held, charges=[replace(c, by_environment=draw(st.booleans())) for c in held.charges]
         )
-        for uid, held in promises.items()
+        for uid, held in reservations.items()
     }
 
 
 @st.composite
 def grounds(draw: DrawFn, world: World) -> Grounds:
-    return world.status, _elsewhere(draw, world.promises), draw(_leaving), draw(_choices)
+    return world.status, _elsewhere(draw, world.reservations), draw(_leaving), draw(_choices)
 
 
 def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
     """Of every field one change in one place; at last in all that is measured."""
-    told, promises, leaving, choice = was
+    told, reservations, leaving, choice = was
     for name, values in _of_device.items():
         devices = [*told.devices]
         if devices:
             place = draw(st.integers(0, len(devices) - 1))
             devices[place] = replace(devices[place], **{name: draw(values)})
-        yield f"device.{name}", (replace(told, devices=devices), promises, leaving, choice)
+        yield f"device.{name}", (replace(told, devices=devices), reservations, leaving, choice)
     for name, values in _of_row.items():
         rows = [*told.pods]
         if rows:
             place = draw(st.integers(0, len(rows) - 1))
             rows[place] = replace(rows[place], **{name: draw(values)})
-        yield f"row.{name}", (replace(told, pods=rows), promises, leaving, choice)
+        yield f"row.{name}", (replace(told, pods=rows), reservations, leaving, choice)
     for name, values in _of_plugin.items():
         plugin = replace(told.plugin, **{name: draw(values)})
-        yield f"plugin.{name}", (replace(told, plugin=plugin), promises, leaving, choice)
+        yield f"plugin.{name}", (replace(told, plugin=plugin), reservations, leaving, choice)
     for name, values in _of_charge.items():
         others = {
             uid: replace(held, charges=[replace(c, **{name: draw(values)}) for c in held.charges])
-            for uid, held in promises.items()
+            for uid, held in reservations.items()
         }
         yield f"charge.{name}", (told, others, leaving, choice)
     # Of the same name, as the pods of a StatefulSet are.
-    successors = {"u9" if uid == "u0" else uid: held for uid, held in promises.items()}
+    successors = {"u9" if uid == "u0" else uid: held for uid, held in reservations.items()}
     yield "successor", (told, successors, leaving, choice)
-    yield "fewer", (told, dict([*promises.items()][1:]), leaving, choice)
-    yield "leaving", (told, promises, draw(_leaving), choice)
-    yield "choice", (told, promises, leaving, draw(_choices))
+    yield "fewer", (told, dict([*reservations.items()][1:]), leaving, choice)
+    yield "leaving", (told, reservations, draw(_leaving), choice)
+    yield "choice", (told, reservations, leaving, draw(_choices))
     rows = [replace(row, used_bytes=draw(_of_row["used_bytes"])) for row in told.pods]
     devices = [replace(device, used_bytes=draw(amounts_bytes)) for device in told.devices]
-    yield "measured", (replace(told, pods=rows, devices=devices), promises, leaving, choice)
+    yield "measured", (replace(told, pods=rows, devices=devices), reservations, leaving, choice)
 
 
 @settings(max_examples=300)
@@ -119,29 +119,31 @@ def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
     found = find(*was, before=None)
     for what, now in changes(data.draw, was):
         if find(*now, before=found).occupancy is found.occupancy:
-            told, promises, leaving, choice = now
+            told, reservations, leaving, choice = now
             assert weigh(found.occupancy, told, GIB, MIB) == weighed_anew(
-                told, promises, GIB, MIB, leaving, choice
+                told, reservations, GIB, MIB, leaving, choice
             ), what
 
 
 def test_it_holds_whatever_was_measured() -> None:
-    held = {"u1": promise({"D0": GIB}), "u2": promise({"D0": GIB, "D1": GIB})}
+    held = {"u1": reservation({"D0": GIB}), "u2": reservation({"D0": GIB, "D1": GIB})}
     rows = [use("u1", "D0", GIB), use("stray", "D1", GIB)]
     was = status(shared("D0"), shared("D1"), pods=rows)
     found = find(was, held, frozenset(), DeviceChoice.PREDICTED, before=None)
-    devices = [replace(device, used_bytes=9 * GIB, unowned_bytes=GIB) for device in was.devices]
+    devices = [
+        replace(device, used_bytes=9 * GIB, unattributed_bytes=GIB) for device in was.devices
+    ]
     rows = [use("u1", "D0", 3 * GIB), use("stray", "D1", 2 * GIB)]
     later = replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
     again = find(later, {**held}, frozenset(), DeviceChoice.PREDICTED, before=found)
     assert again.occupancy is found.occupancy
     a, b = weigh(again.occupancy, later, 0, 0)
-    assert (a.promised_bytes, b.strays_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
+    assert (a.reservation_bytes, b.unobserved_pods_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
     assert a.activity == b.activity
 
 
 #: Two pods are on their way to a node of three devices, of which one is full.
-ON_THEIR_WAY = {uid: promise({"D0": GIB, "D1": GIB}) for uid in UIDS[:2]}
+ON_THEIR_WAY = {uid: reservation({"D0": GIB, "D1": GIB}) for uid in UIDS[:2]}
 THREE = [shared("D0"), shared("D1", free=2, allocated=2), shared("D2", free=0, allocated=4)]
 ALIGNED = Plugin(allocation_policy="distributed", topology_manager_policy="restricted")
 STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])

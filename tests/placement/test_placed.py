@@ -65,8 +65,8 @@ def test_a_device_named_for_its_bytes_only_is_no_prediction() -> None:
     (charge,) = placed(pod("25%"), node).charges
     assert charge.candidates == {"a": 6 * GIB, "b": 4 * GIB}
     assert charge.beyond == ["b"]
-    promise = Reservation(namespace="default", name="p", charges=[charge])
-    assert predicted(promise) == ("a",)
+    reservation = Reservation(namespace="default", name="p", charges=[charge])
+    assert predicted(reservation) == ("a",)
 
 
 def test_containers_are_charged_together_where_they_can_meet() -> None:

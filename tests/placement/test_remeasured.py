@@ -14,15 +14,15 @@ from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActiv
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.measurement_delta import remeasured
 from extender.placement.occupancy import Found, find
-from tests.builders import GIB, MIB, mig, promise, shared, status, use
+from tests.builders import GIB, MIB, mig, reservation, shared, status, use
 from tests.placement.test_occupancy import changes, grounds
 from tests.placement.worlds import World, amounts_bytes, worlds
 
 NOBODY: frozenset[str] = frozenset()
 
 
-def found_of(told: GPUNodeStatus, promises: dict[str, Reservation]) -> Found:
-    return find(told, promises, NOBODY, DeviceChoice.PREDICTED, before=None)
+def found_of(told: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found:
+    return find(told, reservations, NOBODY, DeviceChoice.PREDICTED, before=None)
 
 
 def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
@@ -35,7 +35,9 @@ def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
         replace(
             device,
             used_bytes=bytes_of(device.used_bytes, device.memory_bytes) or 0,
-            unowned_bytes=draw(st.sampled_from([device.unowned_bytes, 0, MIB, 2 * MIB, None])),
+            unattributed_bytes=draw(
+                st.sampled_from([device.unattributed_bytes, 0, MIB, 2 * MIB, None])
+            ),
             utilization_ratio=draw(st.sampled_from([None, 0.5])),
             sm_activity=draw(st.sampled_from([None, SmActivity(0.25, "gpm")])),
         )
@@ -62,16 +64,16 @@ def test_what_is_not_weighed_is_what_weighing_would_give(data: st.DataObject, wo
             assert quick == weigh(find(*now, before=None).occupancy, now[0], GIB, MIB), what
 
 
-PROMISES = {"a": promise({"D0": 8 * GIB}), "b": promise({"D0": 4 * GIB, "D1": 4 * GIB})}
+PROMISES = {"a": reservation({"D0": 8 * GIB}), "b": reservation({"D0": 4 * GIB, "D1": 4 * GIB})}
 
 
 def told(
-    a_bytes: int | None = 2 * GIB, unowned_bytes: int | None = 0, **of_device: Any
+    a_bytes: int | None = 2 * GIB, unattributed_bytes: int | None = 0, **of_device: Any
 ) -> GPUNodeStatus:
-    used_bytes = (a_bytes or 2 * GIB) + (unowned_bytes or 0)
-    first = shared("D0", used_bytes=used_bytes, unowned_bytes=unowned_bytes)
+    used_bytes = (a_bytes or 2 * GIB) + (unattributed_bytes or 0)
+    first = shared("D0", used_bytes=used_bytes, unattributed_bytes=unattributed_bytes)
     pods = [use("a", "D0", a_bytes)]
-    return status(replace(first, **of_device), shared("D1", unowned_bytes=0), pods=pods)
+    return status(replace(first, **of_device), shared("D1", unattributed_bytes=0), pods=pods)
 
 
 def _with_rows(was: GPUNodeStatus, *rows: PodUse) -> GPUNodeStatus:
@@ -97,12 +99,16 @@ def after(was: GPUNodeStatus, now: GPUNodeStatus) -> tuple[DeviceTerms, ...] | N
         pytest.param(told(), told(8 * GIB), id="as much as was asked for"),
         pytest.param(told(7 * GIB), told(GIB), id="memory is freed"),
         pytest.param(told(9 * GIB), told(9 * GIB, utilization_ratio=1.0), id="no memory"),
-        pytest.param(told(), told(unowned_bytes=64 * MIB), id="strangers within the tolerance"),
-        pytest.param(told(9 * GIB, GIB), told(9 * GIB, GIB), id="nothing at all"),
-        pytest.param(told(unowned_bytes=None), told(8 * GIB, None), id="nobody can tell whose"),
         pytest.param(
-            _with_rows(told(unowned_bytes=None, used_bytes=3 * GIB), STRAY),
-            _with_rows(told(unowned_bytes=None, used_bytes=9 * GIB), STRAY),
+            told(), told(unattributed_bytes=64 * MIB), id="strangers within the tolerance"
+        ),
+        pytest.param(told(9 * GIB, GIB), told(9 * GIB, GIB), id="nothing at all"),
+        pytest.param(
+            told(unattributed_bytes=None), told(8 * GIB, None), id="nobody can tell whose"
+        ),
+        pytest.param(
+            _with_rows(told(unattributed_bytes=None, used_bytes=3 * GIB), STRAY),
+            _with_rows(told(unattributed_bytes=None, used_bytes=9 * GIB), STRAY),
             id="nobody can tell whose, beside a pod to which nothing is promised",
         ),
         pytest.param(told(), told(sm_activity=SmActivity(0.5, "gpm")), id="SM activity"),
@@ -125,16 +131,18 @@ def test_it_is_not_weighed_where_nothing_else_is_charged(
         pytest.param(told(9 * GIB), told(8 * GIB), id="no longer more than that"),
         pytest.param(told(), told(None), id="the driver does not tell any more"),
         pytest.param(told(), told(0), id="it lets go of all"),
-        pytest.param(told(), told(unowned_bytes=64 * MIB + 1), id="strangers"),
-        pytest.param(told(unowned_bytes=GIB), told(), id="strangers go"),
-        pytest.param(told(), told(unowned_bytes=None), id="nobody can tell whose any more"),
+        pytest.param(told(), told(unattributed_bytes=64 * MIB + 1), id="strangers"),
+        pytest.param(told(unattributed_bytes=GIB), told(), id="strangers go"),
+        pytest.param(told(), told(unattributed_bytes=None), id="nobody can tell whose any more"),
         pytest.param(
-            told(unowned_bytes=None), told(8 * GIB + 65 * MIB, None), id="somebody uses more"
+            told(unattributed_bytes=None), told(8 * GIB + 65 * MIB, None), id="somebody uses more"
         ),
         pytest.param(told(), told(healthy=False), id="the device breaks"),
         pytest.param(told(healthy=False), told(8 * GIB, healthy=False), id="it is broken"),
         pytest.param(told(), told(used_bytes=25 * GIB), id="more than there is"),
-        pytest.param(told(), told(unowned_bytes=3 * GIB, used_bytes=GIB), id="more than is used"),
+        pytest.param(
+            told(), told(unattributed_bytes=3 * GIB, used_bytes=GIB), id="more than is used"
+        ),
         pytest.param(told(), told(reserved_bytes=GIB), id="the driver keeps more"),
         pytest.param(told(), told(memory_bytes=23 * GIB), id="there is less of it"),
         pytest.param(told(), _with_rows(told(), STRAY), id="a pod is seen"),
@@ -163,10 +171,12 @@ def test_it_is_weighed_where_anything_else_is(was: GPUNodeStatus, now: GPUNodeSt
 
 
 def test_strangers_on_devices_of_one_memory_are_weighed_together() -> None:
-    was = status(*(mig(f"M{i}", gpu_instance=1, unowned_bytes=0) for i in (0, 1)))
+    was = status(*(mig(f"M{i}", gpu_instance=1, unattributed_bytes=0) for i in (0, 1)))
     found = found_of(was, {})
     terms = weigh(found.occupancy, was, 0, 64 * MIB)
-    devices = [replace(d, unowned_bytes=40 * MIB, used_bytes=80 * MIB) for d in was.devices]
+    devices = [replace(d, unattributed_bytes=40 * MIB, used_bytes=80 * MIB) for d in was.devices]
     now = replace(was, devices=devices)
-    assert [t.unowned_bytes for t in weigh(found.occupancy, now, 0, 64 * MIB)] == [16 * MIB] * 2
+    assert [t.unattributed_bytes for t in weigh(found.occupancy, now, 0, 64 * MIB)] == [
+        16 * MIB
+    ] * 2
     assert remeasured(terms, found.occupancy, was, now, 64 * MIB) is None

@@ -128,7 +128,7 @@ def test_what_cannot_be_read_has_its_reason(of: Pod, reason: Reason) -> None:
 
 
 def test_unannotated_pods_are_refused_where_the_rules_say_so() -> None:
-    rules = Rules(refuse_unannotated=True)
+    rules = Rules(reject_unannotated=True)
     understood = understand(pod(None), None, rules)
     assert isinstance(understood, Unreadable)
     assert understood.reason is Reason.UNANNOTATED

@@ -14,7 +14,7 @@ from extender.placement.fit import Verdicts, fit
 from extender.placement.placement_record import place
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import build
-from tests.builders import FRESH_S, GIB, NOW_S, container, pod, promise, request, shared, terms
+from tests.builders import FRESH_S, GIB, NOW_S, container, pod, request, reservation, shared, terms
 from tests.examples import examples
 from tests.placement import brute
 
@@ -35,11 +35,11 @@ class World:
     sitting: tuple[Sitting, ...]
     #: Of each pod on its way the sizes of its containers, a replica each.
     waiting: list[tuple[int, ...]] = field(default_factory=list)
-    promises: dict[str, Reservation] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, one in enumerate(self.sitting):
-            self.promises[f"s{number}"] = promise({f"D{one.gpu}": one.size * GIB})
+            self.reservations[f"s{number}"] = reservation({f"D{one.gpu}": one.size * GIB})
 
     def judged(self, asked: Pod) -> tuple[Snapshot, Verdicts]:
         weighed = terms(
@@ -48,7 +48,7 @@ class World:
                 PodUse(uid=f"s{number}", device=f"D{one.gpu}", replica=str(number))
                 for number, one in enumerate(self.sitting)
             ],
-            promises=self.promises,
+            reservations=self.reservations,
             leaving={f"s{number}" for number, one in enumerate(self.sitting) if one.leaving},
             plugin=Plugin(
                 allocation_policy=self.node.policy,  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ class World:
 
     def bind(self, uid: str, sizes: tuple[int, ...], snap: Snapshot, verdicts: Verdicts) -> None:
         charges = place(verdicts.request, snap, verdicts, 0).charges
-        self.promises[uid] = Reservation(namespace="default", name=uid, charges=list(charges))
+        self.reservations[uid] = Reservation(namespace="default", name=uid, charges=list(charges))
         self.waiting.append(sizes)
 
 

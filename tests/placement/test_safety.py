@@ -190,7 +190,7 @@ def asked_by(data: DataObject, devices: list[Device], uid: str) -> Pod:
 @given(data=st.data())
 def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
     truth = Truth(NODES[kind], reported=list(NODES[kind]))
-    promises: dict[str, Reservation] = {}
+    reservations: dict[str, Reservation] = {}
     waiting: list[Pod] = []
     rows: list[PodUse] = []
     greedy = data.draw(st.booleans(), label="plugin prefers the fullest")
@@ -199,14 +199,17 @@ def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
         if step == "b":
             asked = asked_by(data, truth.devices, f"u{next(number)}")
             node = NodeTerms(
-                "n", None, FRESH_S, terms_of(*truth.reported, pods=truth.rows, promises=promises)
+                "n",
+                None,
+                FRESH_S,
+                terms_of(*truth.reported, pods=truth.rows, reservations=reservations),
             )
             snap = build([node])
             what = request(asked)
             verdicts = fit(what, snap, snap.rows(["n"]), NOW_S)
             if verdicts.fits[0]:
                 charges = place(what, snap, verdicts, 0).charges
-                promises[asked.metadata.uid] = Reservation(
+                reservations[asked.metadata.uid] = Reservation(
                     namespace="default", name=asked.metadata.name, charges=list(charges)
                 )
                 waiting.append(asked)

@@ -19,8 +19,8 @@ from tests.builders import (
     device,
     judged,
     pod,
-    promise,
     request,
+    reservation,
     shared,
     weighed,
 )
@@ -39,7 +39,7 @@ def winner(asked: Pod, *nodes: NodeTerms) -> str | None:
 
 def holding(name: str, gib: int) -> NodeTerms:
     """One shared GPU on which so much is promised."""
-    return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})})
+    return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
 
 def test_packing_takes_the_fullest_that_still_fits() -> None:
@@ -79,8 +79,8 @@ def test_even_among_perfect_fits_one_wins() -> None:
 
 
 def test_a_byte_decides_between_nodes_of_equal_score() -> None:
-    one = weighed(shared("x"), name="a", promises={"u": promise({"x": 8 * GIB})})
-    other = weighed(shared("x"), name="b", promises={"u": promise({"x": 8 * GIB + 1})})
+    one = weighed(shared("x"), name="a", reservations={"u": reservation({"x": 8 * GIB})})
+    other = weighed(shared("x"), name="b", reservations={"u": reservation({"x": 8 * GIB + 1})})
     assert winner(pod("8Gi"), one, other) == "b"
     assert winner(pod("8Gi", annotations=SPREAD), one, other) == "a"
 

@@ -38,9 +38,9 @@ from tests.builders import (
     judged,
     mig,
     pod,
-    promise,
     reason_for,
     request,
+    reservation,
     shared,
     status,
     terms,
@@ -61,15 +61,15 @@ def chosen(what: Any, *devices: Any, **how: Any) -> list[str]:
     return [each.terms.device.uuid for each in node.candidates]
 
 
-def promised(device: str, gib: int) -> Reservation:
-    return promise({device: gib * GIB}, choice=device)
+def reserved(device: str, gib: int) -> Reservation:
+    return reservation({device: gib * GIB}, choice=device)
 
 
 def sitting(uuid: str, gib: int) -> dict[str, Any]:
     """One pod of that size on the device."""
     return {
         "pods": [use("s", uuid, replica=f"{uuid}::0")],
-        "promises": {"s": promised(uuid, gib)},
+        "reservations": {"s": reserved(uuid, gib)},
     }
 
 
@@ -105,9 +105,9 @@ def test_of_two_devices_with_equally_much_left_the_quieter_one_is_chosen(
         for uuid, ratio in (("A", a), ("B", b))
     ]
     pods = [use(f"s-{uuid}", uuid, replica=f"{uuid}::0") for uuid in "AB"]
-    held = {f"s-{uuid}": promised(uuid, 10) for uuid in "AB"}
+    held = {f"s-{uuid}": reserved(uuid, 10) for uuid in "AB"}
     asked = pod("4Gi", annotations={"headroom.gpu/policy": policy})
-    assert chosen(asked, *devices, pods=pods, promises=held) == [best]
+    assert chosen(asked, *devices, pods=pods, reservations=held) == [best]
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_what_is_promised_names_the_choice() -> None:
 
 
 def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
-    coming = {"q": promised("B", 8)}
-    assert chosen("8Gi", shared("A"), shared("B"), promises=coming) == ["B"]
-    node = weighed(shared("A"), shared("B"), promises=coming, plugin=STEERED)
+    coming = {"q": reserved("B", 8)}
+    assert chosen("8Gi", shared("A"), shared("B"), reservations=coming) == ["B"]
+    node = weighed(shared("A"), shared("B"), reservations=coming, plugin=STEERED)
     assert reason_for("20Gi", node) is Reason.OTHERS_ARRIVING
     assert because(node.devices[0]) == (
         "pods on their way are promised another device, and until then all are"
     )
-    few = weighed(shared("A"), shared("B", free=1), promises=coming, plugin=STEERED)
+    few = weighed(shared("A"), shared("B", free=1), reservations=coming, plugin=STEERED)
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 
 
@@ -175,12 +175,15 @@ def test_where_it_fits_nowhere_the_reason_is_that_of_the_devices_it_could_have()
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"promises": {"q": promise({"A": GIB})}}, id="one was promised no device"),
         pytest.param(
-            {"promises": {"q": promised("A", 1), "r": promised("B", 1)}}, id="two were promised two"
+            {"reservations": {"q": reservation({"A": GIB})}}, id="one was promised no device"
         ),
         pytest.param(
-            {"promises": {"q": promised("A", 1)}, "plugin": DISTRIBUTED},
+            {"reservations": {"q": reserved("A", 1), "r": reserved("B", 1)}},
+            id="two were promised two",
+        ),
+        pytest.param(
+            {"reservations": {"q": reserved("A", 1)}, "plugin": DISTRIBUTED},
             id="it is not steered any more",
         ),
     ],
@@ -236,12 +239,12 @@ class World:
     held: dict[str, tuple[str, int]] = field(default_factory=dict)
     #: As the checkpoint has it, which forgets pods at the next admission only.
     entries: list[Entry] = field(default_factory=list)
-    promises: dict[str, Reservation] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
     #: Pods that were bound and neither admitted nor deleted.
     bound: dict[str, Pod] = field(default_factory=dict)
     #: The status of the GPUNode.
     told: Any = None
-    refusals: int = 0
+    rejections: int = 0
 
     def free(self) -> list[str]:
         every = [f"{uuid}::{n}" for uuid in self.memory_of for n in range(REPLICAS)]
@@ -249,8 +252,10 @@ class World:
 
     def predicted(self) -> bool:
         """Whether anybody is on the way who was promised what the plugin's own choice comes to."""
-        on_their_way = (self.promises[uid] for uid in self.bound)
-        return any(not charge.choice for promise in on_their_way for charge in promise.charges)
+        on_their_way = (self.reservations[uid] for uid in self.bound)
+        return any(
+            not charge.choice for reservation in on_their_way for charge in reservation.charges
+        )
 
     def excess_gib(self) -> dict[str, int]:
         taken = ((self.memory_of[replica[0]], gib) for replica, (_, gib) in self.held.items())
@@ -277,7 +282,7 @@ class World:
         )
         self.told = status(*devices, pods=pods, plugin=plugin)
         there = {uid for uid, _ in self.held.values()} | self.bound.keys()
-        self.promises = {uid: p for uid, p in self.promises.items() if uid in there}
+        self.reservations = {uid: p for uid, p in self.reservations.items() if uid in there}
 
     def bind(self, uid: str, gib: int, containers: int) -> None:
         asked = pod(f"{gib}Gi", *(container(f"c{i}") for i in range(containers)), uid=uid)
@@ -288,7 +293,7 @@ class World:
             terms(
                 *self.told.devices,
                 pods=self.told.pods,
-                promises=self.promises,
+                reservations=self.reservations,
                 plugin=self.told.plugin,
                 leaving={u.uid for u in self.told.pods} - {h[0] for h in self.held.values()},
             ),
@@ -297,7 +302,7 @@ class World:
         verdicts = fit(what, snap, snap.rows(["n"]), NOW_S)
         if verdicts.fits[0]:
             charges = list(place(what, snap, verdicts, 0).charges)
-            self.promises[uid] = Reservation("default", uid, charges)
+            self.reservations[uid] = Reservation("default", uid, charges)
             self.bound[uid] = asked
 
     def admit(self, uid: str, data: DataObject) -> None:
@@ -309,7 +314,7 @@ class World:
             ]
             replica = self._answer(data)
             if replica is None:
-                self.refusals += 1
+                self.rejections += 1
                 return
             self.held[replica] = (uid, gib)
             self.entries.append(Entry(uid, each.name, GPU, (replica,)))
@@ -317,7 +322,7 @@ class World:
     def _answer(self, data: DataObject) -> str | None:
         wish = Wish(tuple(self.free()), (), 1)
         steered = GPU in self.told.plugin.steered
-        spec = GPUNodeSpec(True, self.promises)
+        spec = GPUNodeSpec(True, self.reservations)
         found = choose(wish, GPU, spec, self.told, self.entries, Limits(0, 0), steered)
         if isinstance(found, NoRoom):
             return None
@@ -358,4 +363,4 @@ def test_whatever_comes_in_between_nobody_is_refused_and_nothing_overcommitted(
     for uid in sorted(world.bound, key=lambda uid: data.draw(st.integers(), label=uid)):
         world.admit(uid, data)
         assert world.excess_gib() == {}
-    assert world.refusals == 0
+    assert world.rejections == 0

@@ -11,7 +11,7 @@ from contract.gpunode import Replicas, SmActivity
 from contract.reasons import Reason
 from extender.placement.snapshot import CODE_OF, MOST_BYTES, Snapshot
 from extender.placement.snapshot_builder import _COLUMNS, Table, build
-from tests.builders import GIB, device, promise, shared, weighed
+from tests.builders import GIB, device, reservation, shared, weighed
 
 
 def copied(snap: Snapshot) -> dict[str, object]:
@@ -107,7 +107,7 @@ def test_unknown_names_have_no_row() -> None:
 
 def test_contradictory_figures_do_not_reach_the_columns() -> None:
     snap = build([weighed(device(memory_bytes=1 << 90, replicas=Replicas(free=1 << 70)))])
-    assert snap.columns.fence[0, 0] == CODE_OF[Reason.CONTRADICTORY_REPORT]
+    assert snap.columns.health_issue[0, 0] == CODE_OF[Reason.CONTRADICTORY_REPORT]
     assert snap.columns.memory_bytes[0, 0] == snap.columns.allocatable_bytes[0, 0] == 0
     assert snap.columns.replicas_free[0, 0] == 1 << 20
 
@@ -127,10 +127,10 @@ def test_a_count_that_cannot_be_true_does_not_prove_that_no_replica_is_free(
 
 
 def test_absurd_promises_stay_very_large() -> None:
-    held = {"u": promise({"D": 1 << 100}, count=1 << 40)}
-    snap = build([weighed(shared("D"), promises=held)])
-    assert snap.columns.room_bytes[0, 0] == snap.columns.headroom_bytes[0, 0] == -MOST_BYTES
-    assert snap.columns.replicas_awaited[0, 0] == 1 << 20
+    held = {"u": reservation({"D": 1 << 100}, count=1 << 40)}
+    snap = build([weighed(shared("D"), reservations=held)])
+    assert snap.columns.free_bytes[0, 0] == snap.columns.headroom_bytes[0, 0] == -MOST_BYTES
+    assert snap.columns.replicas_unconfirmed[0, 0] == 1 << 20
 
 
 @pytest.mark.parametrize(

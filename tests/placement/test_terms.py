@@ -22,8 +22,8 @@ from tests.builders import (
     NOW_S,
     device,
     pod,
-    promise,
     request,
+    reservation,
     shared,
     use,
     weighed,
@@ -62,7 +62,7 @@ def always_wins(name: str, vram: str, *nodes: NodeTerms, now_s: float = NOW_S) -
 
 class TestPacking:
     def holding(self, name: str, gib: int) -> NodeTerms:
-        return weighed(shared(name), name=name, promises={"u": promise({name: gib * GIB})})
+        return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
     def test_packing_is_how_full_the_device_gets_and_a_little_how_full_the_node(self) -> None:
         pair = weighed(shared("x"), shared("y"), name="pair")
@@ -103,7 +103,7 @@ class TestSlack:
             shared(name, 3, 1, used_bytes=used_gib * GIB),
             name=name,
             pods=[use("u", name, used_gib * GIB, replica="r")],
-            promises={"u": promise({name: asked_gib * GIB})},
+            reservations={"u": reservation({name: asked_gib * GIB})},
         )
 
     def test_it_is_what_the_neighbours_use_beyond_their_requests(self) -> None:
@@ -131,8 +131,9 @@ class TestPrediction:
                 use(uuid, uuid, gib * GIB, replica=uuid)
                 for uuid, gib in zip(uuids, held_gib, strict=True)
             ],
-            promises={
-                uuid: promise({uuid: gib * GIB}) for uuid, gib in zip(uuids, held_gib, strict=True)
+            reservations={
+                uuid: reservation({uuid: gib * GIB})
+                for uuid, gib in zip(uuids, held_gib, strict=True)
             },
             **how,
         )
@@ -152,7 +153,7 @@ class TestPrediction:
             name="risky",
             plugin=DISTRIBUTED,
             pods=[use("u", "d", 20 * GIB, replica="r")],
-            promises={"u": promise({"d": 20 * GIB})},
+            reservations={"u": reservation({"d": 20 * GIB})},
         )
         found = said("prediction", pod("8Gi"), safe, risky)
         assert found[0] > found[1]

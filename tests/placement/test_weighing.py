@@ -12,7 +12,7 @@ from contract.annotations import MAX_SM, POLICY, PROCESSES, VRAM
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement.fit import fit
-from extender.placement.fit_cache import Weighings
+from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Rules, Weights
 from extender.placement.request import VramRequest, understand
 from extender.placement.score import rank
@@ -25,15 +25,15 @@ LATE_S = FRESH_S + 1
 names = st.sampled_from("abcde")
 
 
-def agree(weighings: Weighings, what: VramRequest, snap: Snapshot, ranked: bool = True) -> None:
+def agree(cached_fits: FitCache, what: VramRequest, snap: Snapshot, ranked: bool = True) -> None:
     rows = snap.rows([node.name for node in snap.nodes][::-1])
-    weighing = weighings.weigh(what, snap)
+    cached = cached_fits.weigh(what, snap)
     for now_s in (NOW_S, LATE_S):
         verdicts = fit(what, snap, rows, now_s)
-        assert weighing.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
+        assert cached.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
         if not ranked:  # as where one node is left, or none
             continue
-        kept, afresh = weighing.rank(what, snap, rows, now_s), rank(verdicts, Weights())
+        kept, afresh = cached.rank(what, snap, rows, now_s), rank(verdicts, Weights())
         assert kept.winner == afresh.winner
         assert kept.scores.tolist() == afresh.scores.tolist()
 
@@ -44,7 +44,7 @@ class Changes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = Table()
-        self.weighings = Weighings(Weights(), capacity=3)
+        self.cached_fits = FitCache(Weights(), capacity=3)
         self.asked: list[VramRequest] = []
 
     @rule(
@@ -70,12 +70,12 @@ class Changes(RuleBasedStateMachine):
         if isinstance(what, VramRequest) and what.asks:
             what = replace(what, gated=gated)
             self.asked = [*self.asked[-3:], what]
-            agree(self.weighings, what, self.table.snapshot())
+            agree(self.cached_fits, what, self.table.snapshot())
 
     @rule(which=st.integers(0, 3), ranked=st.booleans())
     def ask_again(self, which: int, ranked: bool) -> None:
         if which < len(self.asked):
-            agree(self.weighings, self.asked[which], self.table.snapshot(), ranked)
+            agree(self.cached_fits, self.asked[which], self.table.snapshot(), ranked)
 
     @invariant()
     def sums_are_those_of_the_columns(self) -> None:
@@ -115,17 +115,17 @@ def test_kinds_are_told_apart(annotations: list[dict[str, str]], gated: list[boo
             msgspec.structs.replace(weighed(shared("c"), name="c"), gated=True),
         ]
     )
-    weighings = Weighings(Weights())
+    cached_fits = FitCache(Weights())
     for one, has_gate in zip(annotations, gated, strict=False):
         init = [gate()] if has_gate else []
-        agree(weighings, request(pod(None, annotations=one, init=init)), snap)
+        agree(cached_fits, request(pod(None, annotations=one, init=init)), snap)
 
 
 def test_a_node_that_went_before_anybody_ranked_is_ranked_no_more() -> None:
-    table, weighings, what = Table(), Weighings(Weights()), request(pod("1Gi"))
+    table, cached_fits, what = Table(), FitCache(Weights()), request(pod("1Gi"))
     for sizes in ({"a": 8, "b": 8, "c": 8}, {"b": 16, "c": 24}):
         for name, gib in sizes.items():
             table.put(weighed(shared(f"GPU-{name}", memory_bytes=gib << 30), name=name))
-        agree(weighings, what, table.snapshot(), ranked=False)
+        agree(cached_fits, what, table.snapshot(), ranked=False)
     table.drop("a")
-    agree(weighings, what, table.snapshot())
+    agree(cached_fits, what, table.snapshot())

@@ -39,12 +39,14 @@ class World:
     """A node: its report, its ledger, and what it keeps free."""
 
     status: GPUNodeStatus
-    promises: dict[str, Reservation]
+    reservations: dict[str, Reservation]
     reserve_bytes: int
     tolerance_bytes: int
 
     def weighed(self, name: str = "n", fresh_until_s: float = FRESH_S) -> NodeTerms:
-        devices = weighed_anew(self.status, self.promises, self.reserve_bytes, self.tolerance_bytes)
+        devices = weighed_anew(
+            self.status, self.reservations, self.reserve_bytes, self.tolerance_bytes
+        )
         return NodeTerms(name, None, fresh_until_s, devices)
 
 
@@ -67,7 +69,7 @@ def devices(draw: DrawFn, index: int, mps: bool) -> Device:
         memory_bytes=memory,
         reserved_bytes=draw(st.sampled_from([0, 0, GIB, memory])),
         used_bytes=used,
-        unowned_bytes=draw(st.sampled_from([None, 0, 0, min(used, MIB), used // 2])),
+        unattributed_bytes=draw(st.sampled_from([None, 0, 0, min(used, MIB), used // 2])),
         sm_activity=draw(st.sampled_from(ACTIVITIES)),
         sharing=sharing,  # type: ignore[arg-type]
         resource=resource,
@@ -86,7 +88,7 @@ def devices(draw: DrawFn, index: int, mps: bool) -> Device:
                 {"used_bytes": memory + 1},
                 {"used_bytes": -1},
                 {"reserved_bytes": memory + 1},
-                {"unowned_bytes": memory + 1},
+                {"unattributed_bytes": memory + 1},
                 {"replicas": Replicas(free=-1)},
                 {"replicas": Replicas(free=0, allocated=-1)},
                 {"replicas": Replicas(free=1 << 70)},
@@ -100,7 +102,7 @@ def devices(draw: DrawFn, index: int, mps: bool) -> Device:
 def worlds(draw: DrawFn, mps: bool = True) -> World:
     seen = [draw(devices(index, mps)) for index in range(draw(st.integers(0, 4)))]
     uuids = [*{d.uuid for d in seen}, "gone"]
-    promises = {
+    reservations = {
         f"u{i}": Reservation(
             namespace="default",
             name=f"q{i}",
@@ -130,7 +132,7 @@ def worlds(draw: DrawFn, mps: bool = True) -> World:
     ]
     return World(
         status(*seen, pods=rows),
-        promises,
+        reservations,
         reserve_bytes=draw(st.sampled_from([0, 0, GIB, 1 << 44])),
         tolerance_bytes=draw(st.sampled_from([0, 64 * MIB])),
     )

@@ -98,10 +98,10 @@ def of_gpunode(name: str) -> dict[str, Any]:
     device = {"uuid": f"G-{name}", "model": "NVIDIA A100-SXM4-80GB", "memory": 80}
     device |= {"resource": "nvidia.com/gpu.shared", "architecture": "ampere"}
     use = {"uid": "u", "device": f"G-{name}", "namespace": "team-a", "container": "main"}
-    promise = {"namespace": "team-a", "name": "p", "charges": [charge]}
+    reservation = {"namespace": "team-a", "name": "p", "charges": [charge]}
     return {
         "metadata": {"name": name},
-        "spec": {"initialised": True, "reservations": {"u": promise}},
+        "spec": {"initialised": True, "reservations": {"u": reservation}},
         "status": {"devices": [device], "pods": [use]},
     }
 
@@ -123,9 +123,9 @@ def test_a_report_says_what_it_said_and_what_others_say_too_is_kept_once() -> No
     (use_a,), (use_b,) = a.status.pods, b.status.pods
     assert use_a.namespace is use_b.namespace
     assert use_a.device is of_a.uuid
-    (promised,) = a.spec.reservations.values()
-    assert [*promised.charges[0].candidates] == [of_a.uuid]
-    assert next(iter(promised.charges[0].candidates)) is of_a.uuid
+    (reserved,) = a.spec.reservations.values()
+    assert [*reserved.charges[0].candidates] == [of_a.uuid]
+    assert next(iter(reserved.charges[0].candidates)) is of_a.uuid
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -14,7 +14,7 @@ from kubernetes.client import Configuration
 
 from extender.errors import BadSettings
 from extender.kube import client as kube_client
-from extender.kube.async_client import CONNECTIONS, LoopApi
+from extender.kube.async_client import CONNECTIONS, AsyncKubeApi
 from extender.kube.client import KubeApi, NoAnswer
 from tests.certificates import Authority, Certificate
 from tests.scripted import Exchange, scripted_server
@@ -71,7 +71,7 @@ def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: fl
     """The answers of the last round, each of so many calls at once."""
 
     async def play() -> list[bytes]:
-        api = LoopApi(configuration, **how)
+        api = AsyncKubeApi(configuration, **how)
         try:
             for _ in range(rounds):
                 answers = await asyncio.gather(*(api.call("GET", "/a") for _ in range(times)))
@@ -121,14 +121,14 @@ def test_no_call_begins_once_it_was_closed() -> None:
     """A chore that goes through thousands of nodes is to end with the process."""
     configuration = at("http://127.0.0.1:1")  # where nobody listens
     api = KubeApi(configuration)
-    with pytest.raises(NoAnswer, match="refused"):
+    with pytest.raises(NoAnswer, match="rejected"):
         api.call("GET", "/a")
     api.close()
     with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
         api.call("GET", "/a")
 
     async def play() -> None:
-        api = LoopApi(configuration)
+        api = AsyncKubeApi(configuration)
         with pytest.raises(NoAnswer, match="GET /a: ClientConnectorError"):
             await api.call("GET", "/a")
         await api.close()

@@ -19,7 +19,7 @@ from extender.kube.resources import watched_kinds
 from extender.placement.policy import Rules
 from extender.placement.request import understand
 from extender.state.foreign_allocators import of_pod
-from extender.state.requeue_hints import refused_by_us
+from extender.state.requeue_hints import rejected_by_us
 
 DECODE = next(kind for kind in watched_kinds("any") if kind.name == "pods").decode
 ALL = msgspec.json.Decoder(Pod).decode
@@ -31,7 +31,7 @@ FOLLOWS = {
 }
 RUNNING = {"name": "main", "state": {"running": {}}}
 OVER = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
-REFUSED = {
+REJECTED = {
     "type": "PodScheduled",
     "status": "False",
     "reason": "Unschedulable",
@@ -61,9 +61,9 @@ def test_it_asks_for_the_same(env: list[Any]) -> None:
 
 @pytest.mark.parametrize("node", ["", "n"])
 def test_why_it_waits_is_kept_until_it_is_bound(node: str) -> None:
-    kept = DECODE(raw(node=node, conditions=[REFUSED]))
+    kept = DECODE(raw(node=node, conditions=[REJECTED]))
     assert isinstance(kept, Pod)
-    assert refused_by_us(kept) == (not node)
+    assert rejected_by_us(kept) == (not node)
 
 
 @pytest.mark.parametrize("node", ["", "n"])
@@ -101,7 +101,7 @@ def test_its_gate_counts_when_it_does(node: str, command: list[str]) -> None:
 
 
 def test_of_a_running_pod_half_is_kept() -> None:
-    beside = {"conditions": [REFUSED] * 4, "containerStatuses": [RUNNING]}
+    beside = {"conditions": [REJECTED] * 4, "containerStatuses": [RUNNING]}
     sent = raw([OTHER] * 10, node="n", phase="Running", **beside)
     assert len(msgspec.json.encode(DECODE(sent))) < len(msgspec.json.encode(ALL(sent))) / 2
 

@@ -227,8 +227,8 @@ class TestSecrets:
         # "us@er:s3cret-t0ken" in base64.
         assert server.heard["Authorization"] == "Basic dXNAZXI6czNjcmV0LXQwa2Vu"
         (port,) = free_ports(1)
-        refused, nobody = f"http://u:{SECRET}@127.0.0.1:{port}", f"http://u:{SECRET}@"
-        for other in (url, refused, nobody, f"{nobody}ho[st]", f"{nobody}ho st"):
+        rejected, nobody = f"http://u:{SECRET}@127.0.0.1:{port}", f"http://u:{SECRET}@"
+        for other in (url, rejected, nobody, f"{nobody}ho[st]", f"{nobody}ho st"):
             server.status, server.text = 401, f"u:{SECRET}"
             with capture_logs() as logs:
                 Source(other).refresh()

@@ -119,8 +119,8 @@ class Pair:
         with grpc.insecure_channel(f"unix:{self.node.root}/pod-resources/kubelet.sock") as channel:
             try:
                 return answers(podresources_services.PodResourcesListerStub(channel), 10.0)
-            except grpc.RpcError as refused:
-                if refused.code() not in TRANSIENT:
+            except grpc.RpcError as rejected:
+                if rejected.code() not in TRANSIENT:
                     raise
                 return None
 

@@ -49,7 +49,7 @@ from extender.ledger.protocol import BindAsk
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
 from extender.state.cluster_state import ClusterState
-from extender.state.reconcile_queue import bystanders
+from extender.state.reconcile_queue import unreserved_pods
 from tests.blocking import Ledger, now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu
@@ -200,7 +200,7 @@ class Gated(RuleBasedStateMachine):
     @rule(twice=st.booleans())
     def housekeeping(self, twice: bool) -> None:
         for _ in range(1 + twice):
-            for found in bystanders(self.state):
+            for found in unreserved_pods(self.state):
                 self.ledger.charge(found.node, found.pod)
             now(self.evictions.send_away(NAME))
 
@@ -362,7 +362,7 @@ class Gated(RuleBasedStateMachine):
                     memory_bytes=MEMORY_BYTES,
                     reserved_bytes=0,
                     used_bytes=min(used[gpu.uuid], MEMORY_BYTES),
-                    unowned_bytes=0,
+                    unattributed_bytes=0,
                     sharing="time-slicing",
                     resource=GPU,
                     replicas=Replicas(

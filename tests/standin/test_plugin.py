@@ -39,8 +39,8 @@ class Asked:
         )
         try:
             answer = self._call(request.SerializeToString(), timeout=10.0)
-        except grpc.RpcError as refused:
-            raise PluginRefused(refused.details()) from None
+        except grpc.RpcError as rejected:
+            raise PluginRefused(rejected.details()) from None
         (response,) = api.PreferredAllocationResponse.FromString(answer).container_responses
         return frozenset(response.deviceIDs)
 
@@ -108,7 +108,7 @@ def test_the_real_one_answers_as_the_model_may(real: Asked) -> None:
     lots = random.Random(7)
     model = Plugin(GPUS, Settings(4))
     every = ids(4, 4, 4, 4)
-    refused = 0
+    rejected = 0
     for _ in range(600):
         available = lots.sample([*every, "GPU-9::0"], lots.randint(0, 17))
         must = lots.sample(available, lots.randint(0, min(2, len(available))))
@@ -117,10 +117,10 @@ def test_the_real_one_answers_as_the_model_may(real: Asked) -> None:
         options = outcome(model.options, available, must, size)
         if isinstance(options, str) or isinstance(answer, str):
             assert answer == options
-            refused += 1
+            rejected += 1
         else:
             assert model.allows(answer, available, must, size), options
-    assert 30 < refused < 300
+    assert 30 < rejected < 300
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)

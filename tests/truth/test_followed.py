@@ -21,7 +21,7 @@ from tests.builders import (
     gpunode,
     kube_node,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -34,16 +34,16 @@ ASTRAY = (shared("D0", free=4), shared("D1", free=2, allocated=2))
 SITTING = use("old", "D1", replica="D1::0")
 
 
-def promised(attempt: str = "me-1", **candidates: int) -> dict[str, Reservation]:
-    own = promise(candidates or {"D0": 8 * GIB}, name="p")
+def reserved(attempt: str = "me-1", **candidates: int) -> dict[str, Reservation]:
+    own = reservation(candidates or {"D0": 8 * GIB}, name="p")
     own = msgspec.structs.replace(own, attempt=attempt)
-    return {"p": own, "old": promise({"D1": GIB}, name="old")}
+    return {"p": own, "old": reservation({"D1": GIB}, name="old")}
 
 
 def node(version: int, *devices: object, shown: str | None = None, **other: object) -> GPUNode:
     """The object in this version; ``shown``: the device on which the report shows the pod."""
     rows = [SITTING, *([use("p", shown, replica=f"{shown}::3")] if shown else [])]
-    given = {"promises": promised(), "plugin": DISTRIBUTED, **other}
+    given = {"reservations": reserved(), "plugin": DISTRIBUTED, **other}
     return gpunode(*devices, version=str(version), pods=rows, **given)  # type: ignore[arg-type]
 
 
@@ -117,30 +117,30 @@ def test_a_pod_on_its_way_at_a_restart_is_compared_with_what_is_known_then() -> 
 
 
 def test_the_last_attempt_is_what_is_compared() -> None:
-    again = node(2, *IDLE, promises=promised("me-2", D0=8 * GIB, D1=8 * GIB))
+    again = node(2, *IDLE, reservations=reserved("me-2", D0=8 * GIB, D1=8 * GIB))
     state = started(seen(BOUND), seen(again))
-    state.apply([seen(node(3, *THERE, shown="D0", promises=again.spec.reservations))])
+    state.apply([seen(node(3, *THERE, shown="D0", reservations=again.spec.reservations))])
     (outcome,) = state.observations.take()
-    assert (outcome.promise.attempt, outcome.predicted) == ("me-2", ("D0", "D1"))
+    assert (outcome.reservation.attempt, outcome.predicted) == ("me-2", ("D0", "D1"))
 
 
 def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
     """q was let in when D1 was so full that p could not come; then two pods there ended."""
-    guests = {uid: promise({"D0": GIB, "D1": GIB}, name=uid) for uid in ("c1", "c2")}
+    guests = {uid: reservation({"D0": GIB, "D1": GIB}, name=uid) for uid in ("c1", "c2")}
     there = [use(uid, "D1", replica=f"D1::{n}") for n, uid in enumerate(guests, start=1)]
     full = [shared("D0", free=4), shared("D1", free=1, allocated=3)]
-    late = promised() | guests
-    with_q = late | {"q": promise({"D0": GIB}, name="q")}
+    late = reserved() | guests
+    with_q = late | {"q": reservation({"D0": GIB}, name="q")}
     for relied, expected in (
         (late, (Result.SHIFTED, None)),
         (with_q, (Result.MISS, Surprise.RELEASED)),
     ):
         sitting = [PodSeen(pod(uid=uid, name=uid, node="n")) for uid in guests]
-        state = started(*sitting, seen(BOUND), seen(node(2, *IDLE, promises=late)))
-        crowded = node(3, *full, promises=relied)
+        state = started(*sitting, seen(BOUND), seen(node(2, *IDLE, reservations=late)))
+        crowded = node(3, *full, reservations=relied)
         rows = [*(crowded.status.pods if crowded.status else ()), *there]
-        crowded = gpunode(*full, version="3", promises=relied, plugin=DISTRIBUTED, pods=rows)
-        state.apply([seen(crowded), seen(node(4, *ASTRAY, shown="D1", promises=relied))])
+        crowded = gpunode(*full, version="3", reservations=relied, plugin=DISTRIBUTED, pods=rows)
+        state.apply([seen(crowded), seen(node(4, *ASTRAY, shown="D1", reservations=relied))])
         outcome = {each.uid: each for each in state.observations.take()}["p"]
         assert (outcome.result, outcome.surprise) == expected
 
@@ -148,17 +148,17 @@ def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
 def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
     """With g on its way as well, two pods could come to D0; g had ended when q was let in."""
     idle = [shared("D0", free=4), shared("D1", free=4)]
-    own = {uid: promise({"D0": GIB, "D1": GIB}, name=uid) for uid in ("p", "g", "q")}
+    own = {uid: reservation({"D0": GIB, "D1": GIB}, name=uid) for uid in ("p", "g", "q")}
     first = gpunode(
-        *idle, version="1", promises={u: own[u] for u in ("p", "g")}, plugin=DISTRIBUTED
+        *idle, version="1", reservations={u: own[u] for u in ("p", "g")}, plugin=DISTRIBUTED
     )
-    then = gpunode(version="2", promises={u: own[u] for u in ("p", "q")})
+    then = gpunode(version="2", reservations={u: own[u] for u in ("p", "q")})
     then = msgspec.structs.replace(then, status=first.status)
     rows = [use(uid, "D0", replica=f"D0::{n}") for n, uid in enumerate(("p", "q"))]
     there = [shared("D0", free=2, allocated=2), shared("D1", free=4)]
     state = started(seen(first), seen(then))
     told = gpunode(
-        *there, version="3", pods=rows, promises=then.spec.reservations, plugin=DISTRIBUTED
+        *there, version="3", pods=rows, reservations=then.spec.reservations, plugin=DISTRIBUTED
     )
     state.apply([seen(told)])
     outcomes = {each.uid: each for each in state.observations.take()}
@@ -167,14 +167,14 @@ def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
 
 def test_a_pod_that_ends_before_it_is_seen_is_counted_as_that() -> None:
     state = started(seen(BOUND))
-    rest = {"old": promised()["old"]}
-    state.apply([seen(node(2, *IDLE, promises=rest))])
+    rest = {"old": reserved()["old"]}
+    state.apply([seen(node(2, *IDLE, reservations=rest))])
     assert results(state) == [("p", Result.UNSEEN)]
 
 
 def test_a_promise_that_never_led_to_a_binding_is_not_counted() -> None:
     state = started(PodSeen(pod(uid="p", name="p")), seen(BOUND))
-    state.apply([seen(node(2, *IDLE, promises={"old": promised()["old"]}))])
+    state.apply([seen(node(2, *IDLE, reservations={"old": reserved()["old"]}))])
     assert results(state) == []
     assert not state.observations.is_pending("n", "p")
 
@@ -192,12 +192,12 @@ def test_an_object_made_anew_has_lost_its_predictions(told: Callable[[], list[Ev
     state = started(seen(BOUND))
     adopted = {
         uid: msgspec.structs.replace(each, flags=["adopted"], attempt="anew")
-        for uid, each in promised().items()
+        for uid, each in reserved().items()
     }
     state.apply(told())
-    state.apply([seen(node(1, *IDLE, uid="another", promises=adopted))])
+    state.apply([seen(node(1, *IDLE, uid="another", reservations=adopted))])
     assert results(state) == [("p", Result.UNSEEN)]
-    state.apply([seen(node(2, *ASTRAY, shown="D1", uid="another", promises=adopted))])
+    state.apply([seen(node(2, *ASTRAY, shown="D1", uid="another", reservations=adopted))])
     assert results(state) == []  # nobody predicted anything
 
 
@@ -221,13 +221,13 @@ def test_a_device_with_another_name_was_configured_anew() -> None:
 def test_that_a_node_is_steered_no_more_was_configured_anew() -> None:
     """The agent that had the chosen device taken went, and the plugin took another one."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
-    chosen = promised()
+    chosen = reserved()
     (charge,) = chosen["p"].charges
     charge = msgspec.structs.replace(charge, choice="D0")
     chosen["p"] = msgspec.structs.replace(chosen["p"], charges=[charge])
-    state = started(seen(node(1, *IDLE, promises=chosen, plugin=steered)))
+    state = started(seen(node(1, *IDLE, reservations=chosen, plugin=steered)))
     left = Plugin(topology_manager_policy="none")
-    state.apply([seen(node(2, *ASTRAY, shown="D1", promises=chosen, plugin=left))])
+    state.apply([seen(node(2, *ASTRAY, shown="D1", reservations=chosen, plugin=left))])
     (outcome,) = state.observations.take()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
 
@@ -242,15 +242,15 @@ def test_a_resource_with_another_name_is_compared_all_the_same() -> None:
 
 
 def test_it_waits_for_all_that_the_pod_asked_for() -> None:
-    two = {"p": promise({"D0": GIB, "D1": GIB}, count=2, name="p")}
+    two = {"p": reservation({"D0": GIB, "D1": GIB}, count=2, name="p")}
     devices = [shared("D0", free=4), shared("D1", free=4)]
-    state = started(seen(gpunode(*devices, version="1", promises=two, plugin=DISTRIBUTED)))
+    state = started(seen(gpunode(*devices, version="1", reservations=two, plugin=DISTRIBUTED)))
     rows = [use("p", "D0", replica="D0::0"), use("p", "D1", replica="D1::1")]
     for number in (1, 2):
         told = gpunode(
             *devices,
             version=str(1 + number),
-            promises=two,
+            reservations=two,
             pods=rows[:number],
             plugin=DISTRIBUTED,
         )
@@ -276,16 +276,16 @@ def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
 def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
     async def play() -> tuple[list[float | None], list[dict[str, object]]]:
         replicas = [Extender(Settings(), unready=lambda: "") for _ in range(2)]
-        own = promised(f"{replicas[0].name}-1")
+        own = reserved(f"{replicas[0].name}-1")
         told: list[Event] = [
             NodeSeen(kube_node()),
             *(PodSeen(pod(uid=uid, name=uid, node="n")) for uid in ("p", "old")),
-            seen(node(1, *IDLE, promises=own)),
+            seen(node(1, *IDLE, reservations=own)),
         ]
         with capture_logs() as logs:
             for replica in replicas:
                 replica.deliver(told)
-                replica.deliver([seen(node(2, *ASTRAY, shown="D1", promises=own))])
+                replica.deliver([seen(node(2, *ASTRAY, shown="D1", reservations=own))])
         counted = [
             replica.telemetry.registry.get_sample_value(
                 "headroom_predictions_total", {"result": "miss"}

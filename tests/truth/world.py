@@ -221,7 +221,7 @@ def report(node: StandIn) -> GPUNodeStatus:
                 memory_bytes=gpu.memory_bytes,
                 reserved_bytes=gpu.reserved_bytes,
                 used_bytes=min(used[gpu.uuid], gpu.memory_bytes - gpu.reserved_bytes),
-                unowned_bytes=0,
+                unattributed_bytes=0,
                 sharing="time-slicing" if total > 1 else "none",
                 resource=RESOURCE,
                 replicas=Replicas(len(mine) - allocated, allocated, max(0, total - len(mine))),

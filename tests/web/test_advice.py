@@ -14,7 +14,7 @@ from contract.reasons import Reason
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.journal import Decision, NodeSets
 from extender.state.quotas import QuotaStatus, ResourceQuota
-from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.web.asking import WALL_S, Asked
 from tests.web.test_devices import SINCE, since
 
@@ -24,14 +24,14 @@ WAITS = pod("16Gi", uid="uw", name="waits")
 def node(name: str, free: int = 2, **sizes: int) -> list[Event]:
     """One GPU of 24 GiB with pods of these sizes on it."""
     uuid = f"GPU-{name}"
-    promises: dict[str, Reservation] = {
-        f"u-{who}": since(promise({uuid: gib * GIB}, name=who)) for who, gib in sizes.items()
+    reservations: dict[str, Reservation] = {
+        f"u-{who}": since(reservation({uuid: gib * GIB}, name=who)) for who, gib in sizes.items()
     }
     rows = [use(f"u-{who}", uuid, replica=f"{uuid}::{n}") for n, who in enumerate(sizes)]
     held = gpunode(
         shared(uuid, free=free, allocated=len(sizes)),
         name=name,
-        promises=promises,
+        reservations=reservations,
         pods=rows,
         plugin=DISTRIBUTED,
     )
@@ -116,7 +116,9 @@ def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
     )
     late = gpunode(shared("L"), name="late", plugin=DISTRIBUTED)
     full = gpunode(
-        shared("F", healthy=False, used_bytes=20 * GIB, unowned_bytes=20 * GIB), name="full", **now
+        shared("F", healthy=False, used_bytes=20 * GIB, unattributed_bytes=20 * GIB),
+        name="full",
+        **now,
     )
     names = ("sick", "late", "full", "small", "unknown")
     fleet = asked(
@@ -161,9 +163,9 @@ def test_what_kube_scheduler_did_is_told() -> None:
     assert (never["times"], never["offered_nodes"], never["again_by"]) == (0, None, None)
     assert never["message"].startswith("its scheduler has not asked Headroom about this pod")
     which = decision_id(WAITS.metadata.uid, WAITS.metadata.resource_version)
-    refused = {Reason.MEMORY_ON_ANY: 2}
+    rejected = {Reason.MEMORY_ON_ANY: 2}
     at_s = datetime.fromisoformat(SINCE).timestamp()
-    fleet.journal.record(Decision(WAITS, which, at_s, 7, offered=2, fits=0, refused=refused))
+    fleet.journal.record(Decision(WAITS, which, at_s, 7, offered=2, fits=0, rejected=rejected))
     tried = explained(fleet)["attempts"]
     assert isinstance(tried, dict)
     assert (tried["times"], tried["offered_nodes"], tried["not_offered_nodes"]) == (1, 2, 1)
@@ -202,8 +204,8 @@ def record(
     rows = np.array([snap.row_of[name] for name in offered], np.int64)
     nodes = NodeSets().offered(snap.row_of, rows)
     which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
-    refused = {Reason.MEMORY_ON_ANY: len(offered)}
-    decision = Decision(waits, which, at_s, 7, len(offered), 0, refused, offered_nodes=nodes)
+    rejected = {Reason.MEMORY_ON_ANY: len(offered)}
+    decision = Decision(waits, which, at_s, 7, len(offered), 0, rejected, offered_nodes=nodes)
     fleet.journal.record(decision)
     return explained(fleet)
 
@@ -224,7 +226,7 @@ def test_a_node_that_kube_scheduler_does_not_offer_is_never_said_to_take_the_pod
     spec: dict[str, object], what: str, advice: str
 ) -> None:
     body = explained(asked(*node("a", whole=20), *node("b"), closed("b", **spec)))
-    assert (body["verdict"], body["fits"]) == ("refused", 0)
+    assert (body["verdict"], body["fits"]) == ("rejected", 0)
     assert body["message"] == "no node can take the pod"
     (kept_out,) = body["ineligible"]  # type: ignore[misc]
     assert (kept_out["message"], kept_out["nodes"]) == (what, 1)

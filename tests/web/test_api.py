@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from tests.builders import GIB, gpunode, kube_node, promise, shared
+from tests.builders import GIB, gpunode, kube_node, reservation, shared
 from tests.web.asking import STALE_AFTER_S, Asked
 
 
@@ -149,11 +149,11 @@ def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) 
 def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
     fleet: Asked,
 ) -> None:
-    half = promise({"GPU-gpu-c-0": 12 * GIB}, name="p")
-    fenced = shared("GPU-gpu-d-0", healthy=False)
+    half = reservation({"GPU-gpu-c-0": 12 * GIB}, name="p")
+    unhealthy = shared("GPU-gpu-d-0", healthy=False)
     for node in (
-        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", promises={"uid-p": half}),
-        gpunode(fenced, name="gpu-d", version="9"),
+        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", reservations={"uid-p": half}),
+        gpunode(unhealthy, name="gpu-d", version="9"),
     ):
         fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
     fleet.cluster.apply([NodeSeen(kube_node("closed", {"headroom.gpu/reserve": "much"}))])
@@ -167,9 +167,9 @@ def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
 
 def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
     sums_add_up(fleet)
-    promised = {"uid-p": promise({"GPU-gpu-c-0": 12 * GIB}, name="p")}
+    reserved = {"uid-p": reservation({"GPU-gpu-c-0": 12 * GIB}, name="p")}
     for node in (
-        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", promises=promised),
+        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", reservations=reserved),
         gpunode(shared("GPU-gpu-d-0", healthy=False), name="gpu-d", version="9"),
     ):
         fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
@@ -200,14 +200,14 @@ def sums_add_up(fleet: Asked) -> None:
             if device["model"] == model["model"]
         ]
         assert model["devices"] == len(devices)
-        assert model["fenced"] == sum(device["fenced"] is not None for _, device in devices)
+        assert model["unhealthy"] == sum(device["unhealthy"] is not None for _, device in devices)
         assert model["allocatable_bytes"] == sum(d["allocatable_bytes"] for _, d in devices)
         assert model["used_bytes"] == sum(d["used_bytes"] for _, d in devices)
         assert model["overcommitted"] == sum(d["headroom_bytes"] < 0 for _, d in devices)
         assert model["headroom_bytes"] == sum(
             max(0, device["headroom_bytes"])
             for node, device in devices
-            if node["reason"] is None and device["fenced"] is None
+            if node["reason"] is None and device["unhealthy"] is None
         )
     assert sum(model["devices"] for model in told["models"]) == sum(
         len(node["devices"]) for node in nodes

@@ -136,13 +136,13 @@ def test_who_may_read_one_thing_may_not_read_another() -> None:
     world = World(sre=NODES, author=OF_POD)
     assert world.get("/v1/nodes", "sre").status_code == 200
     assert world.get(EXPLAIN, "author").status_code == 404  # let in: there is no such pod
-    refused = world.get("/v1/nodes", "author")
-    assert refused.status_code == 403
-    assert refused.json()["detail"].startswith("author may not get path /v1/nodes; right is")
-    assert "headroom-viewer" in refused.json()["detail"]
-    refused = world.get(EXPLAIN, "sre")
-    assert refused.status_code == 403
-    assert refused.json()["detail"] == (
+    rejected = world.get("/v1/nodes", "author")
+    assert rejected.status_code == 403
+    assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; right is")
+    assert "headroom-viewer" in rejected.json()["detail"]
+    rejected = world.get(EXPLAIN, "sre")
+    assert rejected.status_code == 403
+    assert rejected.json()["detail"] == (
         f"sre may not get pod ml/p or get path {EXPLAIN}; "
         "right is a Role in ml with {resources: [pods], verbs: [get]}"
     )
@@ -155,9 +155,9 @@ def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods(
     world.reviews.rights["admin"] = {snapshot, ALL_PODS}
     for query in ("", "?redact=false", "?redact=true&redact=false"):
         assert world.get(f"/v1/snapshot{query}", "admin").status_code == 200
-        refused = world.get(f"/v1/snapshot{query}", "viewer")
-        assert refused.status_code == 403
-        assert refused.json()["detail"] == (
+        rejected = world.get(f"/v1/snapshot{query}", "viewer")
+        assert rejected.status_code == 403
+        assert rejected.json()["detail"] == (
             "viewer may not get all pods, which a snapshot shows whole; right is redact=true"
         )
     for query in ("?redact=true", "?redact=1", "?redact=false&redact=on"):
@@ -240,14 +240,14 @@ def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> No
         same = [asyncio.create_task(guard.check(request_of(), bearer("sre"))) for _ in range(20)]
         other = asyncio.create_task(guard.check(request_of(), bearer("other")))
         await asyncio.sleep(0)
-        with pytest.raises(HTTPException) as refused:
+        with pytest.raises(HTTPException) as rejected:
             await guard.check(request_of(), bearer("third"))
-        assert refused.value.status_code == 503
+        assert rejected.value.status_code == 503
         reviews.let.set()
         await asyncio.gather(*same)
-        with pytest.raises(HTTPException) as refused:
+        with pytest.raises(HTTPException) as rejected:
             await other
-        assert refused.value.status_code == 403
+        assert rejected.value.status_code == 403
 
     asyncio.run(play())
     assert reviews.asked.count("token-of-sre") == 1
@@ -258,9 +258,9 @@ def test_who_waits_for_too_long_is_sent_away() -> None:
     guard = Guard(reviews, lambda: 0.0, Limits(wait_s=0.05))
 
     async def play() -> None:
-        with pytest.raises(HTTPException) as refused:
+        with pytest.raises(HTTPException) as rejected:
             await guard.check(request_of(), bearer("sre"))
-        assert refused.value.status_code == 503
+        assert rejected.value.status_code == 503
         reviews.let.set()
 
     asyncio.run(play())

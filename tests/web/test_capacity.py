@@ -5,7 +5,7 @@ import pytest
 
 from contract.kube import NodeSpec
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, promise, shared, use
+from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, reservation, shared, use
 from tests.web.asking import Asked
 
 
@@ -17,7 +17,7 @@ def fleet() -> Asked:
         shared("A", free=3, allocated=1),
         shared("B"),
         name="held",
-        promises={"u": promise({"A": 20 * GIB})},
+        reservations={"u": reservation({"A": 20 * GIB})},
         pods=[use("u", "A", replica="A::0")],
         plugin=DISTRIBUTED,
     )

@@ -16,11 +16,21 @@ from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS
 from extender.scheduler import assumed_binds
-from extender.scheduler.assumed_binds import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, Coming
+from extender.scheduler.assumed_binds import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, AssumedBinds
 from extender.state import node_whatif
 from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
-from tests.builders import GIB, NOW_S, choosing, container, gpunode, kube_node, pod, promise, shared
+from tests.builders import (
+    GIB,
+    NOW_S,
+    choosing,
+    container,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+)
 
 FULL = Reason.MEMORY_ON_ANY
 #: The wall time at which the monotonic clock of these tests was 0.
@@ -41,7 +51,7 @@ def wanted(state: ClusterState, of: Pod) -> VramRequest:
     return request
 
 
-def asked(state: ClusterState, of: Coming, who: Pod, now_s: float = NOW_S) -> Reason | None:
+def asked(state: ClusterState, of: AssumedBinds, who: Pod, now_s: float = NOW_S) -> Reason | None:
     """Why the pod is kept from the one node, which it would fit on by itself."""
     codes, snap = np.zeros(1, np.int8), state.snapshot()
     left = of.leave_room(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
@@ -56,17 +66,17 @@ def named(size: str, uid: str, **of: Any) -> Pod:
 
 def looks() -> Any:
     """How often nothing was remembered."""
-    return patch.object(assumed_binds, "refusal_beside", wraps=node_whatif.refusal_beside)
+    return patch.object(assumed_binds, "rejection_beside", wraps=node_whatif.rejection_beside)
 
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
 def test_what_is_remembered_is_what_looking_anew_says(steps: list[tuple[str, bool]]) -> None:
     state = cluster()
-    remembers = Coming(state)
+    remembers = AssumedBinds(state)
     for number, (size, begins) in enumerate(steps):
         who = named(size, f"p{number}")
-        anew = Coming(state)
+        anew = AssumedBinds(state)
         anew._expected = dict(remembers._expected)
         assert asked(state, remembers, who) == asked(state, anew, who)
         remembers.expect(who, wanted(state, who), "n", NOW_S)
@@ -77,7 +87,7 @@ def test_what_is_remembered_is_what_looking_anew_says(steps: list[tuple[str, boo
 
 def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() -> None:
     state = cluster()
-    of = Coming(state)
+    of = AssumedBinds(state)
     with looks() as looked:
         for number in range(6):
             who = named("8Gi", f"p{number}")
@@ -96,7 +106,7 @@ def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() 
 
 def test_beside_one_that_says_itself_where_it_is_nothing_is_remembered() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
-    of = Coming(state)
+    of = AssumedBinds(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
     of.expect(first, wanted(state, first), "n", NOW_S)
     with looks() as looked:
@@ -108,9 +118,11 @@ def test_beside_one_that_says_itself_where_it_is_nothing_is_remembered() -> None
 def test_what_a_pod_is_promised_there_already_does_not_count_against_itself() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     node = gpunode(shared("A"))
-    held = replace(node, spec=replace(node.spec, reservations={"second": promise({"A": 8 * GIB})}))
+    held = replace(
+        node, spec=replace(node.spec, reservations={"second": reservation({"A": 8 * GIB})})
+    )
     state = cluster(held)
-    of = Coming(state)
+    of = AssumedBinds(state)
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, named("8Gi", "third")) is FULL
     assert asked(state, of, second) is None
@@ -121,7 +133,7 @@ def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     state = cluster(gpunode(shared("A")))
     state.apply([BindBegun(second, "n")])
-    of = Coming(state)
+    of = AssumedBinds(state)
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, named("8Gi", "third")) is FULL
     assert asked(state, of, second) is None
@@ -132,7 +144,7 @@ def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
 def test_who_does_not_come_in_time_is_not_waited_for() -> None:
     first, second = named("16Gi", "first"), named("16Gi", "second")
     state = cluster(gpunode(shared("A")))
-    of = Coming(state)
+    of = AssumedBinds(state)
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, second) is FULL
     assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None

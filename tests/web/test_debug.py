@@ -55,7 +55,7 @@ def test_refused_pod_is_explained_with_numbers_and_what_would_help(server: Serve
     server.post("/filter", offer(pod("waits", "50Gi"), "shared", "whole"))
     told = server.get("/v1/explain/pods/default/waits").json()
     assert told["apiVersion"] == "headroom.gpu/v1"
-    assert (told["verdict"], told["bound_to"], told["fits"]) == ("refused", None, 0)
+    assert (told["verdict"], told["bound_to"], told["fits"]) == ("rejected", None, 0)
     assert told["reasons"] == [
         {
             "reason": "memory_on_any",
@@ -81,7 +81,10 @@ def test_every_term_of_the_equation_is_shown_and_adds_up(server: Server) -> None
                 d["memory_bytes"] - d["reserved_bytes"] - d["reserve_bytes"]
             )
             assert d["headroom_bytes"] == d["allocatable_bytes"] - (
-                d["promised_bytes"] + d["awaited_bytes"] + d["strays_bytes"] + d["unowned_bytes"]
+                d["reservation_bytes"]
+                + d["unconfirmed_bytes"]
+                + d["unobserved_pods_bytes"]
+                + d["unattributed_bytes"]
             )
 
 
@@ -98,7 +101,7 @@ def test_probes_and_metrics_answer(server: Server) -> None:
     server.post("/filter", offer(pod("p", "50Gi"), "shared"))
     text = server.get("/metrics").body.decode()
     assert 'headroom_verb_duration_seconds_count{verb="filter"} 1.0' in text
-    assert 'headroom_refused_nodes_total{reason="memory_on_any"} 1.0' in text
+    assert 'headroom_rejected_nodes_total{reason="memory_on_any"} 1.0' in text
     assert "# TYPE headroom_overcommitted_bytes gauge" in text
     assert "headroom_overcommitted_bytes{" not in text  # nothing is
 

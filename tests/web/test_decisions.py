@@ -73,7 +73,7 @@ def followed(other: Asked, trouble: str = "") -> Followed:
 
 
 def test_a_decision_nobody_knows_is_not_found_and_says_who_is_not_heard(asked: Asked) -> None:
-    asked.followed = [followed(Asked(), "refused")]
+    asked.followed = [followed(Asked(), "rejected")]
     answer = asked.get("/v1/decisions/uid-9.1")
     assert answer.status_code == 404
     assert "nothing is heard of 10.0.0.7:8889" in answer.json()["detail"]
@@ -86,7 +86,7 @@ def test_what_other_extenders_did_is_put_together_with_our_own(asked: Asked) -> 
     again = Filtered(WALL_S + 4, 900, 3, 5, 1, {2: 4}, ())
     note(other, "uid-1.1", "q", again, WALL_S + 4)
     note(other, "uid-8.1", "only", again, WALL_S + 4)
-    gone = Followed("10.0.0.9:8889", Journal(), None, None, "refused")
+    gone = Followed("10.0.0.9:8889", Journal(), None, None, "rejected")
     asked.followed = [followed(other), gone]
     body = asked.get("/v1/decisions").json()
     assert DecisionsBody.model_validate(body)
@@ -101,7 +101,7 @@ def test_what_other_extenders_did_is_put_together_with_our_own(asked: Asked) -> 
     assert (whole["filter"]["times"], whole["filter"]["fits"]) == (2, 1)
     assert whole["filter"]["replica"] == whole["prioritize"]["replica"] == other.context.replica
     assert whole["bind"]["replica"] == asked.context.replica
-    assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "refused"}]
+    assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "rejected"}]
     assert asked.get("/v1/decisions/uid-8.1").json()["decision"]["name"] == "only"
     asked.followed = []
     assert "uid-8.1" not in ids(asked)

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from contract.gpunode import ContainerLimit, Replicas, Reservation, UnownedProcess
+from contract.gpunode import ContainerLimit, Replicas, Reservation, UnattributedProcess
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from tests.builders import GIB, gpunode, kube_node, mig, pod, promise, shared, use
+from tests.builders import GIB, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.web.asking import Asked
 
 SINCE = "2026-11-20T23:00:00+00:00"
@@ -20,7 +20,7 @@ def fleet() -> Asked:
     """On GPU A one pod runs, one ends, one came without us, one is gone; one is on its way."""
     asked = Asked()
     names = ("runs", "ends", "gone", "comes")
-    promises = {f"u-{name}": since(promise({"A": 2 * GIB}, name=name)) for name in names}
+    reservations = {f"u-{name}": since(reservation({"A": 2 * GIB}, name=name)) for name in names}
     rows = [
         use(f"u-{name}", "A", gib * GIB, replica=f"A::{n}", name=name, container="main")
         for n, (name, gib) in enumerate({"runs": 3, "ends": 1, "gone": 1, "strange": 4}.items())
@@ -31,24 +31,24 @@ def fleet() -> Asked:
             free=3,
             allocated=4,
             used_bytes=10 * GIB,
-            unowned_bytes=GIB,
+            unattributed_bytes=GIB,
             healthy=False,
             health_reason="XID 79",
             unhealthy_since=SINCE,
             compute_mode="Default",
         ),
         shared("B", sharing="mps", replicas=Replicas(free=4)),
-        mig("MIG-1", 3, resource="nvidia.com/mig-1g.10gb", unowned_bytes=None),
+        mig("MIG-1", 3, resource="nvidia.com/mig-1g.10gb", unattributed_bytes=None),
         name="n",
-        promises=promises,
+        reservations=reservations,
         pods=rows,
     )
     assert node.status is not None
     status = msgspec.structs.replace(
         node.status,
-        unowned_processes=[
-            UnownedProcess("A", 4711, "python3", GIB),
-            UnownedProcess("B", 4712, "other"),
+        unattributed_processes=[
+            UnattributedProcess("A", 4711, "python3", GIB),
+            UnattributedProcess("B", 4712, "other"),
         ],
         limits=[ContainerLimit("u-runs", "A", "c1", container="main", hard_bytes=8 * GIB)],
     )
@@ -69,7 +69,7 @@ def fleet() -> Asked:
 def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked) -> None:
     body = fleet.get("/v1/nodes/n/devices/A").json()
     told = [
-        (h["name"], h["phase"], h["promised"], h["charged_bytes"] // GIB, h["exceeds_by_bytes"])
+        (h["name"], h["phase"], h["reserved"], h["charged_bytes"] // GIB, h["exceeds_by_bytes"])
         for h in body["holders"]
     ]
     assert told == [
@@ -82,10 +82,12 @@ def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked
     runs = body["holders"][1]
     assert (runs["since"], runs["priority"]) == (SINCE, 9)
     assert runs["containers"][0]["replica"] == "A::0"
-    assert body["unowned_processes"] == [{"pid": 4711, "command": "python3", "used_bytes": GIB}]
+    assert body["unattributed_processes"] == [
+        {"pid": 4711, "command": "python3", "used_bytes": GIB}
+    ]
     assert body["health"] == {"healthy": False, "detail": "XID 79", "since": SINCE}
     assert (body["limits"][0]["hard_bytes"], body["limits"][0]["used_bytes"]) == (8 * GIB, None)
-    assert body["device"]["fenced"] == "unhealthy_device"
+    assert body["device"]["unhealthy"] == "unhealthy_device"
 
 
 def test_how_it_is_shared_is_told(fleet: Asked) -> None:
@@ -93,7 +95,7 @@ def test_how_it_is_shared_is_told(fleet: Asked) -> None:
     assert (mps["mps_process_limit_bytes"], mps["replicas"]) == (6 * GIB, 4)
     instance = fleet.get("/v1/nodes/n/devices/MIG-1").json()
     assert (instance["mig_parent"], instance["mig_gpu_instance"]) == ("GPU-0", 3)
-    assert instance["unowned_processes"] is None  # nobody can tell
+    assert instance["unattributed_processes"] is None  # nobody can tell
 
 
 def test_what_is_not_there_is_said_with_what_is(fleet: Asked) -> None:

@@ -20,7 +20,7 @@ from extender.console.drift_report import drift_views
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen
 from extender.state.cluster_state import ClusterState
-from tests.builders import DISTRIBUTED, gpunode, promise, shared, use
+from tests.builders import DISTRIBUTED, gpunode, reservation, shared, use
 from tests.serving import Server, binding, offer, pod, serving
 
 GI = 1 << 30
@@ -45,7 +45,7 @@ def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
             memory_bytes=24 * GI,
             reserved_bytes=0,
             used_bytes=GI * (here := list(gpu_of.values()).count(n)),
-            unowned_bytes=0,
+            unattributed_bytes=0,
             sharing="time-slicing",
             resource="nvidia.com/gpu",
             replicas=Replicas(free=4 - here, allocated=here),
@@ -81,11 +81,11 @@ def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
         a, b = sorted(told["pods"], key=lambda each: str(each["name"]))
         assert (a["result"], a["surprise"]) == ("hit", None)
         assert a["observed"] == [
-            {"uuid": "GPU-shared-0", "promised_bytes": 8 * GI, "measured_bytes": GI}
+            {"uuid": "GPU-shared-0", "reservation_bytes": 8 * GI, "measured_bytes": GI}
         ]
         assert (b["result"], b["predicted"]) == ("miss", ["GPU-shared-1"])
         assert b["observed"] == [
-            {"uuid": "GPU-shared-0", "promised_bytes": None, "measured_bytes": GI}
+            {"uuid": "GPU-shared-0", "reservation_bytes": None, "measured_bytes": GI}
         ]
         assert b["message"] == "nothing that the reports show explains it"
         assert told["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}
@@ -138,15 +138,15 @@ def test_drift_adds_up_what_the_containers_of_a_pod_are_promised_on_one_device()
     cluster = ClusterState(Rules(), 90.0, 0.0)
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
     (told,) = drift_views(cluster)
-    assert {on.uuid: on.promised_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
+    assert {on.uuid: on.reservation_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
 def test_drift_shows_who_has_used_more_than_it_asked_for_for_a_minute() -> None:
     cluster = ClusterState(Rules(), 90.0, 0.0)
-    promises = {"u": promise({"a": 8 * GI}), "v": promise({"a": 8 * GI})}
+    reservations = {"u": reservation({"a": 8 * GI}), "v": reservation({"a": 8 * GI})}
     uses = [use("u", "a", 10 * GI, replica="a::0"), use("v", "a", GI, replica="a::1")]
     device = shared("a", free=2, allocated=2, used_bytes=11 * GI)
-    cluster.apply([GPUNodeSeen(gpunode(device, pods=uses, promises=promises), 0.0)])
+    cluster.apply([GPUNodeSeen(gpunode(device, pods=uses, reservations=reservations), 0.0)])
     for now_s, overuse in ((0.0, 0), (LASTING_S, 2 * GI)):
         cluster.overuses.look(now_s)
         told = {each.uid: each.overuse_bytes for each in drift_views(cluster)}

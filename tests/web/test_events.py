@@ -106,7 +106,7 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_remembered_comes_as_a_list() -> None:
     feed = open_feed()
     feed.tell("report_lost", node="a")
-    feed.tell("device_fenced", node="a", device="GPU-1", message="Xid 79")
+    feed.tell("device_unhealthy", node="a", device="GPU-1", message="Xid 79")
     asked = Asked(feed=feed)
     first, second = asked.get("/v1/events?follow=false").json()["events"]
     assert (first["kind"], first["device"], second["message"]) == ("report_lost", None, "Xid 79")
@@ -157,13 +157,13 @@ def test_a_pod_that_is_placed_is_followed_and_an_open_stream_keeps_no_server_fro
     with contextlib.ExitStack() as after, serving(FLEET) as server:
         stream = after.enter_context(following(server))
         server.post("/filter", offer(pod("large", "30Gi"), "a"))
-        refused = stream.next("decision")
-        assert (refused["cause"], refused["decision_id"]) == ("refused", "uid-large.1")
-        assert "insufficient GPU memory" in refused["message"]
+        rejected = stream.next("decision")
+        assert (rejected["cause"], rejected["decision_id"]) == ("rejected", "uid-large.1")
+        assert "insufficient GPU memory" in rejected["message"]
 
         server.post("/filter", offer(shown, "a"))
         assert server.post("/bind", binding(shown, "a")).json()["Error"] == ""
-        made = stream.next("promise_made")
+        made = stream.next("reservation_made")
         assert (made["cause"], made["node"], made["name"]) == ("bind", "a", "p")
         assert made["message"] == "12Gi on GPU-a-0"
         bound = stream.next("decision")
@@ -172,5 +172,5 @@ def test_a_pod_that_is_placed_is_followed_and_an_open_stream_keeps_no_server_fro
         with following(server, **{"Last-Event-ID": made["id"]}) as again:
             assert again.next("decision") == bound
         assert server.delete("/embedded/v1/pods/default/p").status == 204
-        gone = stream.next("promise_removed")
+        gone = stream.next("reservation_removed")
         assert (gone["uid"], gone["cause"] in ("pod_gone", "pod_ended")) == ("uid-p", True)

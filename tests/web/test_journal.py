@@ -129,7 +129,7 @@ def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> 
     filter_, rank, rest = record.part(Filtered), record.part(Ranked), record.part(Preempted)
     assert filter_ is not None
     assert (filter_.offered, filter_.asked[0].amount) == (5, "12Gi")
-    assert filter_.fits + sum(filter_.refused.values()) == 5
+    assert filter_.fits + sum(filter_.rejected.values()) == 5
     assert rank is not None
     assert [rank.winner] == [each["Host"] for each in ranked] == [record.node]
     assert (rest and rest.offered, rest and rest.kept) == (1, 1)

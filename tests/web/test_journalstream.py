@@ -33,7 +33,7 @@ from extender.state.decision_records import (
     Victim,
 )
 from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSets
-from tests.builders import pod, promise
+from tests.builders import pod, reservation
 
 AT_S = 1_795_219_200.0
 KINDS = (Filtered, Ranked, Candidates, Preempted)
@@ -50,8 +50,8 @@ def decision(
     metadata = shown.metadata
     named = sets.offered(row_of, np.array(rows, np.int64))
     which = f"{metadata.uid}.{metadata.resource_version}"
-    refused = {Reason.STALE_REPORT: 2}
-    journal.record(Decision(shown, which, at_s, 7, 5, 2, refused, offered_nodes=named))
+    rejected = {Reason.STALE_REPORT: 2}
+    journal.record(Decision(shown, which, at_s, 7, 5, 2, rejected, offered_nodes=named))
 
 
 def read(copy: Copy, cursor: Cursor) -> list[bytes]:
@@ -84,7 +84,7 @@ def test_a_reader_gets_parts_counts_pod_and_the_nodes_that_were_offered() -> Non
     kept = copy.journal.of_uid("uid-p")
     assert kept is not None
     assert kept.pod == pod("8Gi")
-    assert kept.refused == {Reason.STALE_REPORT: 2}
+    assert kept.rejected == {Reason.STALE_REPORT: 2}
     assert kept.offered_nodes is not None
     assert kept.offered_nodes.names() == ["gpu-a", "gpu-c"]
     assert copy.journal.of_pod("default", "p") == kept
@@ -139,7 +139,7 @@ def test_assumed_binds_are_sent_first_to_each_reader_and_then_when_they_change()
     assert copy.assumed is None
     assert list(cursor.lines()) == [now]
     assert list(cursor.lines()) == []
-    bind = AssumedBind("uid-p", "gpu-a", promise({"GPU-0": 1}))
+    bind = AssumedBind("uid-p", "gpu-a", reservation({"GPU-0": 1}))
     now = AssumedLine((bind,), (Nomination("uid-q", "gpu-b", held=True),))
     (line,) = cursor.lines()
     copy.take(encode(line))

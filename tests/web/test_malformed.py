@@ -26,7 +26,7 @@ def server() -> Iterator[Server]:
 def _nothing_was_promised(server: Server) -> Iterator[None]:
     yield
     (device,) = server.get("/v1/nodes/gpu-a").json()["node"]["devices"]
-    assert device["promised_bytes"] == device["awaited_bytes"] == 0
+    assert device["reservation_bytes"] == device["unconfirmed_bytes"] == 0
     assert device["holders"] == []
 
 

@@ -15,7 +15,7 @@ from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
-from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, promise, shared
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
 from tests.serving import pod
 
 #: So that the reports are of now.
@@ -50,12 +50,12 @@ class Calls(RuleBasedStateMachine):
         self.version = 0
         self.last = list(NAMES)
 
-    @rule(name=names, promised=st.integers(0, 24))
-    def report(self, name: str, promised: int) -> None:
+    @rule(name=names, reserved=st.integers(0, 24))
+    def report(self, name: str, reserved: int) -> None:
         self.version += 1
         report = gpunode(
             shared(name), name=name, version=str(self.version),
-            promises={"u": promise({name: promised * GIB})},
+            reservations={"u": reservation({name: reserved * GIB})},
         )  # fmt: skip
         self.state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, NOW_S)])
 

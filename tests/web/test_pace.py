@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extender.scheduler.retry_spreading import FEW, REFUSED_OFTEN, Pace
+from extender.scheduler.retry_spreading import FEW, REJECTED_OFTEN, RetrySpreader
 from extender.scheduler.verbs import TRY_AGAIN
 from tests.builders import DISTRIBUTED
 from tests.serving import offer, pod
@@ -22,10 +22,10 @@ class Queue:
     """As kube-scheduler 1.36 backs off without SchedulerPopFromBackoffQ, while pods change all the
     time (pkg/scheduler/backend/queue): once a second those are tried whose time has come."""
 
-    def __init__(self, pods: int, pace: Pace | None) -> None:
+    def __init__(self, pods: int, pace: RetrySpreader | None) -> None:
         self._pace = pace
         self._due = [(0.0, f"pod-{number}") for number in range(pods)]
-        self._refused, self._errors = Counter[str](), Counter[str]()
+        self._rejected, self._errors = Counter[str](), Counter[str]()
         #: Second -> pods that were tried.
         self.tried: dict[int, list[str]] = {}
         self.errors = 0
@@ -45,10 +45,10 @@ class Queue:
 
     def _try(self, pod: str, now_s: float) -> float:
         """For how long it backs off."""
-        if self._pace is None or self._pace.refuse(pod, now_s):
-            self._refused[pod] += 1
+        if self._pace is None or self._pace.reject(pod, now_s):
+            self._rejected[pod] += 1
             self._errors[pod] = 0
-            times = self._refused[pod]
+            times = self._rejected[pod]
         else:
             self.errors += 1
             self._errors[pod] += 1
@@ -61,7 +61,7 @@ class Queue:
 
 @pytest.mark.parametrize("pods", [60, 200, 500])
 def test_a_crowd_is_moved_apart_and_stays_so(pods: int) -> None:
-    together, apart = Queue(pods, None), Queue(pods, Pace())
+    together, apart = Queue(pods, None), Queue(pods, RetrySpreader())
     together.play(500)
     apart.play(500)
     share = pods / (MOST_BACK_OFF_S + 1)
@@ -79,24 +79,24 @@ def test_a_crowd_is_moved_apart_and_stays_so(pods: int) -> None:
 
 
 def test_few_are_told_the_reason_each_time() -> None:
-    few = Queue(FEW, Pace())
+    few = Queue(FEW, RetrySpreader())
     few.play(200)
     assert few.errors == 0
 
 
 def test_the_first_refusals_are_told_in_any_crowd() -> None:
-    pace, now_s = Pace(), 0.0
-    for turn in range(REFUSED_OFTEN):
-        assert all(pace.refuse(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
+    pace, now_s = RetrySpreader(), 0.0
+    for turn in range(REJECTED_OFTEN):
+        assert all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
         now_s += 5.0 * (turn + 1)
-    assert not all(pace.refuse(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
+    assert not all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
 
 
 def test_who_does_not_back_off_at_all_is_told_each_time() -> None:
     """Else autoscalers would hardly ever see that it waits."""
-    pace, dice = Pace(), random.Random(7)
+    pace, dice = RetrySpreader(), random.Random(7)
     for turn in range(2000):
-        assert pace.refuse(f"pod-{dice.randrange(20)}", 0.01 * turn)
+        assert pace.reject(f"pod-{dice.randrange(20)}", 0.01 * turn)
 
 
 def test_filter_answers_a_crowd_with_errors_and_whom_others_leave_for_with_the_reason() -> None:
@@ -111,15 +111,15 @@ def test_filter_answers_a_crowd_with_errors_and_whom_others_leave_for_with_the_r
         assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])
         return str(answer["Error"])
 
-    for _ in range(REFUSED_OFTEN):
+    for _ in range(REJECTED_OFTEN):
         assert {asked(each) for each in crowd} == {""}
         world.now_s += 20.0
-    before = TELEMETRY.put_off._value.get()
+    before = TELEMETRY.spread_retries._value.get()
     said = [asked(each) for each in crowd]
     assert said[:FEW] == [""] * FEW
     assert said[-10:-1] == [TRY_AGAIN] * 9
     assert said[-1] == ""
-    assert TELEMETRY.put_off._value.get() - before == said.count(TRY_AGAIN)
+    assert TELEMETRY.spread_retries._value.get() - before == said.count(TRY_AGAIN)
     # On record it is what it is: no node could take it.
     decision = world.journal.of_uid("uid-p58")
     assert decision is not None

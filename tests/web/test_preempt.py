@@ -51,9 +51,9 @@ def test_its_place_is_held_from_the_answer_on(world: World) -> None:
     equal, higher = important("equal", "3Gi"), important("higher", "3Gi", 6)
     assert world.fitting(equal, ["full", "small"]) == ["small"]
     assert world.fitting(equal, ["full"]) == []
-    refused = world.journal.of_uid("uid-equal")
-    assert refused is not None
-    assert not refused.sure  # it is woken when the place is not held any more
+    rejected = world.journal.of_uid("uid-equal")
+    assert rejected is not None
+    assert not rejected.sure  # it is woken when the place is not held any more
     assert world.fitting(higher, ["full"]) == ["full"]
     assert world.fitting(shown, ["full"]) == []
     # Nor is it given to another one that preempts.

@@ -65,7 +65,7 @@ def test_filter_partitions_what_was_offered(server: Server, path: Path) -> None:
     assert answer["Error"] == ""
     assert answer["FailedNodes"] == {}
     names = offered_names(body)
-    refused = answer["FailedAndUnresolvableNodes"]
+    rejected = answer["FailedAndUnresolvableNodes"]
     if body["NodeNames"] is None:
         # Whole nodes go back exactly as they came: only Nodes is read in this form.
         assert answer["NodeNames"] is None
@@ -75,9 +75,9 @@ def test_filter_partitions_what_was_offered(server: Server, path: Path) -> None:
     else:
         assert answer["Nodes"] is None
         passed = answer["NodeNames"]
-    assert passed == [name for name in names if name not in refused]
-    assert set(refused) <= set(names)
-    assert set(refused.values()) <= SENTENCES
+    assert passed == [name for name in names if name not in rejected]
+    assert set(rejected) <= set(names)
+    assert set(rejected.values()) <= SENTENCES
     assert passed, "the fleet is nearly empty: a pod for one GPU fits"
 
 

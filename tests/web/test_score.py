@@ -11,7 +11,7 @@ from contract.reasons import Reason
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Candidate, Candidates, Ranked
 from extender.state.journal import Decision
-from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.web.asking import Asked
 
 
@@ -22,21 +22,21 @@ def fleet() -> Asked:
     busy = gpunode(
         shared("A", free=3, allocated=1, used_bytes=18 * GIB),
         name="busy",
-        promises={"ub": promise({"A": 20 * GIB}, name="bound")},
+        reservations={"ub": reservation({"A": 20 * GIB}, name="bound")},
         pods=[use("ub", "A", 18 * GIB, replica="A::0")],
         plugin=DISTRIBUTED,
     )
     idle = gpunode(shared("B"), name="idle", plugin=DISTRIBUTED)
-    taken = {"used_bytes": 20 * GIB, "unowned_bytes": 20 * GIB}
+    taken = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
     none = gpunode(shared("C", free=0, allocated=4, **taken), name="none", plugin=DISTRIBUTED)
     for each in (busy, idle, none):
         asked.cluster.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
     waits = pod("16Gi", uid="uw", name="waits")
     bound = pod("20Gi", uid="ub", name="bound", node="busy")
     asked.cluster.apply([PodSeen(waits), PodSeen(bound)])
-    refused = {Reason.MEMORY_ON_ANY: 1}
+    rejected = {Reason.MEMORY_ON_ANY: 1}
     which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
-    asked.journal.record(Decision(waits, which, 0.0, 7, offered=2, fits=1, refused=refused))
+    asked.journal.record(Decision(waits, which, 0.0, 7, offered=2, fits=1, rejected=rejected))
     kept = Candidates((Candidate("idle", 700, tuple(range(100, 700, 100))),))
     for part in (Ranked(0.0, 5, 7, 1, "idle"), kept):
         asked.journal.note(waits, part, 0.0)
@@ -85,7 +85,7 @@ def test_a_bound_pod_does_not_stand_in_its_own_way(fleet: Asked) -> None:
     live = body["live"]
     assert live["failing"] == []
     device = live["node"]["candidates"][0]["device"]
-    assert (device["promised_bytes"], device["replicas_free"]) == (0, 4)
+    assert (device["reservation_bytes"], device["replicas_free"]) == (0, 4)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ from tests.builders import (
     mig,
     namespace,
     pod,
-    promise,
+    reservation,
     shared,
     use,
 )
@@ -75,20 +75,22 @@ def nodes() -> list[Event]:
     sits = [use("u-sits", "GPU-full-0", 20 * GIB, replica="GPU-full-0::0", name="sits")]
     full = shared("GPU-full-0", free=3, allocated=1, used_bytes=20 * GIB)
     made = {
-        "full": gpunode(full, promises={"u-sits": promise({"GPU-full-0": 18 * GIB})}, pods=sits),
+        "full": gpunode(
+            full, reservations={"u-sits": reservation({"GPU-full-0": 18 * GIB})}, pods=sits
+        ),
         "two": gpunode(shared("GPU-two-0"), shared("GPU-two-1", free=2), plugin=DISTRIBUTED),
         "whole": gpunode(device("GPU-whole-0"), device("GPU-whole-1"), plugin=DISTRIBUTED),
         "sliced": gpunode(*(mig(f"MIG-{n}", n, resource=SLICED) for n in range(2))),
         "sick": gpunode(shared("GPU-sick", healthy=False, health_reason=f"XID of {SECRET}")),
         "foreign": gpunode(shared("GPU-foreign")),
         "hami": gpunode(shared("GPU-hami")),
-        "sent-away": gpunode(shared("GPU-sent"), promises={"u-e": evicted(promise({}))}),
-        "forgiven": gpunode(shared("GPU-given"), promises={"u-f": evicted(promise({}))}),
+        "sent-away": gpunode(shared("GPU-sent"), reservations={"u-e": evicted(reservation({}))}),
+        "forgiven": gpunode(shared("GPU-given"), reservations={"u-f": evicted(reservation({}))}),
         "kept": gpunode(shared("GPU-kept"), plugin=DISTRIBUTED),
         "gates": gpunode(shared("GPU-gates"), plugin=DISTRIBUTED),
         "pins": gpunode(shared("GPU-pins"), shared("GPU-pins-1"), plugin=PINNED),
         "unset": gpunode(shared("GPU-unset"), initialised=False),
-        "promising": gpunode(shared("GPU-promising"), plugin=DISTRIBUTED),
+        "reserving": gpunode(shared("GPU-promising"), plugin=DISTRIBUTED),
         "crossed": gpunode(shared("GPU-crossed"), plugin=DISTRIBUTED),
         "silent": gpunode(),
     }
@@ -152,7 +154,7 @@ def fleet() -> Asked:
             ActivitySeen(
                 {("GPU-two-0", None): Activity(0.9, HISTORY, 0.99, 900.0, 150.0)}, ["two"]
             ),
-            BindBegun(msgspec.structs.replace(coming, spec=pod("20Gi").spec), "promising"),
+            BindBegun(msgspec.structs.replace(coming, spec=pod("20Gi").spec), "reserving"),
         ]
     )
     seen = WAITING["large"]
@@ -294,6 +296,6 @@ def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) 
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "snapshot.json"
     file.write_text(text)
-    refused = here(str(file))
-    assert refused.exit_code == 2
-    assert said in refused.stderr
+    rejected = here(str(file))
+    assert rejected.exit_code == 2
+    assert said in rejected.stderr

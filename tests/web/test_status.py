@@ -13,7 +13,7 @@ from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Filtered
 from extender.state.disagreements import mismatches
 from extender.state.journal import Decision, Journal
-from tests.builders import gpunode, kube_node, pod, promise, shared, use
+from tests.builders import gpunode, kube_node, pod, reservation, shared, use
 from tests.serving import serving
 from tests.waiting import until
 from tests.web.asking import STALE_AFTER_S, WALL_S, Asked
@@ -40,7 +40,7 @@ def test_nodes_are_counted_by_what_is_heard_of_their_agents() -> None:
     body = status(asked)
     assert body["reports"] == {"fresh": 1, "stale": 1, "missing": 1, "oldest_age_s": 100.0}
     assert (body["counts"]["nodes"], body["counts"]["gpu_nodes"]) == (4, 2)
-    assert (body["counts"]["devices"], body["counts"]["devices_fenced"]) == (3, 0)
+    assert (body["counts"]["devices"], body["counts"]["devices_unhealthy"]) == (3, 0)
     assert (body["ready"], body["not_ready_because"]) == (True, None)
 
 
@@ -49,29 +49,32 @@ def test_nodes_are_counted_by_what_is_heard_of_their_agents() -> None:
     [
         pytest.param({}, [], [], id="nothing there"),
         pytest.param(
-            {"promises": {"uid-p": promise({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-0")]},
+            {"reservations": {"uid-p": reservation({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-0")]},
             [pod(node="n")],
             [],
             id="all three agree",
         ),
         pytest.param(
-            {"promises": {"uid-p": promise({"GPU-0": 1})}}, [pod()], [], id="it is being bound"
+            {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
+            [pod()],
+            [],
+            id="it is being bound",
         ),
         pytest.param({}, [pod(node="n")], ["bound_without_promise"], id="bound around us"),
         pytest.param(
-            {"promises": {"uid-p": promise({"GPU-0": 1})}},
+            {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [pod(node="n", phase="Failed")],
             ["promised_without_pod"],
             id="the pod has ended",
         ),
         pytest.param(
-            {"promises": {"uid-p": promise({"GPU-0": 1})}},
+            {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [],
             ["promised_without_pod"],
             id="the pod is gone",
         ),
         pytest.param(
-            {"promises": {"uid-p": promise({"GPU-0": 1})}},
+            {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [pod(node="other")],
             ["promised_without_pod"],
             id="the pod is elsewhere",
@@ -83,7 +86,7 @@ def test_nodes_are_counted_by_what_is_heard_of_their_agents() -> None:
             id="the agent shows a stranger",
         ),
         pytest.param(
-            {"promises": {"uid-p": promise({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-1")]},
+            {"reservations": {"uid-p": reservation({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-1")]},
             [pod(node="n")],
             ["elsewhere_than_promised"],
             id="it drew another device",

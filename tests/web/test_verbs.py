@@ -196,7 +196,7 @@ def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> 
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
     assert errors.count("") == 4  # of 8 that would fit: the plugin has 4 replicas
     (device,) = devices(server, "large")
-    assert device["awaited_bytes"] == 40 * GI
+    assert device["unconfirmed_bytes"] == 40 * GI
 
 
 def test_winner_alone_gets_ten(server: Server) -> None:
@@ -251,7 +251,7 @@ def test_report_settles_where_the_pod_is(server: Server) -> None:
     bind(server, shown, "pair")
     reported = [
         {"uuid": f"GPU-pair-{i}", "index": i, "memory": 24 * GI, "reserved": 0,
-         "used": 4 * GI * (i == 1), "unowned": 0, "sharing": "time-slicing",
+         "used": 4 * GI * (i == 1), "unattributed": 0, "sharing": "time-slicing",
          "resource": "nvidia.com/gpu", "replicas": {"free": 4 - (i == 1), "allocated": int(i == 1)}}
         for i in range(2)
     ]  # fmt: skip
@@ -267,7 +267,7 @@ def test_report_settles_where_the_pod_is(server: Server) -> None:
 
 def test_contradictory_report_fences_its_device_and_says_why(server: Server) -> None:
     def device(uuid: str, **wrong: object) -> dict[str, object]:
-        right = {"uuid": uuid, "memory": 40 * GI, "reserved": 0, "used": 0, "unowned": 0,
+        right = {"uuid": uuid, "memory": 40 * GI, "reserved": 0, "used": 0, "unattributed": 0,
                  "resource": "nvidia.com/gpu", "replicas": {"free": 1}}  # fmt: skip
         return right | wrong
 
@@ -280,9 +280,9 @@ def test_contradictory_report_fences_its_device_and_says_why(server: Server) -> 
     }
     server.debug_post("/embedded/v1/reports", [{"node": "whole", "status": status}])
     fine, odd = devices(server, "whole")
-    assert (fine["fenced"], fine["headroom_bytes"]) == (None, 40 * GI)
-    assert odd["fenced"] == "contradictory_report"
-    assert odd["fenced_detail"] == f"used is {41 * GI} of {40 * GI} bytes"
+    assert (fine["unhealthy"], fine["headroom_bytes"]) == (None, 40 * GI)
+    assert odd["unhealthy"] == "contradictory_report"
+    assert odd["unhealthy_detail"] == f"used is {41 * GI} of {40 * GI} bytes"
     shared = pod("p", "8Gi", resource="nvidia.com/gpu.shared")
     assert passed(server, shared, "whole") == ["whole"]
     answer = server.post("/filter", offer(pod("q", "8Gi"), "whole")).json()
@@ -295,14 +295,14 @@ def test_unannotated_pod_takes_what_its_replica_is_worth(server: Server) -> None
     shown = pod("plain")
     assert passed(server, shown, "shared", "whole") == ["shared", "whole"]
     bind(server, shown, "shared")
-    assert devices(server, "shared")[0]["awaited_bytes"] == 6 * GI
+    assert devices(server, "shared")[0]["unconfirmed_bytes"] == 6 * GI
 
 
 def test_namespace_default_is_taken_for_pods_that_say_nothing(server: Server) -> None:
     shown = pod("plain", namespace="team")
     passed(server, shown, "large")
     bind(server, shown, "large")
-    assert devices(server, "large")[0]["awaited_bytes"] == 6 * GI
+    assert devices(server, "large")[0]["unconfirmed_bytes"] == 6 * GI
 
 
 def test_pods_without_gpus_pass_everywhere_and_are_bound_without_a_promise(server: Server) -> None:

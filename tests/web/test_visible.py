@@ -11,7 +11,7 @@ from extender.console.auth import MOST_NAMESPACES, GetPod, ReadPath, ReviewFaile
 from extender.server.client_certificates import User
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Preempted, Victim
-from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.web.test_auth import World
 
 EXPLAIN = "/v1/explain/pods/ml/waits"
@@ -24,11 +24,11 @@ STRAY = use("u-secret-stray", "GPU-n", GIB, namespace="secret-c", name="secret-s
 
 
 def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
-    promised = promise({"GPU-n": gib * GIB}, name=name)
+    reserved = reservation({"GPU-n": gib * GIB}, name=name)
     running = pod(
         f"{gib}Gi", uid=f"u-{name}", name=name, namespace=namespace, node="n", phase="Running"
     )
-    return msgspec.structs.replace(promised, namespace=namespace), running
+    return msgspec.structs.replace(reserved, namespace=namespace), running
 
 
 def world(*rights: Wish, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
@@ -36,10 +36,10 @@ def world(*rights: Wish, holders: dict[str, tuple[str, int]] = HOLDERS) -> World
     made = World()
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}
-    promises = {running.metadata.uid: promised for promised, running in there.values()}
-    rows = [use(uid, "GPU-n", replica=f"GPU-n::{n}") for n, uid in enumerate(promises)]
+    reservations = {running.metadata.uid: reserved for reserved, running in there.values()}
+    rows = [use(uid, "GPU-n", replica=f"GPU-n::{n}") for n, uid in enumerate(reservations)]
     device = shared("GPU-n", free=8, allocated=len(rows), used_bytes=GIB)
-    node = gpunode(device, promises=promises, pods=[*rows, STRAY], plugin=DISTRIBUTED)
+    node = gpunode(device, reservations=reservations, pods=[*rows, STRAY], plugin=DISTRIBUTED)
     pods: list[Event] = [PodSeen(running) for _, running in there.values()]
     made.api.cluster.apply([NodeSeen(kube_node("n")), *pods, PodSeen(WAITS), GPUNodeSeen(node, 0)])
     victims = tuple(

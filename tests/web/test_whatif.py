@@ -46,10 +46,10 @@ def test_pods_are_placed_one_beside_the_other_until_there_is_no_room(asked: Aske
     assert nodes(told) == [("default/asked-0-0", "b"), ("default/asked-0-1", "b")]
     first = told["placements"][0]
     assert (first["devices"], first["most_bytes"]) == (["B0", "B1"], 16 * GIB)
-    assert (told["placed"], told["refused"]) == (2, 1)
-    (refused,) = told["refusals"]
-    assert refused["pods"] == ["default/asked-0-2"]
-    assert [(each["reason"], each["nodes"]) for each in refused["reasons"]] == [
+    assert (told["placed"], told["rejected"]) == (2, 1)
+    (rejected,) = told["rejections"]
+    assert rejected["pods"] == ["default/asked-0-2"]
+    assert [(each["reason"], each["nodes"]) for each in rejected["reasons"]] == [
         ("memory_on_any", 1),
         ("memory_on_some", 1),
     ]
@@ -64,7 +64,7 @@ def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:
     moved = [(each["pod"], each["leaves"]) for each in told["placements"] if each["leaves"]]
     assert moved == [("default/b", "a"), ("default/a", "a")]
     assert "a" not in {each["node"] for each in told["placements"]}
-    assert told["placed"] + told["refused"] == 5
+    assert told["placed"] + told["rejected"] == 5
 
 
 def test_released_pods_and_more_replicas_make_room(asked: Asked) -> None:
@@ -81,7 +81,7 @@ def test_a_manifest_goes_where_it_may_and_as_it_is_understood(asked: Asked) -> N
     asked.cluster.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
     sent = pod("train", "16Gi")
     told = ask(asked, pods=[{"manifest": sent}])
-    (kept_out,) = told["refusals"][0]["ineligible"]
+    (kept_out,) = told["rejections"][0]["ineligible"]
     assert (told["placed"], kept_out["nodes"]) == (0, 1)
     assert kept_out["message"] == "taint team=x:NoSchedule, which the pod does not tolerate"
     sent["spec"]["tolerations"] = [{"operator": "Exists"}]
@@ -114,9 +114,9 @@ def test_pods_that_a_quota_would_reject_are_not_placed(
     quotas: list[ResourceQuota] | None, placed: int, not_checked: str
 ) -> None:
     told = ask_with(quotas, pods=[{"manifest": pod("train", "1Gi"), "count": 3}])
-    assert (told["placed"], told["refused"]) == (placed, 3 - placed)
+    assert (told["placed"], told["rejected"]) == (placed, 3 - placed)
     assert told["not_checked"] == ["CPU, memory and other resources", not_checked]
-    whys = [(each["pods"], each["not_tried"]) for each in told["refusals"]]
+    whys = [(each["pods"], each["not_tried"]) for each in told["rejections"]]
     why = "ResourceQuota team would reject it for requests.nvidia.com/gpu"
     assert whys == ([(["default/train-2"], why)] if placed == 2 else [])
 
@@ -125,7 +125,7 @@ def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> Non
     # Pods a and b of node a are deleted, and created again.
     assert ask_with([quota("2", "2")], drain=["a"])["placed"] == 2
     lowered = ask_with([quota("1", "2")], drain=["a"])
-    assert (lowered["placed"], lowered["refused"]) == (1, 1)
+    assert (lowered["placed"], lowered["rejected"]) == (1, 1)
     sent = [{"manifest": pod("train", "1Gi")}]
     assert ask_with([quota("2", "2")], pods=sent)["placed"] == 0
     assert ask_with([quota("2", "2")], pods=sent, release=["default/a"])["placed"] == 1
@@ -149,8 +149,8 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
     sent = pod("train", "1Gi")
     sent["spec"] |= spec
     told = ask(asked, pods=[{"manifest": sent}])
-    ((refused),) = told["refusals"]
-    assert refused["not_tried"].startswith(said)
+    ((rejected),) = told["rejections"]
+    assert rejected["not_tried"].startswith(said)
     assert told["message"].startswith(f"the pod is not placed: {said}")
 
 
@@ -243,7 +243,7 @@ def test_kube_schedulers_calls_lead_where_the_what_if_said() -> None:
         told = server.debug_post("/v1/whatif", {"pods": burst}).json()
         said = {each["pod"]: each["node"] for each in told["placements"]}
         assert said
-        assert told["refused"]
+        assert told["rejected"]
         for kind, some in enumerate(burst):
             for n in range(3):
                 name = f"asked-{kind}-{n}"

@@ -24,8 +24,8 @@ from extender.app.extender import Extender
 from extender.app.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
-from extender.controllers.extended_resource import Mirroring
-from extender.errors import StoreConflict, StoreRefused
+from extender.controllers.extended_resource import ExtendedResourceController
+from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.preemption_writer import RoomMaker
 from extender.observability import change_feed
@@ -134,7 +134,7 @@ class World:
     )
     #: Operations that the API server refuses, once each: the second while a pod is bound in mode
     #: observe, the last in that mode.
-    refused: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
+    rejected: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
     binds: bool = False
     #: That were posted.
     events: list[Notice] = field(default_factory=list)
@@ -150,9 +150,9 @@ class World:
             raise StoreConflict("another replica was faster")
         observes = self.extender.observes
         now = {"bind": True, "write_spec": observes and self.binds, "touch_pod": observes}
-        if operation in self.refused and now[operation]:
-            self.refused.remove(operation)
-            raise StoreRefused("a webhook says no")
+        if operation in self.rejected and now[operation]:
+            self.rejected.remove(operation)
+            raise StoreRejected("a webhook says no")
 
     async def evict(self, pod: Pod) -> None:
         self.fault("evict", "before")
@@ -238,13 +238,13 @@ class World:
                 self.binds, self.errors = False, self.errors + 1
                 await asyncio.sleep(0.01)
                 continue
-            await self.changed(name, self.refuse(name))
+            await self.changed(name, self.reject(name))
         self.report()
 
     async def changed(self, name: str, before: str | None) -> None:
         await until_then(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
 
-    def refuse(self, name: str) -> str | None:
+    def reject(self, name: str) -> str | None:
         """Writes why the pod waits; returns its annotation of wakes."""
         held = self.pod(name)
         condition = PodCondition(
@@ -266,7 +266,7 @@ class World:
         return {uid for node in nodes for uid in node.spec.reservations}
 
 
-def refused(pod: Pod) -> bool:
+def rejected(pod: Pod) -> bool:
     return bool(pod.status and pod.status.conditions)
 
 
@@ -291,7 +291,9 @@ async def _live(file: Path) -> Told:
         lambda operation, when: world.fault(operation, when) if world else None,
         extender.tell,
     )
-    console = Console(extender, lambda: extender.telling.pending, extender.journal)
+    console = Console(
+        extender, lambda: extender.pending_events_controller.pending, extender.journal
+    )
     world = World(extender, store, file, console)
     ledger = extender.open_ledger(Awaited(store))
     extender.send_away(Awaited(store), ledger, world)
@@ -317,19 +319,19 @@ def start(world: World, ledger: Any) -> None:
     """All loops that a replica of a cluster runs, but for those of its servers."""
     extender, each = world.extender, world.extender.loops
     extender.retrying.start(each, ledger)
-    extender.tidying.start(each, ledger)
-    extender.telling.start(each, extender.unready)
+    extender.reconciler.start(each, ledger)
+    extender.pending_events_controller.start(each, extender.unready)
     assert extender.preempting is not None
     extender.preempting.start(each, extender.idle)
     extender.reloading.start(each)
-    Mirroring(extender.cluster, True, world.show).start(each, extender.unready)
+    ExtendedResourceController(extender.cluster, True, world.show).start(each, extender.unready)
     start_watching(each, world.console.watching, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 
 
 def failures(world: World) -> float:
     counted = world.extender.telemetry.registry.get_sample_value
-    names = ("intake", "wakes", "reservations", "nodes", "notices", "waiting", "preemption")
+    names = ("intake", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
     names += ("mirror", "feed", "lag", "settings")
     of_loops = (counted("headroom_loop_failures_total", {"loop": name}) for name in names)
     return world.errors + sum(filter(None, of_loops))
@@ -355,7 +357,7 @@ async def steps(world: World) -> None:
     # Woken when others have ended.
     world.create("big", 20)
     waits = asyncio.create_task(world.schedule("big"))
-    await until_then(lambda: refused(world.pod("big")), "the big pod is refused")
+    await until_then(lambda: rejected(world.pod("big")), "the big pod is refused")
     await until_then(lambda: world.events, "an Event tells of the refused pod")
     for name in ("s0", "s1", "s2", "s3"):
         world.delete(name)
@@ -407,7 +409,7 @@ async def steps(world: World) -> None:
     # In mode observe refused pods are tried again, and nothing is promised.
     world.create("waits", 24)
     observed = asyncio.create_task(world.schedule("waits"))
-    await until_then(lambda: refused(world.pod("waits")), "the last pod is refused")
+    await until_then(lambda: rejected(world.pod("waits")), "the last pod is refused")
     world.set_mode("observe")
     await until_then(lambda: extender.observes, "the file of settings is read")
     await observed

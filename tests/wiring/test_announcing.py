@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from extender.controllers.event_recorder import AT_ONCE, Announcing
+from extender.controllers.event_recorder import AT_ONCE, EventRecorder
 from extender.kube.client import ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.kube.event_recorder import KubeEvents, event_name
 from extender.state.notices import Notice, pod_subject
@@ -23,9 +23,9 @@ def notice(uid: str = "uid-p", key: str = "n", name: str = "p") -> Notice:
 def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
     async def play() -> None:
         with ThreadPoolExecutor(4) as pool:
-            announcing = Announcing(post, pool)
+            event_recorder = EventRecorder(post, pool)
             for each in rounds:
-                await announcing.tell(each)
+                await event_recorder.tell(each)
 
     asyncio.run(play())
 
@@ -102,7 +102,7 @@ def test_two_replicas_write_one_event() -> None:
         pytest.param(NoAnswer("lost"), False, id="no answer"),
         pytest.param(ApiStatus("POST", 429, "later"), False, id="later"),
         pytest.param(ApiStatus("POST", 500, "broken"), False, id="broken"),
-        pytest.param(ApiStatus("POST", 403, "the namespace is ending"), True, id="refused"),
+        pytest.param(ApiStatus("POST", 403, "the namespace is ending"), True, id="rejected"),
     ],
 )
 def test_what_the_server_answers_decides_whether_it_is_tried_again(

@@ -43,7 +43,7 @@ from extender.observability.metrics import ViewTelemetry
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.scheduler import assumed_binds
-from extender.scheduler.assumed_binds import Coming
+from extender.scheduler.assumed_binds import AssumedBinds
 from extender.state.changes import (
     AssumedSeen,
     BindBegun,
@@ -58,7 +58,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from extender.state.nominations import Place
 from extender.state.pending_pods import Pending
-from tests.builders import NOW_S, gpunode, kube_node, promise, shared
+from tests.builders import NOW_S, gpunode, kube_node, reservation, shared
 from tests.cluster.evictions import newcomer
 from tests.serving import binding, offer
 from tests.serving import pod as sent
@@ -80,7 +80,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.extender, self.console = state(), state()
-        self.coming = Coming(self.extender)
+        self.coming = AssumedBinds(self.extender)
         self.now_s = NOW_S
         self._versions = count(2)
         #: Events of the API server that the console has not read yet.
@@ -133,7 +133,7 @@ class Pair:
             return
         assumed = self.extender.binding_to(node).get(name)
         if assumed is not None:
-            self._promise(node, {**self.gpunodes[node].spec.reservations, name: assumed})
+            self._reserve(node, {**self.gpunodes[node].spec.reservations, name: assumed})
             spec = replace(self.pods[name].spec, node_name=node)
             self._pod(name, replace(self.pods[name], spec=spec))
 
@@ -158,13 +158,13 @@ class Pair:
         for node, each in self.gpunodes.items():
             left = {uid: r for uid, r in each.spec.reservations.items() if uid != name}
             if len(left) < len(each.spec.reservations):
-                self._promise(node, left)
+                self._reserve(node, left)
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
         self.extender.nominees(self.now_s)  # as every filter call asks
 
-    def _promise(self, node: str, reservations: dict[str, Reservation]) -> None:
+    def _reserve(self, node: str, reservations: dict[str, Reservation]) -> None:
         spec = replace(self.gpunodes[node].spec, reservations=reservations)
         self.gpunodes[node] = self._next(replace(self.gpunodes[node], spec=spec))
         self.both([GPUNodeSeen(self.gpunodes[node], NOW_S)])
@@ -255,10 +255,10 @@ def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
         getattr(pair, name)(*arguments)
     pair.catch_up()
     expected: dict[str, set[str]] = {}
-    for uid, node, reservation in pair.coming.reservations(pair.now_s):
+    for uid, node, held in pair.coming.reservations(pair.now_s):
         if uid not in pair.extender.binding_to(node):
             expected.setdefault(node, set()).add(uid)
-            assert pair.console.binding_to(node)[uid] == reservation
+            assert pair.console.binding_to(node)[uid] == held
     for node in NODES:
         assumed = pair.console.binding_to(node)
         ours = {uid: each for uid, each in assumed.items() if uid not in expected.get(node, ())}
@@ -277,7 +277,7 @@ def followed(line: AssumedLine | None, heard_s: float | None = 0.1, gone: bool =
 
 
 def line(*uids: str, node: str = "n0", held: bool = True) -> AssumedLine:
-    binds = tuple(AssumedBind(uid, node, promise({"GPU-0": 1}, name=uid)) for uid in uids)
+    binds = tuple(AssumedBind(uid, node, reservation({"GPU-0": 1}, name=uid)) for uid in uids)
     return AssumedLine(binds, tuple(Nomination(f"of-{uid}", node, held) for uid in uids))
 
 
@@ -319,7 +319,9 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
         extender.nominations.see(newcomer(8, name=name, nominated="n0"))
     extender.nominees(NOW_S)
     extender.nominations.see(newcomer(8, name="late", nominated="n1"))
-    sent_binds = ((f"c{number}", "n0", promise({"GPU-0": 1})) for number in range(MAX_ASSUMED + 10))
+    sent_binds = (
+        (f"c{number}", "n0", reservation({"GPU-0": 1})) for number in range(MAX_ASSUMED + 10)
+    )
     sent = assumed_line(extender, sent_binds, NOW_S + 3600.0)
     assert (len(sent.binds), len(sent.nominations)) == (MAX_ASSUMED, MAX_ASSUMED)
     assert sent.nominations[0] == Nomination("late", "n1", held=True)

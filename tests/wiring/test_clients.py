@@ -17,7 +17,7 @@ def published(ca: str) -> Answer:
     return partial(Exchange.reply, status=200, body={"data": {"client-ca-file": ca}})
 
 
-def refused(status: int) -> Answer:
+def rejected(status: int) -> Answer:
     return partial(Exchange.reply, status=status, body={})
 
 
@@ -54,9 +54,9 @@ def rounds(answers: Sequence[Answer], know: Callable[[str | None], None]) -> Non
     [
         pytest.param([published("a"), published("b")], ["a", "b"], id="renewed"),
         pytest.param([published("a"), lost], ["a", "a"], id="no answer"),
-        pytest.param([published("a"), refused(500)], ["a", "a"], id="broken"),
-        pytest.param([published("a"), refused(403)], ["a", None], id="forbidden"),
-        pytest.param([published("a"), refused(404)], ["a", None], id="none"),
+        pytest.param([published("a"), rejected(500)], ["a", "a"], id="broken"),
+        pytest.param([published("a"), rejected(403)], ["a", None], id="forbidden"),
+        pytest.param([published("a"), rejected(404)], ["a", None], id="none"),
         pytest.param([published("a"), NO_CA], ["a", None], id="no client certificates"),
         pytest.param([CUT_OFF, published("a")], [None, "a"], id="cut off, then whole"),
         pytest.param([lost, published("a")], [None, "a"], id="late"),
@@ -76,7 +76,7 @@ def test_what_is_known_after_each_answer(answers: list[Answer], known: list[str 
 
 
 def test_only_a_ca_that_is_not_known_is_said_to_be_unknown() -> None:
-    forbidden = refused(403)
+    forbidden = rejected(403)
     answers = [lost, lost, published("a"), lost, lost, published("a"), forbidden]
     with capture_logs() as logged:
         rounds(answers, lambda ca: None)

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from contract.gpunode import GPUNodeSpec
-from extender.errors import StoreConflict, StoreRefused
+from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.store import Binding, Store
 from extender.observability.conflict_counter import ConflictsCounted
 from extender.observability.metrics import CONFLICTING, Telemetry
@@ -28,10 +28,10 @@ class Refusing:
         self._err = err
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def refuse(*_: object) -> None:
+        async def reject(*_: object) -> None:
             raise self._err
 
-        return refuse
+        return reject
 
 
 def counts(telemetry: Telemetry) -> dict[str, float]:
@@ -51,8 +51,8 @@ def test_a_conflict_is_counted(write: str) -> None:
 
 def test_what_is_refused_for_another_reason_is_no_conflict() -> None:
     telemetry = Telemetry(CollectorRegistry())
-    store = ConflictsCounted(cast(Store, Refusing(StoreRefused("no right"))), telemetry)
+    store = ConflictsCounted(cast(Store, Refusing(StoreRejected("no right"))), telemetry)
     for write in CONFLICTING:
-        with pytest.raises(StoreRefused):
+        with pytest.raises(StoreRejected):
             now(WRITES[write](store))
     assert not any(counts(telemetry).values())

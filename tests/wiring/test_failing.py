@@ -11,8 +11,8 @@ from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.controllers.reconcile import Tidying
-from extender.controllers.requeue import Retrying
+from extender.controllers.reconcile import ReconcileController
+from extender.controllers.requeue import RequeueController
 from extender.ledger.protocol import Ledger
 from extender.periodic import STUCK_AFTER_S, Loops
 from extender.progress import progressed
@@ -63,9 +63,9 @@ def failures(extender: Extender, loop: str) -> float:
         (ClusterState, "terms_of"),
         (Extender, "_turned"),
         (Extender, "_took"),
-        (Retrying, "took"),
-        (Retrying, "weighed"),
-        (Tidying, "took"),
+        (RequeueController, "took"),
+        (RequeueController, "weighed"),
+        (ReconcileController, "took"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
@@ -117,7 +117,7 @@ def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
         monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.3)
-        extender.tidying.start(extender.loops, cast(Ledger, ledger))
+        extender.reconciler.start(extender.loops, cast(Ledger, ledger))
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
         extender.deliver([GPUNodeSeen(GPUNode(metadata=gone), 0.0)])
@@ -212,7 +212,7 @@ class Slow:
     def __init__(self) -> None:
         self.done: set[str] = set()
 
-    async def departed_by(self, node: str, uid: str, promise: object) -> str:
+    async def departed_by(self, node: str, uid: str, reservation: object) -> str:
         if node == "slow":
             await asyncio.Event().wait()
         self.done.add(node)
@@ -230,7 +230,7 @@ def test_a_node_that_cannot_be_looked_into_keeps_no_other_waiting(
 
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Slow()
-        extender.tidying.start(extender.loops, cast(Ledger, ledger))
+        extender.reconciler.start(extender.loops, cast(Ledger, ledger))
         extender.deliver(promised("slow"))
         await asyncio.sleep(0.05)
         extender.deliver(promised("quick"))
@@ -252,6 +252,6 @@ def promised(node: str) -> list[Event]:
 
 
 def reserved(node: str) -> GPUNode:
-    promises = {f"uid-{node}": Reservation(namespace="default", name=node)}
-    spec = GPUNodeSpec(initialised=True, reservations=promises)
+    reservations = {f"uid-{node}": Reservation(namespace="default", name=node)}
+    spec = GPUNodeSpec(initialised=True, reservations=reservations)
     return GPUNode(metadata=ObjectMeta(name=node), spec=spec)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from extender.observability import journal_follower
-from extender.observability.journal_follower import Following
+from extender.observability.journal_follower import JournalFollower
 from extender.observability.journal_stream import DecisionLine, StateLine, encode
 from extender.state.decision_records import DEFAULT_BOUNDS, Filtered
 from tests.certificates import Authority
@@ -82,7 +82,7 @@ def extender(
 
 @contextlib.contextmanager
 def follows(*places: str, cert: Path | None = None, shown: str = "") -> Iterator[Any]:
-    found = Following(places, 1, "me", DEFAULT_BOUNDS, cert)
+    found = JournalFollower(places, 1, "me", DEFAULT_BOUNDS, cert)
     found.authorization = lambda: shown
     found.start()
     try:
@@ -91,11 +91,11 @@ def follows(*places: str, cert: Path | None = None, shown: str = "") -> Iterator
         found.stop()
 
 
-def troubles(found: Following) -> dict[str, str]:
+def troubles(found: JournalFollower) -> dict[str, str]:
     return {each.place: each.trouble for each in found.now()}
 
 
-def heard(found: Following) -> list[str]:
+def heard(found: JournalFollower) -> list[str]:
     return [each.state.replica for each in found.now() if each.state and not each.trouble]
 
 
@@ -120,8 +120,8 @@ def test_over_tls_an_extender_shows_the_certificate_that_we_show(tmp_path: Path)
             until(lambda: heard(found) == ["other"], "it is trusted")
         asked = len(handler.seen)
         with follows(place, cert=another) as found:
-            refused = "certificate verify failed"
-            until(lambda: refused in troubles(found).get(place, ""), "it is not")
+            rejected = "certificate verify failed"
+            until(lambda: rejected in troubles(found).get(place, ""), "it is not")
         assert len(handler.seen) == asked, "a server with another certificate was sent the token"
 
 
@@ -137,7 +137,7 @@ def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
         until(lambda: "403" in troubles(found).get(closed, ""), "it is not let in")
         until(lambda: "cannot be read" in troubles(found).get(later, ""), "another version")
         told = troubles(found)
-        assert "refused" in told[gone]
+        assert "rejected" in told[gone]
         assert "was not resolved" in told["no.such.name.invalid"]
 
 

@@ -39,7 +39,7 @@ NOT_REACHED = {
     "takes a race or a list that is not played here": {
         "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
         "extender.ledger.protocol:Ledger._promise: waited await self._promise(node",
-        "extender.ledger.protocol:Ledger._promise_together: waited await self._fit_without_",
+        "extender.ledger.protocol:Ledger._reserve_together: waited await self._fit_without_",
         "extender.ledger.protocol:Ledger.wake: waited await self._store.read_p",
         "extender.controllers.eviction:Evicting.once: called self._deliver",
         "extender.periodic:Loops._run.moved: called self._monotonic_s",

@@ -15,7 +15,7 @@ from extender.config.settings import Settings
 from extender.observability.loop_lag import sample_lag
 from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
 from extender.state.cluster_state import ClusterState
-from extender.state.event_queue import Intake
+from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.waiting import until_then
 
@@ -67,10 +67,10 @@ def test_the_loop_is_woken_once_for_all_that_is_told_before_it_is_done() -> None
         for first in range(0, 100, 50):  # and again after it was done
             with patch.object(
                 loop, "call_soon_threadsafe", wraps=loop.call_soon_threadsafe
-            ) as wakes:
+            ) as requeues:
                 for name in NAMES[first : first + 50]:
                     extender.tell(reports(names=[name]))
-                assert wakes.call_count == 1
+                assert requeues.call_count == 1
             await extender.intake.idle()
             assert known(extender) == first + 50
 
@@ -84,15 +84,15 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
         for name in NAMES[:100]:
             await asyncio.to_thread(extender.tell, reports(names=[name]))
             await until_then(lambda: not extender.intake.is_behind, "all is taken in")
-        work = Intake._work
+        work = EventQueue._work
 
-        def told_at_last(intake: Intake) -> bool:
+        def told_at_last(intake: EventQueue) -> bool:
             more = work(intake)
             if not more and NAMES[100] not in extender.cluster.snapshot().row_of:
                 intake._told.append(reports(names=[NAMES[100]]))  # its thread is about to wake us
             return more
 
-        with patch.object(Intake, "_work", told_at_last):
+        with patch.object(EventQueue, "_work", told_at_last):
             extender.tell(reports(names=NAMES[101:102]))
             await until_then(lambda: known(extender) == 102, "all nodes are known")
 
@@ -105,12 +105,12 @@ def test_what_we_did_ourselves_waits_for_nothing_that_was_told() -> None:
         free = extender.cluster.snapshot().nodes[0].devices[0].headroom_bytes
         extender.tell(reports(version=2))
         await until_then(lambda: known(extender) >= 10, "the first nodes are known")
-        promised = pod("1Gi")
-        extender.deliver([BindBegun(promised, "n000")])
+        reserved = pod("1Gi")
+        extender.deliver([BindBegun(reserved, "n000")])
         assert known(extender) < len(NAMES)
         (first, *_) = extender.cluster.snapshot().nodes
         assert first.devices[0].headroom_bytes == free - (1 << 30)
-        extender.deliver([BindEnded(promised.metadata.uid, "n000")])
+        extender.deliver([BindEnded(reserved.metadata.uid, "n000")])
         (first, *_) = extender.cluster.snapshot().nodes
         assert first.devices[0].headroom_bytes == free
         await extender.intake.idle()

@@ -9,12 +9,12 @@ from contract.gpunode import GPUNode
 from contract.kube import Pod
 from extender.app.extender import Extender
 from extender.config.settings import Mode, Settings
-from extender.controllers.eviction import Evicting
+from extender.controllers.eviction import EvictionController
 from extender.ledger.protocol import Ledger
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.notices import Notice
-from tests.builders import gpunode, kube_node, pod, promise, shared
-from tests.cluster.test_waking import refused
+from tests.builders import gpunode, kube_node, pod, reservation, shared
+from tests.cluster.test_waking import rejected
 
 OBSERVE, ENFORCE = Settings(mode=Mode.OBSERVE), Settings()
 
@@ -31,8 +31,8 @@ class Looks:
 
 def overcommitted() -> GPUNode:
     """With two pods that came around us, on one device of 24 GiB."""
-    promises = {uid: promise({"GPU-0": 20 << 30}) for uid in ("uid-a", "uid-b")}
-    return gpunode(shared("GPU-0"), promises=promises)
+    reservations = {uid: reservation({"GPU-0": 20 << 30}) for uid in ("uid-a", "uid-b")}
+    return gpunode(shared("GPU-0"), reservations=reservations)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_nobody_is_sent_away_or_told_while_it_observes(
 
         extender = Extender(settings, unready=lambda: "", post=post)
         looks = Looks()
-        extender.tidying.evicting = cast(Evicting, looks)
+        extender.reconciler.evicting = cast(EvictionController, looks)
         sitting = [pod("20Gi", uid=f"uid-{name}", name=name, node="n") for name in "ab"]
         extender.deliver(
             [NodeSeen(kube_node("n")), GPUNodeSeen(overcommitted(), 0.0), *map(PodSeen, sitting)]
         )
         await extender.intake.idle()
-        await extender.tidying.once(cast(Ledger, None))
+        await extender.reconciler.once(cast(Ledger, None))
         return looks.times, len(notices) > 0
 
     assert asyncio.run(play()) == (looked, told)
@@ -70,21 +70,21 @@ def once_woken(said: list[list[str]]) -> set[str]:
 def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None:
     async def play() -> list[list[str]]:
         extender = Extender(ENFORCE, unready=lambda: "")
-        woken: list[str] = []
+        requeued: list[str] = []
 
         class Wakes:
-            async def wake(self, which: Pod) -> str:
-                woken.append(which.metadata.uid)
+            async def requeue(self, which: Pod) -> str:
+                requeued.append(which.metadata.uid)
                 return "retry"
 
-        extender.deliver([PodSeen(refused("waits")), PodSeen(pod(uid="uid-new", name="new"))])
+        extender.deliver([PodSeen(rejected("waits")), PodSeen(pod(uid="uid-new", name="new"))])
         await extender.intake.idle()
         said: list[list[str]] = []
         for settings in (ENFORCE, OBSERVE, OBSERVE, ENFORCE, OBSERVE):
             extender.take(settings)
-            woken.clear()
+            requeued.clear()
             await extender.retrying.once(cast(Ledger, Wakes()))
-            said.append(list(woken))
+            said.append(list(requeued))
         # Pods that are gone are not remembered, however long it observes.
         extender.deliver([PodGone(uid) for uid in sorted(once_woken(said))])
         await extender.retrying.once(cast(Ledger, Wakes()))

@@ -14,7 +14,7 @@ from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.controllers.preemption import NEWCOMER, VICTIM, Preempting
+from extender.controllers.preemption import NEWCOMER, VICTIM, PreemptionController
 from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.preemption_writer import RoomMaker
 from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
@@ -52,13 +52,13 @@ class World:
         self.store.admit(newcomer_)
         self.store.admit(running(victim, "n"))
         self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
-        self.refused: Sequence[str] = ["n"]
+        self.rejected: Sequence[str] = ["n"]
         maker = RoomMaker(Awaited(self.store), self, time.time, lambda: "attempt")
-        self.preempting = Preempting(
+        self.preempting = PreemptionController(
             self.state,
             self.journal,
             Telemetry(CollectorRegistry()),
-            lambda uid: self.refused,
+            lambda uid: self.rejected,
             maker if evicts else None,
             self.tell,
             ThreadPoolExecutor(1),
@@ -124,7 +124,7 @@ def test_nobody_leaves_while_it_is_being_tried_or_not_refused_for_room() -> None
     world.decides(of, ago_s=2.0, fits=1)
     assert world.once() == []
     world.decides(of, ago_s=2.0)
-    world.refused = []
+    world.rejected = []
     assert world.once() == []
 
 

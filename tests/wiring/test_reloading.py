@@ -70,7 +70,7 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
     wide, narrow = pod("wide", "30Gi"), pod("narrow", "10Gi")
     assert filtered(server, wide, "a", "b") == ([], {"a": NO_ROOM, "b": NO_ROOM})
     assert metric(server, "headroom_observe_only ") == 0
-    refused = metric(server, f'headroom_refused_nodes_total{{reason="{CODE}"}}')
+    rejected = metric(server, f'headroom_rejected_nodes_total{{reason="{CODE}"}}')
 
     mode(server, file, "observe")
     assert filtered(server, wide, "a", "b") == (["a", "b"], {})
@@ -85,7 +85,7 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
     assert server.post("/bind", binding(narrow, "a")).json() == {"Error": ""}
 
     assert metric(server, "headroom_observe_only ") == 1
-    would = "headroom_would_refuse_total"
+    would = "headroom_would_reject_total"
     said = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in server.get("/metrics").body.decode().splitlines()
@@ -95,7 +95,7 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
         f'{would}{{reason="{CODE}",verb="filter"}}': 1,
         f'{would}{{reason="{CODE}",verb="bind"}}': 1,
     }
-    assert metric(server, f'headroom_refused_nodes_total{{reason="{CODE}"}}') == refused
+    assert metric(server, f'headroom_rejected_nodes_total{{reason="{CODE}"}}') == rejected
     (decision,) = server.get("/v1/decisions?pod=default/narrow").json()["decisions"]
     assert decision["filter"]["observed_only"]
     assert (decision["filter"]["offered"], decision["filter"]["fits"]) == (2, 1)
@@ -119,19 +119,19 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_until_it_is_righ
     server: Server, file: Path
 ) -> None:
     reloads = 'headroom_settings_reloads_total{outcome="%s"}'
-    refused, taken = reloads % "refused", reloads % "taken"
-    before = metric(server, refused), metric(server, taken)
+    rejected, taken = reloads % "rejected", reloads % "taken"
+    before = metric(server, rejected), metric(server, taken)
     replace(file, "mode: observe\npolicy: tight\n")
-    until(lambda: settings(server)["refused"], "the file is refused", 10.0)
-    (said,) = settings(server)["refused"]
+    until(lambda: settings(server)["rejected"], "the file is refused", 10.0)
+    (said,) = settings(server)["rejected"]
     assert said.startswith(f"{file}:2: policy: Input should be 'pack'")
     assert settings(server)["mode"] == "enforce"
     assert filtered(server, pod("wide", "30Gi"), "a", "b")[0] == []
     file.unlink()
-    until(lambda: "cannot be read" in settings(server)["refused"][0], "it is gone", 10.0)
-    assert metric(server, refused) == before[0] + 2
+    until(lambda: "cannot be read" in settings(server)["rejected"][0], "it is gone", 10.0)
+    assert metric(server, rejected) == before[0] + 2
     replace(file, "stale_after_s: 60\nrefuse_unannotated: true\nverbs_port: 1\n")
-    until(lambda: not settings(server)["refused"], "the file is right again", 10.0)
+    until(lambda: not settings(server)["rejected"], "the file is right again", 10.0)
     # The command line says the port; what the server began with goes on until it is restarted.
     assert settings(server)["after_restart"] == ["stale_after_s"]
     assert metric(server, taken) == before[1] + 1
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_until_it_is_righ
     replace(file, "{}")
     until(lambda: filtered(server, bare, "b")[0] == ["b"], "it is taken back", 10.0)
     events = [line for line in server.log.read_text().splitlines() if '"settings_' in line]
-    assert sum('"settings_refused"' in line for line in events) == 2
+    assert sum('"settings_rejected"' in line for line in events) == 2
 
 
 def test_weights_count_at_once(server: Server, file: Path) -> None:

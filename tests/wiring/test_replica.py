@@ -18,13 +18,13 @@ from extender.app import extender
 from extender.app.extender import Extender
 from extender.config.settings import Mode, Settings
 from extender.controllers import reconcile, requeue
-from extender.errors import StoreRefused
+from extender.errors import StoreRejected
 from extender.kube.async_client import CONNECTIONS
 from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.ledger.protocol import Ledger
 from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import gpunode, kube_node, namespace, shared
-from tests.cluster.test_waking import refused
+from tests.cluster.test_waking import rejected
 from tests.serving import offer
 from tests.serving import pod as sent
 
@@ -41,8 +41,8 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
         extender = Extender(Settings(), unready=lambda: unready)
         looked_into: list[str] = []
 
-        class Hands:
-            async def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+        class Evictor:
+            async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
                 looked_into.append(uid)
                 return ""
 
@@ -50,7 +50,7 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
         spec = GPUNodeSpec(initialised=True, reservations={"u": old})
         node = GPUNode(metadata=ObjectMeta(name="n"), spec=spec)
         extender.deliver([GPUNodeSeen(node, 0.0)])
-        await extender.tidying.once(cast(Ledger, Hands()))
+        await extender.reconciler.once(cast(Ledger, Evictor()))
         return looked_into
 
     assert asyncio.run(play("pods were not listed yet")) == []
@@ -62,9 +62,9 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         extender = Extender(Settings(), unready=lambda: "")
         initialised: list[str] = []
 
-        class Hands:
+        class Evictor:
             async def let_go(self, names: Iterable[str]) -> None:
-                raise StoreRefused(f"let go of {list(names)}")
+                raise StoreRejected(f"let go of {list(names)}")
 
             async def initialise(self, nodes: Iterable[Node]) -> list[str]:
                 initialised.extend(node.metadata.name for node in nodes)
@@ -73,7 +73,7 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         held = ObjectMeta(name="old", finalizers=[FINALIZER], deletion_timestamp="now")
         old = GPUNode(metadata=held, spec=GPUNodeSpec())
         extender.deliver([NodeSeen(kube_node("n")), GPUNodeSeen(old, 0.0)])
-        await extender.tidying.once(cast(Ledger, Hands()))
+        await extender.reconciler.once(cast(Ledger, Evictor()))
         return initialised
 
     assert asyncio.run(play()) == ["n"]
@@ -85,11 +85,11 @@ class Open:
     def __init__(self) -> None:
         self.now = self.most = self.done = 0
 
-    async def departed_by(self, node: str, uid: str, promise: Reservation) -> str:
+    async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
         await self._wait()
         return ""
 
-    async def wake(self, pod: Pod) -> str:
+    async def requeue(self, pod: Pod) -> str:
         await self._wait()
         return "retry"
 
@@ -106,12 +106,12 @@ def test_chores_leave_connections_to_binds() -> None:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
         for name in (f"n{number}" for number in range(3 * reconcile.WRITTEN_AT_ONCE)):
             # Promised to a pod that is gone.
-            promises = {f"uid-{name}": Reservation(namespace="default", name=name)}
-            spec = GPUNodeSpec(initialised=True, reservations=promises)
+            reservations = {f"uid-{name}": Reservation(namespace="default", name=name)}
+            spec = GPUNodeSpec(initialised=True, reservations=reservations)
             node = GPUNode(metadata=ObjectMeta(name=name), spec=spec)
             extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
             extender.deliver([PodGone(f"uid-{name}")])
-        await extender.tidying.once(cast(Ledger, ledger))
+        await extender.reconciler.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
     most = reconcile.WRITTEN_AT_ONCE
@@ -132,12 +132,12 @@ def test_touches_leave_connections_to_binds() -> None:
 def test_wakes_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
-        waiting = [refused(f"p{number}") for number in range(3 * requeue.WOKEN_AT_ONCE)]
+        waiting = [rejected(f"p{number}") for number in range(3 * requeue.REQUEUED_AT_ONCE)]
         extender.deliver([PodSeen(pod) for pod in waiting])
         await extender.retrying.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
-    most = requeue.WOKEN_AT_ONCE
+    most = requeue.REQUEUED_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
 
 
@@ -146,7 +146,7 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
 ) -> None:
     """kube-scheduler's calls wait for one part at most, whichever chore it is of."""
     names = [f"n{number}" for number in range(7)]
-    chores = ("bystanders", "dying", "leftovers", "uninitialised")
+    chores = ("unreserved_pods", "dying", "leftovers", "uninitialised")
     looked_at: dict[int, set[str]] = {}
     done: set[str] = set()
     turn = 0
@@ -172,7 +172,7 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
         for name in names:
             node = GPUNode(metadata=ObjectMeta(name=name), spec=GPUNodeSpec(initialised=True))
             extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
-        chores = asyncio.create_task(extender.tidying.once(cast(Ledger, None)))
+        chores = asyncio.create_task(extender.reconciler.once(cast(Ledger, None)))
         while not chores.done():
             turn += 1
             await asyncio.sleep(0)
@@ -224,7 +224,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
         node = gpunode(shared("a"), observed_at=stamp)
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
         # None of them fits, and each asks for something else, so that each is fitted.
-        waiting = [refused(f"p{i}", f"{30_000 + i}Mi") for i in range(400)]
+        waiting = [rejected(f"p{i}", f"{30_000 + i}Mi") for i in range(400)]
         extender.deliver([PodSeen(pod) for pod in waiting])
         turns = 0
 

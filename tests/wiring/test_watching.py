@@ -7,7 +7,7 @@ import pytest
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.kube import Pod
-from extender.observability.change_feed import Watching
+from extender.observability.change_feed import ChangeFeed
 from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.placement.policy import Rules
@@ -15,7 +15,7 @@ from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen,
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
 from extender.state.journal import Journal
-from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, promise, shared, use
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 
 EPOCH_S = 1_795_219_200.0
 
@@ -26,18 +26,18 @@ class Looking:
         journal = Journal(Bounds())
         self.records = journal.records
         self.feed = Feed(lambda: EPOCH_S, lambda: 1)
-        self.watching = Watching(self.state, Journals("ours", journal), self.feed, "ours")
+        self.watching = ChangeFeed(self.state, Journals("ours", journal), self.feed, "ours")
         self.version = 0
         self.state.apply([NodeSeen(kube_node("n"))])
 
-    def report(self, healthy: bool = True, **promises: Reservation) -> None:
+    def report(self, healthy: bool = True, **reservations: Reservation) -> None:
         self.version += 1
         report = gpunode(
             shared("GPU-0", healthy=healthy),
             shared("GPU-1"),
             name="n",
             version=str(self.version),
-            promises={f"uid-{name}": each for name, each in promises.items()},
+            reservations={f"uid-{name}": each for name, each in reservations.items()},
             plugin=DISTRIBUTED,
         )
         self.state.apply([GPUNodeSeen(report, 0.0)])
@@ -58,7 +58,7 @@ def looking() -> Looking:
 
 
 def made(attempt: str = "ours-1", **other: Any) -> Reservation:
-    held = promise({"GPU-0": GIB, "GPU-1": 2 * GIB}, name="p")
+    held = reservation({"GPU-0": GIB, "GPU-1": 2 * GIB}, name="p")
     return msgspec.structs.replace(held, attempt=attempt, **other)
 
 
@@ -79,7 +79,7 @@ def test_a_promise_is_told_with_who_made_it(
     looking: Looking, held: Reservation, cause: str
 ) -> None:
     looking.report(p=held)
-    assert looking.told() == [("promise_made", "uid-p", cause)]
+    assert looking.told() == [("reservation_made", "uid-p", cause)]
     latest = looking.feed.past()[-1]
     assert (latest.namespace, latest.name, latest.node) == ("default", "p", "n")
     assert latest.message == "2Gi on each that it may be on, of 2 devices"
@@ -97,7 +97,7 @@ def test_a_promise_that_changes_is_told(looking: Looking, now: Reservation, caus
     looking.report(p=made())
     looking.told()
     looking.report(p=now)
-    assert looking.told() == [("promise_changed", "uid-p", cause)]
+    assert looking.told() == [("reservation_changed", "uid-p", cause)]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_promise_that_is_taken_back_is_told_with_why(
     looking.told()
     looking.state.apply([PodGone("uid-p")] if pod is None else [PodSeen(pod)])
     looking.report()
-    assert looking.told() == [("promise_removed", "uid-p", cause)]
+    assert looking.told() == [("reservation_removed", "uid-p", cause)]
 
 
 def test_reports_are_lost_and_return(looking: Looking) -> None:
@@ -127,7 +127,7 @@ def test_reports_are_lost_and_return(looking: Looking) -> None:
 
 def test_devices_are_fenced_and_heal(looking: Looking) -> None:
     looking.report(healthy=False)
-    assert looking.told() == [("device_fenced", "", "")]
+    assert looking.told() == [("device_unhealthy", "", "")]
     latest = looking.feed.past()[-1]
     assert latest.device == "GPU-0"
     assert latest.message
@@ -144,7 +144,7 @@ def test_a_pod_that_a_report_shows_is_told_with_its_device(looking: Looking) -> 
         shared("GPU-1"),
         name="n",
         version=str(looking.version),
-        promises={"uid-p": made()},
+        reservations={"uid-p": made()},
         pods=[use("uid-p", "GPU-0", GIB, replica="GPU-0::0", name="p")],
         plugin=DISTRIBUTED,
     )
@@ -164,11 +164,11 @@ def test_a_decision_is_told_once_for_each_way_that_it_ends(looking: Looking) -> 
     def note(part: Filtered | Ranked | BindTried) -> None:
         looking.records.note("u.1", "default", "p", part, 1.0)
 
-    refused = Filtered(1.0, 400, 7, 5, 0, {1: 5}, ())
+    rejected = Filtered(1.0, 400, 7, 5, 0, {1: 5}, ())
     for _ in range(3):
-        note(refused)
-    assert looking.told() == [("decision", "u", "refused")]
-    note(refused)
+        note(rejected)
+    assert looking.told() == [("decision", "u", "rejected")]
+    note(rejected)
     assert looking.told() == []
     note(Filtered(1.0, 400, 7, 5, 1, {1: 4}, ()))
     assert looking.told() == []

@@ -75,7 +75,7 @@ def _open() -> int | None:
     notify = int(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
     if notify >= 0:
         return notify
-    _log.warning("inotify_refused", reason=os.strerror(ctypes.get_errno()), look_s=LOOK_EVERY_S)
+    _log.warning("inotify_rejected", reason=os.strerror(ctypes.get_errno()), look_s=LOOK_EVERY_S)
     return None
 
 

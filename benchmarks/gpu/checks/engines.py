@@ -58,9 +58,9 @@ def _in_order(machine: Machine) -> list[dict[str, Any]]:
 
 def judge_engines(figures: dict[str, list[dict[str, Any]]]) -> list[str]:
     differences = []
-    if not any("refused" in engine for engine in figures["together"]):
+    if not any("rejected" in engine for engine in figures["together"]):
         differences.append("two engines that start at the same time both get what they want")
-    if any("refused" in engine for engine in figures["in order"]):
+    if any("rejected" in engine for engine in figures["in order"]):
         differences.append("an engine fails although the other had started before")
     return differences
 
@@ -69,8 +69,8 @@ def _told(engines: list[dict[str, Any]]) -> str:
     parts = []
     for name, engine in zip(("the first", "the second"), engines, strict=True):
         end = (
-            f"fails at {gib(engine['got'])} with {engine['refused']}"
-            if "refused" in engine
+            f"fails at {gib(engine['got'])} with {engine['rejected']}"
+            if "rejected" in engine
             else (f"gets {gib(engine['got'])}")
         )
         parts.append(f"{name} reads {gib(engine['free'])} free and {end}")

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.children import ChildFailed
 from benchmarks.gpu.lines import Line, NotPossible, gib, judged, mib
 from benchmarks.gpu.machine import Machine, device_of
-from contract.gpunode import UNOWNED_TOLERANCE_BYTES
+from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 
 _CONTROL = "nvidia-cuda-mps-control"
 _CLIENT_BYTES = (1 << 30, 2 << 30)
@@ -57,7 +57,7 @@ def _measured(machine: Machine, places: dict[str, str]) -> Line:
     machine.fixtures.keep("lists-mps.json", {"clients": clients, **lists})
     machine.fixtures.keep("agent-mps.json", status)
     device = device_of(status, machine.uuid)
-    named = [p for p in status.get("unownedProcesses", []) if p["device"] == machine.uuid]
+    named = [p for p in status.get("unattributedProcesses", []) if p["device"] == machine.uuid]
     found = dict(map(tuple, lists["decoded"] or ()))
     if not clients.keys() & found.keys() and not machine.in_first_pid_namespace:
         raise NotPossible("the driver lists no process of this PID namespace")
@@ -97,7 +97,7 @@ def judge_mps(figures: dict[str, Any]) -> list[str]:
         elif listed < size:
             differences.append(f"the client with {gib(size)} is listed with {gib(listed)}")
     too_much_bytes = figures["sum"] - figures["used"]
-    if too_much_bytes > UNOWNED_TOLERANCE_BYTES:
+    if too_much_bytes > UNATTRIBUTED_TOLERANCE_BYTES:
         differences.append(f"the agent counts {mib(too_much_bytes)} twice")
     return differences
 

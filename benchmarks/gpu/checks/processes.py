@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.gpu.children import Child, ChildFailed
 from benchmarks.gpu.lines import Line, NotPossible, gib, judged, mib, plural
 from benchmarks.gpu.machine import Machine, device_of, last_line, source_of
-from contract.gpunode import UNOWNED_TOLERANCE_BYTES
+from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 
 _GIB, _MIB = 1 << 30, 1 << 20
 #: A CUDA context and its libraries.
@@ -101,10 +101,10 @@ def judge_lists(
     if grown_bytes is None:  # others use the device: the growth may be theirs
         return differences
     rest_bytes = grown_bytes - sum(found.get(pid) or 0 for pid in held)
-    if not differences and abs(rest_bytes) > UNOWNED_TOLERANCE_BYTES:
+    if not differences and abs(rest_bytes) > UNATTRIBUTED_TOLERANCE_BYTES:
         differences.append(
             f"{mib(rest_bytes)} of the growth belong to no process, over the agent's tolerance of"
-            f" {mib(UNOWNED_TOLERANCE_BYTES)}"
+            f" {mib(UNATTRIBUTED_TOLERANCE_BYTES)}"
         )
     return differences
 
@@ -115,17 +115,21 @@ def unattributed(machine: Machine) -> Line:
     machine.fixtures.keep("agent-three-processes.json", status)
     message = source_of(status, "proc").get("message")
     device = device_of(status, machine.uuid)
-    if "unowned" not in device:
+    if "unattributed" not in device:
         why = message or "the agent attributes no process on this device"
         raise NotPossible(why)
-    named = {p["pid"]: p.get("used") for p in status.get("unownedProcesses", [])}
+    named = {p["pid"]: p.get("used") for p in status.get("unattributedProcesses", [])}
     pods = [p.get("used") or 0 for p in status.get("pods", []) if p["device"] == machine.uuid]
     differences = judge_unattributed(held, device, named, sum(pods))
     summary = (
-        f"{gib(device['used'])} used, {gib(sum(pods))} by pods, {gib(device['unowned'])}"
+        f"{gib(device['used'])} used, {gib(sum(pods))} by pods, {gib(device['unattributed'])}"
         f" unattributed, with {plural(len(named), 'process')} named"
     )
-    figures = {"used": device["used"], "unattributed": device["unowned"], "processes": len(named)}
+    figures = {
+        "used": device["used"],
+        "unattributed": device["unattributed"],
+        "processes": len(named),
+    }
     return judged("unattributed", summary, differences, figures)
 
 
@@ -137,8 +141,8 @@ def judge_unattributed(
         for pid, size in held.items()
         if pid not in named
     ]
-    apart_bytes = device["unowned"] + pods_bytes - device["used"]
-    if abs(apart_bytes) > UNOWNED_TOLERANCE_BYTES:
+    apart_bytes = device["unattributed"] + pods_bytes - device["used"]
+    if abs(apart_bytes) > UNATTRIBUTED_TOLERANCE_BYTES:
         differences.append(
             f"pods and unattributed together are {mib(apart_bytes)} off the used memory"
         )
@@ -200,7 +204,9 @@ def pid_namespace(machine: Machine) -> Line:
     seen = shown.keys() & held.keys()
     source = source_of(inside, "proc")
     differences = judge_namespace(inside, machine.uuid)
-    ours = "attributes" if "unowned" in device_of(outside, machine.uuid) else "does not attribute"
+    ours = (
+        "attributes" if "unattributed" in device_of(outside, machine.uuid) else "does not attribute"
+    )
     summary = (
         f"in a namespace of its own the driver lists {plural(len(shown), 'process')}"
         f" ({len(seen)} of 3 by their pid outside), {gib(sum(b or 0 for b in shown.values()))};"
@@ -213,7 +219,7 @@ def pid_namespace(machine: Machine) -> Line:
 def judge_namespace(inside: dict[str, Any], uuid: str) -> list[str]:
     """Without the host's processes the agent must attribute nothing, and say so."""
     differences = []
-    if "unowned" in device_of(inside, uuid):
+    if "unattributed" in device_of(inside, uuid):
         differences.append("the agent attributes processes that it cannot see")
     if source_of(inside, "proc").get("state", "ok") == "ok":
         differences.append("the agent does not report that it cannot see the host's processes")

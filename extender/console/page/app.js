@@ -12,8 +12,8 @@ const EVERY_MS = 5000;
 /** News come in bursts. */
 const TOGETHER_MS = 300;
 /** All that the server tells: an EventSource hears named events one by one. */
-const NEWS = ["promise_made", "promise_changed", "promise_removed", "pod_observed", "prediction_missed", "decision",
-  "report_lost", "report_returned", "device_fenced", "device_healthy", "node_appeared", "node_gone"];
+const NEWS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
+  "report_lost", "report_returned", "device_unhealthy", "device_healthy", "node_appeared", "node_gone"];
 const view = document.getElementById("view"), live = document.getElementById("live");
 
 let shown = null;      // {refresh, stop} of the view
@@ -58,8 +58,8 @@ function facts(totals, waiting) {
     [totals.nodes.toLocaleString("en"), totals.nodes === 1 ? "node" : "nodes"],
     [sum("devices").toLocaleString("en"), "devices"],
     [gib(sum("allocatable_bytes")), "allocatable"],
-    [gib(sum("promised_bytes")), "promised"],
-    [gib(sum("unowned_bytes")), "unowned"],
+    [gib(sum("reservation_bytes")), "promised"],
+    [gib(sum("unattributed_bytes")), "unowned"],
     [gib(sum("used_bytes")), "measured in use"],
     [gib(sum("headroom_bytes")), "left to promise"],
   ];

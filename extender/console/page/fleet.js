@@ -81,7 +81,7 @@ function row(node, opened) {
 /** One bar: reserved, unowned, promised and what is left, as parts of the device's memory. */
 function bar(device) {
   const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
-  const promised = device.promised_bytes + device.awaited_bytes, unowned = device.unowned_bytes + device.strays_bytes;
+  const promised = device.reservation_bytes + device.unconfirmed_bytes, unowned = device.unattributed_bytes + device.unobserved_pods_bytes;
   const reserved = device.reserved_bytes + device.reserve_bytes;
   const parts = [["promised", promised], ["unowned", unowned], ["left", Math.max(0, device.headroom_bytes)], ["reserved", reserved]];
   const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
@@ -92,11 +92,11 @@ function bar(device) {
   }));
   const used = el("span", {class: "used"}, el("i"));
   used.firstChild.style.width = `${Math.min(100, 100 * device.used_bytes / whole)}%`;
-  const state = device.fenced ? "fenced" : over ? "overcommitted" : "";
-  const left = device.fenced ? "fenced" : over ? `${gib(-device.headroom_bytes)} over` : `${gib(device.headroom_bytes)} left`;
+  const state = device.unhealthy ? "fenced" : over ? "overcommitted" : "";
+  const left = device.unhealthy ? "fenced" : over ? `${gib(-device.headroom_bytes)} over` : `${gib(device.headroom_bytes)} left`;
   const told = [`GPU ${device.index} ${device.model}`, left, `${gib(promised)} promised`, `${gib(unowned)} unowned`,
     `${gib(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
-    device.fenced ? `fenced: ${device.fenced_detail ?? device.fenced}` : ""].filter(Boolean).join(", ");
+    device.unhealthy ? `fenced: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
   return el("span", {class: `device ${state}`, role: "img", "aria-label": told, title: told}, line, used, el("span", {class: "said"}, left));
 }
 
@@ -106,7 +106,7 @@ function inside(node, late) {
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
-  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} reserved - ${gib(d.promised_bytes)} promised - ${gib(d.awaited_bytes)} awaited - ${gib(d.strays_bytes)} strays - ${gib(d.unowned_bytes)} unowned = ${gib(d.headroom_bytes)}`;
+  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} reserved - ${gib(d.reservation_bytes)} promised - ${gib(d.unconfirmed_bytes)} awaited - ${gib(d.unobserved_pods_bytes)} strays - ${gib(d.unattributed_bytes)} unowned = ${gib(d.headroom_bytes)}`;
   return el("div", {class: "inside"},
     ...about.map(text => el("p", {class: "quiet"}, text)),
     table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
@@ -115,7 +115,7 @@ function inside(node, late) {
         [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
         gib(d.used_bytes), percent(d.sm_activity_ratio),
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
-        d.fenced ? [el("span", {class: "bad"}, `fenced: ${d.fenced_detail ?? d.fenced}`)] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
+        d.unhealthy ? [el("span", {class: "bad"}, `fenced: ${d.unhealthy_detail ?? d.unhealthy}`)] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
         d.holders.length ? [el("ul", {}, ...d.holders.map(holder))] : "nobody",
       ])));
 }

@@ -79,7 +79,7 @@ function alike(candidates) {
   const kinds = new Map();
   for (const each of candidates) {
     const {uuid, index, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
-    const key = JSON.stringify([same, each.need_bytes, each.room_bytes, each.short_bytes]);
+    const key = JSON.stringify([same, each.need_bytes, each.free_bytes, each.short_bytes]);
     if (kinds.has(key)) kinds.get(key).which.push(index); else kinds.set(key, {...each, which: [index]});
   }
   return [...kinds.values()].map(each => ({...each, which: each.which.join(", ")}));
@@ -98,8 +98,8 @@ function nearest(node, i) {
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
       node.candidates.length ? table(`Devices of ${node.node} that it could be given`,
         ["GPU", "Memory", "- reserved", "- promised", "- awaited", "- strays", "- unowned", "= headroom", "Room for this pod", "It needs", "Short by", "Because"],
-        alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.promised_bytes),
-          gib(d.awaited_bytes), gib(d.strays_bytes), gib(d.unowned_bytes), gib(d.headroom_bytes), gib(c.room_bytes), gib(c.need_bytes),
+        alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.reservation_bytes),
+          gib(d.unconfirmed_bytes), gib(d.unobserved_pods_bytes), gib(d.unattributed_bytes), gib(d.headroom_bytes), gib(c.free_bytes), gib(c.need_bytes),
           [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes) : "nothing")], d.candidate_because]), "sums") : null,
       terms.length ? el("p", {class: "quiet"}, `Score ${node.score_ratio.toFixed(2)}: ${terms.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`) : null));
 }

@@ -46,8 +46,8 @@ function parts(body) {
   const pod = name => name.startsWith("default/asked-") ? name : podLink(...name.split("/"));
   const space = s => `${gib(s.headroom_bytes)} left, largest that fits ${s.largest_fitting_bytes === null ? "none" : gib(s.largest_fitting_bytes)}`;
   return [
-    el("p", {class: `verdict ${body.refused ? "bad" : "good"}`}, body.message),
-    ...body.refusals.map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} (${r.pods.slice(0, 3).join(", ")}${r.pods.length > 3 ? ", ..." : ""}) would find no place: `,
+    el("p", {class: `verdict ${body.rejected ? "bad" : "good"}`}, body.message),
+    ...body.rejections.map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} (${r.pods.slice(0, 3).join(", ")}${r.pods.length > 3 ? ", ..." : ""}) would find no place: `,
       r.not_tried ?? [...r.reasons, ...r.ineligible].map(each => `${many(each.nodes, "node")}: ${each.message}`).join("; "))),
     el("p", {class: "quiet"}, `Not checked: ${body.not_checked.join(", ")}`),
     body.spaces.length ? table("What is left, before and after", ["For pods of", "Before", "After", ""], body.spaces.map(s => [

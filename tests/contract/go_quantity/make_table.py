@@ -68,7 +68,7 @@ def amount_of(answer: dict) -> Decimal:
 def case(answer: dict) -> dict:
     text = answer["text"]
     if "error" in answer:
-        return {"text": text, "refused": True}
+        return {"text": text, "rejected": True}
     value, amount = answer["value"], amount_of(answer)
     kept = {"text": text, "value": value}
     exponent = re.search(r"[eE]([+-]?[0-9]+)$", text)
