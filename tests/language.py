@@ -1,0 +1,123 @@
+"""Finds wording in the product's Python files that readers have to decode.
+
+    python -m tests.language [FILE ...]      all of the product if no file is named
+
+Prints one line for each finding: file, line, the rule, and the text. It reads docstrings, comments
+and messages (strings of at least three words). It is a net: text without findings may still be hard
+to read.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("agent", "contract", "extender", "headroom")
+
+#: A docstring starts with a verb or a noun.
+OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
+#: Words with a plainer equivalent, and what to write.
+WORDS = {
+    r"promis\w*": "reserve, reservation",
+    r"bystanders?|strays?": "unreserved pod",
+    r"strangers?|unowned": "unattributed",
+    r"fence[sd]?|fencing": "unhealthy, cordoned",
+    r"wok(e|en)|wakes? up|waking": "requeue",
+    r"tid(y|ies|ied|ying)|chores?": "reconcile",
+    r"refus\w*|turn(s|ed)? away": "reject, unschedulable",
+    r"boast\w*": "report too much",
+    r"tells?|told|telling": "report, return, log",
+    r"says?|said|saying": "report, show, state",
+    r"knows|hears?|heard": "record, receive",
+    r"anew|once more": "again",
+    r"besides": "also",
+    r"hangs? on": "depends on",
+    r"reckon\w*": "compute",
+    r"mend(s|ed|ing)?": "fix",
+    r"thence|whereof|wont to": "from there",
+    r"whoever|whomever": "any client, the caller",
+    r"nobody|somebody|anybody|everybody": "no pod, a client, any process",
+    r"betray\w*": "show",
+    r"part with|lets? go of": "release",
+    r"no less than": "at least",
+    r"right is": "Example:",
+}
+_WORDS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): use for pattern, use in WORDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    file: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: {self.text}"
+
+
+def findings(path: Path) -> Iterator[Finding]:
+    """Yield what the rules find in one Python file, in the order of its lines."""
+    source = path.read_text(encoding="utf-8")
+    name = str(path.resolve().relative_to(ROOT))
+    for line, text in sorted({*_docstrings(source), *_comments(source), *_messages(source)}):
+        is_docstring = (line, text) in set(_docstrings(source))
+        if (is_docstring or text.startswith("#:")) and OPENING.match(text.lstrip("#: ")):
+            yield Finding(name, line, "starts with a pronoun", text.split("\n")[0])
+        for pattern, use in _WORDS.items():
+            for match in pattern.finditer(text):
+                at = line + text[: match.start()].count("\n")
+                yield Finding(name, at, f"write {use}", match[0])
+
+
+def product() -> list[Path]:
+    """Return all Python files of the product."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--", *(f"{package}/*.py" for package in PACKAGES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / name for name in listed.stdout.splitlines()]
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, text
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def _messages(source: str) -> Iterator[tuple[int, str]]:
+    """Strings of at least three words that are no docstrings; of f-strings the fixed parts."""
+    docstrings = set(_docstrings(source))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_docstring = any(line == node.lineno for line, _ in docstrings)
+            if not is_docstring and len(node.value.split()) >= 3:
+                yield node.lineno, node.value
+
+
+def main() -> int:
+    paths = [Path(name) for name in sys.argv[1:]] or product()
+    found = [finding for path in paths for finding in findings(path)]
+    for each in found:
+        sys.stdout.write(f"{each}\n")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
