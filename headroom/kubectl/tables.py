@@ -176,7 +176,7 @@ def models(body: Body) -> Table:
         *("MODEL", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
         *("FREE REPLICAS", "FENCED", "OVERCOMMITTED"),
     )
-    sums = ("allocatable", "reserved", "unattributed", "used", "headroom")
+    sums = ("allocatable", "reservation", "unattributed", "used", "headroom")
     counts = ("replicas_free", "unhealthy", "overcommitted")
     rows: list[Row] = []
     bad = set[int]()

@@ -258,7 +258,7 @@ def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
                 assert process.poll() is None
                 assert server.post("/filter", asked).status == 200
                 told = process.stdout.readline()
-            assert "decision  refused  team-a/later" in told
+            assert "decision  rejected  team-a/later" in told
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

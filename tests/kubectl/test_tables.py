@@ -50,8 +50,8 @@ def test_wide_drift_names_every_device_and_what_turned_the_prediction() -> None:
 def test_a_gpu_says_why_its_node_takes_no_pods() -> None:
     amounts = (
         "allocatable",
-        "reserved",
-        "awaited",
+        "reservation",
+        "unconfirmed",
         "unobserved_pods",
         "unattributed",
         "used",
