@@ -10,7 +10,6 @@ import numpy as np
 
 from benchmarks.hotpath.bodies import JSON
 
-
 #: Servers close connections that are idle for longer: uvicorn after 5 s.
 _IDLE_S = 3.0
 
