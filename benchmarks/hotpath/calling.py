@@ -10,15 +10,23 @@ import numpy as np
 
 from benchmarks.hotpath.bodies import JSON
 
+#: Servers close connections that are idle for longer: uvicorn after 5 s.
+_IDLE_S = 3.0
+
 
 class Caller:
-    """One connection, as Go keeps it open."""
+    """One connection, kept open as Go does."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._connection.close()
         self._connection.connect()
         # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
         self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._used_s = time.monotonic()
 
     def post(self, what: str, body: bytes = b"") -> tuple[bytes, int]:
         """The answer, and the nanoseconds that it took."""
@@ -31,10 +39,14 @@ class Caller:
         return self._timed("GET", what, b"")
 
     def _timed(self, method: str, what: str, body: bytes) -> tuple[bytes, int]:
+        if time.monotonic() > self._used_s + _IDLE_S:
+            self._connect()
         began = time.perf_counter_ns()
         self._connection.request(method, f"/{what}", body, {"Content-Type": JSON})
         answer = self._connection.getresponse().read()
-        return answer, time.perf_counter_ns() - began
+        took_ns = time.perf_counter_ns() - began
+        self._used_s = time.monotonic()
+        return answer, took_ns
 
     def close(self) -> None:
         self._connection.close()

@@ -177,9 +177,7 @@ class Stage:
 
     def kill(self, *names: str) -> None:
         for name in names:
-            if name == "extender":
-                self.cluster.kill(name)
-            elif self.plane.runs(name):
+            if self.plane.runs(name):
                 self.plane.kill(name)
 
     def spent(self, *names: str) -> Spent:

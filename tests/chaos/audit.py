@@ -345,12 +345,20 @@ class Auditor:
             return False
         return all(
             given[device] + sum(pod.gpus.values()) <= machine.replicas
-            and sum(taken.get(device, {}).values())
+            and sum(self._whole(uid, node, device, n) for uid, n in taken.get(device, {}).items())
             + self._promised_beyond(node, device, taken.get(device, {}))
             + self._ask_on(pod, node, device)
             <= has_bytes
             for device, has_bytes in machine.memory_bytes.items()
         )
+
+    def _whole(self, uid: str, node: str, device: str, wanted_bytes: int) -> int:
+        """A pod whose containers sit on several devices is charged on each of them for all of its
+        containers, as ``docs/device-truth.md`` says."""
+        pod = self._pods.get(uid)
+        if pod is None or not pod.sits or len(pod.gpus) < 2:
+            return wanted_bytes
+        return max(wanted_bytes, self._ask_on(pod, node, device))
 
     def _promised_beyond(self, node: str, device: str, taken: Mapping[str, int]) -> int:
         """What misled pods were promised there beyond what they ask for: a share of what there is

@@ -320,6 +320,22 @@ def test_who_waits_although_there_is_room() -> None:
     assert "waits" not in in_the_end(auditor)
 
 
+@pytest.mark.parametrize(("size", "found"), [("17Gi", ["waits"]), ("18Gi", [])])
+def test_who_sits_on_two_devices_counts_whole_on_each(size: str, found: list[str]) -> None:
+    """4 GiB on the first and 3 GiB on the second, of a pod that asks for 7: 17 GiB are left."""
+    both = "main", "side"
+    devices = list(MACHINES[TWO].memory_bytes)
+    full = pod("full", "24Gi", ONE)
+    split = pod("split", "main=4Gi,side=3Gi", TWO, devices, containers=both)
+    auditor = told(full, split, pod("waits", size, phase="Pending"))
+    auditor.gpunode(gpunode(ONE, full=24))
+    auditor.gpunode(gpunode(TWO, split=7))
+    auditor.look(ONE, holds("full"), [])
+    held = [Holding("uid-split", each, device) for each, device in zip(both, devices, strict=True)]
+    auditor.look(TWO, held, [])
+    assert in_the_end(auditor) == found
+
+
 def test_a_promise_that_was_made_beside_a_boast_stands() -> None:
     def after(memory_gib: int) -> Auditor:
         auditor = told(pod("other", "20Gi", TWO, tuple(MACHINES[TWO].memory_bytes)))
