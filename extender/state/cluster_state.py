@@ -384,7 +384,7 @@ class ClusterState:
             return Misplaced()
         devices = self.terms_of(name, gpunode).devices
         leaving = self._leaving(gpunode.status, name)
-        return misplaced(devices, idle, leaving, not self.back_offs.holds_as_told(gpunode))
+        return misplaced(devices, idle, leaving, not self.back_offs.holds_in(gpunode))
 
     def sitting_on(self, name: str) -> tuple[Pod, ...]:
         """Return the pods bound to the node that have not ended."""
@@ -489,7 +489,7 @@ class ClusterState:
             self.overcommits.weighed(name, ())
             self.overuses.weighed(name, ())
             self.activities.weighed(name, ())
-            self._signs.woke_up.discard(name)
+            self._signs.revived.discard(name)
             return
         pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
         self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
@@ -507,12 +507,12 @@ class ClusterState:
         self.overcommits.weighed(name, held)
         self.overuses.weighed(name, held)
         generation = self._table.next_generation
-        if name in self._signs.woke_up or grew(before, terms):
+        if name in self._signs.revived or grew(before, terms):
             self.rooms.note(name, generation)
         self.activities.weighed(name, terms.devices)
         if before is not None and grew_idler(before, terms):
             self.calms.note(name, generation)
-        self._signs.woke_up.discard(name)
+        self._signs.revived.discard(name)
         if self._holds_unsettled(name):
             self._unsettled[name] = None
         self._note_crowd(name, terms)
@@ -815,7 +815,7 @@ class ClusterState:
             or held.status.sources != gpunode.status.sources
             or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
             or name in self._crowded
-            or name in self._signs.woke_up
+            or name in self._signs.revived
             or name in self.overcommits
         ):
             return False
@@ -875,7 +875,7 @@ class ClusterState:
         gpunode, before = self._gpunodes.get(name), self._table.get(name)
         self._signs.see_lease(name, vouch, gpunode, at_s, self.epoch_s)
         reports = gpunode is not None and gpunode.status is not None
-        if not reports or before is None or name in self._signs.woke_up:
+        if not reports or before is None or name in self._signs.revived:
             self._dirty[name] = None
             return
         self._table.put_measured(self._refreshed(before, before.devices))
@@ -911,7 +911,7 @@ class ClusterState:
             status,
             requested,
             manager,
-            gpunode is not None and self.back_offs.holds_as_told(gpunode),
+            gpunode is not None and self.back_offs.holds_in(gpunode),
             self.rules,
         )
         if gpunode is None or status is None:

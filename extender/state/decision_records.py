@@ -66,7 +66,7 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
     took_us: int
     generation: int
     offered: int
-    #: The node with the highest score; empty if the pod has no preference.
+    #: The node with the highest score; empty if all nodes are equally good.
     winner: str
 
 

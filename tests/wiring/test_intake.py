@@ -184,5 +184,5 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         await extender.intake.idle()
         assert known(extender) == len(NAMES)
 
-    with patch("extender.state.event_queue.MAX_TOLD", 3):
+    with patch("extender.state.event_queue.MAX_QUEUED", 3):
         play(script)
