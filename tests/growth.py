@@ -96,16 +96,16 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/state/disruption_budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
     "extender/state/deleted_pods.py": {
-        "Departures._gone_since_s": Per("reservation", 300),
-        "Departures._marks": Per("reservation", 300),
-        "Departures._seen": Fixed(10_000 * 500),
+        "DeletedPods._gone_since_s": Per("reservation", 300),
+        "DeletedPods._marks": Per("reservation", 300),
+        "DeletedPods._seen": Fixed(10_000 * 500),
     },
     "extender/state/request_drift.py": {"Edits._told": Per("pod", 2_000)},
     "extender/state/heartbeats.py": {
-        "Signs._leases": Per("node", 500),
-        "Signs._reports": Per("node", 300),
-        "Signs._vouches": Per("node", 800),
-        "Signs.revived": Per("node", 200),
+        "Heartbeats._leases": Per("node", 500),
+        "Heartbeats._reports": Per("node", 300),
+        "Heartbeats._vouches": Per("node", 800),
+        "Heartbeats.revived": Per("node", 200),
     },
     "extender/state/namespaces.py": {
         "Namespaces._default_vram": Per("namespace", 500),
@@ -138,7 +138,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Neighbours._sayers": Per("pod", 64 << 10),
         "Neighbours._selectors": Per("pod", 64 << 10),
     },
-    "extender/state/headroom_gains.py": {"Rooms._in": Per("node", 200)},
+    "extender/state/headroom_gains.py": {"HeadroomGains._in": Per("node", 200)},
     "extender/state/cluster_state.py": {
         # In a console those of ``Following._streams``.
         "ClusterState._assumed": Per("bind under way", 2_000),

@@ -1,9 +1,9 @@
 """Computes reservations for unreserved pods: pods bound by another scheduler, and static pods.
 
 The reservation charges each device that the device plugin could have given to the pod, as if the
-pod had come through Headroom. It is made even if it overcommits a device, because the pod is there.
+pod had been bound by Headroom. It may overcommit a device, because the pod is there anyway.
 
-Two kinds of pods are charged elsewhere, on nodes where ``NVIDIA_VISIBLE_DEVICES`` may take effect:
+Two kinds of pods are charged differently on nodes where ``NVIDIA_VISIBLE_DEVICES`` may take effect:
 
 * A pod that sets the variable itself is charged on every device of the node.
 * A pod that takes the variable from its placement annotation is charged on the devices that the

@@ -77,7 +77,7 @@ from extender.state.event_filter import as_assumed, matters, older
 from extender.state.eviction_backoff import BackOffs, marked
 from extender.state.foreign_allocators import ForeignAllocators, of_pod
 from extender.state.headroom_gains import HeadroomGains, grew
-from extender.state.heartbeats import NEVER_S, Signs
+from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.label_inventory import believed
 from extender.state.namespaces import Namespaces
 from extender.state.node_eligibility import NodeWishes, obstacle, offers_gpus, wishes
@@ -131,7 +131,7 @@ class ClusterState:
         self._with_choice: dict[str, None] = {}
         self._gpunodes: dict[str, GPUNode] = {}
         #: The last heartbeat of each agent.
-        self._signs = Signs(stale_after_s)
+        self._heartbeats = Heartbeats(stale_after_s)
         self.namespaces = Namespaces()
         #: Pods that request GPU resources managed by Headroom, by uid.
         self._pods: dict[str, Pod] = {}
@@ -262,7 +262,7 @@ class ClusterState:
     def confirmation(self, name: str) -> Vouch | None:
         """Return what the agent's Lease confirms of the current report; None if the Lease does not
         confirm this report."""
-        return self._signs.confirmation(name, self._gpunodes.get(name))
+        return self._heartbeats.confirmation(name, self._gpunodes.get(name))
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
         """Return the devices of the node: its agent's last report, however old.
@@ -489,7 +489,7 @@ class ClusterState:
             self.overcommits.weighed(name, ())
             self.overuses.weighed(name, ())
             self.activities.weighed(name, ())
-            self._signs.revived.discard(name)
+            self._heartbeats.revived.discard(name)
             return
         pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
         self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
@@ -507,12 +507,12 @@ class ClusterState:
         self.overcommits.weighed(name, held)
         self.overuses.weighed(name, held)
         generation = self._table.next_generation
-        if name in self._signs.revived or grew(before, terms):
+        if name in self._heartbeats.revived or grew(before, terms):
             self.rooms.note(name, generation)
         self.activities.weighed(name, terms.devices)
         if before is not None and grew_idler(before, terms):
             self.calms.note(name, generation)
-        self._signs.revived.discard(name)
+        self._heartbeats.revived.discard(name)
         if self._holds_unsettled(name):
             self._unsettled[name] = None
         self._note_crowd(name, terms)
@@ -574,7 +574,7 @@ class ClusterState:
                 self._put_gpunode(gpunode, at_s)
             case GPUNodeGone(name):
                 self._gpunodes.pop(name, None)
-                self._signs.lose_report(name)
+                self._heartbeats.lose_report(name)
                 self.departures.keep(name, ())
                 self.observations.lose(name)
                 self.back_offs.forget(name)
@@ -658,7 +658,7 @@ class ClusterState:
             self.budgets.awaited = False
             gone = [BudgetGone(*each) for each in self.budgets.known() - budgets]
         else:
-            gone = [HeartbeatGone(name) for name in self._signs.leased() - names]
+            gone = [HeartbeatGone(name) for name in self._heartbeats.leased() - names]
         for event_of_absence in gone:
             self._apply(event_of_absence)
             yield
@@ -815,7 +815,7 @@ class ClusterState:
             or held.status.sources != gpunode.status.sources
             or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
             or name in self._crowded
-            or name in self._signs.revived
+            or name in self._heartbeats.revived
             or name in self.overcommits
         ):
             return False
@@ -861,7 +861,7 @@ class ClusterState:
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
         self.back_offs.note(gpunode.name, marked(gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
-        self._signs.see_report(gpunode, at_s, self.epoch_s)
+        self._heartbeats.see_report(gpunode, at_s, self.epoch_s)
         if not self._already_counts(held, gpunode) and not self._apply_measurements(held, gpunode):
             self._dirty[gpunode.name] = None
         elif self._holds_unsettled(gpunode.name):
@@ -873,9 +873,9 @@ class ClusterState:
             self._drop_lease(name)  # confirms no report, so it is no heartbeat
             return
         gpunode, before = self._gpunodes.get(name), self._table.get(name)
-        self._signs.see_lease(name, vouch, gpunode, at_s, self.epoch_s)
+        self._heartbeats.see_lease(name, vouch, gpunode, at_s, self.epoch_s)
         reports = gpunode is not None and gpunode.status is not None
-        if not reports or before is None or name in self._signs.revived:
+        if not reports or before is None or name in self._heartbeats.revived:
             self._dirty[name] = None
             return
         self._table.put_measured(self._refreshed(before, before.devices))
@@ -883,7 +883,7 @@ class ClusterState:
             self._unsettled[name] = None
 
     def _drop_lease(self, name: str) -> None:
-        self._signs.lose_lease(name)
+        self._heartbeats.lose_lease(name)
         self._dirty[name] = None
 
     # Weighing.
@@ -952,7 +952,7 @@ class ClusterState:
         )
 
     def _fresh_until_s(self, name: str) -> float:
-        return self._signs.fresh_until_s(name, self._gpunodes.get(name))
+        return self._heartbeats.fresh_until_s(name, self._gpunodes.get(name))
 
     def _leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
         """Return uids of pods that the report still shows and that are ending, have ended or are

@@ -53,7 +53,7 @@ class DeletedPods:
         self._seen: Bounded[str, DeletedPod] = Bounded(REMEMBERED)
         #: (node, pod uid) -> version of the agent's Lease.
         self._marks: dict[tuple[str, str], int] = {}
-        #: (node without an agent, pod uid) -> since when the pod is known to be gone.
+        #: (node without an agent, pod uid) -> when the pod was found deleted.
         self._gone_since_s: dict[tuple[str, str], float] = {}
 
     def note(self, pod: Pod, ended: bool = False, last: bool = True) -> None:

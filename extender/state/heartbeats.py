@@ -43,7 +43,7 @@ class Heartbeat:
 _NONE = Heartbeat()
 
 
-class Signs:
+class Heartbeats:
     """The heartbeats of each node's agent: from its report, and from a Lease that confirms it."""
 
     def __init__(self, stale_after_s: float) -> None:
