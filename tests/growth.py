@@ -85,9 +85,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Activities._node_of": Per("device", 200),
     },
     "extender/state/foreign_allocators.py": {
-        "Allocators._managers": Per("node", 300),
-        "Allocators._signs": Per("pod, node or slice", 800),
-        "Allocators._speakers": Per("pod, node or slice", 400),
+        "ForeignAllocators._keys_of": Per("pod, node or slice", 400),
+        "ForeignAllocators._managers": Per("node", 300),
+        "ForeignAllocators._traces": Per("pod, node or slice", 800),
     },
     "extender/state/eviction_backoff.py": {
         "BackOffs._last": Per("node", 300),
@@ -96,16 +96,16 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/state/disruption_budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
     "extender/state/deleted_pods.py": {
-        "Departures._gone_since_s": Per("reservation", 300),
-        "Departures._marks": Per("reservation", 300),
-        "Departures._seen": Fixed(10_000 * 500),
+        "DeletedPods._gone_since_s": Per("reservation", 300),
+        "DeletedPods._marks": Per("reservation", 300),
+        "DeletedPods._seen": Fixed(10_000 * 500),
     },
     "extender/state/request_drift.py": {"Edits._told": Per("pod", 2_000)},
     "extender/state/heartbeats.py": {
-        "Signs._leases": Per("node", 500),
-        "Signs._reports": Per("node", 300),
-        "Signs._vouches": Per("node", 800),
-        "Signs.woke_up": Per("node", 200),
+        "Heartbeats._leases": Per("node", 500),
+        "Heartbeats._reports": Per("node", 300),
+        "Heartbeats._vouches": Per("node", 800),
+        "Heartbeats.revived": Per("node", 200),
     },
     "extender/state/namespaces.py": {
         "Namespaces._default_vram": Per("namespace", 500),
@@ -138,7 +138,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Neighbours._sayers": Per("pod", 64 << 10),
         "Neighbours._selectors": Per("pod", 64 << 10),
     },
-    "extender/state/headroom_gains.py": {"Rooms._in": Per("node", 200)},
+    "extender/state/headroom_gains.py": {"HeadroomGains._in": Per("node", 200)},
     "extender/state/cluster_state.py": {
         # In a console those of ``Following._streams``.
         "ClusterState._assumed": Per("bind under way", 2_000),
@@ -239,9 +239,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     # Three ports.
     "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
-        "Intake._again": Per("object", 200),
-        "Intake._ours": Per("bind under way", 2_000),
-        "Intake._told": Per("object", 200),
+        "EventQueue._again": Per("object", 200),
+        "EventQueue._own": Per("bind under way", 2_000),
+        "EventQueue._watched": Per("object", 200),
     },
     "extender/periodic.py": {
         "Loops._moved_s": Fixed(64 * 200),

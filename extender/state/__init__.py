@@ -1,1 +1,1 @@
-"""The cluster in memory: changes in, effects and immutable snapshots out. No I/O."""
+"""The cluster in memory: takes changes, returns effects and immutable snapshots. Does no I/O."""

@@ -1,8 +1,13 @@
-"""What a pod is charged that sits on a node without our promise: bound by somebody else, or static.
+"""Computes reservations for unreserved pods: pods bound by another scheduler, and static pods.
 
-It is charged as if it had asked us, on every device that it could have been given; the truth is
-charged even when that overcommits. One that chooses its devices itself, on a node that may obey it,
-is charged on every device of the node, and one that follows a placement on those that it names.
+The reservation charges each device that the device plugin could have given to the pod, as if the
+pod had been bound by Headroom. It may overcommit a device, because the pod is there anyway.
+
+Two kinds of pods are charged differently on nodes where ``NVIDIA_VISIBLE_DEVICES`` may take effect:
+
+* A pod that sets the variable itself is charged on every device of the node.
+* A pod that takes the variable from its placement annotation is charged on the devices that the
+  annotation names.
 """
 
 from collections.abc import Sequence, Set
@@ -30,11 +35,11 @@ def adopt(
     rules: Rules,
     obeys_environment: bool = False,
 ) -> Reservation:
-    """The reservation of a pod that never asked for one, on a node with these devices.
+    """Return the reservation of an unreserved pod on a node with these devices.
 
-    ``obeys_environment``: whether the pod's own variable may decide which of them it sees.
-    What cannot be read in its annotations is charged as what its replicas are worth, and a pod with
-    more than ``MAX_CONTAINERS`` the whole memory of every device that it could get.
+    ``obeys_environment``: whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which devices it
+    sees. If its annotations cannot be read, the pod is charged as if it had none. A pod with more
+    than ``MAX_CONTAINERS`` containers is charged the whole memory of every device it could get.
     """
     if container_count(pod) > MAX_CONTAINERS:
         return _adopted(pod, _all_memory(pod, devices, rules))
@@ -50,8 +55,10 @@ def adopt(
     places = places_of(devices, reserve_bytes)
     charges: list[Charge] = []
     if isinstance(request, VramRequest):
-        by_itself = obeys_environment and request.visible is not Visible.BY_PLUGIN
-        charges = _charges(request, devices, places, _named(pod, devices) if by_itself else None)
+        uuids = None
+        if obeys_environment and request.visible is not Visible.BY_PLUGIN:
+            uuids = _visible_devices(pod, devices)
+        charges = _charges(request, devices, places, uuids)
     return _adopted(pod, charges)
 
 
@@ -68,14 +75,20 @@ def _adopted(pod: Pod, charges: list[Charge]) -> Reservation:
 def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charge]:
     charges: list[Charge] = []
     for resource, count in replicas_requested(pod, rules).items():
-        could = [device for device in devices if device.resource == resource]
-        whole = {device.uuid: min(device.memory_bytes, MAX_DEVICE_BYTES) for device in could}
-        charges.append(Charge(resource=resource, count=count, candidates=whole))
+        candidates = {
+            device.uuid: min(device.memory_bytes, MAX_DEVICE_BYTES)
+            for device in devices
+            if device.resource == resource
+        }
+        charges.append(Charge(resource=resource, count=count, candidates=candidates))
     return charges
 
 
-def _named(pod: Pod, devices: Sequence[Device]) -> set[str]:
-    """The devices that the placement names which its containers follow; all where none is named."""
+def _visible_devices(pod: Pod, devices: Sequence[Device]) -> set[str]:
+    """Return the devices named by the placement annotations that the pod's containers follow.
+
+    If they name no device of the node, return all devices.
+    """
     containers = [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
     texts = [pod.annotation(f"{DEVICES}{index}") or "" for index in followed(containers)]
     uuids = {device.uuid for device in devices}
@@ -83,30 +96,33 @@ def _named(pod: Pod, devices: Sequence[Device]) -> set[str]:
 
 
 def _charges(
-    request: VramRequest, devices: Sequence[Device], places: Places, certain: Set[str] | None
+    request: VramRequest, devices: Sequence[Device], places: Places, visible: Set[str] | None
 ) -> list[Charge]:
-    """``certain`` are the devices on which it is charged wherever its replicas are; None: those of
-    the plugin's choice."""
+    """Return one charge for each resource that the pod requests.
+
+    ``visible``: uuids of the devices that the pod may use whatever replicas it holds. All of them
+    are charged. None: the device plugin chooses, and all devices of the resource are candidates.
+    """
     charges: list[Charge] = []
-    if certain is not None:
-        # All containers may be on each of them, and on all that share a memory.
+    if visible is not None:
+        # All containers may use each device, and every device that shares its memory.
         places = replace(places, common=np.ones_like(places.common))
     for ask in request.asks:
         need = needed(ask, request.asks, places)
-        if certain is not None:
+        if visible is not None:
             need = need * np.maximum(places.sharers, 1)
-        worst = np.minimum(need, MAX_DEVICE_BYTES).tolist()
+        needs = np.minimum(need, MAX_DEVICE_BYTES).tolist()
         candidates = {
-            device.uuid: worst_bytes
-            for device, worst_bytes in zip(devices, worst, strict=True)
-            if (device.resource == ask.resource if certain is None else device.uuid in certain)
+            device.uuid: needed_bytes
+            for device, needed_bytes in zip(devices, needs, strict=True)
+            if (device.resource == ask.resource if visible is None else device.uuid in visible)
         }
         charges.append(
             Charge(
                 resource=ask.resource,
                 count=ask.count,
                 candidates=candidates,
-                by_environment=certain is not None,
+                by_environment=visible is not None,
             )
         )
     return charges

@@ -1,6 +1,7 @@
-"""What can happen to the cluster as far as we are concerned, as values.
+"""The changes that ``ClusterState`` takes, as values.
 
-``at_s`` is the receiver's own monotonic clock, in seconds: nobody else's clock decides freshness.
+``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
+stale.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +23,8 @@ class PodSeen:
 @dataclass(frozen=True, slots=True)
 class PodGone:
     uid: str
-    #: Whoever tells knows that its containers had ended; false: what was seen before decides.
+    #: Whether the sender has proof that all containers ended. If false, the pod's last version
+    #: decides.
     ended: bool = False
 
 
@@ -59,7 +61,7 @@ class GPUNodeGone:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSeen:
-    """The Lease of the agent on the node ``lease.metadata.name``."""
+    """A version of the agent's Lease. The Lease has the name of its node."""
 
     lease: Lease
     at_s: float
@@ -93,26 +95,29 @@ class SliceGone:
 
 @dataclass(frozen=True, slots=True)
 class DepartureMarked:
-    """A pod with a promise on the node was gone from the store when the Lease of the node's agent
-    had this version; empty if the node has no agent."""
+    """A pod with a reservation on the node was found deleted from the API server."""
 
     node: str
     uid: str
+    #: The resourceVersion that the agent's Lease had then; empty if the node has no agent.
     lease_version: str
-    #: On the monotonic clock, in seconds.
+    #: When the pod was found deleted, on the monotonic clock, in seconds.
     at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BackOffEnded:
-    """Enough time has passed since a pod was sent away from the node."""
+    """The back-off of a node after an eviction has ended: the node may take pods again."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class ActivitySeen:
-    """All the history of SM activity that is fresh, and nodes with a device in which it moved."""
+    """All SM activity from the metrics history that is not stale.
+
+    ``nodes`` have at least one device whose activity has changed.
+    """
 
     history: Mapping[Key, Activity]
     nodes: Collection[str]
@@ -120,17 +125,17 @@ class ActivitySeen:
 
 @dataclass(frozen=True, slots=True)
 class BindBegun:
-    """This replica was asked to bind the pod to the node, and nothing is written down yet."""
+    """This replica received a bind call for the pod and has not written the reservation yet."""
 
     pod: Pod
     node: str
-    #: What is about to be written down, where that is known already.
+    #: The placement that will be written; None if it is not computed yet.
     placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BindEnded:
-    """However it ended: what was promised is on the GPUNode by now."""
+    """A bind call has ended, with any outcome. A reservation it made is on the GPUNode by now."""
 
     uid: str
     node: str
@@ -138,17 +143,17 @@ class BindEnded:
 
 @dataclass(frozen=True, slots=True)
 class AssumedSeen:
-    """All assumed binds and nominations of the extenders, for a process that decides nothing."""
+    """All assumed binds and nominations of the extenders. Only the console receives this."""
 
-    #: Node -> reservations that binds are about to write, by uid.
+    #: Node -> pod uid -> reservation that a bind is about to write.
     binds: Mapping[str, Mapping[str, Reservation]]
-    #: Uid -> place that is held for the pod; None: no extender says.
+    #: Pod uid -> node that is held for the pod; None: no extender has reported any.
     nominations: Mapping[str, Place] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Relisted:
-    """A complete list of one kind: what it does not name is gone."""
+    """A complete list of one kind. Objects that are not in it have been deleted."""
 
     kind: (
         type[Pod]

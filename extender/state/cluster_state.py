@@ -1,9 +1,12 @@
-"""All we know of the cluster: events change it, snapshots are read from it.
+"""The state of the cluster in memory: events change it, snapshots are read from it.
 
-One thread owns a ``ClusterState`` and is the only one to call ``apply`` and ``snapshot``. Whatever
-it hands out is immutable, so other threads may keep and read it; ``judge`` and what returns one
-thing by its name may be called from any thread, because what they read is replaced and never
-changed in place.
+A node is *weighed* when its terms are computed: eligibility, and per device the reserved,
+unconfirmed and free memory. A change marks its node dirty, and dirty nodes are weighed again.
+
+One thread owns a ``ClusterState``; only this thread calls ``apply`` and ``snapshot``. All returned
+objects are immutable, so other threads may keep and read them. Any thread may call ``judge`` and
+the methods that look up one object, because the values they read are replaced, never changed in
+place.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -74,7 +77,7 @@ from extender.state.event_filter import as_assumed, matters, older
 from extender.state.eviction_backoff import BackOffs, marked
 from extender.state.foreign_allocators import ForeignAllocators, of_pod
 from extender.state.headroom_gains import HeadroomGains, grew
-from extender.state.heartbeats import NEVER_S, Signs
+from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.label_inventory import believed
 from extender.state.namespaces import Namespaces
 from extender.state.node_eligibility import NodeWishes, obstacle, offers_gpus, wishes
@@ -87,99 +90,106 @@ from extender.state.scheduling_preferences import Neighbours, says
 from extender.state.sm_activity import Activities, grew_idler
 from extender.state.unstarted_pods import idle_on
 
-#: The last part of the time in which a report is fresh: by then one heartbeat is missing.
+#: The last part of the time in which a report is fresh. A report this old has missed a heartbeat.
 AGEING_RATIO = 1 / 3
-#: Nobody is on the way.
+#: No reservations.
 NOTHING: Mapping[str, Reservation] = MappingProxyType({})
 
 
 class ClusterState:
-    """``epoch_s`` is the wall time, in Unix seconds, at which the monotonic clock was 0: as the
-    wall clock says now, which may have been set since."""
+    """The objects of the cluster, what was derived from them, and the weighed nodes."""
 
     def __init__(
         self, rules: Rules, stale_after_s: float, epoch_s: float, awaited: Iterable[type] = ()
     ) -> None:
-        """``awaited``: kinds without a list of which nothing can be said of any node."""
+        """``epoch_s``: the Unix time, in seconds, at which the monotonic clock was 0. It follows
+        the wall clock, which may be set at any time.
+
+        ``awaited``: kinds that must be listed before any node can be weighed.
+        """
         self.rules = rules
-        #: Those whose list has not come yet. To weigh all nodes after each list would be in vain.
+        #: The kinds not listed yet. No node is weighed until this is empty: each further list
+        #: would mark all nodes dirty again.
         self._awaited = set(awaited)
-        #: Whether everything that was awaited has come, and all nodes were weighed since.
+        #: Whether all awaited kinds are listed and all nodes have been weighed since.
         self.begun = not self._awaited
         self.stale_after_s = stale_after_s
         self.epoch_s = epoch_s
         self._table = Table()
-        #: None where what was done since has to be seen at once.
+        #: The last snapshot; None after ``apply``, whose changes must be visible at once.
         self._latest: Snapshot | None = None
-        #: Who was where on each node when it was weighed last.
+        #: Node -> the pods in each of its memories when it was weighed last.
         self._found: dict[str, Found] = {}
         #: Nodes to weigh again, in the order in which they changed.
         self._dirty: dict[str, None] = {}
-        #: Nodes that could not be weighed.
+        #: Nodes whose weighing raised an exception.
         self._not_weighed: dict[str, None] = {}
         self._nodes: dict[str, Node] = {}
-        #: Grows with every change of a node's taints or cordon, which no snapshot shows.
+        #: Grows with every change of a node's taints or cordon, which are in no snapshot.
         self.node_specs = 0
-        #: Those on which it is annotated who chooses the device.
+        #: Nodes with the annotation ``headroom.gpu/device-choice``.
         self._with_choice: dict[str, None] = {}
         self._gpunodes: dict[str, GPUNode] = {}
-        #: When the agents were heard of last.
-        self._signs = Signs(stale_after_s)
+        #: The last heartbeat of each agent.
+        self._heartbeats = Heartbeats(stale_after_s)
         self.namespaces = Namespaces()
-        #: Pods that ask for GPUs of ours, by uid.
+        #: Pods that request GPU resources managed by Headroom, by uid.
         self._pods: dict[str, Pod] = {}
         self._uids_on: dict[str, tuple[str, ...]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
-        #: Node -> pods that are being bound to it right now, by uid: kube-scheduler asks about the
-        #: next pod before the promise to the last is written.
+        #: Node -> pod uid -> reservation of an assumed bind. kube-scheduler filters the next pod
+        #: before the reservation of the last one is written.
         self._assumed: dict[str, dict[str, Reservation]] = {}
-        #: Pods of ``_pods`` that no node has.
+        #: The pods of ``_pods`` that are not bound and have not ended.
         self._unbound: dict[str, Pod] = {}
-        #: Where something got room, and where SMs grew idler, which some pods wait for.
+        #: Nodes that gained headroom, and nodes whose SMs became less busy. Pods are requeued for
+        #: the first, and pods with ``headroom.gpu/max-sm`` also for the second.
         self.rooms, self.calms = HeadroomGains(), HeadroomGains()
-        #: Unbound pods that do.
+        #: Uids of unbound pods with ``headroom.gpu/max-sm``.
         self._want_calm: set[str] = set()
-        #: Nodes that may hold a promise that nobody needs, since ``take_unsettled`` was called.
+        #: Nodes that may have an orphaned or missing reservation, since ``take_unsettled``.
         self._unsettled: dict[str, None] = {}
-        #: How the pods went that were seen to be deleted, and since when others are gone for sure.
+        #: Deleted pods: their last state, and the proof that their containers have ended.
         self.departures = DeletedPods()
-        #: How the predictions turned out.
-        self.observations = PredictionTracker(self._sat)
-        #: Which nodes had to send a pod away lately.
+        #: Compares predicted devices with the devices that agents report.
+        self.observations = PredictionTracker(self._was_bound)
+        #: Nodes that back off after an eviction.
         self.back_offs = BackOffs()
         self.usual = Usual(rules.policy is ScoringPolicy.FRAGMENTATION)
-        #: Nodes that may have somebody to send away, or to keep after all.
+        #: Nodes with pods that may have to be evicted, or whose eviction mark may be obsolete.
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()
-        #: Who uses more than was asked for.
+        #: Pods that use more than they requested.
         self.overuses = Overuses(rules.overuse_after_s)
-        #: Whose request was changed after they were bound.
+        #: Pods whose request was changed after they were bound.
         self.edits = RequestDrift()
-        #: Who else gives out GPUs, and of which nodes.
+        #: Nodes whose GPUs a foreign allocator manages.
         self._allocators = ForeignAllocators()
-        #: Who may not be evicted without harm.
+        #: PodDisruptionBudgets.
         self.budgets = Budgets()
-        #: What pods say of others: kube-scheduler scores nodes by it.
+        #: Preferred affinity between pods, by which kube-scheduler scores nodes.
         self.neighbours = Neighbours()
-        #: For whom places are held.
+        #: Pods for which room is held on a node.
         self.nominations = Nominations(
             rules.nomination_hold_s, rules.evict_for_memory, self._unbound.get
         )
-        #: How busy SMs are wont to be.
+        #: SM activity of devices.
         self.activities = Activities()
-        #: Node -> pods bound to it that have not ended; replaced, never changed in place.
+        #: Node -> pods bound to it that have not ended. Tuples are replaced, never changed.
         self._sitting_on: dict[str, tuple[Pod, ...]] = {}
 
     # Reading.
 
     def snapshot(self) -> Snapshot:
-        """Everything applied so far, weighed."""
+        """Return a snapshot of all nodes as they were weighed last."""
         self._latest = self._table.snapshot()
         return self._latest
 
     def settled(self) -> Snapshot:
-        """What calls decide on: the last snapshot that was made, unless ``apply`` has taken
-        anything since. What the cluster tells is late as it is, and may wait for the next."""
+        """Return the snapshot that calls decide on: the last one, or a new one after ``apply``.
+
+        Watch events do not force a new snapshot: they are late anyway and may wait for the next.
+        """
         return self._latest or self.snapshot()
 
     def gpunode(self, name: str) -> GPUNode | None:
@@ -198,7 +208,7 @@ class ClusterState:
         return list(self._nodes.values())
 
     def nodes_with_choice(self) -> list[Node]:
-        """Those on which it is annotated who chooses the device."""
+        """Return the nodes with the annotation ``headroom.gpu/device-choice``."""
         return [self._nodes[name] for name in self._with_choice]
 
     def pod(self, uid: str) -> Pod | None:
@@ -208,18 +218,23 @@ class ClusterState:
         return list(self._pods.values())
 
     def unbound(self) -> list[Pod]:
-        """The pods that no node has and that have not ended."""
+        """Return the pods that are not bound and have not ended."""
         return list(self._unbound.values())
 
     @property
     def latest_room(self) -> int:
-        """The generation of the snapshot in which something had got room anywhere, last; SMs that
-        grow idler count while a pod waits for that."""
+        """The generation of the last snapshot in which a node had gained headroom.
+
+        While a pod waits for less busy SMs, nodes whose SMs became less busy count too.
+        """
         calm = self.calms.latest if self._want_calm else 0
         return max(self.rooms.latest, calm)
 
     def unreserved_pods(self, name: str) -> list[Pod]:
-        """The pods on the node to which its ledger, once initialised, promises nothing."""
+        """Return the pods on the node without a reservation.
+
+        Return none until the node's ledger is initialised.
+        """
         gpunode = self._gpunodes.get(name)
         if gpunode is None or not gpunode.spec.initialised:
             return []
@@ -238,20 +253,23 @@ class ClusterState:
         return bool(self._unsettled)
 
     def take_unsettled(self) -> list[str]:
-        """The nodes on which a promise may have come to be left over, or to be missing, since the
-        last call."""
+        """Return the nodes that may have got an orphaned or missing reservation since the last
+        call."""
         names = list(self._unsettled)
         self._unsettled.clear()
         return names
 
     def confirmation(self, name: str) -> Vouch | None:
-        """What the agent's Lease says of the very report that is held; None where it says nothing
-        of it, or speaks of another."""
-        return self._signs.confirmation(name, self._gpunodes.get(name))
+        """Return what the agent's Lease confirms of the current report; None if the Lease does not
+        confirm this report."""
+        return self._heartbeats.confirmation(name, self._gpunodes.get(name))
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
-        """What is known of the node's devices: what its agent reports, however long ago, or what
-        its labels say where none ever did and labels are enough."""
+        """Return the devices of the node: its agent's last report, however old.
+
+        If no agent ever reported, return what the node's labels show, provided that the rules
+        accept labels; else None.
+        """
         if gpunode is not None and gpunode.status is not None:
             return gpunode.status
         node = self._nodes.get(name)
@@ -261,27 +279,31 @@ class ClusterState:
         return self._pods.get(self._uid_of.get((namespace, name), ""))
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
-        """What the pod asks for, with the default of its namespace."""
+        """Return what the pod requests, with the default of its namespace applied."""
         return understand(pod, self.namespaces.default_vram(pod.metadata.namespace), self.rules)
 
     def binding_to(self, name: str) -> dict[str, Reservation]:
-        """What this replica is about to promise on the node, by uid."""
+        """Return the reservations that this replica is about to write for the node, by pod uid."""
         return dict(self._assumed.get(name, {}))
 
     def binds_under_way(self) -> dict[str, dict[str, Reservation]]:
-        """Node -> what ``binding_to`` returns for it."""
+        """Return ``binding_to`` of all nodes, by node name."""
         return {name: dict(assumed) for name, assumed in list(self._assumed.items())}
 
     def manager(self, name: str) -> Reason | None:
-        """Who else gives out the GPUs of the node."""
+        """Return the reason that names the foreign allocator of the node's GPUs; None if none."""
         return self._allocators.manager(name)
 
     def heard_at_s(self, name: str) -> float:
-        """When the node's agent was heard of last, on the receiver's clock; -inf for never."""
+        """Return the time of the agent's last heartbeat, on the receiver's monotonic clock; -inf
+        if there was none."""
         return self._fresh_until_s(name) - self.stale_after_s
 
     def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:
-        """Fit the pod on this very object of the node, as if it held no promise to it yet."""
+        """Fit the pod on exactly this version of the GPUNode, without the pod's own reservation.
+
+        Return the placement, or the reason why the pod does not fit.
+        """
         request = self.understand(pod)
         if isinstance(request, Unreadable):
             return request.reason
@@ -292,13 +314,15 @@ class ClusterState:
         if reason := verdicts.reason(0):
             return reason
         placement = place(request, snap, verdicts, 0)
-        # The API server refuses every later update of a pod whose annotations are too large.
+        # The API server rejects every later update of a pod whose annotations are too large.
         return placement if has_room_for(pod, placement.annotations) else Reason.POD_TOO_LARGE
 
     def judge_as_weighed(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | None:
-        """As ``judge``, of the node as it was weighed last, which is half the work. None where it
-        does not fit, or where what was weighed is more than this object. For the thread alone that
-        owns the state."""
+        """Like ``judge``, but reuse the terms of the last weighing, which is half the work.
+
+        Return None if the pod does not fit, or if the last weighing counted more than this version
+        of the GPUNode. Only the thread that owns the state may call this.
+        """
         name, uid = gpunode.name, pod.metadata.uid
         reserved, request = gpunode.spec.reservations.keys(), self.understand(pod)
         if (
@@ -310,7 +334,7 @@ class ClusterState:
             or not request.asks
         ):
             return None
-        snap = self._alone(name)
+        snap = self._snapshot_of(name)
         if snap is None:
             return None
         verdicts = fit(request, snap, np.array([0]), now_s)
@@ -319,13 +343,17 @@ class ClusterState:
         placement = place(request, snap, verdicts, 0)
         return placement if has_room_for(pod, placement.annotations) else None
 
-    def weighed(self, gpunode: GPUNode, besides: Set[str] = frozenset()) -> NodeTerms:
-        """The node as filter would see it if this were its object, binds under way included and
-        promises to the pods with the uids ``besides`` not; from any thread."""
-        return self.terms_of(gpunode.name, gpunode, besides, self.binding_to(gpunode.name))
+    def weighed(self, gpunode: GPUNode, excluded: Set[str] = frozenset()) -> NodeTerms:
+        """Return the node's terms as filter would use them if ``gpunode`` were the current version.
+
+        Assumed binds count. Reservations of the pods with the uids ``excluded`` do not. May be
+        called from any thread.
+        """
+        return self.terms_of(gpunode.name, gpunode, excluded, self.binding_to(gpunode.name))
 
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """What a pod bound to the node without our promise is charged; None if it is not ours."""
+        """Return the reservation to write for an unreserved pod on the node; None if the pod
+        requests no GPU resource that Headroom manages."""
         if not asks_for_gpu(pod, self.rules):
             return None
         status = self.report(gpunode.name, gpunode)
@@ -340,12 +368,14 @@ class ClusterState:
 
     @property
     def crowded(self) -> list[str]:
-        """Nodes with a device that has no room for all that sit there, or that is unhealthy, and
-        those of which somebody is to leave."""
+        """Nodes with an overfull or unhealthy device, or with a pod marked for eviction."""
         return list(self._crowded)
 
     def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:
-        """Who has to leave the node, as this very object of it tells."""
+        """Return the pods to evict from the node according to exactly this version of the GPUNode.
+
+        Return none if the report is missing or stale.
+        """
         name = gpunode.name
         if gpunode.status is None or self._fresh_until_s(name) < now_s:
             return Misplaced()
@@ -354,22 +384,22 @@ class ClusterState:
             return Misplaced()
         devices = self.terms_of(name, gpunode).devices
         leaving = self._leaving(gpunode.status, name)
-        return misplaced(devices, idle, leaving, not self.back_offs.holds_as_told(gpunode))
+        return misplaced(devices, idle, leaving, not self.back_offs.holds_in(gpunode))
 
     def sitting_on(self, name: str) -> tuple[Pod, ...]:
-        """Pods bound to the node that have not ended."""
+        """Return the pods bound to the node that have not ended."""
         return self._sitting_on.get(name, ())
 
     def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
-        """Node -> pods for which others leave it, or have left it."""
+        """Return by node the pods for which other pods are or were evicted from it."""
         return self.nominations.nominees(now_s, self._departing)
 
     def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
-        """Node -> the nominees that the pod leaves it to."""
+        """Return by node the nominees that go before this pod."""
         return self.nominations.held_for(pod, now_s, self._departing)
 
     def places(self, now_s: float) -> Mapping[str, Place]:
-        """Uid -> the place that is held, or was held, for an unbound pod; changes nothing."""
+        """Return by pod uid the node that is or was held for an unbound pod. Changes no state."""
         return self.nominations.places(now_s, self._departing)
 
     def _departing(self, name: str) -> bool:
@@ -378,13 +408,18 @@ class ClusterState:
     # Writing.
 
     def follow(self, rules: Rules) -> None:
-        """Decide by these rules from now on, of which only what no node was weighed by may differ:
-        what is refused, how it is scored, who is evicted."""
+        """Use these rules from now on.
+
+        They may differ from the old ones only where no weighing depends on them: rejection,
+        scoring and eviction.
+        """
         self.rules = rules
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take events in the order in which they happened, and weigh what they changed at once:
-        before the nodes that wait for that."""
+        """Apply events in the order in which they happened, and weigh the changed nodes at once.
+
+        These nodes are weighed before any node that was dirty already.
+        """
         self._latest = None
         waiting: dict[str, None] = {}
         if not self._awaited:
@@ -398,14 +433,16 @@ class ClusterState:
                     waiting.pop(name, None)
                     self._weigh(name)
         finally:
-            waiting.update(self._dirty)  # not weighed if something was raised
+            waiting.update(self._dirty)  # the nodes not weighed because of an exception
             self._dirty = waiting
         if not self._awaited:
             self.begun = self.begun or not waiting
 
     def taking(self, events: Iterable[Event]) -> Iterator[None]:
-        """Take events in steps, each of a fraction of a millisecond, and weigh nothing yet. What
-        is applied between two of them may have happened later."""
+        """Apply events in steps, each of a fraction of a millisecond, without weighing any node.
+
+        Other events may be applied between two steps, and may have happened later.
+        """
         for event in events:
             if isinstance(event, Relisted):
                 yield from self._relist(event)
@@ -414,7 +451,7 @@ class ClusterState:
                 yield
 
     def weigh_next(self) -> bool:
-        """Weigh one of the nodes that wait for that; false where there is none."""
+        """Weigh one dirty node; return false if there is none, or if a kind is still awaited."""
         if not self.has_unweighed:
             return False
         name = next(iter(self._dirty))
@@ -426,12 +463,13 @@ class ClusterState:
         return True
 
     def weigh_failed_again(self) -> None:
-        """Have those nodes weighed again of which that raised an exception."""
+        """Mark the nodes dirty whose weighing raised an exception."""
         self._dirty.update(self._not_weighed)
         self._not_weighed.clear()
 
     def _weigh(self, name: str) -> None:
-        """Raises what a bug raises; the node takes no pods until it was weighed again."""
+        """Weigh a node. If that raises an exception, the node takes no pods until the next
+        weighing succeeds."""
         try:
             self._weigh_again(name)
         except Exception:
@@ -451,7 +489,7 @@ class ClusterState:
             self.overcommits.weighed(name, ())
             self.overuses.weighed(name, ())
             self.activities.weighed(name, ())
-            self._signs.woke_up.discard(name)
+            self._heartbeats.revived.discard(name)
             return
         pods = (self._pods[uid] for uid in self._uids_on.get(name, ()))
         self._sitting_on[name] = tuple(pod for pod in pods if not pod.ended)
@@ -464,17 +502,17 @@ class ClusterState:
             self.observations.bypassed(name, self._unreserved_pods_of(gpunode))
         self.observations.weighed(name, terms.devices)
         held = terms.devices
-        if assumed and any_overcommitted(held):  # what may come is not there yet
+        if assumed and any_overcommitted(held):  # assumed binds are no overcommitment yet
             held = self.terms_of(name, gpunode).devices
         self.overcommits.weighed(name, held)
         self.overuses.weighed(name, held)
         generation = self._table.next_generation
-        if name in self._signs.woke_up or grew(before, terms):
+        if name in self._heartbeats.revived or grew(before, terms):
             self.rooms.note(name, generation)
         self.activities.weighed(name, terms.devices)
         if before is not None and grew_idler(before, terms):
             self.calms.note(name, generation)
-        self._signs.woke_up.discard(name)
+        self._heartbeats.revived.discard(name)
         if self._holds_unsettled(name):
             self._unsettled[name] = None
         self._note_crowd(name, terms)
@@ -488,8 +526,11 @@ class ClusterState:
             self._crowded.pop(name, None)
 
     def _holds_unsettled(self, name: str) -> bool:
-        """Whether a pod that was promised something there is gone, has ended or is elsewhere, or
-        one sits there that was promised nothing."""
+        """Whether the node may have an orphaned or a missing reservation.
+
+        True if a pod with a reservation is gone, has ended or is on another node, or if a pod on
+        the node has no reservation.
+        """
         gpunode = self._gpunodes.get(name)
         if gpunode is None:
             return False
@@ -505,7 +546,7 @@ class ClusterState:
             case PodSeen(pod):
                 self._put_pod(pod)
             case PodGone(uid, ended):
-                self._pod_went(uid, ended)
+                self._forget_pod(uid, ended)
             case NodeSeen(node):
                 if is_unreachable(node) or is_unreachable(self._nodes.get(node.metadata.name)):
                     self.departures.restart(node.metadata.name)
@@ -528,12 +569,12 @@ class ClusterState:
                 self._put_namespace(namespace)
             case NamespaceGone(name):
                 if self.namespaces.lose(name):
-                    self._soil_defaulted(name)
+                    self._mark_namespace_dirty(name)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
             case GPUNodeGone(name):
                 self._gpunodes.pop(name, None)
-                self._signs.lose_report(name)
+                self._heartbeats.lose_report(name)
                 self.departures.keep(name, ())
                 self.observations.lose(name)
                 self.back_offs.forget(name)
@@ -543,9 +584,9 @@ class ClusterState:
             case HeartbeatGone(name):
                 self._drop_lease(name)
             case SliceSeen(piece):
-                self._soil(self._allocators.see_slice(piece))
+                self._mark_dirty(self._allocators.see_slice(piece))
             case SliceGone(name):
-                self._soil(self._allocators.lose_slice(name))
+                self._mark_dirty(self._allocators.lose_slice(name))
             case BudgetSeen(budget):
                 self.budgets.see(budget)
             case BudgetGone(namespace_name, name):
@@ -568,30 +609,30 @@ class ClusterState:
                     self._assumed.pop(name, None)
                 held = self._gpunodes.get(name)
                 if held is None or uid not in held.spec.reservations:
-                    self._dirty[name] = None  # else what is promised counts in its stead already
+                    self._dirty[name] = None  # else the written reservation counts already
             case AssumedSeen(binds, nominations):
                 self._follow_binds({name: dict(assumed) for name, assumed in binds.items()})
                 self.nominations.follow(nominations)
 
     def _move_activity(self, name: str) -> None:
-        """Memory has not moved, so nothing is weighed."""
+        """Update the SM activity of a node. Memory is unchanged, so the node is not weighed."""
         before, gpunode = self._table.get(name), self._gpunodes.get(name)
         if before is None or gpunode is None or gpunode.status is None:
             return
         self._put_measured(before, self.activities.moved(before, gpunode.status.observed_at))
 
     def _put_measured(self, before: NodeTerms, after: NodeTerms) -> None:
-        """The node has as much room as before."""
+        """Store terms that differ only in measurements. The headroom of the node is unchanged."""
         if grew_idler(before, after):
             self.calms.note(after.name, self._table.next_generation)
         self._table.put_measured(after)
 
     def concerns(self, pod: Pod) -> bool:
-        """Whether anything is kept of this pod; from any thread."""
+        """Whether the state keeps anything of this pod. May be called from any thread."""
         return asks_for_gpu(pod, self.rules) or bool(of_pod(pod)) or says(pod)
 
     def _relist(self, event: Relisted) -> Iterator[None]:
-        """Forget what the list does not name, then take what it does."""
+        """Drop the objects that are not in the list, then apply the listed ones."""
         kind, objects, at_s = event.kind, event.objects, event.at_s
         names: set[str] = set()
         for o in objects:
@@ -600,10 +641,10 @@ class ClusterState:
         budgets = {key(o) for o in objects if isinstance(o, PodDisruptionBudget)}
         gone: list[Event] = []
         if kind is Pod:
-            # Not what a watch tells: what is held may not be the last that became of them.
+            # The last version held may not be the last one that existed, as the watch was down.
             for uid in [*self._pods, *self._allocators.known("pod"), *self.neighbours.known()]:
                 if uid not in names:
-                    self._pod_went(uid, last=False)
+                    self._forget_pod(uid, last=False)
                 yield
         elif kind is Node:
             gone = [NodeGone(name) for name in self._nodes.keys() - names]
@@ -617,7 +658,7 @@ class ClusterState:
             self.budgets.awaited = False
             gone = [BudgetGone(*each) for each in self.budgets.known() - budgets]
         else:
-            gone = [HeartbeatGone(name) for name in self._signs.leased() - names]
+            gone = [HeartbeatGone(name) for name in self._heartbeats.leased() - names]
         for event_of_absence in gone:
             self._apply(event_of_absence)
             yield
@@ -645,15 +686,15 @@ class ClusterState:
     def _put_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         gpunode = None if pod.node in self._dirty else self._gpunodes.get(pod.node)
-        soils = matters(pod, self._pods.get(uid), gpunode)
-        self._drop_pod(uid, soils=soils)
+        reweigh = matters(pod, self._pods.get(uid), gpunode)
+        self._drop_pod(uid, reweigh=reweigh)
         if pod.node or pod.ended:
             self.nominations.lose(uid)
         self.neighbours.see(pod)
-        # Pods that share a GPU in another's way need not ask for one in ours.
-        self._soil(self._allocators.see_pod(pod))
+        # Pods that use a foreign allocator need not request a resource of ours.
+        self._mark_dirty(self._allocators.see_pod(pod))
         if not asks_for_gpu(pod, self.rules):
-            if not soils:
+            if not reweigh:
                 self._dirty[pod.node] = None
             return
         self._pods[uid] = pod
@@ -661,7 +702,7 @@ class ClusterState:
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
         if pod.node:
             self._uids_on[pod.node] = (*self._uids_on.get(pod.node, ()), uid)
-            if soils:
+            if reweigh:
                 self._dirty[pod.node] = None
             else:
                 others = (o for o in self._sitting_on.get(pod.node, ()) if o.metadata.uid != uid)
@@ -673,7 +714,7 @@ class ClusterState:
             if pod.annotation(MAX_SM) is not None:
                 self._want_calm.add(uid)
 
-    def _drop_pod(self, uid: str, *, soils: bool = True) -> None:
+    def _drop_pod(self, uid: str, *, reweigh: bool = True) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
@@ -688,18 +729,18 @@ class ClusterState:
                 self._uids_on[pod.node] = others
             else:
                 del self._uids_on[pod.node]
-            if soils:
+            if reweigh:
                 self._dirty[pod.node] = None
 
-    def _pod_went(self, uid: str, ended: bool = False, last: bool = True) -> None:
+    def _forget_pod(self, uid: str, ended: bool = False, last: bool = True) -> None:
         if (pod := self._pods.get(uid)) is not None:
             self.departures.note(pod, ended, last)
-        self._soil(self._allocators.lose_pod(uid))
+        self._mark_dirty(self._allocators.lose_pod(uid))
         self.neighbours.lose(uid)
         self.nominations.lose(uid)
         self._drop_pod(uid)
 
-    def _soil(self, names: Iterable[str]) -> None:
+    def _mark_dirty(self, names: Iterable[str]) -> None:
         self._dirty.update(dict.fromkeys(names))
 
     def _assume(self, pod: Pod, node: str, placement: Placement | None) -> None:
@@ -712,23 +753,23 @@ class ClusterState:
                 metadata.namespace, metadata.name, charged
             )
         else:
-            reservation = self._expected(pod, gpunode) or self.adopt(pod, gpunode)
+            reservation = self._likely_reservation(pod, gpunode) or self.adopt(pod, gpunode)
         if reservation is not None:
             self._assumed.setdefault(node, {})[metadata.uid] = reservation
             self._dirty[node] = None
 
     def _follow_binds(self, after: dict[str, dict[str, Reservation]]) -> None:
-        """Count these assumed binds instead of those of before."""
+        """Replace all assumed binds by these."""
         before, self._assumed = self._assumed, after
         names = before.keys() | after.keys()
-        self._soil(name for name in names if before.get(name) != after.get(name))
+        self._mark_dirty(name for name in names if before.get(name) != after.get(name))
 
-    def _expected(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """What is about to be promised, as far as is known here; None where it has no room."""
+    def _likely_reservation(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """Return the reservation that a bind is likely to write; None if the pod does not fit."""
         request, name = self.understand(pod), gpunode.name
         if isinstance(request, Unreadable):
             return None
-        snap = self._alone(name)
+        snap = self._snapshot_of(name)
         if snap is None:
             assumed = self._assumed.get(name, NOTHING)
             snap = build([self.terms_of(name, gpunode, assumed=assumed)])
@@ -738,26 +779,30 @@ class ClusterState:
         reserved = list(charges(request, snap, verdicts, 0))
         return Reservation(pod.metadata.namespace, pod.metadata.name, reserved)
 
-    def _alone(self, name: str) -> Snapshot | None:
-        """The node as it was weighed last; None where it waits to be weighed."""
+    def _snapshot_of(self, name: str) -> Snapshot | None:
+        """Return a snapshot of this node as it was weighed last; None if the node is dirty."""
         if name in self._dirty:
             return None
         snap = self._table.snapshot()
         row = snap.row_of.get(name)
         return None if row is None else snap.part(np.array([row]))
 
-    def _counts_already(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
-        """Whether nothing of the node has to be weighed again for this version of its object."""
+    def _already_counts(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
+        """Whether the node's terms already count everything in this version of its GPUNode."""
         name, terms = gpunode.name, self._table.get(gpunode.name)
         if held is None or terms is None or name in self._dirty:
             return False
-        # What is overcommitted is told of promises, and not of what may come.
+        # Overcommitment is reported for reservations, not for assumed binds. So an overcommitted
+        # node must be weighed again once an assumed bind has become a reservation.
         assumed = self._assumed.get(name, NOTHING)
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
-    def _only_measures(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
-        """Whether this version of the node's object tells no more than that pods use more or less
-        of what they are charged anyway; then it is taken in, and nothing has to be weighed."""
+    def _apply_measurements(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
+        """Apply the version of a GPUNode in which only measured use differs, without weighing.
+
+        Return false, and change nothing, if more than that differs. Use below a pod's reservation
+        frees or takes no memory, so most reports qualify.
+        """
         name = gpunode.name
         before, found = self._table.get(name), self._found.get(name)
         if (
@@ -770,7 +815,7 @@ class ClusterState:
             or held.status.sources != gpunode.status.sources
             or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
             or name in self._crowded
-            or name in self._signs.woke_up
+            or name in self._heartbeats.revived
             or name in self.overcommits
         ):
             return False
@@ -781,11 +826,11 @@ class ClusterState:
         if devices is None:
             return False
         self._found[name] = msgspec.structs.replace(found, status=gpunode.status)
-        self._put_measured(before, self._heard_of(before, self.activities.applied(devices)))
+        self._put_measured(before, self._refreshed(before, self.activities.applied(devices)))
         return True
 
-    def _heard_of(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
-        """The node, of which an agent reports, as of now."""
+    def _refreshed(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
+        """Return the terms with these devices and the current staleness deadline."""
         fresh_until_s = self._fresh_until_s(before.name)
         return msgspec.structs.replace(
             before,
@@ -799,25 +844,25 @@ class ClusterState:
 
     def _put_namespace(self, namespace: Namespace) -> None:
         if self.namespaces.see(namespace):
-            self._soil_defaulted(namespace.metadata.name)
+            self._mark_namespace_dirty(namespace.metadata.name)
 
-    def _soil_defaulted(self, namespace: str) -> None:
-        # What its bystanders are charged hangs on it.
+    def _mark_namespace_dirty(self, namespace: str) -> None:
+        # The charges of its unreserved pods depend on the default.
         for name, pods in self._sitting_on.items():
             if any(pod.metadata.namespace == namespace for pod in pods):
                 self._dirty[name] = None
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         held = self._gpunodes.get(gpunode.name)
-        # The watch repeats what our own write returned, and a list all that has not changed.
+        # The watch repeats the result of our own writes; a list repeats unchanged objects.
         if held is not None and (gpunode == held or older(gpunode, held)):
             return
         self.departures.keep(gpunode.name, gpunode.spec.reservations)
         self.observations.see(gpunode, partial(self._circumstances, gpunode), at_s)
         self.back_offs.note(gpunode.name, marked(gpunode), at_s)
         self._gpunodes[gpunode.name] = gpunode
-        self._signs.see_report(gpunode, at_s, self.epoch_s)
-        if not self._counts_already(held, gpunode) and not self._only_measures(held, gpunode):
+        self._heartbeats.see_report(gpunode, at_s, self.epoch_s)
+        if not self._already_counts(held, gpunode) and not self._apply_measurements(held, gpunode):
             self._dirty[gpunode.name] = None
         elif self._holds_unsettled(gpunode.name):
             self._unsettled[gpunode.name] = None
@@ -825,20 +870,20 @@ class ClusterState:
     def _put_lease(self, lease: Lease, at_s: float) -> None:
         name, vouch = lease.metadata.name, vouch_of(lease)
         if vouch is None:
-            self._drop_lease(name)  # says nothing of any report, hence nothing of the node
+            self._drop_lease(name)  # confirms no report, so it is no heartbeat
             return
         gpunode, before = self._gpunodes.get(name), self._table.get(name)
-        self._signs.see_lease(name, vouch, gpunode, at_s, self.epoch_s)
+        self._heartbeats.see_lease(name, vouch, gpunode, at_s, self.epoch_s)
         reports = gpunode is not None and gpunode.status is not None
-        if not reports or before is None or name in self._signs.woke_up:
+        if not reports or before is None or name in self._heartbeats.revived:
             self._dirty[name] = None
             return
-        self._table.put_measured(self._heard_of(before, before.devices))
+        self._table.put_measured(self._refreshed(before, before.devices))
         if self._holds_unsettled(name):
             self._unsettled[name] = None
 
     def _drop_lease(self, name: str) -> None:
-        self._signs.lose_lease(name)
+        self._heartbeats.lose_lease(name)
         self._dirty[name] = None
 
     # Weighing.
@@ -847,25 +892,26 @@ class ClusterState:
         self,
         name: str,
         gpunode: GPUNode | None,
-        besides: Set[str] = frozenset(),
+        excluded: Set[str] = frozenset(),
         assumed: Mapping[str, Reservation] = NOTHING,
         keep: bool = False,
     ) -> NodeTerms:
-        """One node's terms; promises to the pods with the uids ``besides`` are not counted.
+        """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
 
-        ``assumed`` is for filter only: a bind that counted others on their way would refuse for
-        promises that are never made. ``keep``: this is how the node is, not how it might be, and is
-        built upon the next time; for the thread alone that owns the state.
+        ``assumed``: reservations of assumed binds, for filter only. If a bind counted them, it
+        could fail because of reservations that are never written.
+        ``keep``: the arguments describe the actual node, not a hypothetical one, and the result
+        is reused by the next weighing. Only the thread that owns the state may set it.
         """
-        wished, status = self._wishes(name), self.report(name, gpunode)
+        requested, status = self._wishes(name), self.report(name, gpunode)
         node, manager = self._nodes.get(name), self._allocators.manager(name)
         reason, detail = obstacle(
             node,
             gpunode,
             status,
-            wished,
+            requested,
             manager,
-            gpunode is not None and self.back_offs.holds_as_told(gpunode),
+            gpunode is not None and self.back_offs.holds_in(gpunode),
             self.rules,
         )
         if gpunode is None or status is None:
@@ -876,19 +922,19 @@ class ClusterState:
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
         reservations: Mapping[str, Reservation] = gpunode.spec.reservations
         unwritten = {**assumed, **self._unreserved_pods_of(gpunode)}
-        if unwritten or not reservations.keys().isdisjoint(besides):
+        if unwritten or not reservations.keys().isdisjoint(excluded):
             reservations = {**unwritten, **reservations}
-            reservations = {uid: each for uid, each in reservations.items() if uid not in besides}
+            reservations = {uid: each for uid, each in reservations.items() if uid not in excluded}
         leaving = self._leaving(status, name) - assumed.keys()
         before = self._found.get(name) if keep else None
-        found = find(status, reservations, leaving, wished.device_choice, before)
+        found = find(status, reservations, leaving, requested.device_choice, before)
         if keep:
             self._found[name] = found
-        reserve_bytes = wished.reserve_bytes
+        reserve_bytes = requested.reserve_bytes
         devices = weigh(found.occupancy, status, reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
         devices = self.activities.applied(devices)
         by_agent = status is gpunode.status
-        # Nobody vouches for labels, and nobody can be late with it.
+        # Labels come without a heartbeat, so they never become stale.
         fresh_until_s = self._fresh_until_s(name) if by_agent else inf
         return NodeTerms(
             name,
@@ -899,18 +945,18 @@ class ClusterState:
             any(source.state == "degraded" for source in status.sources),
             unmeasured="" if by_agent else status.sources[0].message,
             obeys_environment=status.plugin.pinning != "ignored",
-            pins=wished.device_choice is DeviceChoice.PINNED
+            pins=requested.device_choice is DeviceChoice.PINNED
             and status.plugin.pinning == "honoured",
-            gated=wished.device_choice is DeviceChoice.GATED,
+            gated=requested.device_choice is DeviceChoice.GATED,
             detail=detail,
         )
 
     def _fresh_until_s(self, name: str) -> float:
-        return self._signs.fresh_until_s(name, self._gpunodes.get(name))
+        return self._heartbeats.fresh_until_s(name, self._gpunodes.get(name))
 
     def _leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
-        """Pods that the report still shows and that are ending, have ended or are gone: before the
-        next pod is admitted the kubelet takes back what they hold, or does not."""
+        """Return uids of pods that the report still shows and that are ending, have ended or are
+        deleted. The kubelet may or may not free their replicas before it admits the next pod."""
         staying = {
             pod.metadata.uid
             for pod in self._sitting_on.get(name, ())
@@ -925,8 +971,8 @@ class ClusterState:
             self._unreserved_pods_of(gpunode), leaving, self._wishes(name).device_choice
         )
 
-    def _sat(self, uid: str, node: str) -> bool:
-        """Whether the pod was bound to the node, as far as was seen."""
+    def _was_bound(self, uid: str, node: str) -> bool:
+        """Whether the pod is, or was when it was last seen, bound to the node."""
         pod, departure = self._pods.get(uid), self.departures.seen(uid)
         return (pod is not None and pod.node == node) or (
             pod is None and departure is not None and departure.node == node
@@ -936,8 +982,8 @@ class ClusterState:
         return wishes(self._nodes.get(name))
 
     def _unreserved_pods_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
-        """The pods on the node that this very object promises nothing to: one held earlier may
-        have promised them something that has been taken back since."""
+        """Return the reservations to charge for pods without one in exactly this version of the
+        GPUNode. An earlier version may have had reservations that were removed since."""
         return {
             pod.metadata.uid: reservation
             for pod in self._sitting_on.get(gpunode.name, ())

@@ -1,11 +1,11 @@
-"""Decisions on record: what each verb made of an attempt to place a pod, compact and bounded.
+"""Records of scheduling attempts: the result of each extender call, compact and bounded.
 
-An attempt is known by its decision id, the pod's uid and resourceVersion. Kept are codes and
-columns, each part as MessagePack, and no text but names: sentences are made when somebody reads.
-The part of a verb that is called again for the same version of a pod takes the place of the one
-before, so that a storm of retries is one record that is counted up and pushes nobody out.
+The decision id identifies an attempt: the pod's uid and resourceVersion. A record keeps one part
+per verb, encoded as MessagePack. Parts hold codes, numbers and names; sentences are built only when
+a record is read. If a verb is called again for the same version of a pod, its part is replaced and
+a counter grows. So a storm of retries fills one record and displaces no others.
 
-One thread writes; others may read at any time what they were handed.
+One thread writes. Other threads may read the records they were given at any time.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from extender.placement.policy import Weights
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is kept: whichever is reached first."""
+    """Limits of the kept records. The oldest records are dropped once any limit is exceeded."""
 
     decisions: int = 10_000
     size_bytes: int = 16 << 20
@@ -32,42 +32,48 @@ DEFAULT_BOUNDS = Bounds()
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one container asks for."""
+    """The request of one container."""
 
     container: str
     resource: str
     count: int
-    #: As users write it, and who says so.
+    #: The amount of memory as the user wrote it.
     amount: str
+    #: The origin of the amount, such as the pod's annotation or the namespace's default.
     source: str
 
 
 class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a filter call."""
+
     #: Unix time, seconds; as in all parts.
     at_s: float
     took_us: int
     generation: int
     offered: int
     fits: int
-    #: Code of the reason -> nodes refused for it.
+    #: Code of the reason -> number of nodes rejected for it.
     rejected: dict[int, int]
     asked: tuple[Asked, ...]
-    #: All were let pass, whatever they were refused for: the mode was observe.
+    #: Whether the mode was observe: all nodes passed, the rejected ones too.
     observed: bool = False
 
 
 class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a prioritize call."""
+
     at_s: float
     took_us: int
     generation: int
     offered: int
-    #: Empty where any would do.
+    #: The node with the highest score; empty if all nodes are equally good.
     winner: str
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A scored node. Score and terms are in thousandths, the terms in the order of ``TERMS``."""
+
     node: str
-    #: In thousandths; the terms in the order of ``TERMS``.
     score: int
     terms: tuple[int, ...]
 
@@ -81,13 +87,13 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The best of those that were ranked, the winner first."""
+    """The nodes with the highest scores, the winner first."""
 
     best: tuple[Candidate, ...]
 
 
 class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A pod that is to leave, or leaves anyway."""
+    """A pod to evict, or one that is being deleted already (``leaving``)."""
 
     namespace: str
     name: str
@@ -97,75 +103,85 @@ class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Loser(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A node on which others would have had to leave."""
+    """A node with possible victims that was not chosen."""
 
     node: str
     victims: int
-    #: By what it is worse, as ``cluster.victimstold.LOST_BY`` has it.
+    #: Why the chosen node is better, from ``preemption_report.LOST_BY``.
     lost_by: str
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a preempt call, or of the preemption controller."""
+
     at_s: float
     took_us: int
-    #: Nodes with victims that kube-scheduler proposed, and those that it was told.
+    #: Number of nodes that kube-scheduler proposed with victims.
     offered: int
+    #: Number of nodes returned to kube-scheduler.
     kept: int
-    #: The best of them; empty where nobody is to leave.
+    #: The best node; empty if no pod has to be evicted.
     node: str = ""
     victims: tuple[Victim, ...] = ()
-    #: Victims that are none of ours, which kube-scheduler needs.
+    #: Number of victims without a GPU, which kube-scheduler needs for other resources.
     others: int = 0
     pdb_violations: int = 0
-    #: Whose choice it is: "proposed" by kube-scheduler, "corrected", "added" where it proposed
-    #: nothing, or "controller" where it did not even ask.
+    #: The origin of the victims: "proposed" by kube-scheduler and accepted, "corrected", "added"
+    #: if kube-scheduler proposed none, or "controller" if it made no preempt call.
     source: str = ""
     losers: tuple[Loser, ...] = ()
-    #: Nodes on which no removal was found to help; whether there will be room anyway; whether some
-    #: node was not looked at to the end.
+    #: Number of nodes on which no eviction was found to help.
     helpless: int = 0
+    #: Whether the pod will fit once pods that are ending have ended.
     soon: bool = False
+    #: Whether the search ran out of time before it had examined every node.
     cut_short: bool = False
 
 
 class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of a bind call."""
+
     at_s: float
     took_us: int
     node: str
-    #: bound, declined or failed.
+    #: "bound", "declined" or "failed".
     outcome: str
-    #: Code of the reason why it was declined, 0 for none; what failed, in words.
+    #: Code of the reason why the bind was declined; 0 for none.
     reason: int
+    #: The error, if the bind failed.
     message: str
 
 
 Part = Filtered | Ranked | Candidates | Preempted | BindTried
 _KINDS: tuple[type, ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
-_PLACE_OF = {kind: place for place, kind in enumerate(_KINDS)}
-#: The terms of a score.
+_INDEX_OF = {kind: index for index, kind in enumerate(_KINDS)}
+#: Names of the terms of a score.
 TERMS = tuple(each.name for each in fields(Weights))
 P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
-MOST_NAME_CHARS = 1024
+MAX_NAME_CHARS = 1024
 _encode = msgspec.msgpack.encode
-#: What a record takes without its parts and its texts, and a part without its bytes: measured.
+#: Measured memory of a record without parts and texts, and of a part without its content.
 RECORD_BYTES, PART_BYTES = 540, 55
 
 
 @dataclass(slots=True, eq=False)
 class Record:
+    """One scheduling attempt."""
+
     decision_id: str
     namespace: str
     name: str
-    #: Unix time, seconds: of the first call and of the last.
+    #: Unix time of the first call, in seconds.
     first_at_s: float
+    #: Unix time of the last call, in seconds.
     at_s: float = 0.0
-    #: The node that it was bound to, or that won; empty for none.
+    #: The node that the pod was bound to, or the winner; empty for none.
     node: str = ""
-    #: That of all records when this one was written to last.
+    #: ``Records.version`` when this record was last written.
     version: int = 0
-    #: As reckoned from what is kept; a test holds it against what Python takes.
+    #: Estimated memory. A test compares it with what Python allocates.
     size_bytes: int = 0
-    #: Of each kind what it says, and how often that verb was called.
+    #: The encoded part of each kind, and how often its verb was called.
     _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
     _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
 
@@ -174,31 +190,33 @@ class Record:
         return self.decision_id.rpartition(".")[0]
 
     def part(self, kind: type[P]) -> P | None:
-        part = self._parts[_PLACE_OF[kind]]
+        part = self._parts[_INDEX_OF[kind]]
         return msgspec.msgpack.decode(part, type=kind) if part else None
 
     def times(self, kind: type) -> int:
-        return self._times[_PLACE_OF[kind]]
+        return self._times[_INDEX_OF[kind]]
 
     def put(self, part: Part, times: int | None = None) -> int:
-        """Returns by how many bytes it has grown; ``times``: how often that verb was called, one
-        more than before if not given."""
-        place, said = _PLACE_OF[type(part)], _encode(part)
-        before = self._parts[place]
-        self._parts[place] = said
-        self._times[place] = self._times[place] + 1 if times is None else times
-        grown = len(said) - len(before) + (0 if before else PART_BYTES)
-        self.size_bytes += grown
-        return grown
+        """Replace the part of this kind; return by how many bytes the record has grown.
+
+        ``times``: how often the verb was called; None: one more than before.
+        """
+        index, encoded = _INDEX_OF[type(part)], _encode(part)
+        before = self._parts[index]
+        self._parts[index] = encoded
+        self._times[index] = self._times[index] + 1 if times is None else times
+        growth_bytes = len(encoded) - len(before) + (0 if before else PART_BYTES)
+        self.size_bytes += growth_bytes
+        return growth_bytes
 
 
 class Records:
-    """Those written to last come last; the others go first."""
+    """All records within the bounds. The record written longest ago is dropped first."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.size_bytes = 0
-        #: Grows with every part that is noted.
+        #: Grows with every part that is written.
         self.version = 0
         self._records: OrderedDict[str, Record] = OrderedDict()
 
@@ -213,11 +231,11 @@ class Records:
     def note(
         self, decision_id: str, namespace: str, name: str, part: Part, at_s: float, node: str = ""
     ) -> None:
-        """Put what a verb did on record; ``at_s`` is now, in Unix seconds.
+        """Record the result of a verb. ``at_s`` is the current Unix time, in seconds.
 
-        What has longer names than an API server takes is not recorded.
+        Names that are longer than the API server accepts are not recorded.
         """
-        if len(decision_id) + len(namespace) + len(name) > MOST_NAME_CHARS:
+        if len(decision_id) + len(namespace) + len(name) > MAX_NAME_CHARS:
             return
         record = self._records.get(decision_id)
         if record is None:
@@ -234,9 +252,9 @@ class Records:
         self._forget(at_s)
 
     def adopt(self, record: Record) -> None:
-        """Put a record of another process in the place of the one with its id."""
+        """Add a record of another process, or replace the one with the same decision id."""
         texts = len(record.decision_id) + len(record.namespace) + len(record.name)
-        if texts > MOST_NAME_CHARS:
+        if texts > MAX_NAME_CHARS:
             return
         record.size_bytes += RECORD_BYTES + texts
         before = self._records.pop(record.decision_id, None)
@@ -247,7 +265,7 @@ class Records:
         self._forget(record.at_s)
 
     def newer_than(self, version: int) -> list[Record]:
-        """Those that were written to since that version, the oldest first."""
+        """Return the records written after this version, the oldest first."""
         newer = list(takewhile(lambda record: record.version > version, self.newest_first()))
         newer.reverse()
         return newer

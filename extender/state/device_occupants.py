@@ -1,4 +1,4 @@
-"""Who holds memory of a device, and how far along each of them is."""
+"""Lists the pods that hold memory of a device, with the phase of each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,36 +10,36 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
 from extender.state.cluster_state import ClusterState
 
-#: waiting: promised, and its Binding was not seen; on_its_way: bound, on no device yet; running:
-#: seen on the device; ending: it is being deleted or has ended, and its memory is not free yet;
-#: gone: deleted, and no sample has shown yet that its memory is free.
+#: waiting: reserved, not bound yet. on_its_way: bound, on no device yet. running: reported on the
+#: device. ending: being deleted or ended, and its memory is not free yet. gone: deleted, and no
+#: sample has shown yet that its memory is free.
 Phase = Literal["waiting", "on_its_way", "running", "ending", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One pod on one device, or one that may come to be there."""
+    """A pod that is on the device, or that the device plugin may put there."""
 
     namespace: str
     name: str
     uid: str
     phase: Phase
-    #: False: it came without us, and only what it was measured to use is charged.
+    #: Whether the pod has a reservation there. If not, only its measured use is charged.
     reserved: bool
     requested_bytes: int
-    #: None while nothing was measured.
+    #: None if nothing was measured yet.
     measured_bytes: int | None
-    #: What counts against the device: the larger of both.
+    #: The larger of requested and measured bytes: the memory that is not free for reservation.
     charged_bytes: int
-    #: RFC 3339, when it was promised; empty where that is not known.
+    #: RFC 3339 time of the reservation; empty if unknown.
     since: str
-    #: As the pod says; None where it is not known, or does not.
+    #: The pod's ``spec.priority``; None if it is unset or the pod is unknown.
     priority: int | None
     uses: tuple[PodUse, ...]
 
 
 def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[Held]:
-    """All of a device, those with the most first."""
+    """Yield the pods of a device, the largest charge first."""
     gpunode = cluster.gpunode(node)
     status = gpunode.status if gpunode else None
     rows = [use for use in status.pods if use.device == terms.device.uuid] if status else []
@@ -70,16 +70,16 @@ def _held(
     )
 
 
-def _unobserved_pod(cluster: ClusterState, one: PodUse, rows: list[PodUse]) -> Held:
-    pod = cluster.pod(one.uid)
-    uses = tuple(use for use in rows if use.uid == one.uid)
+def _unobserved_pod(cluster: ClusterState, first_use: PodUse, rows: list[PodUse]) -> Held:
+    pod = cluster.pod(first_use.uid)
+    uses = tuple(use for use in rows if use.uid == first_use.uid)
     known = [use.used_bytes for use in uses if use.used_bytes is not None]
     measured_bytes = sum(known) if len(known) == len(uses) else None
     return Held(
-        namespace=one.namespace,
-        name=one.name,
-        uid=one.uid,
-        # One that asks for no GPU of ours is not known by name, and is there all the same.
+        namespace=first_use.namespace,
+        name=first_use.name,
+        uid=first_use.uid,
+        # The state keeps no pods that request no GPU; the report shows this one all the same.
         phase=_phase(pod, observed=True) if pod else "running",
         reserved=False,
         requested_bytes=0,

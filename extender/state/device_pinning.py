@@ -1,37 +1,42 @@
-"""To which device a pod is pinned; and why a node that is to be pinned cannot be, said for the
-administrator who wants to change it."""
+"""Device choice ``pinned``: the device of a pinned pod, and why a node cannot be pinned."""
 
 from contract.gpunode import Plugin, Reservation
 
 
 def why_not_pinned(plugin: Plugin) -> str:
-    """What stands in the way, as far as the report tells."""
+    """Return what prevents pinning, according to the report, and what the administrator can do."""
     strategy = plugin.device_list_strategy
     if plugin.pinning == "ignored":
         if "envvar" in strategy.split(","):
             return (
-                "the container toolkit does not obey the variable of unprivileged pods; pinned "
-                "takes accept-nvidia-visible-devices-envvar-when-unprivileged = true"
+                "the NVIDIA container toolkit ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods; "
+                "set accept-nvidia-visible-devices-envvar-when-unprivileged = true"
             )
         return (
-            f"the device plugin hands devices over by {strategy}, which counts more than the "
-            "variable; pinned takes DEVICE_LIST_STRATEGY=envvar"
+            f"the device plugin uses device list strategy {strategy}, which overrides "
+            "NVIDIA_VISIBLE_DEVICES; set DEVICE_LIST_STRATEGY=envvar"
         )
     if not strategy:
-        return "no report tells how the device plugin hands devices over"
+        return (
+            "the device list strategy of the device plugin is unknown, and device choice pinned "
+            "requires DEVICE_LIST_STRATEGY=envvar"
+        )
     if strategy != "envvar":
-        return f"of {strategy} nobody can tell which counts; pinned takes envvar alone"
+        return (
+            f"the device plugin uses device list strategy {strategy}, which may override "
+            "NVIDIA_VISIBLE_DEVICES; set DEVICE_LIST_STRATEGY=envvar"
+        )
     return (
-        "it is not seen that container toolkit and device plugin leave the choice to the variable; "
-        "pinned takes runtime mode auto, legacy or jit-cdi, and PASS_DEVICE_SPECS=false"
+        "the agent cannot confirm that NVIDIA_VISIBLE_DEVICES takes effect; "
+        "set NVIDIA runtime mode auto, legacy or jit-cdi, and PASS_DEVICE_SPECS=false"
     )
 
 
 def pinned_to(held: Reservation) -> str:
-    """The device of a pod that was promised it for certain; empty where there is none.
+    """Return the uuid of the device that a reservation pins its pod to; empty if it pins none.
 
-    A Binding of an earlier attempt may still arrive and tell the pod of this device. Before it can
-    be promised another, the promise must have been taken back, which makes such Bindings fail.
+    A Binding of an earlier attempt may still arrive and set this device in the pod's annotations.
+    So the pod keeps this device until the reservation is removed. Once it is, such a Binding fails.
     """
     charges = [charge for charge in held.charges if charge.by_environment]
     return next((min(charge.candidates) for charge in charges if len(charge.candidates) == 1), "")

@@ -1,7 +1,7 @@
-"""Where ledger, API server and agents do not say the same of a node.
+"""Finds pods for which ledger, API server and agent disagree.
 
-All of it happens for a moment and passes: reports and watches take their time. What stays is a
-fault of somebody's.
+Each mismatch occurs for a moment in normal operation, because reports and watches lag. A mismatch
+that stays shows a fault.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from extender.state.cluster_state import ClusterState
 
 
 class Mismatch(Enum):
-    #: The API server has a pod on the node to which the ledger promises nothing.
+    #: The API server has a pod on the node that has no reservation.
     BOUND_WITHOUT_RESERVATION = "bound_without_promise"
-    #: The ledger promises something to a pod that is gone, has ended, or is bound elsewhere.
+    #: The ledger has a reservation for a pod that is deleted, has ended, or is on another node.
     RESERVED_WITHOUT_POD = "promised_without_pod"
-    #: The agent shows a pod to which the ledger promises nothing.
+    #: The agent reports a pod that has no reservation.
     OBSERVED_WITHOUT_RESERVATION = "shown_without_promise"
-    #: The agent shows a pod on a device that it was not promised.
+    #: The agent reports a pod on a device outside its reservation.
     OUTSIDE_RESERVATION = "elsewhere_than_promised"
 
 
 def unreported(state: ClusterState, node: Node) -> bool:
-    """Whether the node has, or had, GPUs of ours, and no agent ever reported any."""
+    """Whether the node has, or had, GPUs managed by Headroom, and no agent ever reported them."""
     gpunode = state.gpunode(node.metadata.name)
     if gpunode is not None:
         return gpunode.status is None
@@ -33,7 +33,7 @@ def unreported(state: ClusterState, node: Node) -> bool:
 
 
 def mismatches(state: ClusterState, gpunode: GPUNode) -> Iterator[Mismatch]:
-    """One for each pod that does not agree; may be called from any thread."""
+    """Yield one mismatch for each affected pod. May be called from any thread."""
     reservations = gpunode.spec.reservations
     for _ in state.unreserved_pods(gpunode.name):
         yield Mismatch.BOUND_WITHOUT_RESERVATION

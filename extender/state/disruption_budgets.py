@@ -1,8 +1,8 @@
-"""Which pods a disruption budget is about, as kube-scheduler reads it when it preempts.
+"""Matches pods to PodDisruptionBudgets as kube-scheduler does when it preempts.
 
-A budget without a selector, or with an empty one, is about nobody there, nor is one whose selector
-is not valid; a pod without labels, or one whose eviction the budget has counted already, is none of
-its pods (``filterPodsWithPDBViolation``, pkg/scheduler/framework/plugins/defaultpreemption).
+A budget matches no pods if its selector is missing, empty or invalid. It never matches a pod
+without labels, nor a pod in ``status.disruptedPods``, whose eviction it has counted already
+(``filterPodsWithPDBViolation``, pkg/scheduler/framework/plugins/defaultpreemption).
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,10 @@ from extender.state.label_requirements import holds
 
 
 class Budgets:
+    """The PodDisruptionBudgets of the cluster."""
+
     def __init__(self) -> None:
-        #: Whether their list is yet to come; until then nobody knows whom not to evict.
+        #: Whether budgets are not listed yet. Until then it is unknown which pods they protect.
         self.awaited = False
         self._held: dict[tuple[str, str], PodDisruptionBudget] = {}
 
@@ -28,7 +30,7 @@ class Budgets:
         return set(self._held)
 
     def over(self, pods: Iterable[Pod]) -> list[Budget]:
-        """The budgets that some of these pods come under."""
+        """Return the budgets that match at least one of these pods."""
         found: list[Budget] = []
         if not self._held:
             return found
@@ -62,6 +64,6 @@ def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
     return (
         bool(exact or expressions)
         and all(labels.get(name) == value for name, value in exact.items())
-        # One that is not valid is about nobody.
+        # An invalid expression matches no pod.
         and all(holds(asked, labels) for asked in expressions)
     )

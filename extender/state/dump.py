@@ -1,8 +1,9 @@
-"""All that decides, as one value: taken from a state, and made a state again in another process.
+"""Dumps every input of a decision as one value, and rebuilds a cluster state from it elsewhere.
 
-What a state learned from whoever else gives out GPUs, from heartbeats and from evictions is kept as
-what followed from it. No pod keeps the value of any variable: of the only one that decides
-anything remains whether it shows no device, follows the placement, or is the pod's own choice.
+Foreign allocators, heartbeats and evictions are dumped as the facts derived from them.
+
+The values of environment variables are left out. Only ``NVIDIA_VISIBLE_DEVICES`` affects decisions.
+The dump keeps whether it hides all devices, follows the placement, or is set by the pod itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,9 +53,9 @@ from extender.state.sm_activity import key_of
 C = TypeVar("C", bound=Container)
 
 FORMAT = "headroom.gpu/snapshot/v1"
-#: A moment that no stamp is near to, so that it is not taken for a sign of life.
+#: Seconds on the monotonic clock. A report received then is never fresh.
 _LONG_AGO_S = -1e15
-#: What each of them leaves on a pod that it bound.
+#: The annotation that each foreign allocator leaves on a pod that it bound.
 _MARKS = {
     Reason.HAMI_MANAGES: "hami.io/vgpu-devices-allocated",
     Reason.KAI_MANAGES: "run.ai/reserve_for_gpu_index",
@@ -63,28 +64,32 @@ _MARKS = {
 
 
 class SmHistory(msgspec.Struct, frozen=True):
+    """SM activity of a GPU or GPU instance, from the metrics history."""
+
     gpu: str
     instance: int | None
     activity: Activity
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
+    """The objects of one node, and the facts derived from others."""
+
     name: str
     node: Node | None
     gpunode: GPUNode | None
-    #: Seconds of the clock of ``now_s``; None: its agent was never heard of.
+    #: Time of the agent's last heartbeat, on the clock of ``now_s``; None: there was none.
     heard_at_s: float | None
-    #: Code of the reason: somebody else gives out its GPUs.
+    #: Code of the reason that names the foreign allocator of its GPUs; None if none.
     manager: str | None
-    #: A pod was sent away from there a moment ago.
+    #: Whether the node backs off after an eviction.
     backs_off: bool
-    #: What the replica was about to promise, by uid.
+    #: Pod uid -> reservation of an assumed bind of this replica.
     binding: dict[str, Reservation]
     history: list[SmHistory]
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What filter said of a pod last."""
+    """The last filter call for a pod."""
 
     pod: Pod
     decision_id: str
@@ -97,6 +102,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class Prices(msgspec.Struct, frozen=True):
+    """``Market`` as JSON: the price of each class of device memory."""
+
     unit_bytes: int
     sizes: list[int]
     prices: list[float]
@@ -104,7 +111,7 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What is another in every dump, before all that is not."""
+    """The part that differs in every dump. The rest is equal for equal states."""
 
     format: str
     generated_at: str
@@ -116,6 +123,8 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
+    """The inputs that belong to no node or pod."""
+
     rules: Rules
     stale_after_s: float
     prices: Prices | None
@@ -124,6 +133,8 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Inputs(msgspec.Struct, frozen=True):
+    """A whole dump."""
+
     head: Head
     settled: Settled
     nodes: list[NodeFacts]
@@ -131,10 +142,11 @@ class Inputs(msgspec.Struct, frozen=True):
     decisions: list[Decided]
 
 
-# Taken from a state; all of it may be asked for from any thread.
+# Dumping. Any thread may call these functions.
 
 
 def settled(cluster: ClusterState) -> Settled:
+    """Return the rules, the prices and the defaults of namespaces."""
     market = cluster.usual.market
     prices = (
         None
@@ -151,13 +163,13 @@ def settled(cluster: ClusterState) -> Settled:
 
 
 def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFacts]:
-    """Of each node, by name."""
+    """Yield the facts of each node, in the order of names."""
     for terms in sorted(nodes, key=lambda terms: terms.name):
         name = terms.name
         manager, heard_at_s = cluster.manager(name), cluster.heard_at_s(name)
         yield NodeFacts(
             name=name,
-            node=_without_notes(cluster.node(name)),
+            node=_without_annotations(cluster.node(name)),
             gpunode=cluster.gpunode(name),
             heard_at_s=heard_at_s if isfinite(heard_at_s) else None,
             manager=manager.code if manager else None,
@@ -172,12 +184,13 @@ def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFac
 
 
 def pods(cluster: ClusterState) -> Iterator[Pod]:
-    """By uid, without what users put into variables."""
+    """Yield the pods in the order of uids, without the values of environment variables."""
     for pod in sorted(cluster.pods(), key=lambda pod: pod.metadata.uid):
         yield without_values(pod)
 
 
 def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
+    """Yield the filter calls, without the values of environment variables."""
     for decision in decisions:
         yield Decided(
             pod=without_values(decision.pod),
@@ -191,38 +204,40 @@ def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
 
 
 def without_values(pod: Pod) -> Pod:
-    """The same as far as anybody decides by it. Other annotations go too: kubectl keeps whole
-    manifests in one of them, variables and all."""
+    """Return the pod without values of environment variables. It leads to the same decisions.
+
+    Other annotations are dropped too: kubectl stores the whole manifest in one, with variables.
+    """
     spec = msgspec.structs.replace(
         pod.spec,
-        containers=_bare(pod.spec.containers),
-        init_containers=_bare(pod.spec.init_containers),
+        containers=_without_variables(pod.spec.containers),
+        init_containers=_without_variables(pod.spec.init_containers),
     )
     return msgspec.structs.replace(pod, metadata=kept_annotations(pod.metadata), spec=spec)
 
 
-def _without_notes(node: Node | None) -> Node | None:
+def _without_annotations(node: Node | None) -> Node | None:
     if node is None:
         return None
     return msgspec.structs.replace(node, metadata=kept_annotations(node.metadata))
 
 
-def _bare(containers: list[C] | None) -> list[C] | None:
+def _without_variables(containers: list[C] | None) -> list[C] | None:
     if containers is None:
         return None
     return [
         each
         if is_whole(each)
-        else msgspec.structs.replace(each, env=[*map(_shown, _deciding(each))] or None)
+        else msgspec.structs.replace(each, env=[*map(_redacted, _visible_devices(each))] or None)
         for each in containers
     ]
 
 
-def _deciding(container: Container) -> list[EnvVar]:
+def _visible_devices(container: Container) -> list[EnvVar]:
     return [each for each in container.env or () if each.name == VISIBLE_DEVICES]
 
 
-def _shown(variable: EnvVar) -> EnvVar:
+def _redacted(variable: EnvVar) -> EnvVar:
     if variable.value_from is not None:
         follows = followed([Container(env=[variable])])
         source = variable.value_from if follows else EnvVarSource()
@@ -230,20 +245,20 @@ def _shown(variable: EnvVar) -> EnvVar:
     return EnvVar(name=variable.name, value="" if (variable.value or "") in NO_DEVICES else "all")
 
 
-# Made a state again.
+# Rebuilding a state.
 
 
 def state_of(inputs: Inputs) -> ClusterState:
-    """A state that says of every pod on every node what the other one said at ``now_s``."""
+    """Return a state that decides for each pod and node as the dumped one did at ``now_s``."""
     head, rest = inputs.head, inputs.settled
     state = ClusterState(rest.rules, rest.stale_after_s, head.epoch_s)
     state.apply(_events(inputs))
     for each in inputs.nodes:
         if each.backs_off:
-            state.back_offs.note(each.name, {"somebody"}, head.now_s)
+            state.back_offs.note(each.name, {"evicted-pod"}, head.now_s)
         elif state.back_offs.holds(each.name):
             state.apply([BackOffEnded(each.name)])
-    state.apply(_soiled(inputs.nodes))
+    state.apply(_reweighing(inputs.nodes))
     if rest.prices is not None:
         state.usual.market = _market(rest.prices)
     return state
@@ -267,21 +282,21 @@ def _events(inputs: Inputs) -> Iterator[Event]:
 
 
 def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
-    # What is about to be promised counts as what is.
+    # Reservations of assumed binds count like written ones.
     reservations: Mapping[str, Reservation] = {**each.binding, **gpunode.spec.reservations}
     spec = msgspec.structs.replace(gpunode.spec, reservations=dict(reservations))
     whole = msgspec.structs.replace(gpunode, spec=spec)
     if each.heard_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)
         return
-    # A stamp that moves counts from when it is seen.
+    # A first stamp counts from its own time, a changed stamp from when it is received.
     before = msgspec.structs.replace(gpunode.status, observed_at="before")
     yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.heard_at_s)
     yield GPUNodeSeen(whole, each.heard_at_s)
 
 
 def _managing(node: str, code: str) -> Event:
-    """Something that shows who it is."""
+    """Return an event from which the state detects this foreign allocator on the node."""
     reason = next(reason for reason in Reason if reason.code == code)
     if reason is Reason.DRA_MANAGES:
         spec = ResourceSliceSpec(driver=DRA_DRIVER, node_name=node, devices=[Present()])
@@ -293,8 +308,8 @@ def _managing(node: str, code: str) -> Event:
     )
 
 
-def _soiled(nodes: Iterable[NodeFacts]) -> Iterator[Event]:
-    """What has all of them weighed again."""
+def _reweighing(nodes: Iterable[NodeFacts]) -> Iterator[Event]:
+    """Yield events that have the backing-off nodes weighed again."""
     return (NodeSeen(each.node) for each in nodes if each.node is not None and each.backs_off)
 
 

@@ -1,5 +1,5 @@
-"""What of that which comes is news: an older version is none, and of pods only what their node
-feels."""
+"""Filters watch events that cannot change a decision: stale versions of a GPUNode, writes that are
+counted already, and pod updates that do not affect the node."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from contract.kube import Pod
 
 
 def older(new: GPUNode, held: GPUNode) -> bool:
-    """Whether ``new`` is an earlier version of the same object than the one held.
+    """Whether ``new`` is an earlier version of the same object than ``held``.
 
-    What our own write returned can arrive before the watch tells of the writes before it.
+    The result of our own write can arrive before the watch events of the writes before it.
     """
     if new.metadata.uid != held.metadata.uid:
         return False
@@ -23,34 +23,39 @@ def older(new: GPUNode, held: GPUNode) -> bool:
 
 
 def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) -> bool:
-    """Whether nothing is new but promises that count already: ``assumed`` is what binds under way
-    were taken to promise."""
-    version, was = new.metadata.resource_version, held.spec.reservations
+    """Whether ``new`` differs from ``held`` only in reservations that count already.
+
+    ``assumed``: pod uid -> reservation of an assumed bind.
+    """
+    version, reserved = new.metadata.resource_version, held.spec.reservations
     if (
         new.status is not held.status
         or replace(held.metadata, resource_version=version) != new.metadata
         or new.spec.initialised != held.spec.initialised
-        or not new.spec.reservations.keys() > was.keys()
+        or not new.spec.reservations.keys() > reserved.keys()
     ):
         return False
-    changed = {uid: p for uid, p in new.spec.reservations.items() if was.get(uid) is not p}
+    changed = {uid: p for uid, p in new.spec.reservations.items() if reserved.get(uid) is not p}
     return all(
-        uid not in was and uid in assumed and assumed[uid].charges == reservation.charges
+        uid not in reserved and uid in assumed and assumed[uid].charges == reservation.charges
         for uid, reservation in changed.items()
     )
 
 
 def matters(pod: Pod, before: Pod | None, gpunode: GPUNode | None) -> bool:
-    """Whether what its node has left hangs on what the pod is now. Of one that has a promise
-    there only on when it leaves, and on its coming where a report shows it already: most
-    of what is told of pods is neither. ``before``: as it was held; ``gpunode``: its node's."""
+    """Whether this version of a pod may change the free memory of its node.
+
+    A pod with a reservation matters when it ends or is deleted, and when it is bound after a report
+    has shown it. Most updates of pods are neither. Every update of a pod without one matters.
+    ``before``: the last version, None if there was none; ``gpunode``: that of the pod's node.
+    """
     uid = pod.metadata.uid
-    if gpunode is None or uid not in gpunode.spec.reservations or _leaves(pod):
+    if gpunode is None or uid not in gpunode.spec.reservations or _is_ending(pod):
         return True
     if before is None or not before.node:
         return gpunode.status is None or any(use.uid == uid for use in gpunode.status.pods)
-    return before.node != pod.node or _leaves(before)
+    return before.node != pod.node or _is_ending(before)
 
 
-def _leaves(pod: Pod) -> bool:
+def _is_ending(pod: Pod) -> bool:
     return pod.ended or pod.metadata.deletion_timestamp is not None

@@ -1,8 +1,8 @@
 """Applies changes to the state: our own at once, watch events in short turns of the event loop.
 
-In turns, a list of thousands of objects delays a call of kube-scheduler by one turn at most. Watch
-events that arrive within ``TOGETHER_S`` share one snapshot, as it costs nearly the same for one
-changed node as for many.
+Turns keep latency low: a list of thousands of objects delays a call of kube-scheduler by at most
+one turn. Watch events that arrive within ``TOGETHER_S`` share one snapshot, because a snapshot
+costs nearly the same for one changed node as for many.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from extender.periodic import STUCK_AFTER_S, Loops
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 
-#: Longest turn: a call waits for at most one.
+#: Maximum length of a turn, in seconds. A call waits for at most one turn.
 TURN_S = 0.001
-#: What comes within this time after a snapshot is for the next one, and is not waited for longer
-#: where there is more to do.
+#: Minimum time between two snapshots made for watch events, in seconds.
 TOGETHER_S = 0.05
-_LOOK_AGAIN_S = 0.001
-#: After an exception.
+#: Interval at which a thread checks again whether the queue has room, in seconds.
+_POLL_S = 0.001
+#: Delay before a retry after an exception, in seconds.
 RETRY_S = 1.0
-#: Deliveries of the watches that wait to be applied: each is what a watch had read at once.
-MAX_TOLD = 1_000
+#: Maximum number of queued batches of watch events. A batch is what a watch has read at once.
+MAX_QUEUED = 1_000
 
 
 class EventQueue:
-    """The one place that changes ``cluster``, on the loop of the thread that made it.
+    """Serialises all changes of ``cluster`` on the event loop of the thread that created it.
 
-    ``took`` is called with events that were applied, or will be visible when the nodes that they
-    changed were weighed; ``turned`` after every turn that weighed.
+    ``took`` is called with events after they were applied; they become visible once the changed
+    nodes are weighed. ``turned`` is called after each turn.
     """
 
     def __init__(
@@ -48,75 +48,80 @@ class EventQueue:
         self._took, self._turned = took, turned
         self._loops = loops
         self._moved_s = time.monotonic()
-        self._ours: deque[Sequence[Event]] = deque()
-        self._told: deque[Sequence[Event]] = deque()
-        #: Those that are being taken, and what of it is left.
-        self._taking: tuple[Sequence[Event], Iterator[None]] | None = None
-        #: Events to be taken once more, each by itself: of those that were taken together with
-        #: it, one raised an exception.
+        self._own: deque[Sequence[Event]] = deque()
+        self._watched: deque[Sequence[Event]] = deque()
+        #: The batch being applied, and its remaining steps.
+        self._applying: tuple[Sequence[Event], Iterator[None]] | None = None
+        #: Events to apply again, one by one, because one event of their batch raised an exception.
         self._again: deque[Event] = deque()
         self._snapshot_due = False
-        #: Set while no turn is to come.
+        #: Set while no turn is scheduled.
         self._idle = asyncio.Event()
         self._idle.set()
         self._requeued = False
-        #: The next turn, where it waits for more to come.
+        #: The next turn, if it is delayed to collect more events.
         self._later: asyncio.TimerHandle | None = None
         self._snapshot_at_s = -TOGETHER_S
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Our own doings, from any thread: applied at once on the loop's, in the order of calls."""
-        self._ours.append(events)
+        """Apply our own changes at once, in the order of calls. May be called from any thread."""
+        self._own.append(events)
         if threading.get_ident() == self._owner:
-            self._take_ours()
+            self._apply_own()
         else:
-            self._loop.call_soon_threadsafe(self._take_ours)
+            self._loop.call_soon_threadsafe(self._apply_own)
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Queue watch events, from any thread: applied in turns, in the order of calls. A thread
-        waits here while the queue is full."""
+        """Queue watch events, to be applied in turns, in the order of calls.
+
+        May be called from any thread. Another thread than the owner waits while the queue is full.
+        """
         if threading.get_ident() != self._owner:
             self._wait_for_room()
-        self._told.append(events)
+        self._watched.append(events)
         if not self._requeued:
             self._requeued = True
             self._loop.call_soon_threadsafe(self._begin)
 
     def _wait_for_room(self) -> None:
-        """Events that are not read yet wait at the API server. Not for ever, since a loop that has
-        ended takes nothing any more: ``/healthz`` reports one that is stuck."""
+        """Wait until the queue has room. Meanwhile further events wait at the API server.
+
+        The wait has a limit, because an event loop that has ended applies nothing. ``/healthz``
+        reports a queue that is stuck.
+        """
         until_s = time.monotonic() + STUCK_AFTER_S
-        while len(self._told) >= MAX_TOLD and time.monotonic() < until_s:
-            time.sleep(_LOOK_AGAIN_S)
+        while len(self._watched) >= MAX_QUEUED and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
 
     async def idle(self) -> None:
-        """Until all that was told has been applied."""
+        """Wait until all queued events are applied and all nodes are weighed."""
         if self.is_behind:
             self._begin()
         await self._idle.wait()
 
     @property
     def is_behind(self) -> bool:
-        """Whether something that was told is not applied yet."""
+        """Whether a queued event is not applied yet, or a node is not weighed yet."""
         return (
-            bool(self._told)
+            bool(self._watched)
             or bool(self._again)
-            or self._taking is not None
+            or self._applying is not None
             or self._cluster.has_unweighed
         )
 
     def stuck(self) -> dict[str, float]:
-        """As ``Loops.stuck``; from any thread."""
+        """Return the seconds without progress if the queue is stuck, in the form of
+        ``Loops.stuck``. May be called from any thread."""
         since_s = time.monotonic() - self._moved_s
         return {"intake": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
 
-    def _take_ours(self) -> None:
-        """All that has come so far: what another thread handed in first goes first."""
-        while self._ours:
-            events = self._ours.popleft()
+    def _apply_own(self) -> None:
+        """Apply all own changes delivered so far, in the order of delivery."""
+        while self._own:
+            events = self._own.popleft()
             try:
                 self._cluster.apply(events)
-            except Exception:  # noqa: BLE001 - whatever it is: what comes later is taken all the same
+            except Exception:  # noqa: BLE001 - later events must be applied all the same
                 self._failing()
                 self._again.extend(events)
             self._guarded(partial(self._took, events))
@@ -152,7 +157,7 @@ class EventQueue:
         else:
             self._idle.set()
             self._requeued = False
-            if self._told:  # by a thread, since `_work` looked
+            if self._watched:  # queued by another thread after `_work` returned
                 self._begin()
 
     def _work(self) -> bool:
@@ -171,29 +176,31 @@ class EventQueue:
         return self._snapshot_due or self.is_behind
 
     def _step(self) -> bool:
-        """Take all that was told before weighing any node: of what was told twice once is enough;
-        false where there is nothing to do."""
+        """Apply a step of a queued event, or weigh a node; return false if there is nothing to do.
+
+        All queued events are applied first, so that a node changed twice is weighed once.
+        """
         if self._again:
             event = self._again.popleft()
             self._guarded(lambda: self._cluster.apply([event]))
             return True
-        if self._taking is None and self._told:
-            events = self._told.popleft()
-            self._taking = events, self._cluster.taking(events)
-        if self._taking is None:
+        if self._applying is None and self._watched:
+            events = self._watched.popleft()
+            self._applying = events, self._cluster.taking(events)
+        if self._applying is None:
             try:
                 return self._cluster.weigh_next()
             except Exception:  # noqa: BLE001 - as above
                 self._failing()
                 return True
-        events, steps = self._taking
+        events, steps = self._applying
         try:
             for _ in steps:
                 return True
         except Exception:  # noqa: BLE001 - as above
             self._failing()
             self._again.extend(events)
-        self._taking = None
+        self._applying = None
         self._guarded(lambda: self._took(events))
         return True
 
@@ -208,7 +215,6 @@ class EventQueue:
             self._failing()
 
     def _failing(self) -> None:
-        """Counts and logs the exception that is being handled; what it was about is weighed
-        again."""
+        """Count and log the current exception. Schedule failed nodes to be weighed again."""
         self._loops.failing("intake")
         self._loop.call_later(RETRY_S, self._weigh_failed_again)

@@ -1,72 +1,75 @@
-"""Nodes from which a pod was sent away: for a while they take no other, and send no other away.
+"""Back-off of nodes after an eviction: for a while they take no pods, and none is evicted.
 
-Where the plugin does what nobody expects, the next pod would most likely fare no better. What every
-replica goes by is the mark in the ledger, so that all know of it whichever of them made it; one
-that was started anew has forgotten, and counts from one.
+If the device plugin chooses devices that Headroom did not predict, the next pod would most likely
+be evicted too. Every replica follows the eviction marks in the ledger, whichever replica set them.
+A replica that was restarted starts again with the shortest back-off.
 """
 
 from collections.abc import Set
 
 from contract.gpunode import EVICTED, GPUNode
 
-#: Seconds after the first eviction from a node; doubled with every further one, up to the longest.
+#: Back-off after the first eviction from a node, in seconds, doubled with each further one; and
+#: its maximum.
 FIRST_S, LONGEST_S = 10.0, 320.0
-#: Seconds without an eviction after which a node counts as good as new.
+#: Seconds without an eviction after which the back-off starts from ``FIRST_S`` again.
 FORGOTTEN_S = 900.0
 
 
 class BackOffs:
+    """The nodes that back off, and the pods marked for eviction."""
+
     def __init__(self) -> None:
-        #: Node -> uids that were seen to be marked.
+        #: Node -> uids of the pods that the ledger marks for eviction.
         self._marked: dict[str, Set[str]] = {}
-        #: Node -> how long it was backed off the last time, and since when.
+        #: Node -> length and start of its last back-off, in seconds.
         self._last: dict[str, tuple[float, float]] = {}
         #: Node -> when it takes pods again, on the receiver's monotonic clock.
         self._until_s: dict[str, float] = {}
 
     def note(self, node: str, marked: Set[str], at_s: float) -> None:
-        """The ledger of the node says that these are to leave."""
+        """Record the pods marked for eviction in the node's ledger. A new one starts a back-off."""
         if marked - self._marked.get(node, set()):
-            long_s, since_s = self._last.get(node, (0.0, at_s))
-            again = long_s > 0 and at_s - since_s < FORGOTTEN_S
-            long_s = min(2 * long_s, LONGEST_S) if again else FIRST_S
-            self._last[node] = long_s, at_s
-            self._until_s[node] = at_s + long_s
+            length_s, since_s = self._last.get(node, (0.0, at_s))
+            again = length_s > 0 and at_s - since_s < FORGOTTEN_S
+            length_s = min(2 * length_s, LONGEST_S) if again else FIRST_S
+            self._last[node] = length_s, at_s
+            self._until_s[node] = at_s + length_s
         if marked:
             self._marked[node] = marked
         else:
             self._marked.pop(node, None)
 
-    def is_news(self, node: str, marked: Set[str]) -> bool:
-        """Whether an object of the node, read ahead of the watch, marks pods not noted yet."""
-        return not marked <= self._marked.get(node, set())
-
     def marks(self, node: str) -> bool:
-        """Whether the ledger of the node says of any pod that it is to leave."""
+        """Whether the node's ledger marks any pod for eviction."""
         return node in self._marked
 
     def holds(self, node: str) -> bool:
+        """Whether the node backs off."""
         return node in self._until_s
 
-    def holds_as_told(self, gpunode: GPUNode) -> bool:
-        """Whether a pod was sent away from there lately, as far as this very object tells too:
-        another replica may have marked it a moment ago."""
-        return self.holds(gpunode.name) or self.is_news(gpunode.name, marked(gpunode))
+    def holds_in(self, gpunode: GPUNode) -> bool:
+        """Whether the node backs off, or must according to this version of its GPUNode.
+
+        The version may be newer than the watch: another replica may just have marked a pod.
+        """
+        known = self._marked.get(gpunode.name, set())
+        return self.holds(gpunode.name) or not marked(gpunode) <= known
 
     def over(self, now_s: float) -> list[str]:
-        """The nodes that may take pods again."""
+        """Return the nodes whose back-off has ended."""
         return [node for node, until_s in self._until_s.items() if until_s <= now_s]
 
     def end(self, node: str) -> None:
         self._until_s.pop(node, None)
 
     def forget(self, node: str) -> None:
-        """The node is gone."""
+        """Drop a deleted node."""
         self._marked.pop(node, None)
         self._last.pop(node, None)
         self._until_s.pop(node, None)
 
 
 def marked(gpunode: GPUNode) -> set[str]:
-    """Uids of those that are to leave the node."""
+    """Return the uids of the pods that the ledger marks for eviction."""
     return {uid for uid, held in gpunode.spec.reservations.items() if EVICTED in held.flags}

@@ -1,4 +1,4 @@
-"""The nodes that an explanation of a pod speaks of, and what was not checked on them."""
+"""The nodes that an explanation of a pod covers, and the checks that are missing on them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Feasible:
     eligible: Eligible
     #: Rows in the last filter call; None when it is not known.
     offered: frozenset[int] | None
-    #: Eligible nodes that kube-scheduler left out for reasons that Headroom does not know.
+    #: Number of eligible nodes that kube-scheduler left out for reasons unknown to Headroom.
     left_out: int
     #: Checks that kube-scheduler makes for this pod and Headroom does not.
     not_modeled: tuple[str, ...]
@@ -34,8 +34,7 @@ class Feasible:
         return self.eligible.counts()
 
     def not_checked(self, row: int | None = None) -> tuple[str, ...]:
-        """Returns the checks that are missing on this node; without ``row``, on the nodes of the
-        last filter call."""
+        """Return the checks that are missing on this node; without ``row``, on all nodes here."""
         known = self.offered is not None if row is None else row in (self.offered or ())
         return tuple(check for check in self.not_modeled if check != AMOUNTS or not known)
 
@@ -43,12 +42,15 @@ class Feasible:
 def feasible(
     pod: Pod, found: Eligible, verdicts: Verdicts, offered: Collection[str] | None
 ) -> Feasible:
-    """``found``: the nodes eligible for the pod; ``verdicts``: of all nodes; ``offered``: names of
-    the nodes of the last filter call for this very pod, None when it is not known.
+    """Return the eligible nodes that kube-scheduler did not leave out.
+
+    ``found``: the nodes eligible for the pod. ``verdicts``: the fit on all nodes. ``offered``: the
+    names of the nodes in the last filter call for this pod; None if unknown.
 
     A node in a filter call has enough CPU and memory for the pod. A node without a free replica is
-    in none, and Headroom knows why, so it stays. Volumes, spreading and affinity between pods can
-    differ for the pod that takes this one's place: they always count as unchecked.
+    in no filter call; it is kept, because Headroom can explain it. Checks of volumes, topology
+    spread and affinity between pods can differ for the pod that replaces this one. They always
+    count as unchecked.
     """
     snap = verdicts.snap
     unmodeled = (AMOUNTS, *not_modeled(pod))

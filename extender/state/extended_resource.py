@@ -1,7 +1,7 @@
-"""What the rest of Kubernetes is shown of a node's GPU memory: an extended resource, in MiB.
+"""Computes the extended resource, in MiB, that shows a node's GPU memory to all of Kubernetes.
 
-Promised or not is not part of it: who asks for the resource is counted by Kubernetes itself. Of a
-node that nobody knows the devices of, what it shows stays as it is.
+It is the capacity, not the free memory: Kubernetes itself subtracts the requests of pods. A node
+whose devices are unknown keeps its value.
 """
 
 from collections.abc import Iterator
@@ -18,43 +18,45 @@ from extender.state.cluster_state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a node is to show from now on; None: nothing any more."""
+    """The value to write to a node; None: remove the resource."""
 
     node: str
     mib: int | None
 
 
 def to_show(cluster: ClusterState, wanted: bool) -> Iterator[Shown]:
-    """The nodes that show something else than they are to."""
+    """Yield the nodes whose value must change. ``wanted``: whether nodes have the resource."""
     snap = cluster.snapshot()
     for node in cluster.nodes():
-        name, shows = node.metadata.name, _shows(node)
+        name, current_mib = node.metadata.name, _current_mib(node)
         if not wanted:
-            if shows is not None:
+            if current_mib is not None:
                 yield Shown(name, None)
             continue
         row = snap.row_of.get(name)
         mib = None if row is None else capacity_mib(snap.nodes[row], cluster)
-        if mib is not None and shows != mib:
+        if mib is not None and current_mib != mib:
             yield Shown(name, mib)
 
 
 def capacity_mib(terms: NodeTerms, cluster: ClusterState) -> int | None:
-    """Of the devices that pods are given, less reserves and what is broken; None where no device
-    of the node is known. Devices that share a memory count as one."""
+    """Return the allocatable memory of the node's healthy managed devices, in MiB.
+
+    Devices that share one memory count once. Return None if no managed device is known.
+    """
     devices = [each for each in terms.devices if cluster.rules.manages(each.device.resource)]
     if not devices:
         return None
-    sound = (each for each in devices if each.health_issue is None)
-    return sum(each.allocatable_bytes // max(each.sharers, 1) // MIB for each in sound)
+    healthy = (each for each in devices if each.health_issue is None)
+    return sum(each.allocatable_bytes // max(each.sharers, 1) // MIB for each in healthy)
 
 
-def _shows(node: Node) -> int | None:
-    """-1 for what cannot be read, which is none of ours."""
+def _current_mib(node: Node) -> int | None:
+    """Return the current value in MiB; None if there is none, -1 if it is no quantity."""
     allocatable = (node.status and node.status.allocatable) or {}
     if (quantity := allocatable.get(MIRROR)) is None:
         return None
     try:
-        return parse_bytes(str(quantity))  # 80000 comes back as 80k
+        return parse_bytes(str(quantity))  # the API server returns 80000 as 80k
     except BadQuantity:
         return -1

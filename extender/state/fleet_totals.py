@@ -1,4 +1,4 @@
-"""The equation summed over the fleet."""
+"""Sums the memory terms of all devices over the fleet."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,15 +10,18 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, Snapshot
 from extender.state.overuse import first_of_each_memory
 
-#: Of a node that takes pods, beside the codes of the reasons of those that do not.
+#: State of a node that takes pods. The other states are codes of reasons.
 OPEN = "open"
 STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 
 
 @dataclass(slots=True)
 class Totals:
-    """Bytes, but for ``devices``; devices whose figures cannot be believed count as devices only.
-    Devices that share one memory count as one."""
+    """Sums in bytes, and the number of devices.
+
+    Devices that share one memory count once. A device whose figures are implausible is counted in
+    ``devices`` only.
+    """
 
     devices: int = 0
     capacity: int = 0
@@ -30,10 +33,11 @@ class Totals:
     unattributed: int = 0
     headroom: int = 0
     overcommitted: int = 0
-    #: Where ledger and measurement differ: used beyond what was asked for, asked for and not used,
-    #: used by pods that were promised nothing.
+    #: Measured use above the requests of pods.
     beyond: int = 0
+    #: Requested memory that pods do not use.
     unused: int = 0
+    #: Measured use of pods without a reservation.
     unreserved: int = 0
 
     def add(self, terms: DeviceTerms) -> None:
@@ -59,7 +63,7 @@ class Totals:
 
 
 def totals(snap: Snapshot) -> Totals:
-    """The sums over all devices of the snapshot."""
+    """Return the sums over all devices of the snapshot."""
     found = Totals()
     for node in snap.nodes:
         for terms in first_of_each_memory(node.devices):
@@ -68,8 +72,10 @@ def totals(snap: Snapshot) -> Totals:
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
-    """``open``, or the code of the reason why a node takes nothing -> number of nodes; that
-    it does not report, or did long ago, and ``open`` are told in any case."""
+    """Return the number of nodes by state: ``open``, or the code of the reason for taking no pods.
+
+    ``open``, ``STALE`` and ``NO_REPORT`` are always included, even if they are 0.
+    """
     closed = snap.node_reason > 0
     stale = ~closed & (snap.fresh_until_s < now_s)
     counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
@@ -79,22 +85,25 @@ def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
 
 
 def report_ages_s(snap: Snapshot, stale_after_s: float, now_s: float) -> dict[str, float]:
-    """Node -> since when nothing was heard of its agent, where something ever was."""
+    """Return the seconds since the last heartbeat of each agent that ever sent one, by node."""
     ages = now_s - (snap.fresh_until_s - stale_after_s)
-    heard_of = np.flatnonzero(np.isfinite(ages))
-    return {snap.nodes[row].name: float(ages[row]) for row in heard_of.tolist()}
+    reported = np.flatnonzero(np.isfinite(ages))
+    return {snap.nodes[row].name: float(ages[row]) for row in reported.tolist()}
 
 
 def unhealthy(snap: Snapshot) -> dict[str, int]:
-    """Code of the reason -> devices on which nothing is placed for it."""
+    """Return the number of devices on which nothing is placed, by the code of the reason."""
     codes = snap.columns.health_issue[snap.columns.health_issue > 0]
     counts = np.bincount(codes, minlength=len(REASONS)).tolist()
     return {reason.code: n for reason, n in zip(REASONS, counts, strict=True) if reason and n}
 
 
-def some_devices(snap: Snapshot, most: int) -> Iterator[tuple[str, DeviceTerms]]:
-    """At most so many (node, device), by the names of nodes: the same as long as nodes stay."""
-    left = most
+def some_devices(snap: Snapshot, max_devices: int) -> Iterator[tuple[str, DeviceTerms]]:
+    """Yield at most ``max_devices`` pairs (node, device), in the order of node names.
+
+    The devices stay the same as long as the nodes do.
+    """
+    left = max_devices
     for row in np.argsort(snap.name_rank).tolist():
         node = snap.nodes[row]
         for terms in first_of_each_memory(node.devices):

@@ -1,20 +1,21 @@
-"""Who else gives out the GPUs of a node, from what they leave on nodes, pods and ResourceSlices.
+"""Detects foreign GPU allocators by their traces on nodes, pods and ResourceSlices.
 
-Their commitments are not in our ledger, and ours are not in theirs: on a node that two give out,
-both are right and the memory is promised twice. So a node on which one of these is seen takes
-nothing from us. The list is closed:
+Headroom's ledger does not contain the allocations of other allocators, nor theirs those of
+Headroom. On a node with two allocators the memory would be reserved twice. So Headroom places no
+pods on a node that shows a trace of one of these allocators:
 
 =========  =================================================================================
 KAI        a bound pod with label ``runai-gpu-group`` (fractions, and the reservation pods that
-           hold the device for them), the annotation of a reservation, or the devices of an
-           nvFractions container. A whole GPU that KAI's scheduler binds is a pod like any other
-HAMi       the node's handshake, unless it says that HAMi left (``Deleted_…``), or its register
-           of devices without one; a bound pod with its allocation, or its resources
-gpushare   the node's ``aliyun.com/gpu-mem`` or ``gpu-count``; a bound pod with its device, or its
-           resource
-DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, of the node or its pool. So is
-           a node recognised whose ``nvidia.com/gpu`` is backed by DRA (KEP-5004) and not by the
-           plugin: it has no allocatable of it, and is not refused for that
+           hold the device for them), with the annotation of a reservation, or with the devices of
+           an nvFractions container. A pod with whole GPUs, bound by KAI's scheduler, is no trace
+HAMi       the node's handshake annotation, unless it shows that HAMi was removed
+           (``Deleted_…``), or its device register without a handshake; a bound pod with HAMi's
+           allocation annotation, or with HAMi's resources
+gpushare   the node's ``aliyun.com/gpu-mem`` or ``gpu-count``; a bound pod with its device
+           annotation, or with its resources
+DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. This
+           includes nodes whose ``nvidia.com/gpu`` is served by DRA (KEP-5004) instead of the
+           device plugin. Such a node has no allocatable ``nvidia.com/gpu``
 =========  =================================================================================
 """
 
@@ -23,10 +24,10 @@ from collections.abc import Iterable, Iterator
 from contract.kube import Node, Pod, ResourceSlice
 from contract.reasons import Reason
 
-#: What shows it: "node", "pod" or "slice", and its name or uid.
+#: The object with the trace: "node", "pod" or "slice", and its name or uid.
 _Key = tuple[str, str]
 
-#: In this order where several are seen on one node.
+#: If several are detected on one node, the first of these is its manager.
 MANAGERS = (
     Reason.DRA_MANAGES,
     Reason.HAMI_MANAGES,
@@ -43,7 +44,7 @@ _HAMI_RESOURCES = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.
 _GPUSHARE_RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
 _KAI_GROUP = "runai-gpu-group"
 
-#: Annotation of a pod -> who wrote it there when it bound the pod.
+#: Annotation of a pod -> the allocator that writes it when it binds the pod.
 _MARKS = {
     "run.ai/reserve_for_gpu_index": Reason.KAI_MANAGES,
     "hami.io/vgpu-devices-allocated": Reason.HAMI_MANAGES,
@@ -59,7 +60,7 @@ _RESOURCES = {
 
 
 def of_node(node: Node) -> set[Reason]:
-    """Who says on the node itself that its GPUs are theirs."""
+    """Return the allocators with a trace on the Node object."""
     found: set[Reason] = set()
     annotations = node.metadata.annotations or {}
     handshake = annotations.get(_HAMI_HANDSHAKE)
@@ -70,14 +71,13 @@ def of_node(node: Node) -> set[Reason]:
     if hami:
         found.add(Reason.HAMI_MANAGES)
     allocatable = (node.status.allocatable if node.status else None) or {}
-    if any(_is_some(allocatable.get(resource)) for resource in _GPUSHARE_RESOURCES):
+    if any(_is_nonzero(allocatable.get(resource)) for resource in _GPUSHARE_RESOURCES):
         found.add(Reason.GPUSHARE_MANAGES)
     return found
 
 
 def of_pod(pod: Pod) -> set[Reason]:
-    """Who gave the pod a GPU in a way that is not the plugin's; none while it is not bound, or
-    when it has ended."""
+    """Return the foreign allocators that gave the pod a GPU; none if it is unbound or has ended."""
     if not pod.node or pod.ended:
         return set()
     found = {Reason.KAI_MANAGES for key in pod.metadata.labels or () if _is_group(key)}
@@ -87,28 +87,28 @@ def of_pod(pod: Pod) -> set[Reason]:
             continue  # copied from a pod that HAMi placed elsewhere
         if key in _MARKS:
             found.add(_MARKS[key])
-        elif _is_kais_device(key):
+        elif _is_kai_device(key):
             found.add(Reason.KAI_MANAGES)
-    for resource, quantity in _asked(pod):
-        if resource in _RESOURCES and _is_some(quantity):
+    for resource, quantity in _quantities(pod):
+        if resource in _RESOURCES and _is_nonzero(quantity):
             found.add(_RESOURCES[resource])
     return found
 
 
 def is_mark(key: str) -> bool:
     """Whether ``of_pod`` reads the annotation of that key."""
-    return key in _MARKS or key == _HAMI_NODE or _is_kais_device(key)
+    return key in _MARKS or key == _HAMI_NODE or _is_kai_device(key)
 
 
 def node_of(piece: ResourceSlice) -> str:
-    """The node whose GPUs a DRA driver publishes in this slice; empty where it is none."""
+    """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice; empty if none."""
     spec = piece.spec
     if spec.driver != DRA_DRIVER or not spec.devices:
         return ""
     return spec.node_name or spec.pool.name
 
 
-def _is_kais_device(key: str) -> bool:
+def _is_kai_device(key: str) -> bool:
     return key.startswith("nvidia.com/container.") and key.endswith(".gpus.devices")
 
 
@@ -116,12 +116,12 @@ def _is_group(label: str) -> bool:
     return label == _KAI_GROUP or label.startswith(_KAI_GROUP + "/")
 
 
-def _is_some(quantity: str | int | None) -> bool:
-    """What cannot be read is not taken for nothing."""
+def _is_nonzero(quantity: str | int | None) -> bool:
+    """Whether the quantity is not zero. A quantity that cannot be parsed counts as not zero."""
     return quantity is not None and str(quantity).strip() not in ("", "0")
 
 
-def _asked(pod: Pod) -> Iterator[tuple[str, str | int]]:
+def _quantities(pod: Pod) -> Iterator[tuple[str, str | int]]:
     for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
         if container.resources is not None:
             yield from (container.resources.limits or {}).items()
@@ -129,20 +129,20 @@ def _asked(pod: Pod) -> Iterator[tuple[str, str | int]]:
 
 
 class ForeignAllocators:
-    """What was seen of others, by who or what shows it, and who manages each node for it.
+    """The traces of foreign allocators, and the manager of each node derived from them.
 
-    One thread writes; any may ask ``manager``, which reads what is replaced, never changed.
+    One thread writes. Any thread may call ``manager``.
     """
 
     def __init__(self) -> None:
-        #: Node, pod or slice -> the node that it speaks of, and whose work it shows.
-        self._signs: dict[_Key, tuple[str, frozenset[Reason]]] = {}
-        #: Node -> who and what speaks of it.
-        self._speakers: dict[str, set[_Key]] = {}
+        #: Object with a trace -> the node concerned, and the allocators.
+        self._traces: dict[_Key, tuple[str, frozenset[Reason]]] = {}
+        #: Node -> the objects with a trace that concern it.
+        self._keys_of: dict[str, set[_Key]] = {}
         self._managers: dict[str, Reason] = {}
 
     def manager(self, node: str) -> Reason | None:
-        """Why the node takes nothing from us: somebody else gives out its GPUs."""
+        """Return the reason that names the foreign allocator of the node; None if there is none."""
         return self._managers.get(node)
 
     def see_node(self, node: Node) -> set[str]:
@@ -167,26 +167,26 @@ class ForeignAllocators:
         return self._note(("slice", name), "", ())
 
     def known(self, what: str) -> set[str]:
-        """Names or uids of the nodes, pods or slices of which something was seen."""
-        return {name for kind, name in self._signs if kind == what}
+        """Return names or uids of the objects with a trace. ``what``: node, pod or slice."""
+        return {name for kind, name in self._traces if kind == what}
 
     def _note(self, key: _Key, node: str, found: Iterable[Reason]) -> set[str]:
-        """Replace what ``key`` shows; returns the nodes whose manager is another now."""
-        before = self._signs.pop(key, None)
+        """Replace the trace on an object; return the nodes whose manager has changed."""
+        before = self._traces.pop(key, None)
         now = (node, frozenset(found))
         if before is None and not now[1]:
             return set()
         if before is not None:
-            self._speakers[before[0]].discard(key)
-            if not self._speakers[before[0]]:
-                del self._speakers[before[0]]
+            self._keys_of[before[0]].discard(key)
+            if not self._keys_of[before[0]]:
+                del self._keys_of[before[0]]
         if now[1]:
-            self._signs[key] = now
-            self._speakers.setdefault(node, set()).add(key)
+            self._traces[key] = now
+            self._keys_of.setdefault(node, set()).add(key)
         return {name for name in {node, before[0] if before else node} if self._changed(name)}
 
     def _changed(self, node: str) -> bool:
-        shown = {reason for key in self._speakers.get(node, ()) for reason in self._signs[key][1]}
+        shown = {reason for key in self._keys_of.get(node, ()) for reason in self._traces[key][1]}
         manager = next((reason for reason in MANAGERS if reason in shown), None)
         if manager is self._managers.get(node):
             return False

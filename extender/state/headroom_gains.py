@@ -1,5 +1,4 @@
-"""On which nodes something changed for the better, and when: by the generation of the first
-snapshot that shows it. Only the last time of each node is kept."""
+"""Remembers when each node last gained headroom: the generation of the first snapshot with it."""
 
 from collections.abc import Iterator
 
@@ -7,13 +6,15 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import MOST_BYTES, NodeTerms
 from extender.placement.snapshot_builder import reach
 
-#: Less than any device has.
+#: Lower than the room of any device.
 _NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 
 class HeadroomGains:
+    """The last gain of each node."""
+
     def __init__(self) -> None:
-        #: The latest comes last.
+        #: Node -> generation, the latest gain last.
         self._in: dict[str, int] = {}
 
     def note(self, node: str, generation: int) -> None:
@@ -24,14 +25,16 @@ class HeadroomGains:
         self._in.pop(node, None)
 
     def of(self, node: str) -> int:
+        """Return the generation of the node's last gain; 0 if there was none."""
         return self._in.get(node, 0)
 
     @property
     def latest(self) -> int:
+        """The generation of the last gain of any node; 0 if there was none."""
         return next(reversed(self._in.values()), 0)
 
     def since(self, generation: int) -> Iterator[str]:
-        """The nodes on which it was later than that, the latest first."""
+        """Yield the nodes that gained after this generation, the latest first."""
         for node in reversed(self._in):
             if self._in[node] <= generation:
                 return
@@ -39,7 +42,7 @@ class HeadroomGains:
 
 
 def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
-    """Whether a pod could fit now that did not fit before, as far as room decides."""
+    """Whether a pod may fit on the node now that did not fit before."""
     if after.reason is not None:
         return False
     if before is None or before.reason is not None:
@@ -53,7 +56,10 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
 
 
 def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
-    """Whether it takes pods, bytes left, replicas left, and how far it is from being given to the
-    next pod: what cannot be given needs no room."""
+    """Return four figures of a device. A pod may newly fit only if one of them grows.
+
+    They are: whether the device is healthy, free bytes, free replicas, and the number of replicas
+    to request before the device plugin can choose the device.
+    """
     replicas = terms.device.replicas.free - terms.unconfirmed_replicas
     return int(terms.health_issue is None), terms.free_bytes, replicas, reach(terms)

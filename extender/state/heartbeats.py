@@ -1,9 +1,9 @@
-"""Whether a node's agent is alive, by the receiver's clock.
+"""Decides by the receiver's clock whether the report of a node's agent is stale.
 
-Something must have *moved* lately: the report's ``observedAt``, or the ``sampledAt`` of a Lease
-that vouches for that very report. What they say is compared with our own time only once, at first
-sight, so that a report that was old when we started is not taken for news; after that a wrong clock
-on the node harms nobody, nor does one that jumps.
+A heartbeat is a change of a timestamp: the report's ``observedAt``, or ``sampledAt`` of a Lease
+that confirms this report. Only the first timestamp of each is compared with the receiver's clock,
+so that a report that was old when this process started is not fresh. After that, a wrong or
+jumping clock on the node has no effect.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,17 @@ NEVER_S = float("-inf")
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The last sign of life of one source on one node."""
+    """The last timestamp of one source on one node, and when it changed."""
 
     stamp: str = ""
     moved_at_s: float = NEVER_S
 
     def beat(self, stamp: str, at_s: float, epoch_s: float, recent_s: float) -> None:
-        """Note a stamp seen at ``at_s``, seconds of a monotonic clock that was 0 at ``epoch_s``.
+        """Take a timestamp received at ``at_s``, in seconds of a monotonic clock.
 
-        A stamp that differs from the last one has moved. A first one counts from when it says,
-        and only if that is less than ``recent_s`` away.
+        ``epoch_s`` is the Unix time at which that clock was 0. A timestamp that differs from the
+        last one is a heartbeat at ``at_s``. The first timestamp is a heartbeat at its own time, and
+        only if that is less than ``recent_s`` from ``at_s``.
         """
         if not stamp or stamp == self.stamp:
             return
@@ -39,28 +40,27 @@ class Heartbeat:
         self.stamp = stamp
 
 
-_SILENT = Heartbeat()
+_NONE = Heartbeat()
 
 
-class Signs:
-    """What was heard of each node's agent: by its report, and by a Lease while that vouches for the
-    very report that is held."""
+class Heartbeats:
+    """The heartbeats of each node's agent: from its report, and from a Lease that confirms it."""
 
     def __init__(self, stale_after_s: float) -> None:
         self._stale_after_s = stale_after_s
         self._reports: dict[str, Heartbeat] = {}
         self._leases: dict[str, Heartbeat] = {}
-        #: Node -> what the Lease of its agent vouches for.
+        #: Node -> the confirmation in the Lease of its agent.
         self._vouches: dict[str, Vouch] = {}
-        #: Nodes whose report was stale and is not any more.
-        self.woke_up: set[str] = set()
+        #: Nodes whose report was stale and is fresh again.
+        self.revived: set[str] = set()
 
     def leased(self) -> set[str]:
-        """The nodes whose agent has a Lease that vouches for anything."""
+        """Return the nodes whose agent has a Lease that confirms a report."""
         return set(self._leases)
 
     def see_report(self, gpunode: GPUNode, at_s: float, epoch_s: float) -> None:
-        """``gpunode`` is held from now on."""
+        """Take the current version of a node's GPUNode."""
         stamp = gpunode.status.observed_at if gpunode.status else ""
         self._beat(self._reports, gpunode.name, gpunode, stamp, at_s, epoch_s)
 
@@ -78,8 +78,7 @@ class Signs:
         self._vouches.pop(name, None)
 
     def confirmation(self, name: str, gpunode: GPUNode | None) -> Vouch | None:
-        """What the Lease says of this very report; None where it says nothing of it, or speaks of
-        another."""
+        """Return what the Lease confirms of this report; None if it confirms none or another."""
         vouch = self._vouches.get(name)
         if vouch is None or gpunode is None or gpunode.status is None:
             return None
@@ -87,29 +86,29 @@ class Signs:
         return vouch if (vouch.gpunode, vouch.observed_at) == same else None
 
     def fresh_until_s(self, name: str, gpunode: GPUNode | None) -> float:
-        """On the receiver's clock; -inf for never."""
-        report, lease = self._reports.get(name, _SILENT), self._leases.get(name, _SILENT)
+        """Return when the report becomes stale, on the receiver's clock; -inf if there is none."""
+        report, lease = self._reports.get(name, _NONE), self._leases.get(name, _NONE)
         if self.confirmation(name, gpunode) is None:
-            lease = _SILENT
+            lease = _NONE
         return max(report.moved_at_s, lease.moved_at_s) + self._stale_after_s
 
     def _beat(
         self,
-        pulses: dict[str, Heartbeat],
+        heartbeats: dict[str, Heartbeat],
         name: str,
         gpunode: GPUNode | None,
         stamp: str,
         at_s: float,
         epoch_s: float,
     ) -> None:
-        pulse = pulses.setdefault(name, Heartbeat())
+        heartbeat = heartbeats.setdefault(name, Heartbeat())
         if self.fresh_until_s(name, gpunode) < at_s:
-            self.woke_up.add(name)
-        pulse.beat(stamp, at_s, epoch_s, self._stale_after_s)
+            self.revived.add(name)
+        heartbeat.beat(stamp, at_s, epoch_s, self._stale_after_s)
 
 
 def age(stamp: str, wall_s: float) -> float | None:
-    """Seconds from an RFC 3339 stamp to ``wall_s``; None when it is no such stamp."""
+    """Return the seconds from an RFC 3339 timestamp to ``wall_s``; None if it cannot be parsed."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Which GPUs a machine of Amazon or Azure has, by the name of its type: it is what is sold.
+"""Lists the GPUs of AWS and Azure instance types.
 
-Managed node groups of EKS and node pools of AKS say no more of their GPUs in labels than this name,
-which every cloud's node controller writes. Types that have parts of GPUs (Azure's NV series, g6f)
-are left out: what a part has is for the driver to say.
+Managed node groups of EKS and node pools of AKS label their nodes with the instance type, written
+by each cloud's node controller, and with nothing else about their GPUs. Types with fractions of
+GPUs (Azure's NV series, g6f) are left out: the memory of a fraction is known only from the driver.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,11 @@ TYPE = "node.kubernetes.io/instance-type"
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
+    """The GPUs of an instance type."""
+
     model: str
     count: int
-    #: Of each, in GB of 10**9 bytes, of which all of these have a little more.
+    #: Memory of each GPU in GB (10**9 bytes). All of these have slightly more.
     memory_gb: int
 
 
@@ -44,7 +46,7 @@ _AMAZON: Mapping[str, tuple[str, int, Mapping[str, int]]] = {
     "p5e": ("H200", 141, {"48xlarge": 8}),
     "p5en": ("H200", 141, {"48xlarge": 8}),
 }
-#: Without "Standard_", in small letters.
+#: Azure's types in lower case, without "Standard_".
 _AZURE = {
     **dict.fromkeys(("nc4as_t4_v3", "nc8as_t4_v3", "nc16as_t4_v3"), Gpus("T4", 1, 15)),
     "nc64as_t4_v3": Gpus("T4", 4, 15),
@@ -65,7 +67,7 @@ _AZURE = {
 
 
 def gpus_of(instance_type: str) -> Gpus | None:
-    """None for a type that has no whole GPUs, as far as is known here."""
+    """Return the GPUs of an instance type; None if it has no whole GPUs or is not listed."""
     if instance_type.startswith("Standard_"):
         return _AZURE.get(instance_type.removeprefix("Standard_").lower())
     family, _, size = instance_type.partition(".")

@@ -1,8 +1,8 @@
-"""What was decided lately: the last decision about each pod, which bind and waking remind
-themselves of, and the records of attempts, which the debug API reads.
+"""Keeps recent decisions: the last filter call for each pod, and the records of all attempts.
 
-kube-scheduler's bind call names the pod and nothing else; the pod itself, with the
-resourceVersion that makes the Binding conditional, was in the filter call before it.
+Bind and requeueing use the last filter call. kube-scheduler's bind call identifies the pod only by
+namespace, name and uid. The filter call before it contained the whole pod, with the resourceVersion
+that makes the Binding conditional. The debug API reads the records.
 """
 
 from collections import OrderedDict, deque
@@ -28,32 +28,32 @@ from extender.state.decision_records import (
     Records,
 )
 
-#: Pods for which others were to leave, of which it is remembered who.
-MOST_PREEMPTING = 256
-#: Memory for pods as kube-scheduler showed them last.
+#: Maximum number of preemptors whose last preemption is kept.
+MAX_PREEMPTING = 256
+#: Memory limit for the pods from the last filter calls.
 MAX_SHOWN_BYTES = 64 << 20
-#: Names of schedulers that asked about pods.
+#: Maximum number of scheduler names kept.
 MAX_SCHEDULERS = 64
-#: Changes of the set of nodes after which it is forgotten which nodes a filter call named.
+#: Number of node sets kept. The nodes of a filter call are known only while their set is kept.
 MAX_NODE_SETS = 4
 _encode = msgspec.msgpack.encode
 
 
 class NodeSet:
-    """The names of all nodes at some time, by row; None once there were too many other sets."""
+    """Node name -> row of a snapshot; None once ``MAX_NODE_SETS`` newer sets exist."""
 
     def __init__(self, row_of: Mapping[str, int]) -> None:
         self.row_of: Mapping[str, int] | None = row_of
 
 
 class NodeSets:
-    """The last sets of nodes: a decision keeps one bit for each node, and not the names."""
+    """The last node sets. With them a decision needs one bit for each node instead of its name."""
 
     def __init__(self) -> None:
         self._last: deque[NodeSet] = deque()
 
     def offered(self, row_of: Mapping[str, int], rows: Rows) -> "OfferedNodes":
-        """``rows``: (n,) rows of the nodes that a filter call named, -1 for an unknown node."""
+        """Return the nodes of a filter call. ``rows``: (n,) their rows, -1 for an unknown node."""
         if not self._last or self._last[-1].row_of is not row_of:
             self._last.append(NodeSet(row_of))
             if len(self._last) > MAX_NODE_SETS:
@@ -65,13 +65,13 @@ class NodeSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfferedNodes:
-    """The nodes that one filter call named: those that passed kube-scheduler's own filters."""
+    """The nodes in one filter call: those that passed kube-scheduler's own filters."""
 
     nodes: NodeSet
     bits: bytes
 
     def names(self) -> list[str] | None:
-        """None when they are not known any more."""
+        """Return the names of the nodes; None if their node set has been dropped."""
         row_of = self.nodes.row_of
         if row_of is None:
             return None
@@ -81,47 +81,50 @@ class OfferedNodes:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One filter call, in numbers."""
+    """The result of one filter call."""
 
     pod: Pod
     decision_id: str
     #: Unix time, seconds.
     at_s: float
-    #: The snapshot it was made on.
+    #: Generation of the snapshot that was used.
     generation: int
     offered: int
     fits: int
-    #: Reason -> nodes refused for it.
+    #: Reason -> number of nodes rejected for it.
     rejected: Mapping[Reason, int]
-    #: False: nodes were refused for pods that had not come yet, and may never come.
+    #: False if nodes were rejected because of assumed binds or nominees, which may never be bound.
     sure: bool = True
     took_s: float = 0.0
     asked: tuple[Asked, ...] = ()
-    #: The node, where one alone fits.
+    #: The node that fits, if it is the only one.
     only: str = ""
-    #: All nodes were let pass: the mode was observe.
+    #: Whether the mode was observe: all nodes passed, the rejected ones too.
     observed: bool = False
     offered_nodes: OfferedNodes | None = None
 
 
 class Journal:
-    """Bounded in number and bytes: the pod decided about longest ago is forgotten first."""
+    """The last filter call of each pod, limited in number and bytes, and the records.
+
+    Beyond the limits, the filter call made longest ago is dropped first.
+    """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS, max_shown_bytes: int | None = None) -> None:
-        """``max_shown_bytes``: memory for pods; ``MAX_SHOWN_BYTES`` if not given."""
+        """``max_shown_bytes``: memory limit for pods; None: ``MAX_SHOWN_BYTES``."""
         self.records = Records(bounds)
         self._max_shown_bytes = MAX_SHOWN_BYTES if max_shown_bytes is None else max_shown_bytes
-        #: Uid -> decision, and the memory that it takes.
+        #: Pod uid -> decision and its estimated memory in bytes, the latest last.
         self._by_uid: dict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
         self._uid_of: dict[tuple[str, str], str] = {}
-        #: The schedulers that asked about pods, by the name in spec.schedulerName.
+        #: Values of ``spec.schedulerName`` in filter calls.
         self._schedulers: Bounded[str, None] = Bounded(MAX_SCHEDULERS)
-        #: Uid -> decision, of pods for which others were to leave.
-        self._preempted: Bounded[str, tuple[str, Preempted]] = Bounded(MOST_PREEMPTING)
+        #: Uid of the preemptor -> decision id and preemption.
+        self._preempted: Bounded[str, tuple[str, Preempted]] = Bounded(MAX_PREEMPTING)
 
     def record(self, decision: Decision) -> None:
-        """Keep a filter call, and put it on record."""
+        """Keep a filter call as the pod's last one, and add it to the records."""
         self.keep(decision)
         part = Filtered(
             decision.at_s,
@@ -136,7 +139,7 @@ class Journal:
         self.note(decision.pod, part, decision.at_s, decision.only)
 
     def keep(self, decision: Decision) -> None:
-        """Keep the last filter call about a pod, in the place of the one before."""
+        """Keep a filter call as the pod's last one, in place of the one before."""
         metadata = decision.pod.metadata
         self._forget(metadata.uid)
         size_bytes = pod_bytes(decision.pod)
@@ -146,12 +149,12 @@ class Journal:
         self._schedulers[scheduler_of(decision.pod)] = None
         self._uid_of[metadata.namespace, metadata.name] = metadata.uid
         self.shown_bytes += size_bytes
-        most = self.records.bounds.decisions
-        while len(self._by_uid) > most or self.shown_bytes > self._max_shown_bytes:
+        max_pods = self.records.bounds.decisions
+        while len(self._by_uid) > max_pods or self.shown_bytes > self._max_shown_bytes:
             self._forget(next(iter(self._by_uid)))
 
     def asked_by(self, schedulers: Iterable[str]) -> None:
-        """Schedulers that asked another process about pods."""
+        """Add the names of schedulers that made filter calls to another process."""
         for name in schedulers:
             self._schedulers[name] = None
 
@@ -165,30 +168,30 @@ class Journal:
             del self._uid_of[key]
 
     def note(self, pod: Pod, part: Part, at_s: float, node: str = "") -> None:
-        """Put on record what a verb made of this very version of the pod."""
+        """Add the result of a verb to the record of this version of the pod."""
         metadata = pod.metadata
-        which = decision_id(metadata.uid, metadata.resource_version)
-        self.records.note(which, metadata.namespace, metadata.name, part, at_s, node)
+        record_id = decision_id(metadata.uid, metadata.resource_version)
+        self.records.note(record_id, metadata.namespace, metadata.name, part, at_s, node)
         if isinstance(part, Preempted) and part.node:
-            self._preempted[metadata.uid] = which, part
+            self._preempted[metadata.uid] = record_id, part
 
     def preempted_for(self, uid: str) -> tuple[str, Preempted] | None:
-        """The last decision that others leave for this pod, and what it says."""
+        """Return the decision id and content of the last preemption for this pod; None if none."""
         return self._preempted.get(uid)
 
-    def latest(self, most: int) -> list[Decision]:
-        """The last about each pod, at most so many, the newest first."""
+    def latest(self, max_decisions: int) -> list[Decision]:
+        """Return at most ``max_decisions`` of the pods' last filter calls, the newest first."""
         newest = reversed(list(self._by_uid.values()))
-        return [decision for decision, _ in islice(newest, most)]
+        return [decision for decision, _ in islice(newest, max_decisions)]
 
     @property
     def schedulers(self) -> list[str]:
-        """The last schedulers that asked, by the names that pods gave them."""
+        """The scheduler names in recent filter calls."""
         return list(self._schedulers)
 
     @property
     def shown(self) -> int:
-        """Pods that are kept as kube-scheduler showed them last."""
+        """The number of pods whose last filter call is kept."""
         return len(self._by_uid)
 
     def of_uid(self, uid: str) -> Decision | None:
@@ -200,13 +203,15 @@ class Journal:
 
 
 def scheduler_of(pod: Pod) -> str:
-    """Its name, as far as Kubernetes allows names to be long."""
+    """Return the pod's scheduler name, cut at the maximum length of names in Kubernetes."""
     return (pod.spec.scheduler_name or "default-scheduler")[:253]
 
 
 def pod_bytes(pod: Pod) -> int:
-    """Memory that a pod takes at most, estimated from its length as MessagePack: the many small
-    objects of a spec take ten times their length."""
+    """Return an upper estimate of a pod's memory, from its length as MessagePack.
+
+    The many small objects of a spec take ten times their encoded length.
+    """
     return 1024 + 2 * len(_encode(pod)) + 10 * len(_encode(pod.spec))
 
 

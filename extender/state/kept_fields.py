@@ -1,4 +1,4 @@
-"""What is kept of objects that other people write: the parts that Headroom reads.
+"""Reduces objects of the API server to the fields that Headroom reads.
 
 The annotations of a pod may take 256 KiB. kubectl, service meshes and pipelines fill them with text
 that no decision depends on. Of such text only the size is kept, because the API server rejects a
@@ -29,12 +29,12 @@ C = TypeVar("C", bound=Container)
 
 
 def kept_pod(pod: Pod) -> Pod:
-    """Returns the pod without what nothing reads of a pod that is held: less than half its size.
+    """Return the pod without the fields that nothing reads: less than half its size.
 
-    Dropped are other annotations, variables by other names and volumes, except for one volume that
-    kube-scheduler checks: it shows that there are some. Once the pod is bound, dropped are also
-    the conditions, which say why it was not, and its containers' states until it has ended. The
-    states of its init containers show whether a gate still holds it.
+    It drops annotations and environment variables that are not read, and volumes. One volume that
+    kube-scheduler checks is kept, to show that there are some. Of a bound pod it also drops the
+    conditions, which explain why it was not bound, and until it has ended its container states.
+    The states of its init containers are kept: they show whether the gate still holds the pod.
     """
     spec = replace(
         pod.spec,
@@ -52,13 +52,14 @@ def kept_pod(pod: Pod) -> Pod:
 
 
 def kept_node(node: Node) -> Node:
-    """Returns the node without annotations that nothing reads; pods may select any label."""
+    """Return the node without annotations that nothing reads. It keeps all labels, because pods may
+    select any label."""
     metadata = replace(node.metadata, finalizers=None, owner_references=None)
     return replace(node, metadata=kept_annotations(metadata))
 
 
 def kept_namespace(namespace: Namespace) -> Namespace:
-    """Returns the namespace with annotations and labels of ours alone."""
+    """Return the namespace with Headroom's own annotations and labels only."""
     metadata = namespace.metadata
     labels = {key: text for key, text in (metadata.labels or {}).items() if key.startswith(PREFIX)}
     metadata = replace(metadata, labels=labels or None, finalizers=None, owner_references=None)
@@ -66,15 +67,15 @@ def kept_namespace(namespace: Namespace) -> Namespace:
 
 
 def unannotated(of: T) -> T:
-    """Returns an object of which only name, versions and content are read."""
+    """Return the object without annotations and labels."""
     metadata: ObjectMeta = of.metadata  # type: ignore[attr-defined]
     return replace(of, metadata=replace(metadata, annotations=None, labels=None))
 
 
 def kept_annotations(of: ObjectMeta) -> ObjectMeta:
-    """Returns the metadata with the annotations that are read, and the size of the others.
+    """Return the metadata with the annotations that are read, and the size of the others.
 
-    Of those of ours it keeps just enough to show that they exceed the limits of a pod.
+    If Headroom's own annotations exceed the limit of a pod, it keeps just enough to show that.
     """
     annotations = of.annotations
     if not annotations:
@@ -115,7 +116,7 @@ def _without_variables(containers: list[C] | None) -> list[C] | None:
             env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
             ports=each.ports and [port for port in each.ports if port.host_port],
         )
-        if (each.env or each.ports) and not is_whole(each)  # a gate counts by all that it is
+        if (each.env or each.ports) and not is_whole(each)  # a gate is recognised by all its fields
         else each
         for each in containers
     ]

@@ -73,7 +73,7 @@ def reserved(placement: Placement | Reason) -> Reservation:
     [
         pytest.param(
             Plugin(pinning="ignored", device_list_strategy="cdi-annotations,cdi-cri"),
-            "hands devices over by cdi-annotations,cdi-cri",
+            "device list strategy cdi-annotations,cdi-cri, which overrides",
             id="the GPU Operator's default",
         ),
         pytest.param(
@@ -81,9 +81,13 @@ def reserved(placement: Placement | Reason) -> Reservation:
             "accept-nvidia-visible-devices-envvar-when-unprivileged = true",
             id="the administrator forbids it",
         ),
-        pytest.param(Plugin(), "no report tells", id="a plugin that is not seen"),
         pytest.param(
-            Plugin(device_list_strategy="cdi-annotations,envvar"), "envvar alone", id="two ways"
+            Plugin(), "strategy of the device plugin is unknown", id="a plugin that is not seen"
+        ),
+        pytest.param(
+            Plugin(device_list_strategy="cdi-annotations,envvar"),
+            "cdi-annotations,envvar, which may override",
+            id="two ways",
         ),
         pytest.param(
             Plugin(device_list_strategy="envvar"), "PASS_DEVICE_SPECS=false", id="who knows"

@@ -89,7 +89,9 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
         def told_at_last(intake: EventQueue) -> bool:
             more = work(intake)
             if not more and NAMES[100] not in extender.cluster.snapshot().row_of:
-                intake._told.append(reports(names=[NAMES[100]]))  # its thread is about to wake us
+                intake._watched.append(
+                    reports(names=[NAMES[100]])
+                )  # its thread is about to wake us
             return more
 
         with patch.object(EventQueue, "_work", told_at_last):
@@ -179,10 +181,10 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         teller = threading.Thread(target=lambda: [extender.tell(each) for each in many])
         teller.start()
         teller.join(0.2)  # the loop takes nothing meanwhile
-        assert (teller.is_alive(), len(extender.intake._told)) == (True, 3)
+        assert (teller.is_alive(), len(extender.intake._watched)) == (True, 3)
         await until_then(lambda: not teller.is_alive(), "the thread ends")
         await extender.intake.idle()
         assert known(extender) == len(NAMES)
 
-    with patch("extender.state.event_queue.MAX_TOLD", 3):
+    with patch("extender.state.event_queue.MAX_QUEUED", 3):
         play(script)
