@@ -55,7 +55,7 @@ def test_jobs_are_as_confined(platform: str) -> None:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "simulation"])
+@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
 def test_the_agent_may_what_it_needs_and_is_privileged_on_gke_alone(platform: str) -> None:
     spec = spec_of(platform, AGENT)
     (container,) = spec["containers"]
@@ -103,7 +103,7 @@ def test_only_gpu_nodes_have_an_agent() -> None:
         assert all(term["matchExpressions"] for term in terms), "an empty term is no node"
 
 
-@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "simulation"])
+@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
 def test_the_agent_understands_what_its_environment_says(platform: str) -> None:
     (container,) = spec_of(platform, AGENT)["containers"]
     env = {each["name"]: each.get("value", "of-the-pod") for each in container["env"]}

@@ -64,7 +64,7 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
     },
 }
 #: Asked for, not given, and done without (agent/probes/node_probe.py).
-REJECTED: dict[str, set[Right]] = {
+REFUSED: dict[str, set[Right]] = {
     EXTENDER: set(),
     WEBHOOK: set(),
     CONSOLE: set(),
@@ -225,9 +225,9 @@ def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
 def what_was_really_asked_for_is_what_the_roles_give(installation: Installation) -> None:
     for account in (EXTENDER, WEBHOOK, CONSOLE, AGENT, CERTS):
         found = asked(installation, account)
-        rejected = {right for right, codes in found.items() if 403 in codes}
-        assert rejected == REJECTED[account], account
-        assert found.keys() - REJECTED[account] <= given(account), account
+        refused = {right for right, codes in found.items() if 403 in codes}
+        assert refused == REFUSED[account], account
+        assert found.keys() - REFUSED[account] <= given(account), account
         unused = given(account) - found.keys()
         assert unused <= NOT_ON_A_QUIET_DAY[account], f"given to {account}, and not used here"
 
@@ -413,22 +413,22 @@ def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> N
         plane.call("DELETE", path, {"gracePeriodSeconds": 0})
     for node in installation.nodes.names:
         plane.kubectl("delete", "node", node)
-    simulation = Installation.again(plane, "simulation")
-    simulation.apply()
-    simulation.make_certificates()
+    trial = Installation.again(plane, "trial")
+    trial.apply()
+    trial.make_certificates()
     plane.call("POST", "/api/v1/nodes", node_manifest("kind"))
     plane.kubectl("taint", "node", "kind", "node.kubernetes.io/not-ready-")
     amounts = {"cpu": "8", "memory": "16Gi", "pods": "100"}
     status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
     plane.kubectl("patch", "node", "kind", "--subresource=status", "--type=merge", "-p", status)
-    simulation.start()
-    (block,) = commands("install.md", "simulation")
+    trial.start()
+    (block,) = commands("install.md", "trial")
     shell(plane, block.replace("NODE", "kind"))
     for name in ("one", "two"):
-        create_pod(simulation, name, "10Gi")
-        until(lambda name=name: pod_of(simulation, name)["spec"].get("nodeName") == "kind", name)
-    create_pod(simulation, "three", "10Gi")
-    until(lambda: "insufficient GPU memory on any device" in why(simulation, "three"), "it waits")
+        create_pod(trial, name, "10Gi")
+        until(lambda name=name: pod_of(trial, name)["spec"].get("nodeName") == "kind", name)
+    create_pod(trial, "three", "10Gi")
+    until(lambda: "insufficient GPU memory on any device" in why(trial, "three"), "it waits")
 
 
 def shell(plane: AuditedPlane, script: str) -> None:
