@@ -37,8 +37,8 @@ PASSING = {
     ],
     "extender/state/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
-    "extender/doctor/environment.py": ["Surroundings.schedulers"],
-    "extender/state/simulation.py": ["Trial._held", "_Held.besides"],
+    "extender/doctor/environment.py": ["Environment.schedulers"],
+    "extender/state/simulation.py": ["Simulation._held", "_Held.besides"],
     "extender/state/pending_pods.py": [
         *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),
         *("Pending.oldest", "Pending.pods"),
@@ -100,7 +100,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "DeletedPods._marks": Per("reservation", 300),
         "DeletedPods._seen": Fixed(10_000 * 500),
     },
-    "extender/state/request_drift.py": {"Edits._told": Per("pod", 2_000)},
+    "extender/state/request_drift.py": {"RequestDrift._told": Per("pod", 2_000)},
     "extender/state/heartbeats.py": {
         "Heartbeats._leases": Per("node", 500),
         "Heartbeats._reports": Per("node", 300),
@@ -114,11 +114,11 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/state/nominations.py": {"Nominations._holds": Per("pod", 500)},
     # All of one node together have MAX_NODE_ENTRIES entries, and all of them MAX_ENTRIES.
     "extender/state/prediction_tracker.py": {
-        "Observations._done": Fixed(262_144 * 200),
-        "Observations._fresh": Per("node", 300),
-        "Observations._nodes": Fixed(262_144 * 600),
-        "Observations.misses": Fixed(200 * 10_000),
-        "Observations.totals": Fixed(10_000),
+        "PredictionTracker._done": Fixed(262_144 * 200),
+        "PredictionTracker._fresh": Per("node", 300),
+        "PredictionTracker._nodes": Fixed(262_144 * 600),
+        "PredictionTracker.misses": Fixed(200 * 10_000),
+        "PredictionTracker.totals": Fixed(10_000),
         "_Followed.grounds": Fixed(0),
         "_Followed.pending": Fixed(0),
         "_Followed.promises": Fixed(0),
@@ -140,7 +140,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/state/headroom_gains.py": {"HeadroomGains._in": Per("node", 200)},
     "extender/state/cluster_state.py": {
-        # In a console those of ``Following._streams``.
+        # In a console those of ``JournalFollower._streams``.
         "ClusterState._assumed": Per("bind under way", 2_000),
         "ClusterState._awaited": Fixed(1_000),
         "ClusterState._crowded": Per("node", 200),
@@ -160,8 +160,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ClusterState._with_choice": Per("node", 200),
     },
     "extender/state/requeue_hints.py": {
-        "Waking._beside": Fixed(256 * 2_000),
-        "Waking._waits": Per("pod", 4_000),
+        "RequeueHints._beside": Fixed(256 * 2_000),
+        "RequeueHints._waits": Per("pod", 4_000),
         "_Kinds._number_of": Fixed(4_096 * 2_000),
     },
     "extender/state/journal.py": {
@@ -185,7 +185,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/ledger/protocol.py": {"Ledger._cleared": Per("pod", 200)},
     "extender/ledger/node_batcher.py": {
         "Turn.waiting": Per("bind under way", 2_000),
-        "Turns._turns": Per("bind under way", 1_000),
+        "NodeBatcher._turns": Per("bind under way", 1_000),
     },
     "extender/placement/demand_pricing.py": {
         "Mix.demand": Fixed(64 * 500),
@@ -200,7 +200,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Table._row_of": Per("node", 2 * 200),
     },
     # One entry is some bytes for each device, and the least recently used goes first.
-    "extender/placement/fit_cache.py": {"Weighings._held": Per("device", 16 * 64)},
+    "extender/placement/fit_cache.py": {"FitCache._held": Per("device", 16 * 64)},
     "extender/state/decision_records.py": {"Records._records": Fixed(16 * MIB)},
     "extender/kube/interning.py": {"Alike._kept": Fixed(10 * MIB)},
     "extender/kube/gpunode_reader.py": {"GPUNodeReader._specs": Per("node", 300)},
@@ -219,23 +219,23 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Visible._namespaces": Fixed(32 * 500),
     },
     "extender/scheduler/assumed_binds.py": {
-        "Coming._answers": Per("node", 16 * 64),
-        "Coming._expected": Fixed(2 * 64_000),
+        "AssumedBinds._answers": Per("node", 16 * 64),
+        "AssumedBinds._expected": Fixed(2 * 64_000),
     },
     "extender/observability/feed.py": {
         "Feed._followers": Fixed(32 * 1_024 * 300),
         "Feed._past": Fixed(4_096 * 4_000),
     },
     "extender/scheduler/retry_spreading.py": {
-        "Pace._lately": Fixed(65_536 * 100),
-        "Pace._together": Fixed(65_536 * 100),
-        "Pace._tried": Fixed(65_536 * 300),
+        "RetrySpreader._lately": Fixed(65_536 * 100),
+        "RetrySpreader._together": Fixed(65_536 * 100),
+        "RetrySpreader._tried": Fixed(65_536 * 300),
     },
     "extender/scheduler/verbs.py": {
         "Verbs._turned_away": Per("node", 64 * 10),
     },
-    "extender/controllers/event_recorder.py": {"Announcing._told": Fixed(10_000 * 1_000)},
-    "extender/controllers/eviction.py": {"Evicting._told": Per("pod", 300)},
+    "extender/controllers/event_recorder.py": {"EventRecorder._told": Fixed(10_000 * 1_000)},
+    "extender/controllers/eviction.py": {"EvictionController._told": Per("pod", 300)},
     # Three ports.
     "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
@@ -251,26 +251,26 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/app/cluster.py": {"Cluster.awaited": Fixed(1_000)},
     "extender/app/cluster_view.py": {"ClusterView.outcome_seen": Fixed(1_000)},
     "extender/observability/journal_follower.py": {
-        "Following._addresses": Fixed(16 * 10_000),
+        "JournalFollower._addresses": Fixed(16 * 10_000),
         # Together with those of ``_streams``.
-        "Following._ended": Fixed(0),
-        "Following._own": Fixed(16 * 300),
-        "Following._places": Fixed(16 * 300),
+        "JournalFollower._ended": Fixed(0),
+        "JournalFollower._own": Fixed(16 * 300),
+        "JournalFollower._places": Fixed(16 * 300),
         # Records, pods as kube-scheduler showed them, and assumed binds with nominations.
-        "Following._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
-        "Following._threads": Fixed(1_000),
-        "Following._unresolved": Fixed(16 * 500),
+        "JournalFollower._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
+        "JournalFollower._threads": Fixed(1_000),
+        "JournalFollower._unresolved": Fixed(16 * 500),
     },
     "extender/observability/pending_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
-        "Preempting._not_before_s": Fixed(1_024 * 300),
-        "Preempting._told": Fixed(1_024 * 2_000),
+        "PreemptionController._not_before_s": Fixed(1_024 * 300),
+        "PreemptionController._told": Fixed(1_024 * 2_000),
     },
-    "extender/controllers/requeue.py": {"Retrying._released": Per("pod", 200)},
-    "extender/controllers/pending_events.py": {"Telling._told": Per("pod", 500)},
-    "extender/controllers/reconcile.py": {"Tidying._looking": Per("node", 4_000)},
+    "extender/controllers/requeue.py": {"RequeueController._released": Per("pod", 200)},
+    "extender/controllers/pending_events.py": {"PendingEventsController._told": Per("pod", 500)},
+    "extender/controllers/reconcile.py": {"ReconcileController._looking": Per("node", 4_000)},
     "extender/observability/change_feed.py": {
-        "Watching._told": Fixed(10_000 * 500),
-        "Watching._versions": Fixed(32 * 200),
+        "ChangeFeed._told": Fixed(10_000 * 500),
+        "ChangeFeed._versions": Fixed(32 * 200),
     },
 }
