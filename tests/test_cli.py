@@ -28,7 +28,7 @@ def test_bad_fleet_file_is_one_line_without_a_stack_trace(tmp_path: Path) -> Non
     assert rejected.returncode == 2
     (line,) = rejected.stderr.splitlines()
     assert line.startswith(f"headroom: {path}: nodes: ")
-    assert "right is, for example" in line
+    assert "Example: " in line
 
 
 def test_without_a_cluster_it_says_what_to_do() -> None:
