@@ -44,7 +44,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ParsedFile:
     """The content of a YAML file that holds a mapping, and the line of each key."""
 
     values: dict[str, Any]
@@ -99,12 +99,12 @@ def look(
     """Read settings without raising: return them, or None and all problems."""
     where = path or "settings"
     try:
-        written = read_written(path) if path else Written({}, {})
+        parsed = _parse(path) if path else ParsedFile({}, {})
     except BadSettings as err:
         return None, [Problem(*str(err).split(": ", 1))]
     problems = [
         Problem(f"{where}:{line}", f"{key} is set twice; remove one of the lines")
-        for key, line in written.repeated
+        for key, line in parsed.repeated
     ]
     env = {name: value for name, value in env.items() if name.startswith(PREFIX)}
     known = _variables()
@@ -115,7 +115,7 @@ def look(
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
-    values = _merged(_merged(written.values, _Environment(env)()), flags)
+    values = _merged(_merged(parsed.values, _Environment(env)()), flags)
 
     def sources(loc: _Path) -> Iterator[str]:
         """Yield the sources that set the value, the one with the highest priority first."""
@@ -126,8 +126,8 @@ def look(
             if variable in env:
                 yield f"${variable}"
         for length in range(len(loc), 0, -1):
-            if loc[:length] in written.lines:
-                yield f"{where}:{written.lines[loc[:length]]}"
+            if loc[:length] in parsed.lines:
+                yield f"{where}:{parsed.lines[loc[:length]]}"
 
     def source(loc: _Path) -> str:
         return next(sources(loc), str(where)) if loc else str(where)
@@ -187,10 +187,10 @@ def variable_of(name: str) -> str:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping. Raises ``BadSettings`` with the line of the error."""
-    return read_written(path).values
+    return _parse(path).values
 
 
-def read_written(path: Path) -> Written:
+def _parse(path: Path) -> ParsedFile:
     """Read a YAML file that holds a mapping, with the line of each key. Raises ``BadSettings``."""
     try:
         with path.open("rb") as file:
@@ -206,12 +206,12 @@ def read_written(path: Path) -> Written:
         at = f":{mark.line + 1}" if mark else ""
         raise BadSettings(f"{path}{at}: is not YAML: {' '.join(str(err).split())}") from err
     if content is None:
-        return Written({}, {})
+        return ParsedFile({}, {})
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadSettings(f"{path}: must hold a mapping, as in 'policy: pack'")
     lines: dict[_Path, int] = {}
     repeated = [*_lines(tree, (), lines, 2)]
-    return Written(content, lines, repeated)
+    return ParsedFile(content, lines, repeated)
 
 
 def one_line(err: ValidationError) -> str:

@@ -237,9 +237,8 @@ class Settings(BaseModel):
     blind_after_s: float = Field(
         90.0,
         gt=70,
-        description="The extender makes no decisions after this time without an answer from the "
-        "API server about any one kind of object. In an idle cluster, an answer arrives every 60 "
-        "s.",
+        description="If the API server sends nothing about one kind of object for this time, the "
+        "extender makes no decisions. It sends something every 60 s even if nothing changes.",
     )
     nomination_hold_s: float = Field(
         60.0,

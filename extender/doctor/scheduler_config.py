@@ -43,7 +43,7 @@ def examine_scheduler(
     for where, entry in entries:
         of_entry = (
             *_safety(entry, manages),
-            *_unmanaged(entry, offered),
+            *_missing_resources(entry, offered),
             *_speed(entry),
             *_late_binds(entry, bind_deadline_s),
         )
@@ -124,7 +124,7 @@ def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterato
             )
 
 
-def _unmanaged(
+def _missing_resources(
     entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]
 ) -> Iterator[PartialFinding]:
     """Compare ``managedResources`` with the resources that the nodes offer.
