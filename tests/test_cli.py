@@ -28,7 +28,7 @@ def test_bad_fleet_file_is_one_line_without_a_stack_trace(tmp_path: Path) -> Non
     assert rejected.returncode == 2
     (line,) = rejected.stderr.splitlines()
     assert line.startswith(f"headroom: {path}: nodes: ")
-    assert "right is, for example" in line
+    assert "Example: " in line
 
 
 def test_without_a_cluster_it_says_what_to_do() -> None:
@@ -70,12 +70,12 @@ def test_the_doctor_looks_at_a_fleet_file(tmp_path: Path) -> None:
     told = headroom("doctor", "--fleet", str(path))
     warning, advice = told.stdout.splitlines()
     assert warning.startswith("warning: b: takes no pods: it is annotated headroom.gpu/reserve")
-    assert advice.startswith("advice: a-0000, a-0001: a container may ask for several replicas")
+    assert advice.startswith("advice: a-0000, a-0001: a container may request several replicas")
     assert told.returncode == 1
     path.write_text(FLEET)
     told = headroom("doctor", "--fleet", str(path))
     assert (told.stdout, told.returncode) == ("", 0)
-    assert told.stderr == "headroom: nothing to do, as far as can be seen\n"
+    assert told.stderr == "headroom: no findings\n"
 
 
 def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:

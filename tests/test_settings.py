@@ -27,10 +27,10 @@ def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("polcy: pack", "polcy is no setting", id="unknown key"),
+        pytest.param("polcy: pack", "polcy is not a setting", id="unknown key"),
         pytest.param("policy: tight", "policy: Input should be 'pack'", id="unknown value"),
         pytest.param("max_body: -1", "max_body: ", id="negative"),
-        pytest.param("max_body: 8 MB", "right is, for example, 64Mi", id="not a quantity"),
+        pytest.param("max_body: 8 MB", "Example: 64Mi", id="not a quantity"),
         pytest.param("resources: []", "resources: ", id="no resources"),
         pytest.param("stale_after_s: 0", "stale_after_s: ", id="zero seconds"),
         pytest.param("verbs_port: 70000", "verbs_port: ", id="no such port"),
@@ -60,7 +60,7 @@ def test_the_password_of_a_url_is_quoted_nowhere() -> None:
     assert "s3cret" not in f"{sound} {sound!r}"
     with pytest.raises(BadSettings) as caught:
         load_settings(None, prometheus_url="htp://u:s3cret@p:9090")
-    assert "right is, for example, http://prometheus.monitoring:9090" in str(caught.value)
+    assert "Example: http://prometheus.monitoring:9090" in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_the_debug_api_may_be_open_to_this_machine(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
 def test_the_debug_api_is_not_open_to_others(host: str) -> None:
     assert load_settings(None, debug_host=host).debug_at == host
-    with pytest.raises(BadSettings, match=r"right is debug_host: 127\.0\.0\.1"):
+    with pytest.raises(BadSettings, match=r"set debug_host: 127\.0\.0\.1"):
         load_settings(None, debug_host=host, debug_open=True)
 
 
@@ -86,8 +86,8 @@ def test_nobody_else_may_bind_without_a_certificate(name: str, host: str) -> Non
     ):
         with pytest.raises(BadSettings, match=missing) as caught:
             load_settings(None, **{name: host}, **given)
-        assert f"{name} is {host}, where others than this machine" in str(caught.value)
-        assert "or verbs_host: 127.0.0.1, or insecure_verbs: true" in str(caught.value)
+        assert f"{name} is {host}, so other machines can call bind" in str(caught.value)
+        assert "or set verbs_host: 127.0.0.1, or set insecure_verbs: true" in str(caught.value)
     assert load_settings(None, **{name: host}, **tls).verbs_at == host
     assert load_settings(None, **{name: host}, insecure_verbs=True).verbs_at == host
 

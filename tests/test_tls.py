@@ -275,4 +275,4 @@ def test_half_of_tls_is_refused_with_what_is_right(given: dict[str, str], says: 
     with pytest.raises(BadSettings) as caught:
         load_settings(None, **given)
     assert says in str(caught.value)
-    assert "for example --tls-cert tls.crt --tls-key tls.key" in str(caught.value)
+    assert "Example: --tls-cert tls.crt --tls-key tls.key" in str(caught.value)

@@ -1,4 +1,4 @@
-"""``headroom config``: what a file of settings is worth before anything is started with it."""
+"""``headroom config``: checks a settings file before a process starts with it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,26 +7,26 @@ import typer
 
 from extender.config.loading import look
 
-config = typer.Typer(no_args_is_help=True, help="Look at a file of settings.")
+config = typer.Typer(no_args_is_help=True, help="Check settings files.")
 
 
 @config.callback()
 def _with_commands() -> None:
-    """Else the only command would need no name."""
+    """Make `check` a subcommand; typer would otherwise run a single command without its name."""
 
 
 @config.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="The extender's YAML file of settings.")],
+    file: Annotated[Path, typer.Argument(help="The extender's settings file (YAML).")],
 ) -> None:
-    """Say all that is wrong with a file of settings: the line, why, and what is right.
+    """List all mistakes in a settings file, each with its line, the reason and an example.
 
-    Looks at the file alone, not at the environment, and not at the files that it names. The exit
-    status is 0 where the extender would start with it, else 2.
+    Reads only this file: no environment variables, and none of the files that it names. The exit
+    status is 0 if the extender would start with the file, and otherwise 2.
     """
     _, problems = look(file, {}, {})
     for problem in problems:
         typer.echo(str(problem), err=True)
     if problems:
         raise typer.Exit(2)
-    typer.echo(f"{file}: nothing is wrong with it")
+    typer.echo(f"{file}: valid")

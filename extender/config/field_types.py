@@ -1,4 +1,4 @@
-"""Kinds of values that people write in files, and what of each is refused, with a right example."""
+"""Types of settings, with validators whose error messages end with a valid example."""
 
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -10,50 +10,50 @@ from contract.quantity import parse_bytes
 
 
 def _quantity(value: Any) -> Any:
-    """A Kubernetes quantity, as in 64Mi, or a number of bytes."""
+    """Parse a Kubernetes quantity such as 64Mi; numbers of bytes are returned unchanged."""
     if isinstance(value, str):
         try:
             return parse_bytes(value)
         except BadQuantity as err:
-            raise ValueError(f"{err}; right is, for example, 64Mi") from err
+            raise ValueError(f"{err}. Example: 64Mi") from err
     return value
 
 
-def _places(places: tuple[str, ...]) -> tuple[str, ...]:
-    for place in places:
+def _addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    for address in addresses:
         try:
-            parts = urlsplit(f"//{place}")
-            sound = bool(parts.hostname) and parts.netloc == place and parts.port != 0
+            parts = urlsplit(f"//{address}")
+            is_valid = bool(parts.hostname) and parts.netloc == address and parts.port != 0
         except ValueError:
-            sound = False
-        if not sound or "@" in place:
+            is_valid = False
+        if not is_valid or "@" in address:
             raise ValueError(
-                f"{place!r} is no place; right is, for example, "
+                f"{address!r} is not an address. Examples: "
                 "headroom-journal.headroom-system.svc or 10.1.2.3:8889"
             )
-    return places
+    return addresses
 
 
 def _url(url: str) -> str:
-    # The value may hold a password, so it is not quoted.
+    # The URL may contain a password, so the message does not quote it.
     try:
         parts = urlsplit(url)
-        sound = (
+        is_valid = (
             parts.scheme in ("http", "https")
             and bool(parts.hostname)
             and parts.port != 0
             and not (parts.query or parts.fragment)
         )
     except ValueError:
-        sound = False
-    if not sound:
-        raise ValueError("is no URL; right is, for example, http://prometheus.monitoring:9090")
+        is_valid = False
+    if not is_valid:
+        raise ValueError("is not a URL. Example: http://prometheus.monitoring:9090")
     return url
 
 
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
-#: Names or addresses, each with a port or without.
-Places = Annotated[tuple[str, ...], AfterValidator(_places)]
-#: Without a query; a path before the one that is asked for, and a password, are no mistake.
+#: Host names or IP addresses, each with or without a port.
+Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
+#: An HTTP URL without query or fragment. It may contain a path prefix and a password.
 Url = Annotated[str, AfterValidator(_url)]
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""Fleet files: nodes written down by hand, for the embedded server and for trying things out."""
+"""Fleet files: descriptions of nodes, for the embedded server and for experiments."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -23,10 +23,10 @@ from contract.gpunode import (
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import format_bytes
 from extender.config.field_types import QuantityBytes
-from extender.config.loading import read_yaml, said
+from extender.config.loading import one_line, read_yaml
 from extender.errors import BadSettings
 
-#: The stock plugin and kubelet, as they are when nobody configures them.
+#: The default configuration of NVIDIA's device plugin and of the kubelet.
 _PLUGIN = Plugin(
     allocation_policy="distributed", device_list_strategy="envvar", topology_manager_policy="none"
 )
@@ -37,7 +37,7 @@ class _Strict(BaseModel):
 
 
 class FleetNodes(_Strict):
-    """``count`` equal nodes."""
+    """A group of ``count`` identical nodes."""
 
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=240)
     count: int = Field(1, ge=1, le=20_000)
@@ -105,7 +105,7 @@ class Fleet(_Strict):
             yield Namespace(metadata=ObjectMeta(name=namespace.name, annotations=annotations))
 
     def gpunodes(self, now: datetime) -> Iterator[GPUNode]:
-        """Each node as its agent would report it, with every device healthy and free."""
+        """Yield each node as its agent would report it, with all devices healthy and free."""
         stamp = now.astimezone(UTC).isoformat(timespec="milliseconds")
         for nodes in self.nodes:
             summary = Summary(
@@ -143,11 +143,14 @@ def _device(nodes: FleetNodes, node: str, index: int) -> Device:
 
 
 def load_fleet(path: Path) -> Fleet:
-    """Read and check a fleet file; raises ``BadSettings`` naming the place and a right example."""
+    """Read and check a fleet file.
+
+    Raises ``BadSettings``; the message names the invalid field and gives an example.
+    """
     try:
         return Fleet(**read_yaml(path))
     except ValidationError as err:
         raise BadSettings(
-            f"{path}: {said(err)}; right is, for example, 'nodes: [{{name: gpu-a, gpus: 1, "
-            "memory: 24Gi, sharing: time-slicing, replicas: 4}]'"
+            f"{path}: {one_line(err)}. Example: 'nodes: [{{name: gpu-a, gpus: 1, memory: 24Gi, "
+            "sharing: time-slicing, replicas: 4}]'"
         ) from err

@@ -1,14 +1,13 @@
-"""Settings from a file, the environment and the command line: which counts, what is wrong where.
+"""Reads settings from a file, environment variables and the command line.
 
-The command line comes before the environment and that before the file, each setting for itself.
-Whatever is refused is told with its place: the line of the file, the variable or the flag, and
-with a right example.
+For each setting, a flag overrides an environment variable, and a variable overrides the file. Every
+error names its source (a line of the file, a variable or a flag) and gives a valid example.
 """
 
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,18 @@ from extender.config.settings import EXAMPLES, Settings
 from extender.errors import BadSettings
 
 PREFIX, NESTED = "HEADROOM_", "__"
-#: Variables of ``kubectl headroom`` and of the tests, which people have in their shells.
+#: Variables of ``kubectl headroom`` and of the tests, which may be set in a user's shell.
 OTHERS = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
-#: Of a file: a single long text in YAML takes time with the square of its length, and each bracket
-#: 16 us.
-MOST_BYTES = 64 << 10
+#: Maximum size of a file. It limits parsing time: PyYAML needs quadratic time for a long string,
+#: and 16 us for each bracket.
+MAX_BYTES = 64 << 10
 
 _Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``where`` is as in headroom.yaml:12, $HEADROOM_POLICY or --verbs-port."""
+    """A mistake; ``where`` is for example headroom.yaml:12, $HEADROOM_POLICY or --verbs-port."""
 
     where: str
     message: str
@@ -45,17 +44,17 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A YAML file that holds a mapping, and on which line each key of it is."""
+class ParsedFile:
+    """The content of a YAML file that holds a mapping, and the line of each key."""
 
     values: dict[str, Any]
     lines: Mapping[_Path, int]
-    #: Keys that are there again.
-    twice: Sequence[tuple[str, int]] = ()
+    #: Keys that occur again, with the line of the repetition.
+    repeated: Sequence[tuple[str, int]] = ()
 
 
 class _Environment(EnvSettingsSource):
-    """Variables of the given environment; lists are written with commas, or as JSON."""
+    """Settings from environment variables. Lists are comma-separated, or JSON."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = {name.lower(): value for name, value in env.items()}
@@ -70,12 +69,12 @@ class _Environment(EnvSettingsSource):
             try:
                 return json.loads(text)
             except ValueError:
-                return text  # told by the type that it is not
+                return text  # validation rejects it later
         return [part.strip() for part in text.split(",") if part.strip()]
 
 
 class _Variables(Settings, BaseSettings):
-    """The settings as variables of the environment; never made, only described."""
+    """A description of the settings as environment variables; never instantiated."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=NESTED)
 
@@ -83,8 +82,11 @@ class _Variables(Settings, BaseSettings):
 def load_settings(
     path: Path | None, env: Mapping[str, str] | None = None, **overrides: Any
 ) -> Settings:
-    """The settings of the file, ``env`` (the process's own where it is None) and the overrides that
-    are not None. Raises ``BadSettings``, with a line for each problem."""
+    """Return the settings from the file, from ``env`` and from the overrides that are not None.
+
+    ``env`` defaults to the environment of the process. Raises ``BadSettings`` with one line for
+    each problem.
+    """
     settings, problems = look(path, os.environ if env is None else env, overrides)
     if settings is None:
         raise BadSettings("\n".join(map(str, problems)))
@@ -94,29 +96,29 @@ def load_settings(
 def look(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
 ) -> tuple[Settings | None, list[Problem]]:
-    """The settings, or all that is wrong with them."""
+    """Read settings without raising: return them, or None and all problems."""
     where = path or "settings"
     try:
-        written = read_written(path) if path else Written({}, {})
+        parsed = _parse(path) if path else ParsedFile({}, {})
     except BadSettings as err:
         return None, [Problem(*str(err).split(": ", 1))]
     problems = [
-        Problem(f"{where}:{line}", f"{key} is there twice; right is to say it once")
-        for key, line in written.twice
+        Problem(f"{where}:{line}", f"{key} is set twice; remove one of the lines")
+        for key, line in parsed.repeated
     ]
     env = {name: value for name, value in env.items() if name.startswith(PREFIX)}
     known = _variables()
     links = service_links(env)
     for name in sorted(env.keys() - known.keys() - set(OTHERS) - links):
         close = difflib.get_close_matches(name, known, 1)
-        right = f"; right is, perhaps, {close[0]}" if close else ", see docs/settings.md"
-        problems.append(Problem(f"${name}", f"is no setting{right}"))
+        hint = f"did you mean {close[0]}?" if close else "see docs/settings.md"
+        problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
-    values = _over(_over(written.values, _Environment(env)()), flags)
+    values = _merged(_merged(parsed.values, _Environment(env)()), flags)
 
-    def places(loc: _Path) -> Iterator[str]:
-        """Where it was said, the place that counts first."""
+    def sources(loc: _Path) -> Iterator[str]:
+        """Yield the sources that set the value, the one with the highest priority first."""
         name = str(loc[0])
         if name in flags:
             yield "--" + name.replace("_", "-")
@@ -124,38 +126,39 @@ def look(
             if variable in env:
                 yield f"${variable}"
         for length in range(len(loc), 0, -1):
-            if loc[:length] in written.lines:
-                yield f"{where}:{written.lines[loc[:length]]}"
+            if loc[:length] in parsed.lines:
+                yield f"{where}:{parsed.lines[loc[:length]]}"
 
-    def place(loc: _Path) -> str:
-        return next(places(loc), str(where)) if loc else str(where)
+    def source(loc: _Path) -> str:
+        return next(sources(loc), str(where)) if loc else str(where)
 
     try:
         settings = Settings(**values)
     except ValidationError as err:
-        problems += [_problem(finding, place) for finding in err.errors()]
+        problems += [_problem(finding, source) for finding in err.errors()]
         return None, problems
     return (None if problems else settings), problems
 
 
-def _problem(finding: Any, place: Any) -> Problem:
+def _problem(finding: Any, source: Callable[[_Path], str]) -> Problem:
+    """Convert one of pydantic's error details; ``source`` returns where a value was set."""
     loc: _Path = finding["loc"]
     name, message = ".".join(map(str, loc)), str(finding["msg"]).removeprefix("Value error, ")
     cause = (finding.get("ctx") or {}).get("error")
     if isinstance(cause, Contradiction):
-        said = dict.fromkeys(place((each,)) for each in cause.settings)
-        return Problem(", ".join(said), message)
+        involved = dict.fromkeys(source((each,)) for each in cause.settings)
+        return Problem(", ".join(involved), message)
     if finding["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(loc[-1]), _names(loc[:-1]), 1)
-        right = f"; right is, perhaps, {close[0]}" if close else ", see docs/settings.md"
-        return Problem(place(loc), f"{name} is no setting{right}")
-    if loc and "right is" not in message and (example := example_of(loc)):
-        message += f"; right is, for example, {example}"
-    return Problem(place(loc), f"{name}: {message}" if loc else message)
+        hint = f"did you mean {close[0]}?" if close else "see docs/settings.md"
+        return Problem(source(loc), f"{name} is not a setting; {hint}")
+    if loc and "Example" not in message and (example := example_of(loc)):
+        message += f". Example: {example}"
+    return Problem(source(loc), f"{name}: {message}" if loc else message)
 
 
 def example_of(loc: _Path) -> str:
-    """A right line for the setting; empty where there is none."""
+    """Return a valid line of YAML for the setting, or an empty string if there is no example."""
     name = str(loc[0])
     if name in EXAMPLES:
         return f"{name}: {EXAMPLES[name]}"
@@ -164,7 +167,7 @@ def example_of(loc: _Path) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """On one line, as in a file."""
+    """Return a value of a setting as one line of YAML."""
     if isinstance(value, BaseModel):
         value = value.model_dump()
     value = getattr(value, "value", value)
@@ -183,18 +186,17 @@ def variable_of(name: str) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping; raises ``BadSettings`` saying what is wrong and where."""
-    return read_written(path).values
+    """Read a YAML file that holds a mapping. Raises ``BadSettings`` with the line of the error."""
+    return _parse(path).values
 
 
-def read_written(path: Path) -> Written:
-    """The same with the lines."""
+def _parse(path: Path) -> ParsedFile:
+    """Read a YAML file that holds a mapping, with the line of each key. Raises ``BadSettings``."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            most = f"{MOST_BYTES >> 10} KiB"
-            raise BadSettings(f"{path}: is larger than {most}, which no settings are")
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise BadSettings(f"{path}: is larger than {MAX_BYTES >> 10} KiB, the maximum size")
         content = yaml.safe_load(text.decode())
         tree = yaml.compose(text.decode(), yaml.SafeLoader)
     except OSError as err:
@@ -204,38 +206,38 @@ def read_written(path: Path) -> Written:
         at = f":{mark.line + 1}" if mark else ""
         raise BadSettings(f"{path}{at}: is not YAML: {' '.join(str(err).split())}") from err
     if content is None:
-        return Written({}, {})
+        return ParsedFile({}, {})
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadSettings(f"{path}: must hold a mapping, as in 'policy: pack'")
     lines: dict[_Path, int] = {}
-    twice = [*_lines(tree, (), lines, 2)]
-    return Written(content, lines, twice)
+    repeated = [*_lines(tree, (), lines, 2)]
+    return ParsedFile(content, lines, repeated)
 
 
-def said(err: ValidationError) -> str:
-    """pydantic's findings on one line: where, what."""
+def one_line(err: ValidationError) -> str:
+    """Return the error details of pydantic on one line."""
     return "; ".join(
-        f"{'.'.join(str(part) for part in finding['loc']) or 'it'}: {finding['msg']}"
+        f"{'.'.join(str(part) for part in finding['loc']) or 'file'}: {finding['msg']}"
         for finding in err.errors()
     )
 
 
 def _lines(
-    node: yaml.Node | None, above: _Path, lines: dict[_Path, int], deep: int
+    node: yaml.Node | None, parent: _Path, lines: dict[_Path, int], depth: int
 ) -> Iterator[tuple[str, int]]:
-    """Note the line of each key, so many levels deep; yields those that are there again."""
-    if not isinstance(node, yaml.MappingNode) or not deep:
+    """Add the line of each key down to ``depth`` levels; yield keys that occur again."""
+    if not isinstance(node, yaml.MappingNode) or not depth:
         return
     for key, value in node.value:
-        here, line = (*above, str(key.value)), key.start_mark.line + 1
-        if here in lines:
-            yield ".".join(map(str, here)), line
-        lines[here] = line
-        yield from _lines(value, here, lines, deep - 1)
+        path, line = (*parent, str(key.value)), key.start_mark.line + 1
+        if path in lines:
+            yield ".".join(map(str, path)), line
+        lines[path] = line
+        yield from _lines(value, path, lines, depth - 1)
 
 
 def _variables() -> dict[str, None]:
-    """All there are, in the order of the settings."""
+    """Return all variable names as keys, in the order of the settings."""
     names: dict[str, None] = {}
     for name, field in Settings.model_fields.items():
         names[variable_of(name)] = None
@@ -244,10 +246,11 @@ def _variables() -> dict[str, None]:
     return names
 
 
-def _names(above: _Path) -> list[str]:
-    if not above:
+def _names(parent: _Path) -> list[str]:
+    """Return the names of all settings, or of the parts of the setting ``parent``."""
+    if not parent:
         return list(Settings.model_fields)
-    field = Settings.model_fields.get(str(above[0]))
+    field = Settings.model_fields.get(str(parent[0]))
     return list(_fields_of(field)) if field else []
 
 
@@ -257,11 +260,11 @@ def _fields_of(field: FieldInfo) -> list[str]:
     return list(kind.model_fields) if nested else []  # type: ignore[union-attr]
 
 
-def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, and of what both have ``over``'s; a setting of several parts part by part."""
-    merged = dict(under)
-    for key, value in over.items():
+def _merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with the values of ``override``; nested mappings are merged key by key."""
+    merged = dict(base)
+    for key, value in override.items():
         before = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, Mapping)
-        merged[key] = _over(before or {}, value) if both else value
+        merged[key] = _merged(before or {}, value) if both else value
     return merged

@@ -1,4 +1,4 @@
-"""Every setting of the extender, what it means and what it is when nobody says."""
+"""All settings of the extender, with their meaning and their defaults."""
 
 from enum import Enum
 from pathlib import Path
@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from contract.annotations import MIRROR, ScoringPolicy
 from extender.admission.context import Wishes
 from extender.config.consistency import RULES
-from extender.config.field_types import Places, QuantityBytes, Url, Weight
+from extender.config.field_types import Addresses, QuantityBytes, Url, Weight
 from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
 from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
 
-#: Right values of settings that have none by default.
+#: Example values, for settings whose default is empty or is easier to read in another form.
 EXAMPLES = {
     "verbs_host": "127.0.0.1",
     "debug_host": "0.0.0.0",
@@ -40,7 +40,7 @@ class Mode(Enum):
     OBSERVE = "observe"
 
 
-#: Settings that a running process takes over when the file changes; all others after a restart.
+#: Settings that a running process applies when the file changes. All others need a restart.
 RELOADED = (
     "mode",
     "reject_unannotated",
@@ -58,7 +58,7 @@ class OnMiss(Enum):
 
 
 class ScoreWeights(BaseModel):
-    """As in ``placement.rules``; what the terms say is in docs/scores.md."""
+    """Weights of the score's terms, which docs/scores.md describes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,7 +72,7 @@ class ScoreWeights(BaseModel):
     @model_validator(mode="after")
     def _some_term_counts(self) -> Self:
         if not self.rules.total:
-            raise ValueError("all are 0, so that nothing counts; right is, for example, packing: 5")
+            raise ValueError("all weights are 0, so no term counts. Example: packing: 5")
         return self
 
     @property
@@ -81,191 +81,207 @@ class ScoreWeights(BaseModel):
 
 
 class Settings(BaseModel):
-    """All settings, as ``extender.config.loading`` reads them. Unknown settings are errors, so that
-    a misspelled name is not silently ignored."""
+    """All settings, as ``extender.config.loading`` reads them.
+
+    An unknown setting is an error, because a misspelled name would otherwise have no effect.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Mode = Field(
         Mode.ENFORCE,
-        description="enforce; or observe: nothing is refused, preferred, evicted or told in "
-        "Events, so that pods go where they would go without Headroom, and what would have been "
-        "decided is put on record and counted: docs/observe.md.",
+        description="enforce; or observe: Headroom records and counts its decisions without "
+        "applying them. It rejects, prefers and evicts nothing and writes no Events, so pods go "
+        "where they would go without Headroom: docs/observe.md.",
     )
     host: str = Field(
         "127.0.0.1",
-        description="Address that both servers listen on, where they have none of their own.",
+        description="Listen address of both ports, unless verbs_host or debug_host is set.",
     )
     verbs_host: str | None = Field(
         None,
-        description="Address of kube-scheduler's port alone. Where it is not a loopback address "
-        "tls_cert, tls_key and tls_client_ca are needed: whoever reaches bind can bind pods.",
+        description="Listen address of kube-scheduler's port only. An address other than loopback "
+        "requires tls_cert, tls_key and tls_client_ca, because any client that reaches bind can "
+        "bind pods.",
     )
-    debug_host: str | None = Field(None, description="Address of the debug API's port alone.")
+    debug_host: str | None = Field(None, description="Listen address of the debug API's port only.")
     insecure_verbs: bool = Field(
         False,
-        description="Serve kube-scheduler's port to other machines without TLS, or without asking "
-        "for a client certificate: everybody who reaches it can bind pods.",
+        description="Serve kube-scheduler's port to other machines without TLS or without client "
+        "certificates. Any client that reaches the port can then bind pods.",
     )
-    verbs_port: int = Field(8888, ge=0, le=65535, description="kube-scheduler's port; 0: any.")
-    debug_port: int = Field(8889, ge=0, le=65535, description="Debug API's port; 0: any.")
+    verbs_port: int = Field(
+        8888, ge=0, le=65535, description="Port for kube-scheduler's calls; 0: any free port."
+    )
+    debug_port: int = Field(
+        8889, ge=0, le=65535, description="Port of the debug API; 0: any free port."
+    )
     debug_open: bool = Field(
         False,
-        description="In a cluster, answer the debug API without asking the API server who may read "
-        "it; only where host is a loopback address.",
+        description="In a cluster, serve the debug API without authorization by the API server. "
+        "Allowed only if the debug API listens on a loopback address.",
     )
     debug_tls_cert: Path | None = Field(
         None,
-        description="Certificate in PEM, with the chain: the debug API's port speaks TLS only, and "
-        "knows users by their client certificates, too. May be the file of tls_cert.",
+        description="PEM file with the certificate chain. If it is set, the debug API's port "
+        "accepts TLS only and also authenticates users by client certificate. May be the same "
+        "file as tls_cert.",
     )
     debug_tls_key: Path | None = Field(
-        None, description="Private key of debug_tls_cert in PEM, unencrypted."
+        None, description="PEM file with the unencrypted private key of debug_tls_cert."
     )
     tls_cert: Path | None = Field(
         None,
-        description="Certificate in PEM, with the chain: kube-scheduler's port speaks TLS only.",
+        description="PEM file with the certificate chain. If it is set, kube-scheduler's port "
+        "accepts TLS only.",
     )
-    tls_key: Path | None = Field(None, description="Private key of tls_cert in PEM, unencrypted.")
+    tls_key: Path | None = Field(
+        None, description="PEM file with the unencrypted private key of tls_cert."
+    )
     tls_client_ca: Path | None = Field(
         None,
-        description="CA certificates in PEM: on kube-scheduler's port only who shows a certificate "
-        "signed by one of them is answered. Best a CA that signs for nobody else.",
+        description="PEM file with CA certificates. kube-scheduler's port accepts only clients "
+        "with a certificate from one of them. Use a CA that signs no other certificates.",
     )
     max_body: QuantityBytes = Field(
         16 * MIB,
-        description="Largest body of a scheduler call, as in 16Mi. With nodeCacheCapable true, "
-        "5,000 nodes need 100 kB; with it false, 9 kB for every node. Of the admission webhook "
-        "too, where an object and what it was before take 6 MiB at most.",
+        description="Maximum body size of a scheduler call. With nodeCacheCapable: true, 5,000 "
+        "nodes need 100 kB; with false, each node needs 9 kB. The limit also applies to the "
+        "admission webhook, where an object and its previous version need at most 6 MiB.",
     )
     webhook_port: int = Field(
         9443,
         ge=0,
         le=65535,
-        description="Port of `headroom webhook`; 0: any.",
+        description="Port of `headroom webhook`; 0: any free port.",
     )
     webhook_tls_cert: Path | None = Field(
         None,
-        description="Certificate in PEM, with the chain, for the name of the webhook's Service. "
-        "`headroom webhook` needs it: an API server calls webhooks over TLS only.",
+        description="PEM file with the certificate chain for the name of the webhook's Service. "
+        "`headroom webhook` requires it, because API servers call webhooks over TLS only.",
     )
     webhook_tls_key: Path | None = Field(
-        None, description="Private key of webhook_tls_cert in PEM, unencrypted."
+        None, description="PEM file with the unencrypted private key of webhook_tls_cert."
     )
     scheduler_name: str = Field(
         "headroom",
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         max_length=253,
-        description="Scheduler that asks this extender: the webhook gives it to GPU pods that name "
-        "none, unless label headroom.gpu/scheduler of their namespace says otherwise. "
-        "default-scheduler: nobody's scheduler is changed.",
+        description="Name of the scheduler that calls this extender. The webhook sets it on GPU "
+        "pods that name no scheduler, unless the label headroom.gpu/scheduler of their namespace "
+        "names another one. default-scheduler: the webhook changes no scheduler.",
     )
     gate_image: str = Field(
         "",
         max_length=1000,
-        description="Image of the gate that the webhook gives to pods for gated nodes: that of the "
-        "agent, with its tag or digest. Empty: pods get no gate, and gated nodes take none. Pods "
-        "that got theirs with another tag or digest keep it.",
+        description="Image of the gate that the webhook adds to pods for gated nodes: the agent's "
+        "image, with its tag or digest. Empty: pods get no gate, and gated nodes take no pods. "
+        "Existing pods keep a gate with another tag or digest.",
     )
     mirror_vram: bool = Field(
         False,
-        description="Show memory to the rest of Kubernetes as extended resource headroom.gpu/vram, "
-        "in MiB: the webhook adds it to pods, and nodes are given it as capacity, which takes the "
-        "permission of deploy/components/in-tree-mirror.",
+        description="Publish memory as extended resource headroom.gpu/vram, in MiB: the webhook "
+        "adds it to pods, and the extender adds it to the capacity of nodes, which requires the "
+        "permissions of deploy/components/in-tree-mirror.",
     )
     resources: tuple[str, ...] = Field(
         Rules().resources,
         min_length=1,
-        description="Extended resources that are GPUs; a trailing * stands for any ending.",
+        description="Extended resources that are GPUs; a trailing * matches any suffix.",
     )
     reject_unannotated: bool = Field(
-        False, description="Refuse pods that ask for a GPU and do not say how much of its memory."
+        False, description="Reject pods that request a GPU but no amount of its memory."
     )
     require_report: bool = Field(
         True,
-        description="Where no agent reports, labels may stand in for it: for GPUs that nobody "
-        "shares in any case, for shared ones only if this is false. Nothing is measured there.",
+        description="Require an agent's report for nodes with shared GPUs. If it is false, the "
+        "node's labels are enough. Unshared GPUs never need a report. Without a report, no memory "
+        "use is measured.",
     )
     policy: ScoringPolicy = Field(
-        ScoringPolicy.PACK, description="Scoring of pods that do not choose: pack or spread."
+        ScoringPolicy.PACK, description="Scoring policy of pods that choose none."
     )
     score_weights: ScoreWeights = Field(
         ScoreWeights(),
-        description="How much each named term of a score counts, beside each other; not all 0.",
+        description="Relative weight of each term of a score; not all 0.",
     )
     filter_best_only: bool = Field(
         False,
-        description="Filter answers with the best node alone, unless a preference of a user could "
-        "speak for another one; then kube-scheduler neither scores nodes nor asks which is best. "
-        "Not where another extender filters after this one, nor where plugins of yours are to "
-        "outweigh Headroom's choice: docs/scheduler.md.",
+        description="Filter returns only the best node, unless a preference of the user could "
+        "favor another node. kube-scheduler then skips scoring. Do not set it if another extender "
+        "filters after this one, or if other scoring plugins should outweigh Headroom's choice: "
+        "docs/scheduler.md.",
     )
     on_miss: OnMiss = Field(
         OnMiss.REPORT,
-        description="What becomes of a pod that ended on a device without room for it, where no "
-        "gate held it back: report; or evict, if it is new, uses no memory yet and has a "
-        "controller. A pod at its gate is evicted in any case.",
+        description="Action for a pod on a device without enough free memory for it: report; or "
+        "evict, if the pod is new, uses no memory yet and has a controller. A pod that still "
+        "waits at its gate is always evicted.",
     )
     visible_devices: VisibleDevices = Field(
         VisibleDevices.REJECT,
-        description="What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself, on a node that "
-        "may obey it: refuse it, or charge it on every device of the node.",
+        description="Action for a pod that sets NVIDIA_VISIBLE_DEVICES itself, on a node where the "
+        "variable may take effect: reject the pod, or charge it on every device of the node.",
     )
     suspect_env_from: bool = Field(
         False,
-        description="Take a container with envFrom for one that sets NVIDIA_VISIBLE_DEVICES, which "
-        "nobody can tell, unless its own env or a prefix excludes it.",
+        description="Treat a container with envFrom as if it sets NVIDIA_VISIBLE_DEVICES, unless "
+        "its own env or a prefix excludes that. The extender does not read the ConfigMaps and "
+        "Secrets.",
     )
     stale_after_s: float = Field(
-        90.0, gt=0, description="A node not heard of for so many seconds takes no new pods."
+        90.0,
+        gt=0,
+        description="A node without a report or heartbeat for this time takes no new pods.",
     )
     blind_after_s: float = Field(
         90.0,
         gt=70,
-        description="When nothing of some kind was heard from the API server for so many seconds, "
-        "nothing is decided any more; a quiet cluster is heard of every 60 s.",
+        description="If the API server sends nothing about one kind of object for this time, the "
+        "extender makes no decisions. It sends something every 60 s even if nothing changes.",
     )
     nomination_hold_s: float = Field(
         60.0,
         ge=5,
         le=3600,
-        description="A place on a node is kept for the pod that others were evicted for, for so "
-        "many seconds after the last of them has left; then others may take it.",
+        description="After a preemption, memory on the node stays reserved for the pending pod "
+        "until this long after the last evicted pod has left. Then other pods may use it.",
     )
     evict_for_memory: bool = Field(
         False,
-        description="Evict pods of lower priority for one that only GPU memory keeps from a node, "
-        "about which kube-scheduler does not ask. Disruption budgets are never violated. False: "
-        "only whom kube-scheduler evicts.",
+        description="Evict pods with lower priority for a pod that only GPU memory keeps from a "
+        "node, if kube-scheduler does not consider preemption there. Evictions never violate a "
+        "PodDisruptionBudget. False: only kube-scheduler preempts.",
     )
     orphan_after_s: float = Field(
-        60.0, gt=0, description="Age at which a promise without a bound pod is looked into."
+        60.0, gt=0, description="Age at which a reservation without a bound pod is checked."
     )
     bind_deadline_s: float = Field(
         4.0,
         gt=0,
         le=60,
-        description="A bind is not completed on newer facts after so long. Less than httpTimeout "
-        "of kube-scheduler's extender entry: kube-scheduler gives a bind up then.",
+        description="Maximum time in which a bind is retried with newer data. Set it below "
+        "httpTimeout of kube-scheduler's extender entry, because kube-scheduler cancels the bind "
+        "then.",
     )
     overuse_after_s: float = Field(
         Rules().overuse_after_s,
         ge=0,
-        description="A pod that uses more than it asked for is told of after so many seconds.",
+        description="A pod that uses more memory than it requested is reported after this time.",
     )
     waiting_events_per_s: int = Field(
         10,
         ge=0,
         le=1000,
-        description="Events a second, at most, that tell why pods wait; each pod's is written anew "
-        "once a minute at most, and only when it says something new. 0: none are written.",
+        description="Maximum number of Events per second that explain why pods wait. Each pod's "
+        "Event is updated at most once a minute, and only if its text changes. 0: no such Events.",
     )
     device_series: int = Field(
         2000,
         ge=0,
         le=100_000,
-        description="Devices, at most, of which /metrics has series of their own, by the names of "
-        "nodes; headroom_ledger_devices_left_out says how many are not. 0: sums only.",
+        description="Maximum number of devices with their own series in /metrics, in the order of "
+        "node names; headroom_ledger_devices_left_out counts the others. 0: sums only.",
     )
     agent_namespace: str = Field(
         "headroom-system", description="Namespace of the agents' heartbeat Leases."
@@ -273,49 +289,50 @@ class Settings(BaseModel):
     journal_decisions: int = Field(
         DEFAULT_BOUNDS.decisions,
         ge=1,
-        description="Decisions that the debug API remembers, the last ones.",
+        description="Number of latest decisions that the journal keeps for the debug API.",
     )
     journal_bytes: QuantityBytes = Field(
         DEFAULT_BOUNDS.size_bytes,
-        description="Memory that they may take, as in 16Mi; each takes about 1 KiB.",
+        description="Maximum memory of the journal; a decision takes about 1 KiB.",
     )
     journal_age_s: float = Field(
-        DEFAULT_BOUNDS.age_s, gt=0, description="Seconds after which a decision is forgotten."
+        DEFAULT_BOUNDS.age_s, gt=0, description="Maximum age of a decision in the journal."
     )
-    extenders: Places = Field(
+    extenders: Addresses = Field(
         (),
-        description="The extenders whose journals the console follows: names or addresses, each "
-        "with a port unless it is debug_port; best the one name of a headless Service, which has "
-        "an address for each. A process that finds itself among them does not follow itself.",
+        description="Extenders whose journals the console follows: host names or IP addresses, "
+        "each with a port unless it is debug_port. The name of a headless Service stands for all "
+        "its addresses. A process does not follow itself.",
     )
     prometheus_url: Url | None = Field(
         None,
         repr=False,
-        description="Prometheus that keeps dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, for how busy "
-        "SMs are wont to be; without one the agents' own samples count.",
+        description="Prometheus with dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, for the usual SM "
+        "activity of devices. Without it, the agents' samples are used.",
     )
     prometheus_window_s: float = Field(
-        900.0, ge=60, le=86_400, description="How far back SM activity is looked at."
+        900.0, ge=60, le=86_400, description="Length of the SM activity history that is used."
     )
     prometheus_quantile: float = Field(
-        0.95, ge=0, le=1, description="Quantile of SM activity over the window: 1 is its maximum."
+        0.95, ge=0, le=1, description="Quantile of SM activity over the window; 1: the maximum."
     )
     prometheus_refresh_s: float = Field(
-        60.0, ge=1, description="Seconds between two queries, each for the whole fleet."
+        60.0, ge=1, description="Time between two queries, each for the whole fleet."
     )
     prometheus_timeout_s: float = Field(
-        15.0, gt=0, description="A refresh whose queries take longer together has failed."
+        15.0, gt=0, description="Maximum time for all queries of one refresh."
     )
     prometheus_stale_after_s: float = Field(
         180.0,
         gt=0,
-        description="A device whose newest sample in Prometheus is older is judged by its agent's.",
+        description="If a device's newest sample in Prometheus is older, the agent's sample is "
+        "used.",
     )
     prometheus_token_file: Path | None = Field(
         None, description="File with a bearer token for Prometheus; read before each query."
     )
     prometheus_ca: Path | None = Field(
-        None, description="CA certificates in PEM for Prometheus' own; else those of the system."
+        None, description="PEM file with CA certificates for Prometheus. Default: the system's CAs."
     )
 
     @field_validator("resources")
@@ -323,8 +340,9 @@ class Settings(BaseModel):
     def _mirror_is_no_gpu(cls, resources: tuple[str, ...]) -> tuple[str, ...]:
         if Rules(resources=resources).manages(MIRROR):
             raise ValueError(
-                f"{MIRROR} is what the webhook adds for others to count; taken for a GPU it would "
-                "be charged once more; right is, for example, nvidia.com/gpu"
+                f"the pattern matches {MIRROR}, which the webhook adds to pods so that other tools "
+                "can count memory; as a GPU resource it would be charged twice. "
+                "Example: nvidia.com/gpu"
             )
         return resources
 
@@ -334,45 +352,45 @@ class Settings(BaseModel):
             rule(self)
         return self
 
-    def where(self, name: str) -> tuple[str, str]:
-        """The setting by which a server has its address, and the address."""
-        own: str | None = getattr(self, name)
-        return (name, own) if own is not None else ("host", self.host)
+    def listen_address(self, name: str) -> tuple[str, str]:
+        """Return the setting that decides a listen address (``name`` or host), and the address."""
+        address: str | None = getattr(self, name)
+        return (name, address) if address is not None else ("host", self.host)
 
     @property
     def verbs_at(self) -> str:
-        """The address that kube-scheduler's port is on."""
-        return self.where("verbs_host")[1]
+        """The listen address of kube-scheduler's port."""
+        return self.listen_address("verbs_host")[1]
 
     @property
     def debug_at(self) -> str:
-        """The address that the debug API's port is on."""
-        return self.where("debug_host")[1]
+        """The listen address of the debug API's port."""
+        return self.listen_address("debug_host")[1]
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The files that kube-scheduler's port is served with; None: without TLS."""
+        """The TLS files of kube-scheduler's port; None if it serves plain HTTP."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def debug_tls(self) -> TlsFiles | None:
-        """The files that the debug port is served with; None: without TLS."""
+        """The TLS files of the debug API's port; None if it serves plain HTTP."""
         if self.debug_tls_cert is None or self.debug_tls_key is None:
             return None
         return TlsFiles(self.debug_tls_cert, self.debug_tls_key, setting="debug_tls")
 
     @property
     def webhook_tls(self) -> TlsFiles | None:
-        """The files that the webhook is served with; None: it cannot be served."""
+        """The TLS files of the webhook; None if they are not set, and it cannot start."""
         if self.webhook_tls_cert is None or self.webhook_tls_key is None:
             return None
         return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
 
     @property
     def shown(self) -> dict[str, Path]:
-        """The file of the certificate of each port of the extender that speaks TLS."""
+        """Name of each port of the extender with TLS -> its certificate file."""
         files = {"verbs": self.tls_cert, "debug": self.debug_tls_cert}
         return {port: path for port, path in files.items() if path is not None}
 

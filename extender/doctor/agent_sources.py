@@ -1,156 +1,175 @@
-"""What a node's report lacks, and which mount or permission of its agent mends that.
+"""Problems with a node's agent: failed sources, another version, a clock that is ahead.
 
-The agent says of each of its sources how it fared (docs/agent.md lists what it says of every
-fault). Here it is said what that costs and what to change. A source whose part another one tells is
-not missed, and of those that few drivers have nothing is said.
+The agent reports the state of each of its sources (docs/agent.md lists the message of every fault).
+The rules here add what the failure costs and which mount, permission or setting fixes it. They skip
+a source if another source reports the same facts, or if only some GPUs and drivers support it.
 """
 
 from collections.abc import Iterator
 
 from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
-from extender.doctor.findings import Said, Weight
+from extender.doctor.findings import PartialFinding, Weight
 
-#: Agent and receiver are not asked to agree by less: reports take a while, and are read late.
+#: Smaller clock differences are ignored, because reports take time to be written and read.
 CLOCKS_AGREE_S = 5.0
 
-#: Versions of what runs from its sources.
+#: Versions that a process reports if it runs from a source checkout.
 UNKNOWN = frozenset({"", "unknown"})
 
 _HOST_PID = "set hostPID: true in the agent's DaemonSet"
 _PTRACE = "add SYS_PTRACE to securityContext.capabilities.add of the agent's container"
-_FOLDER = (
-    "mount the host's folder /var/lib/kubelet/device-plugins into the agent's container, and let "
-    "it read that"
+_CHECKPOINT_MOUNT = (
+    "mount the host directory /var/lib/kubelet/device-plugins into the agent's container, and "
+    "allow the agent to read it"
 )
-_DRIVER = "look at the driver (nvidia-smi and dmesg on the node), then restart the agent's pod"
-_UNSEEN = "who uses which memory is not seen, nor what strangers use"
-_SETTINGS = "how its device plugin shares and chooses may not be known"
-#: Name of a source -> what goes without it, and what mends that as a rule.
-_WITHOUT = {
+_DRIVER = "check the driver (nvidia-smi and dmesg on the node), then restart the agent's pod"
+_PROCESSES_UNSEEN = "memory use cannot be attributed to pods, and unattributed use is not measured"
+_HOLDERS_INCOMPLETE = "which pod holds which replica is only partly known"
+_POLICY_UNKNOWN = "the kubelet's topology manager policy is not known"
+_SM_LESS_EXACT = "SM activity may be measured less exactly"
+#: Name of a source -> what its failure costs, and the usual fix.
+_FAILURES = {
     "nvml": (
-        "some of its GPUs' memory or use is not measured",
-        "look at the driver (nvidia-smi on the node), and run the agent's container as root where "
-        "it has no permission",
+        "memory or utilization of some GPUs is not measured",
+        "check the driver (nvidia-smi on the node); if the agent's container lacks a permission, "
+        "run it as root",
     ),
-    PROCESSES_SOURCE: (_UNSEEN, f"{_PTRACE}, and let it run as root"),
-    "checkpoint": (
-        "which pod holds which replica is known in part",
-        _FOLDER,
-    ),
+    PROCESSES_SOURCE: (_PROCESSES_UNSEEN, f"{_PTRACE}, and run the container as root"),
+    "checkpoint": (_HOLDERS_INCOMPLETE, _CHECKPOINT_MOUNT),
     "podresources": (
-        "which pod holds which replica is known in part",
-        "mount the host's folder /var/lib/kubelet/pod-resources into the agent's container, and "
-        "let it use the socket in it; see the kubelet's log if that does not answer",
+        _HOLDERS_INCOMPLETE,
+        "mount the host directory /var/lib/kubelet/pod-resources into the agent's container, and "
+        "allow the agent to use the socket in it; if the socket does not answer, check the "
+        "kubelet's log",
     ),
-    "plugin": (_SETTINGS, "see the log of the device plugin's pod there"),
+    "plugin": (
+        "how the device plugin shares and allocates GPUs may not be known",
+        "check the log of the device plugin's pod on the node",
+    ),
     "labels": (
-        "what the labels say of sharing is not compared with what the plugin does",
-        "let the agent get its node (deploy/base/rbac.yaml: nodes, get)",
+        "the node's sharing labels are not compared with the device plugin's configuration",
+        "allow the agent to get its node (deploy/base/rbac.yaml: nodes, get)",
     ),
-    "kubelet": ("its topology manager's policy is not known", _HOST_PID),
+    "kubelet": (_POLICY_UNKNOWN, _HOST_PID),
     "configz": (
-        "its topology manager's policy is not known",
-        "let the agent get nodes/proxy, or set hostPID: true in its DaemonSet",
+        _POLICY_UNKNOWN,
+        "allow the agent to get nodes/proxy, or set hostPID: true in its DaemonSet",
     ),
-    "mirrors": ("memory of static pods may pass for that of strangers", "let the agent get pods"),
-    "xid": ("errors of its GPUs (XIDs) are not heard", _DRIVER),
-    "gpm": ("SM activity may be measured less well", _DRIVER),
-    "nvml-process": ("SM activity may be measured less well", _DRIVER),
+    "mirrors": (
+        "memory use of static pods may be counted as unattributed",
+        "allow the agent to get pods",
+    ),
+    "xid": ("XID errors of the GPUs are not recorded", _DRIVER),
+    "gpm": (_SM_LESS_EXACT, _DRIVER),
+    "nvml-process": (_SM_LESS_EXACT, _DRIVER),
     "dcgm": (
-        "SM activity may be measured less well, and NVML's memory is not checked",
-        "see dcgm-exporter's pod there, and the address in HEADROOM_DCGM_URL of the agent",
+        f"{_SM_LESS_EXACT}, and NVML's memory readings are not checked",
+        "check the dcgm-exporter's pod on the node, and the agent's address for it "
+        "(HEADROOM_DCGM_URL)",
     ),
 }
-#: Part of a message -> what mends it, where that is not what mends the source as a rule.
-_MENDS = {
+#: Part of an agent's message -> the fix, if it differs from the usual fix for the source.
+_FIXES_BY_MESSAGE = {
     "hostPID": _HOST_PID,
     "MIG": (
         "add component deploy/components/mig (Helm: agent.mig: true), or create MIG instances, or "
         "turn MIG off"
     ),
-    "no device plugin listens": "see whether the device plugin's pod runs there, and its log",
-    "no kubelet listens": "see whether the kubelet runs there, and its log",
+    "no device plugin listens": (
+        "check whether the device plugin's pod runs on the node, and check its log"
+    ),
+    "no kubelet listens": "check whether the kubelet runs on the node, and check its log",
     "k3s hides": (
         "set topologyManagerPolicy in a file of /var/lib/rancher/k3s/agent/etc/kubelet.conf.d, or "
-        "let the agent get its node"
+        "allow the agent to get its node"
     ),
-    "there is no checkpoint": _FOLDER,
-    "several processes listen": "let one device plugin run on the node, not several",
+    "there is no checkpoint": _CHECKPOINT_MOUNT,
+    "several processes listen": "run only one device plugin on the node",
     "CAP_SYS_PTRACE": _PTRACE,
     "headroom.gpu/maintenance": (
-        "remove the annotation when the work on the driver is done: "
+        "when the work on the driver is done, remove the annotation: "
         "kubectl annotate node NAME headroom.gpu/maintenance-"
     ),
-    "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
-    "agent's own cgroup": "take the GPU memory limit off the agent's pod",
-    "not what NVML tells": "see whether dcgm-exporter's pod there is stuck, and restart it",
+    "nvidia.com/gpu.deploy": (
+        "wait for the GPU Operator; check the pods of its driver and MIG managers"
+    ),
+    "agent's own cgroup": "remove the GPU memory limit from the agent's pod",
+    "not what NVML": "check whether the dcgm-exporter's pod on the node is stuck, and restart it",
 }
 
 
-def lacking(status: GPUNodeStatus) -> Iterator[Said]:
-    """What sources do not tell that nobody else tells either."""
-    bad = [source for source in status.sources if source.state != "ok"]
-    missing = {source.name for source in bad}
+def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
+    """Yield a finding for each failed source whose facts no other source reports."""
+    failed = [source for source in status.sources if source.state != "ok"]
     counted = any(device.replicas.total for device in status.devices)
-    blind = missing >= HOLDINGS_SOURCES and not counted
-    if blind:
+    no_holders = {source.name for source in failed} >= HOLDINGS_SOURCES and not counted
+    if no_holders:
         yield (
             Weight.WARNING,
             "neither the kubelet's checkpoint nor its PodResources can be read: which pod holds "
-            "which replica is not known, and of its replicas none counts as free",
-            f"{_FOLDER}; and the same of /var/lib/kubelet/pod-resources",
+            "which replica is not known, and no replica of the node counts as free",
+            f"{_CHECKPOINT_MOUNT}; do the same for /var/lib/kubelet/pod-resources",
         )
-    for source in bad:
-        if source.name not in _WITHOUT or (blind and source.name in HOLDINGS_SOURCES):
+    for source in failed:
+        if source.name not in _FAILURES or (no_holders and source.name in HOLDINGS_SOURCES):
             continue
-        if _told_elsewhere(source, status):
+        if _is_covered(source, status):
             continue
-        costs, mends = _WITHOUT[source.name]
+        cost, fix = _FAILURES[source.name]
         weight = Weight.WARNING if source.name in ("nvml", PROCESSES_SOURCE) else Weight.ADVICE
-        why = f" ({source.message})" if source.message else ""
-        do = next((do for part, do in _MENDS.items() if part in source.message), mends)
-        yield weight, f"its agent's source {source.name} is {source.state}{why}: {costs}", do
+        detail = f" ({source.message})" if source.message else ""
+        specific = (do for part, do in _FIXES_BY_MESSAGE.items() if part in source.message)
+        found = f"the agent's source {source.name} is {source.state}{detail}: {cost}"
+        yield weight, found, next(specific, fix)
 
 
-def _told_elsewhere(source: Source, status: GPUNodeStatus) -> bool:
+def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
+    """Return whether the report has the source's facts from elsewhere, or can do without them."""
     plugin = status.plugin
     match source.name:
         case "kubelet" | "configz":
             return plugin.topology_manager_policy != ""
         case "plugin":
-            read = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
-            return read or ("GKE" in source.message and "labels" in plugin.source.split(","))
+            is_known = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
+            return is_known or ("GKE" in source.message and "labels" in plugin.source.split(","))
         case "labels":
             return "plugin" in plugin.source.split(",")
-        case "gpm" | "nvml-process":  # which GPUs and drivers may not have
+        case "gpm" | "nvml-process":  # not every GPU and driver supports these
             return source.state == "absent"
     return False
 
 
-def differing(status: GPUNodeStatus, version: str) -> Iterator[Said]:
-    """Of agents that are not of the ``version`` that looks, where both are known."""
+def version_findings(status: GPUNodeStatus, version: str) -> Iterator[PartialFinding]:
+    """Yield a finding if the agent's version differs from the doctor's ``version``.
+
+    Unknown versions are not compared.
+    """
     if status.agent_version != version and {status.agent_version, version}.isdisjoint(UNKNOWN):
         yield (
             Weight.ADVICE,
-            f"its agent is of version {status.agent_version}, and this doctor of {version}",
-            "roll the same version out everywhere, agents and extenders",
+            f"the agent has version {status.agent_version}, and this doctor has version {version}",
+            "deploy the same version of all agents and extenders",
         )
 
 
-def ahead(ahead_s: float | None) -> Iterator[Said]:
-    """Of a report from the future by ``ahead_s``; what is old may just be old."""
+def clock_findings(ahead_s: float | None) -> Iterator[PartialFinding]:
+    """Yield a finding if the newest report is dated ``ahead_s`` seconds in the future.
+
+    A report from the past proves nothing about the clock: it may just be old.
+    """
     if ahead_s is not None and ahead_s > CLOCKS_AGREE_S:
         yield (
             Weight.ADVICE,
-            f"its clock is ahead of this machine's by {_round(ahead_s)}, as its newest report says",
-            "set the clocks right (chrony, systemd-timesyncd), this machine's first; placing does "
-            "not depend on them, but times in logs, events and reports are wrong",
+            f"the node's clock is ahead of this machine's by {_coarse(ahead_s)}, according to its "
+            "newest report",
+            "synchronize the clocks (chrony, systemd-timesyncd), this machine's first; scheduling "
+            "does not depend on them, but times in logs, events and reports are wrong",
         )
 
 
-def _round(seconds: float) -> str:
-    """Coarse, so that nodes that are off alike are told of together."""
+def _coarse(seconds: float) -> str:
+    """Return a duration as text, rounded so that nodes with similar offsets share one finding."""
     for unit_s, name in ((3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
-            return f"some {seconds / unit_s:.0f} {name}"
-    return f"some {max(10, round(seconds, -1)):.0f} s"
+            return f"about {seconds / unit_s:.0f} {name}"
+    return f"about {max(10, round(seconds, -1)):.0f} s"

@@ -1,4 +1,4 @@
-"""A cluster listed once, through the kubeconfig or the pod's own account."""
+"""Lists a cluster once, with the kubeconfig or the pod's service account."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,20 @@ PAGE = 500
 def list_cluster(
     settings: Settings, kubeconfig: str | None = None, context: str | None = None
 ) -> list[Relisted]:
-    """All that an extender watches, as it is now.
+    """List all objects that an extender watches.
 
-    Raises ``BadSettings`` where no cluster is configured, ``NotSynced`` where it does not tell.
+    Raises ``BadSettings`` if no cluster is configured, and ``NotSynced`` if the API server does not
+    answer or rejects the call.
     """
     api = _api(kubeconfig, context)
     try:
         watched = watched_kinds(settings.agent_namespace)
-        # Nothing that is said here hangs on disruption budgets: nobody needs rights for them.
+        # No rule reads disruption budgets, so users of the doctor need no permission to list them.
         kinds = [kind for kind in watched if kind.type is not PodDisruptionBudget]
-        return [_listed(api, kind) for kind in kinds]
+        return [_list_kind(api, kind) for kind in kinds]
     except ApiError as err:
         raise NotSynced(
-            f"the cluster cannot be looked at: {err}; right is a kubeconfig that may list nodes, "
+            f"the cluster cannot be listed: {err}; use a kubeconfig that may list nodes, "
             "namespaces, pods, leases, resourceslices and gpunodes.headroom.gpu"
         ) from err
     finally:
@@ -42,11 +43,11 @@ def list_cluster(
 
 
 def list_nodes(kubeconfig: str | None = None, context: str | None = None) -> list[Node]:
-    """Lists the nodes alone. Raises as ``list_cluster``."""
+    """List the nodes only. Raises the same errors as ``list_cluster``."""
     api = _api(kubeconfig, context)
     (kind,) = (kind for kind in watched_kinds("") if kind.type is Node)
     try:
-        return nodes_of([_listed(api, kind)])
+        return nodes_of([_list_kind(api, kind)])
     except ApiError as err:
         raise NotSynced(f"the nodes cannot be listed: {err}") from err
     finally:
@@ -54,23 +55,25 @@ def list_nodes(kubeconfig: str | None = None, context: str | None = None) -> lis
 
 
 def nodes_of(listed: Sequence[Relisted]) -> list[Node]:
+    """Return the nodes in a result of ``list_cluster``."""
     return [each for kind in listed for each in kind.objects if isinstance(each, Node)]
 
 
-def list_surroundings(
+def list_environment(
     settings: Settings,
     nodes: Sequence[Node],
     kubeconfig: str | None = None,
     context: str | None = None,
 ) -> Environment:
-    """What runs beside Headroom on a cluster with ``nodes``, as far as it may be looked at.
+    """List other components in a cluster with ``nodes``, and configurations of kube-scheduler.
 
-    Raises ``BadSettings`` where no cluster is configured.
+    Objects that cannot be listed are named in the result. Raises ``BadSettings`` if no cluster is
+    configured.
     """
     api = _api(kubeconfig, context)
     pods: dict[str, Neighbour] = {}
     schedulers: dict[str, object] = {}
-    untold: list[str] = []
+    unreadable: list[str] = []
     try:
         try:
             for selector in SELECTORS:
@@ -78,21 +81,21 @@ def list_surroundings(
                 listed = api.list("/api/v1/pods", _neighbour, page_size=PAGE, query=query)
                 pods |= {pod.metadata.uid: pod for pod in listed.items}
         except ApiError as err:
-            untold.append(f"pods of the GPU Operator and of autoscalers ({err})")
+            unreadable.append(f"pods of other components, such as the GPU Operator ({err})")
         for namespace in sorted({"kube-system", settings.agent_namespace}):
             path = f"/api/v1/namespaces/{namespace}/configmaps"
             try:
                 for each in api.list(path, _configurations, page_size=PAGE).items:
                     schedulers |= each
             except ApiError as err:
-                untold.append(f"ConfigMaps of {namespace}, for kube-scheduler's ({err})")
+                unreadable.append(f"kube-scheduler's ConfigMaps in {namespace} ({err})")
     finally:
         api.close()
-    return Environment(tuple(pods.values()), nodes, schedulers, untold)
+    return Environment(tuple(pods.values()), nodes, schedulers, unreadable)
 
 
 def _api(kubeconfig: str | None, context: str | None) -> KubeApi:
-    hint = "without one: headroom doctor --fleet FLEET.yaml"
+    hint = "without a cluster, use: headroom doctor --fleet FLEET.yaml"
     return KubeApi(load_configuration(kubeconfig, context, hint))
 
 
@@ -109,17 +112,20 @@ def _neighbour(raw: msgspec.Raw) -> Neighbour | None:
     try:
         return _neighbour_decoder.decode(raw)
     except (ValueError, RecursionError):
-        return None  # of one that cannot be read nothing is said
+        return None  # rules skip pods that cannot be decoded
 
 
 def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
-    """Where -> each KubeSchedulerConfiguration in a ConfigMap; what is no YAML is none."""
+    """Return each KubeSchedulerConfiguration in a ConfigMap by its location, skipping invalid YAML.
+
+    Returns None if the ConfigMap cannot be decoded.
+    """
     try:
-        found = _config_map_decoder.decode(raw)
+        config_map = _config_map_decoder.decode(raw)
     except (ValueError, RecursionError):
         return None
-    of, held = found.metadata, dict[str, object]()
-    for key, text in (found.data or {}).items():
+    metadata, configs = config_map.metadata, dict[str, object]()
+    for key, text in (config_map.data or {}).items():
         if KIND not in text:
             continue
         try:
@@ -127,24 +133,25 @@ def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
         except (ValueError, yaml.YAMLError, RecursionError):
             continue
         if isinstance(config, dict) and config.get("kind") == KIND:
-            held[f"ConfigMap {of.namespace}/{of.name}, {key}"] = config
-    return held
+            configs[f"ConfigMap {metadata.namespace}/{metadata.name}, {key}"] = config
+    return configs
 
 
-def _listed(api: KubeApi, kind: Kind) -> Relisted:
+def _list_kind(api: KubeApi, kind: Kind) -> Relisted:
+    """List one kind by the first path that the API server serves; an unserved kind is empty."""
     for path in (kind.path, *kind.other_paths):
         try:
             listing: Listing[KubeObject] = api.list(path, partial(_read, kind), page_size=PAGE)
         except ApiStatus as err:
             if err.status == 404 and kind.other_paths:
-                continue  # another version of it may be served, or none
+                continue  # the API server may serve another version, or none
             raise
         return Relisted(kind.type, tuple(listing.items), time.monotonic())
     return Relisted(kind.type, (), time.monotonic())
 
 
 def _read(kind: Kind, raw: msgspec.Raw) -> KubeObject | None:
-    """As the extender takes what it cannot read."""
+    """Decode an object; if it is invalid, keep what the extender would keep of it."""
     try:
         return kind.decode(raw)
     except (ValueError, RecursionError):

@@ -1,5 +1,7 @@
-"""The doctor's command, `headroom doctor` and `kubectl headroom doctor`: it reads, and changes
-nothing, with the rights of whoever runs it."""
+"""The command `headroom doctor`, also `kubectl headroom doctor`.
+
+It only reads, with the permissions of the user who runs it.
+"""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -21,29 +23,37 @@ class Output(Enum):
 
 def doctor(
     fleet: Annotated[
-        Path | None, typer.Option(help="Look at the nodes of this fleet file, without a cluster.")
+        Path | None, typer.Option(help="Examine the nodes of this fleet file, without a cluster.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="The extender's YAML file of settings.")
+        Path | None, typer.Option(help="The extender's settings file (YAML).")
     ] = None,
-    kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
+    ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     scheduler_config: Annotated[
-        Path | None, typer.Option(help="Look at this KubeSchedulerConfiguration only.")
+        Path | None, typer.Option(help="Examine this KubeSchedulerConfiguration file only.")
     ] = None,
     output: Annotated[
-        Output | None, typer.Option("-o", "--output", help="Else a line for each finding.")
+        Output | None,
+        typer.Option("-o", "--output", help="Output format. Default: one line for each finding."),
     ] = None,
 ) -> None:
-    """Say what costs the cluster safety or memory, and what to do about it.
+    """Find what costs the cluster safety or memory, and show what to do about it.
 
-    The exit status is 1 if there is a warning, 2 if nothing could be looked at.
+    The exit status is 1 if there is a warning, and 2 if nothing could be examined.
     """
-    # Slow to import, and `kubectl headroom` has this command beside others.
+    # These imports are slow, and other commands of `kubectl headroom` do not need them.
     from extender.config.fleet_file import load_fleet
     from extender.config.loading import load_settings
     from extender.doctor.findings import Weight, line, warnings_first
-    from extender.doctor.offline import diagnose, diagnose_around, diagnose_scheduler, fleet_events
+    from extender.doctor.offline import (
+        diagnose,
+        diagnose_environment,
+        diagnose_scheduler,
+        fleet_events,
+    )
     from extender.errors import BadSettings, NotSynced
 
     try:
@@ -54,12 +64,12 @@ def doctor(
         elif fleet:
             found = diagnose(settings, fleet_events(load_fleet(fleet)))
         else:
-            # What talks to a cluster is an extra.
-            from extender.doctor.collect import list_cluster, list_surroundings, nodes_of
+            # The Kubernetes client is an optional dependency.
+            from extender.doctor.collect import list_cluster, list_environment, nodes_of
 
             listed = list_cluster(settings, kubeconfig, context)
-            around = list_surroundings(settings, nodes_of(listed), kubeconfig, context)
-            found = diagnose(settings, listed) + diagnose_around(settings, around)
+            environment = list_environment(settings, nodes_of(listed), kubeconfig, context)
+            found = diagnose(settings, listed) + diagnose_environment(settings, environment)
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err
@@ -73,7 +83,7 @@ def doctor(
         for finding in found:
             typer.echo(line(finding))
     if not found:
-        typer.echo("headroom: nothing to do, as far as can be seen", err=True)
+        typer.echo("headroom: no findings", err=True)
     if any(finding.weight is Weight.WARNING for finding in found):
         raise typer.Exit(1)
 
@@ -81,8 +91,10 @@ def doctor(
 def _nodes(
     settings: "Settings", fleet: Path | None, kubeconfig: str | None, context: str | None
 ) -> "Sequence[Node]":
-    """Returns the nodes with which a scheduler's configuration is compared; none, with a note on
-    stderr, if there is no cluster to look at."""
+    """Return the nodes with which a kube-scheduler configuration is compared.
+
+    Without a cluster, the result is empty, and a note on stderr gives the reason.
+    """
     from extender.config.fleet_file import load_fleet
     from extender.errors import BadSettings, NotSynced
 
@@ -95,7 +107,7 @@ def _nodes(
     except (ImportError, BadSettings, NotSynced) as err:
         if kubeconfig or context:
             raise
-        typer.echo(f"headroom: not compared with what the nodes offer: {err}", err=True)
+        typer.echo(f"headroom: not compared with the resources of the nodes: {err}", err=True)
         return ()
 
 

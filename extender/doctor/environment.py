@@ -1,7 +1,8 @@
-"""What runs beside Headroom and costs it safety or memory: parts of the GPU Operator that are
-broken, device plugins of several versions, autoscalers, other versions of the extender.
+"""Rules of the doctor about other components that cost Headroom safety or memory.
 
-It is judged by their pods: by labels, readiness and the tags of images, which is all that shows.
+These are failing parts of the GPU Operator, device plugins of several versions, autoscalers,
+extenders of another version, and kube-scheduler configurations in ConfigMaps. The rules identify
+components by their pods' labels, readiness and image tags.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,9 +10,9 @@ from dataclasses import dataclass, field
 
 from contract.kube import KubeStruct, Node, ObjectMeta
 from extender.doctor.agent_sources import UNKNOWN
-from extender.doctor.findings import Finding, Said, Weight, together, warnings_first
+from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.scheduler_config import (
-    asks_headroom,
+    calls_headroom,
     examine_scheduler,
     offered_resources,
     unmanaged_gpus,
@@ -52,7 +53,7 @@ class _Status(KubeStruct, frozen=True):
 
 
 class Neighbour(KubeStruct, frozen=True):
-    """A pod of somebody else's, as the API server shows it."""
+    """A pod of another component: the few fields that the rules read."""
 
     metadata: ObjectMeta
     spec: _Spec = _Spec()
@@ -69,17 +70,17 @@ class Neighbour(KubeStruct, frozen=True):
 
     @property
     def waits_for(self) -> str:
-        """As in CrashLoopBackOff; else its phase."""
+        """The reason why a container waits, such as CrashLoopBackOff; otherwise the pod's phase."""
         status = self.status or _Status()
         containers = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
         for each in containers:
             if each.state and each.state.waiting and each.state.waiting.reason:
                 return str(each.state.waiting.reason)
-        return status.phase or "not known"
+        return status.phase or "unknown"
 
     @property
     def tag(self) -> str:
-        """Of its first image; empty where that has none."""
+        """The tag of the first container's image; empty if it has none."""
         image = self.spec.containers[0].image if self.spec.containers else ""
         name = image.partition("@")[0].rpartition("/")[2]
         return name.partition(":")[2]
@@ -91,30 +92,29 @@ class Environment:
     nodes: Sequence[Node] = ()
     #: "ConfigMap namespace/name, key" -> the KubeSchedulerConfiguration in it, decoded.
     schedulers: Mapping[str, object] = field(default_factory=dict)
-    #: What could not be looked at, and why.
-    untold: Sequence[str] = ()
+    #: Objects that could not be read, each with the error.
+    unreadable: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    #: Value of the label app of its pods.
+    #: Value of the label ``app`` of its pods.
     app: str
-    #: The operator wants it on nodes where nvidia.com/gpu.deploy.NAME is "true".
+    #: The operator deploys it to nodes whose label nvidia.com/gpu.deploy.NAME is "true".
     name: str
-    without: str
+    #: The consequence of a failure of this part.
+    impact: str
 
 
-#: The GPU Operator's, in the order in which they start: each waits for those before it.
+#: Parts of the GPU Operator in the order in which they start: each waits for the previous parts.
 PARTS = (
     _Part("nvidia-driver-daemonset", "driver", "no GPU of the node can be used"),
     _Part("nvidia-container-toolkit-daemonset", "container-toolkit", "containers get no GPU"),
     _Part("nvidia-operator-validator", "operator-validator", "the parts after it do not start"),
     _Part("nvidia-device-plugin-daemonset", "device-plugin", "the kubelet offers no GPU"),
-    _Part(
-        "gpu-feature-discovery", "gpu-feature-discovery", "labels of the GPUs are missing or old"
-    ),
-    _Part("nvidia-dcgm-exporter", "dcgm-exporter", "SM activity may be measured less well"),
-    _Part("nvidia-mig-manager", "mig-manager", "MIG is not changed, and a change never ends"),
+    _Part("gpu-feature-discovery", "gpu-feature-discovery", "GPU labels are missing or outdated"),
+    _Part("nvidia-dcgm-exporter", "dcgm-exporter", "SM activity may be measured less exactly"),
+    _Part("nvidia-mig-manager", "mig-manager", "changes of the MIG layout never complete"),
 )
 _APP = "app"
 _NAME = "app.kubernetes.io/name"
@@ -126,8 +126,8 @@ _AUTOSCALERS = (
     (_NAME, "aws-cluster-autoscaler"),
     (_NAME, "karpenter"),
 )
-_KARPENTERS_NODE = "karpenter.sh/nodepool"
-#: Which pods these rules are about, as label selectors of which each lists some.
+_KARPENTER_LABEL = "karpenter.sh/nodepool"
+#: Label selectors that together list all pods that the rules read.
 SELECTORS = (
     f"{_APP} in ({', '.join([part.app for part in PARTS] + ['cluster-autoscaler'])})",
     f"{_NAME} in (nvidia-device-plugin, cluster-autoscaler, aws-cluster-autoscaler, karpenter, "
@@ -135,67 +135,72 @@ SELECTORS = (
 )
 
 
-def examine_surroundings(
-    around: Environment,
+def examine_environment(
+    environment: Environment,
     manages: Callable[[str], bool],
     version: str,
     best_only: bool = False,
     bind_deadline_s: float = 0.0,
 ) -> list[Finding]:
-    """All that is to be said, warnings first; ``version`` is this package's, ``best_only`` and
-    ``bind_deadline_s`` as of ``examine_scheduler``."""
-    said: dict[Said, list[str]] = {}
+    """Apply all rules; return the findings with the warnings first.
+
+    ``version`` is the version of this package. ``manages``, ``best_only`` and ``bind_deadline_s``
+    are the same as in ``examine_scheduler``.
+    """
+    nodes_of: dict[PartialFinding, list[str]] = {}
     for rule in (_operator, _plugins):
-        for name, one in rule(around):
-            said.setdefault(one, []).append(name)
-    found = together({one: sorted(set(names)) for one, names in said.items()})
-    found += _autoscaler(around)
-    found += _extenders(around, version)
-    found += _schedulers(around, manages, best_only, bind_deadline_s)
-    found += unmanaged_gpus(around.nodes, manages)
+        for name, finding in rule(environment):
+            nodes_of.setdefault(finding, []).append(name)
+    found = with_nodes({finding: sorted(set(names)) for finding, names in nodes_of.items()})
+    found += _autoscaler(environment)
+    found += _extenders(environment, version)
+    found += _schedulers(environment, manages, best_only, bind_deadline_s)
+    found += unmanaged_gpus(environment.nodes, manages)
     found += [
-        Finding(Weight.ADVICE, (), f"not looked at: {what}", "look with an account that may")
-        for what in around.untold
+        Finding(Weight.ADVICE, (), f"not read: {what}", "use an account that may list them")
+        for what in environment.unreadable
     ]
     return warnings_first(found)
 
 
-def _operator(around: Environment) -> Iterator[tuple[str, Said]]:
-    """Of each node the first part that is broken, and those that may only wait for it."""
+def _operator(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
+    """Yield the first failing part of each node, and the parts that may only wait for it."""
     by_app: dict[str, dict[str, Neighbour]] = {}
-    for pod in sorted(around.pods, key=lambda pod: pod.ready):  # of two on a node, the ready one
+    # Ready pods come last, so they replace other pods of the same part on their node.
+    for pod in sorted(environment.pods, key=lambda pod: pod.ready):
         if pod.spec.node_name:
             by_app.setdefault(pod.labels.get(_APP, ""), {})[pod.spec.node_name] = pod
     parts = [part for part in PARTS if part.app in by_app]
-    for node in around.nodes:
+    for node in environment.nodes:
         name, labels = node.metadata.name, node.metadata.labels or {}
-        broken: list[tuple[_Part, str]] = []
+        failing: list[tuple[_Part, str]] = []
         for part in parts:
-            there = by_app[part.app].get(name)
-            if there is not None and not there.ready:
-                broken.append((part, f"is not ready ({there.waits_for})"))
-            elif there is None and labels.get(f"nvidia.com/gpu.deploy.{part.name}") == "true":
-                broken.append((part, "has no pod there"))
-        if not broken:
+            pod_there = by_app[part.app].get(name)
+            if pod_there is not None and not pod_there.ready:
+                failing.append((part, f"is not ready ({pod_there.waits_for})"))
+            elif pod_there is None and labels.get(f"nvidia.com/gpu.deploy.{part.name}") == "true":
+                failing.append((part, "has no pod on the node"))
+        if not failing:
             continue
-        (first, how), *others = broken
-        after = f"; after it {', '.join(part.app for part, _ in others)}" if others else ""
+        (first, problem), *others = failing
+        waiting = ", ".join(part.app for part, _ in others)
+        after = f"; these parts may wait for it: {waiting}" if others else ""
         namespace = next(iter(by_app[first.app].values())).metadata.namespace
         weight = Weight.ADVICE if first.name == "dcgm-exporter" else Weight.WARNING
         yield (
             name,
             (
                 weight,
-                f"the GPU Operator's {first.app} {how}: {first.without}{after}",
-                f"see: kubectl -n {namespace} describe pods -l app={first.app}",
+                f"the GPU Operator's {first.app} {problem}: {first.impact}{after}",
+                f"run: kubectl -n {namespace} describe pods -l app={first.app}",
             ),
         )
 
 
-def _plugins(around: Environment) -> Iterator[tuple[str, Said]]:
+def _plugins(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
     plugins = [
         pod
-        for pod in around.pods
+        for pod in environment.pods
         if pod.spec.node_name and any(pod.labels.get(k) == v for k, v in _PLUGINS.items())
     ]
     tags = sorted({pod.tag for pod in plugins if pod.tag})
@@ -207,71 +212,79 @@ def _plugins(around: Environment) -> Iterator[tuple[str, Said]]:
                 pod.spec.node_name,
                 (
                     Weight.ADVICE,
-                    f"its device plugin is of version {pod.tag}, others of "
+                    f"the device plugin has version {pod.tag}, and other nodes have "
                     f"{', '.join(tag for tag in tags if tag != pod.tag)}: versions choose devices "
-                    "differently (packed is there from v0.20.0 on)",
-                    "roll the same version out everywhere",
+                    "differently (policy packed exists since v0.20.0)",
+                    "deploy the same version on all nodes",
                 ),
             )
 
 
-def _autoscaler(around: Environment) -> Iterator[Finding]:
-    there = sorted(
+def _autoscaler(environment: Environment) -> Iterator[Finding]:
+    names = sorted(
         f"{pod.metadata.namespace}/{pod.metadata.name}"
-        for pod in around.pods
+        for pod in environment.pods
         if any(pod.labels.get(key) == value for key, value in _AUTOSCALERS)
     )
-    if any(_KARPENTERS_NODE in (node.metadata.labels or {}) for node in around.nodes):
-        there = there or ["Karpenter"]  # run by the cloud, without a pod here
-    if there:
+    if any(_KARPENTER_LABEL in (node.metadata.labels or {}) for node in environment.nodes):
+        names = names or ["Karpenter"]  # the cloud provider runs it, without a pod in this cluster
+    if names:
         yield Finding(
             Weight.ADVICE,
-            tuple(there),
-            "an autoscaler runs, and it counts replicas, not memory: it adds no node for a pod "
-            "while a replica is free somewhere, though no GPU has the memory",
-            "set replicas to allocatable / typical request, so that they run out when memory does, "
-            "or keep as many nodes as kubectl headroom capacity and whatif say are needed",
+            tuple(names),
+            "an autoscaler runs, and it counts replicas, not memory: while any replica is free, it "
+            "adds no node for a pod, even if no GPU has enough free memory",
+            "set replicas to allocatable memory / typical request, so that replicas and memory run "
+            "out together, or keep as many nodes as kubectl headroom capacity and whatif show",
         )
 
 
-def _extenders(around: Environment, version: str) -> Iterator[Finding]:
-    ours = [
+def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
+    extenders = [
         pod
-        for pod in around.pods
+        for pod in environment.pods
         if pod.labels.get(_NAME) == "headroom" and pod.labels.get(_COMPONENT) == "extender"
     ]
     tags = {
-        pod.tag.removeprefix("v") for pod in ours if pod.tag[:1].isdigit() or pod.tag[:1] == "v"
+        pod.tag.removeprefix("v")
+        for pod in extenders
+        if pod.tag[:1].isdigit() or pod.tag[:1] == "v"
     }
     if version not in UNKNOWN and tags - {version}:
         yield Finding(
             Weight.ADVICE,
-            tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in ours)),
-            f"the extender's image is of version {', '.join(sorted(tags))}, and this doctor of "
-            f"{version}: it may say what that extender does not do, or the other way round",
-            "use the doctor of the same version",
+            tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in extenders)),
+            f"the extender's image has version {', '.join(sorted(tags))}, and this doctor has "
+            f"version {version}: the two may treat the same node differently",
+            "use the doctor of the extender's version",
         )
 
 
 def _schedulers(
-    around: Environment,
+    environment: Environment,
     manages: Callable[[str], bool],
     best_only: bool,
     bind_deadline_s: float,
 ) -> Iterable[Finding]:
-    """A scheduler that does not ask Headroom may be meant for others: then only that is said, and
-    only where no other asks."""
-    held, offered = around.schedulers, offered_resources(around.nodes, manages)
-    asking = {where: config for where, config in held.items() if asks_headroom(config, manages)}
-    for where, config in asking.items():
+    """Yield findings about kube-scheduler configurations that call Headroom.
+
+    A configuration that does not call Headroom may be for other pods. It is a finding only if no
+    configuration calls Headroom.
+    """
+    configs, offered = environment.schedulers, offered_resources(environment.nodes, manages)
+    calling = {
+        where: config for where, config in configs.items() if calls_headroom(config, manages)
+    }
+    for where, config in calling.items():
         for found in examine_scheduler(config, manages, best_only, offered, bind_deadline_s):
             part = f" {found.nodes[0]}" if found.nodes else ""
             yield Finding(found.weight, (where + part,), found.found, found.do)
-    if held and not asking:
+    if configs and not calling:
         yield Finding(
             Weight.ADVICE,
-            tuple(sorted(held)),
-            "no extender in there manages Headroom's resources: a kube-scheduler that is started "
-            "with it does not ask Headroom",
-            "add one if it is to place pods with GPUs; see deploy/base/kube-scheduler.yaml",
+            tuple(sorted(configs)),
+            "no extender in this configuration manages Headroom's resources: a kube-scheduler with "
+            "it does not call Headroom",
+            "add the extender if this scheduler places GPU pods; see "
+            "deploy/base/kube-scheduler.yaml",
         )

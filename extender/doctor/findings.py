@@ -1,48 +1,48 @@
-"""What a doctor finds: a sentence about nodes or a part of the configuration, and what helps.
+"""Findings of the doctor: what is wrong with some nodes or a configuration, and what to do.
 
-Rules say things of one node at a time. Nodes of which the same is to be said are told of together,
-so that texts name what is alike on all of them.
+Each rule looks at one node. Nodes with the same finding are listed together, so the texts contain
+only what all these nodes have in common.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-#: Names told of one finding; the others are counted.
+#: Names that the text of one finding lists at most; it counts the others.
 NAMES = 5
 
 
 class Weight(Enum):
     #: Pods are not placed, not protected or not admitted.
     WARNING = "warning"
-    #: Memory lies idle that need not, or something could not be looked at.
+    #: Memory stays unused unnecessarily, or the doctor could not read something.
     ADVICE = "advice"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     weight: Weight
-    #: Names of nodes, in their order; or the part of a configuration that it is about.
+    #: Sorted names of the nodes, or the part of a configuration that the finding is about.
     nodes: tuple[str, ...]
     found: str
     do: str
 
 
-#: How much it weighs, what was found, and what to do.
-Said = tuple[Weight, str, str]
+#: A finding without its nodes: its weight, what was found, and what to do.
+PartialFinding = tuple[Weight, str, str]
 
 
-def together(said: Mapping[Said, Sequence[str]]) -> list[Finding]:
-    """``said`` of which nodes."""
-    return [Finding(weight, tuple(names), *rest) for (weight, *rest), names in said.items()]
+def with_nodes(nodes_of: Mapping[PartialFinding, Sequence[str]]) -> list[Finding]:
+    """Return one finding for each key of ``nodes_of``, with the names of its nodes."""
+    return [Finding(weight, tuple(names), *rest) for (weight, *rest), names in nodes_of.items()]
 
 
-def warnings_first(found: Iterable[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda finding: finding.weight is not Weight.WARNING)
+def warnings_first(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: finding.weight is not Weight.WARNING)
 
 
 def line(finding: Finding) -> str:
-    """One finding for people."""
+    """Return a finding as one line of text."""
     names = ", ".join(finding.nodes[:NAMES])
     if (more := len(finding.nodes) - NAMES) > 0:
         names += f" and {more} more"

@@ -1,4 +1,4 @@
-"""One node as the doctor's rules see it, and what pods ask for that is typical."""
+"""Facts about one node for the doctor's rules, and the typical memory requests of pods."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
 
-#: Pods of a resource from which on what they ask for says what is typical.
+#: Minimum number of pods of a resource whose requests are representative.
 ENOUGH_PODS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """What the pods that ask for one resource want on each device, as far as they say."""
+    """Bytes that the pods of one resource request on each device, for pods that set an amount."""
 
     pods: int
     median: int
@@ -25,21 +25,23 @@ class Typical:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One node and what a rule may know."""
+class NodeFacts:
+    """One node, and everything that a rule may use."""
 
     node: NodeTerms
     annotations: Mapping[str, str]
-    #: None where nothing is known of its devices.
+    #: None if nothing is known about its devices.
     status: GPUNodeStatus | None
     stale: bool
-    #: Its newest sign of life, before the look by so many seconds of the wall clock; None: none.
+    #: Age of its newest report or heartbeat by wall clock, negative if it is from the future. None
+    #: if there is neither.
     age_s: float | None
-    #: Of the doctor; empty where not known.
+    #: Version of the doctor; empty if unknown.
     version: str
-    #: Resource -> what its pods ask for, and how many do not say it.
+    #: Resource -> the requests of its pods.
     typical: Mapping[str, Typical]
-    silent: Mapping[str, int]
+    #: Resource -> number of GPU containers that request no amount of memory.
+    unannotated: Mapping[str, int]
 
     @property
     def shared(self) -> list[DeviceTerms]:
@@ -51,37 +53,39 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ContainerRequest:
+    """The request of one GPU container."""
+
     resource: str
-    #: None where the pod does not ask for a number of bytes.
+    #: None if the amount is not a number of bytes.
     count_bytes: int | None
-    #: Whether it, or its namespace, says how much it wants at all.
-    said: bool
+    #: Whether an annotation of the pod or of its namespace sets the amount.
+    is_annotated: bool
 
 
-def asked(state: ClusterState) -> list[Ask]:
-    """Of each GPU container of the pods that have not ended."""
-    requests = [state.understand(pod) for pod in state.pods() if not pod.ended]
+def gpu_requests(state: ClusterState) -> list[ContainerRequest]:
+    """Return the request of each GPU container, except those of pods that have ended."""
+    pod_requests = [state.understand(pod) for pod in state.pods() if not pod.ended]
     return [
-        Ask(
-            ask.resource,
-            ask.amount.count_bytes if isinstance(ask.amount, Bytes) else None,
-            ask.source != "replica",
+        ContainerRequest(
+            container.resource,
+            container.amount.count_bytes if isinstance(container.amount, Bytes) else None,
+            container.source != "replica",
         )
-        for request in requests
+        for request in pod_requests
         if isinstance(request, VramRequest)
-        for ask in request.containers
+        for container in request.containers
     ]
 
 
-def typical_requests(asks: Iterable[Ask]) -> dict[str, Typical]:
-    """By resource, where enough of them say it."""
-    wanted: dict[str, list[int]] = {}
-    for ask in asks:
-        if ask.count_bytes is not None:
-            wanted.setdefault(ask.resource, []).append(ask.count_bytes)
+def typical_requests(requests: Iterable[ContainerRequest]) -> dict[str, Typical]:
+    """Return the typical request of each resource that has at least ``ENOUGH_PODS`` amounts."""
+    sizes_of: dict[str, list[int]] = {}
+    for request in requests:
+        if request.count_bytes is not None:
+            sizes_of.setdefault(request.resource, []).append(request.count_bytes)
     return {
         resource: Typical(len(sizes), median_low(sizes), max(sizes))
-        for resource, sizes in wanted.items()
+        for resource, sizes in sizes_of.items()
         if len(sizes) >= ENOUGH_PODS
     }

@@ -1,8 +1,7 @@
-"""What in a KubeSchedulerConfiguration costs safety or time with Headroom, and what to write.
+"""Rules of the doctor about a KubeSchedulerConfiguration: what costs safety or time with Headroom.
 
-The configuration that we ship (deploy/base/kube-scheduler.yaml) is free of all of it; why each
-value is what it is, docs/scheduler.md says. Of what kube-scheduler refuses by itself
-nothing is said here.
+The shipped configuration (deploy/base/kube-scheduler.yaml) has no findings; docs/scheduler.md gives
+the reason for each value. Mistakes that kube-scheduler itself rejects are not checked here.
 """
 
 import re
@@ -11,11 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from contract.kube import Node
-from extender.doctor.findings import Finding, Said, Weight, warnings_first
+from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first
 from extender.errors import BadSettings
 
 KIND = "KubeSchedulerConfiguration"
-#: A call that takes longer is given up, and until then no other pod is scheduled.
+#: Suitable values of ``httpTimeout``. kube-scheduler cancels a call after that time, and schedules
+#: no other pod until then.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
 #: kube-scheduler's default for ``httpTimeout``.
 DEFAULT_TIMEOUT = "5s"
@@ -31,45 +31,48 @@ def examine_scheduler(
     offered: Mapping[str, Sequence[str]] = MappingProxyType({}),
     bind_deadline_s: float = 0.0,
 ) -> list[Finding]:
-    """Examines a decoded KubeSchedulerConfiguration.
+    """Examine a decoded KubeSchedulerConfiguration; return the findings with the warnings first.
 
-    ``manages`` returns whether an extended resource is Headroom's, ``best_only`` is the setting
-    ``filter_best_only``, ``offered`` maps the GPU resources of the cluster to the nodes that offer
-    them (``offered_resources``), ``bind_deadline_s`` is the setting of that name. Raises
-    ``BadSettings`` for anything else than a KubeSchedulerConfiguration.
+    ``manages`` returns whether Headroom manages an extended resource. ``best_only`` is the setting
+    ``filter_best_only``. ``offered`` maps the GPU resources of the cluster to the nodes that offer
+    them (``offered_resources``). ``bind_deadline_s`` is the setting of that name. Raises
+    ``BadSettings`` if ``config`` is no KubeSchedulerConfiguration.
     """
-    whole, ours = _ours(config, manages)
-    found = [Finding(weight, (), what, do) for weight, what, do in _whole(whole, ours)]
-    for where, entry in ours:
-        said = (
+    whole, entries = _headroom_entries(config, manages)
+    found = [Finding(weight, (), what, do) for weight, what, do in _configuration(whole, entries)]
+    for where, entry in entries:
+        of_entry = (
             *_safety(entry, manages),
-            *_unnamed(entry, offered),
+            *_missing_resources(entry, offered),
             *_speed(entry),
             *_late_binds(entry, bind_deadline_s),
         )
-        found += [Finding(weight, (where,), what, do) for weight, what, do in said]
+        found += [Finding(weight, (where,), what, do) for weight, what, do in of_entry]
     if best_only:
-        found += _filter_after(whole, [where for where, _ in ours])
+        found += _filter_after(whole, [where for where, _ in entries])
     return warnings_first(found)
 
 
-def asks_headroom(config: object, manages: Callable[[str], bool]) -> bool:
-    """Whether an extender in there is Headroom; no where nothing in there can be understood."""
+def calls_headroom(config: object, manages: Callable[[str], bool]) -> bool:
+    """Return whether the configuration has an extender entry for Headroom.
+
+    The answer is no if ``config`` is not a valid KubeSchedulerConfiguration.
+    """
     try:
-        return bool(_ours(config, manages)[1])
+        return bool(_headroom_entries(config, manages)[1])
     except BadSettings:
         return False
 
 
-def _ours(
+def _headroom_entries(
     config: object, manages: Callable[[str], bool]
 ) -> tuple[Mapping[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """The configuration, and what in it may be Headroom: where, and what."""
+    """Return the configuration and the path and content of each entry that may be Headroom's."""
     if not isinstance(config, Mapping) or config.get("kind") != KIND:
-        raise BadSettings(f"it is no KubeSchedulerConfiguration; for a right one {_EXAMPLE}")
+        raise BadSettings(f"not a KubeSchedulerConfiguration; for an example {_EXAMPLE}")
     entries = config.get("extenders") or []
     if not isinstance(entries, Sequence) or not all(isinstance(e, Mapping) for e in entries):
-        raise BadSettings(f"extenders: it is no list of mappings; for a right one {_EXAMPLE}")
+        raise BadSettings(f"extenders: not a list of mappings; for an example {_EXAMPLE}")
     return config, [
         (f"extenders[{number}]", entry)
         for number, entry in enumerate(entries)
@@ -77,57 +80,63 @@ def _ours(
     ]
 
 
-def _whole(config: Mapping[str, Any], ours: Sequence[object]) -> Iterator[Said]:
-    if not ours:
+def _configuration(
+    config: Mapping[str, Any], entries: Sequence[object]
+) -> Iterator[PartialFinding]:
+    if not entries:
         yield (
             Weight.WARNING,
-            "kube-scheduler does not ask Headroom: no extender manages its resources",
-            f"add one; {_EXAMPLE}",
+            "kube-scheduler does not call Headroom: no extender manages Headroom's resources",
+            f"add the extender; {_EXAMPLE}",
         )
     percentages = [config, *_mappings(config.get("profiles"))]
-    if ours and not any(each.get("percentageOfNodesToScore") == 100 for each in percentages):
+    if entries and not any(each.get("percentageOfNodesToScore") == 100 for each in percentages):
         yield (
             Weight.WARNING,
-            "percentageOfNodesToScore is not 100: Headroom is asked about a sample of the nodes, "
-            "and where none of it has room the pod waits for minutes, though others may have",
+            "percentageOfNodesToScore is not 100: kube-scheduler sends Headroom only a sample of "
+            "the nodes. If the pod fits on none of these, it waits for minutes even if others fit",
             "set percentageOfNodesToScore: 100",
         )
 
 
-def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterator[Said]:
-    for verb, without in (
-        ("filterVerb", "nobody looks at GPU memory before a node is chosen"),
-        ("bindVerb", "nothing is promised, and what is bound is charged only when it is seen"),
+def _safety(entry: Mapping[str, Any], manages: Callable[[str], bool]) -> Iterator[PartialFinding]:
+    for verb, impact in (
+        ("filterVerb", "kube-scheduler chooses nodes without a check of GPU memory"),
+        ("bindVerb", "no memory is reserved before a bind, only after Headroom sees the bound pod"),
     ):
         if not entry.get(verb):
             name = verb.removesuffix("Verb")
-            yield Weight.WARNING, f"it has no {verb}: {without}", f"set {verb}: {name}"
+            yield Weight.WARNING, f"it has no {verb}: {impact}", f"set {verb}: {name}"
     if entry.get("ignorable") is True:
         yield (
             Weight.WARNING,
-            "it is ignorable: while Headroom does not answer, pods are bound without a look at GPU "
-            "memory",
+            "it is ignorable: while Headroom does not answer, pods are bound without a check "
+            "of GPU memory",
             "set ignorable: false",
         )
     for resource in _mappings(entry.get("managedResources")):
         if resource.get("ignoredByScheduler") is True and manages(str(resource.get("name"))):
             yield (
                 Weight.WARNING,
-                f"{resource.get('name')} is ignoredByScheduler: nobody counts its replicas, and "
-                "the kubelet refuses pods that were bound where none is free",
+                f"{resource.get('name')} is ignoredByScheduler: kube-scheduler does not count its "
+                "replicas, and the kubelet rejects pods on nodes without a free replica",
                 "set ignoredByScheduler: false",
             )
 
 
-def _unnamed(entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]) -> Iterator[Said]:
-    """Compares ``managedResources`` with what the nodes offer: kube-scheduler binds pods that
-    request any other resource by itself."""
+def _missing_resources(
+    entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]
+) -> Iterator[PartialFinding]:
+    """Compare ``managedResources`` with the resources that the nodes offer.
+
+    kube-scheduler does not call Headroom for pods that request other resources only.
+    """
     names = _managed(entry)
     if not names:
         yield (
             Weight.ADVICE,
-            "it has no managedResources: every pod of this scheduler waits for Headroom, and for "
-            "its restart",
+            "it has no managedResources: every pod of this scheduler waits for Headroom, also "
+            "while Headroom restarts",
             f"set managedResources to the names of your GPU resources; {_EXAMPLE}",
         )
         return
@@ -137,7 +146,7 @@ def _unnamed(entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]) -> 
         yield (
             Weight.WARNING,
             f"managedResources does not name {resource}, which {count} (such as {min(nodes)}): "
-            "pods that request it are bound without a look at GPU memory",
+            "pods that request it are bound without a check of GPU memory",
             f"add {{name: {resource}, ignoredByScheduler: false}} to managedResources",
         )
 
@@ -145,7 +154,7 @@ def _unnamed(entry: Mapping[str, Any], offered: Mapping[str, Sequence[str]]) -> 
 def offered_resources(
     nodes: Iterable[Node], manages: Callable[[str], bool]
 ) -> dict[str, list[str]]:
-    """Maps each managed resource that nodes offer to the names of these nodes."""
+    """Map each managed resource that nodes offer to the names of these nodes."""
     offered: dict[str, list[str]] = {}
     for node in nodes:
         for resource in _resources(node):
@@ -155,20 +164,20 @@ def offered_resources(
 
 
 def unmanaged_gpus(nodes: Iterable[Node], manages: Callable[[str], bool]) -> list[Finding]:
-    """Finds nodes with GPUs that offer them only under names that the settings do not manage."""
+    """Find GPU nodes whose GPU resources all have names that the settings do not manage."""
     nodes_of: dict[str, list[str]] = {}
     for node in nodes:
-        theirs = [name for name in _resources(node) if name.startswith("nvidia.com/")]
+        resources = [name for name in _resources(node) if name.startswith("nvidia.com/")]
         labels = node.metadata.labels or {}
-        if "nvidia.com/gpu.count" in labels and theirs and not any(map(manages, theirs)):
-            for name in theirs:
+        if "nvidia.com/gpu.count" in labels and resources and not any(map(manages, resources)):
+            for name in resources:
                 nodes_of.setdefault(name, []).append(node.metadata.name)
     return [
         Finding(
             Weight.WARNING,
             tuple(names),
             f"the node offers its GPUs as {resource}, which Headroom does not manage: pods that "
-            "request it are bound without a look at GPU memory",
+            "request it are bound without a check of GPU memory",
             f"add {resource} to the setting resources, or remove the name from the device "
             "plugin's configuration",
         )
@@ -180,53 +189,53 @@ def _resources(node: Node) -> Iterable[str]:
     return (node.status.allocatable if node.status else None) or ()
 
 
-def _filter_after(config: Mapping[str, Any], ours: Sequence[str]) -> Iterator[Finding]:
-    behind = False
+def _filter_after(config: Mapping[str, Any], headroom: Sequence[str]) -> Iterator[Finding]:
+    after_headroom = False
     for number, entry in enumerate(config.get("extenders") or ()):
         where = f"extenders[{number}]"
-        behind = behind or where in ours
-        if behind and where not in ours and entry.get("filterVerb"):
+        after_headroom = after_headroom or where in headroom
+        if after_headroom and where not in headroom and entry.get("filterVerb"):
             yield Finding(
                 Weight.WARNING,
                 (where,),
-                "it filters after Headroom, which answers with one node (filter_best_only): where "
-                "this extender refuses that one the pod waits, though others may have room",
-                "put it before Headroom, or set Headroom's filter_best_only: false",
+                "it filters after Headroom, which returns one node only (filter_best_only): if "
+                "this extender rejects that node, the pod waits even if it fits elsewhere",
+                "move it before Headroom, or set Headroom's filter_best_only: false",
             )
 
 
-def _speed(entry: Mapping[str, Any]) -> Iterator[Said]:
+def _speed(entry: Mapping[str, Any]) -> Iterator[PartialFinding]:
     if entry.get("nodeCacheCapable") is not True:
         yield (
             Weight.WARNING,
-            "it is not nodeCacheCapable: every call sends all nodes, megabytes of them, and more "
-            "than some 1,800 are refused",
+            "it is not nodeCacheCapable: every call sends all nodes as whole objects, and with "
+            "more than about 1,800 nodes Headroom rejects the call as too large",
             "set nodeCacheCapable: true",
         )
     seconds = _seconds(entry.get("httpTimeout"))
     if seconds is not None and not SHORTEST_S <= seconds <= LONGEST_S:
         yield (
             Weight.ADVICE,
-            f"its httpTimeout is {entry['httpTimeout']}: kube-scheduler places nobody else while "
-            "it waits, and gives a bind up that is under way if it is too short",
+            f"its httpTimeout is {entry['httpTimeout']}: if it is long, kube-scheduler places no "
+            "other pod while it waits; if it is short, kube-scheduler cancels binds in progress",
             "set httpTimeout: 5s",
         )
     if entry.get("prioritizeVerb") and not entry.get("weight"):
         yield (
             Weight.ADVICE,
-            "it has no weight: Headroom's choice of a node counts for nothing",
-            f"set weight: 2, and those of kube-scheduler's plugins beside it; {_EXAMPLE}",
+            "it has no weight: Headroom's scores do not count",
+            f"set weight: 2, and weights of kube-scheduler's plugins that suit it; {_EXAMPLE}",
         )
 
 
-def _late_binds(entry: Mapping[str, Any], bind_deadline_s: float) -> Iterator[Said]:
+def _late_binds(entry: Mapping[str, Any], bind_deadline_s: float) -> Iterator[PartialFinding]:
     seconds = _seconds(entry.get("httpTimeout", DEFAULT_TIMEOUT))
     if entry.get("bindVerb") and seconds is not None and seconds <= bind_deadline_s:
         yield (
             Weight.ADVICE,
-            f"its httpTimeout is {seconds:g} s, and Headroom may complete a bind on newer facts "
-            f"for {bind_deadline_s:g} s (bind_deadline_s): kube-scheduler has given it up by then, "
-            "and with it the pod's CPU, ports and volumes",
+            f"its httpTimeout is {seconds:g} s, and Headroom may retry a bind with newer data for "
+            f"{bind_deadline_s:g} s (bind_deadline_s): by then kube-scheduler has cancelled the "
+            "bind and released the pod's CPU, ports and volumes",
             "set bind_deadline_s below httpTimeout",
         )
 
@@ -242,7 +251,7 @@ def _mappings(value: object) -> Iterable[Mapping[str, Any]]:
 
 
 def _seconds(value: object) -> float | None:
-    """Of a duration as Go writes it; None where it is none, or not said."""
+    """Return the seconds of a Go duration such as 1m30s; None if ``value`` is no duration."""
     parts = _DURATION.findall(value) if isinstance(value, str) else []
     if not parts or "".join(number + unit for number, unit in parts) != value:
         return None

@@ -1,171 +1,182 @@
-"""What in a device plugin's way of sharing costs safety or memory: a rule for each setting.
+"""Rules of the doctor about sharing: settings of device plugins that cost safety or memory.
 
-The figures in the advice are those of docs/device-truth.md ("What safety costs").
+The figures in the messages are from docs/device-truth.md ("What safety costs").
 """
 
 from collections.abc import Callable, Iterator
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, VRAM, DeviceChoice
 from contract.quantity import format_bytes
-from extender.doctor.findings import Said, Weight
-from extender.doctor.node_facts import Look
+from extender.doctor.findings import PartialFinding, Weight
+from extender.doctor.node_facts import NodeFacts
 
-#: Replicas of what fits from which on they are enough.
+#: A device has enough replicas if they are at least this share of the typical pods that fit.
 TOO_FEW_RATIO = 0.75
-#: Of the memory that replicas as large as the largest request would use, if all were typical.
+#: Requests are similar if typical pods use this share of a device divided by the largest request.
 ALIKE_RATIO = 0.8
-#: The plugin refuses to share a device between fewer.
+#: The device plugin does not accept fewer replicas for a shared device.
 FEWEST_REPLICAS = 2
 
 
-def _packed(look: Look) -> Iterator[Said]:
-    if any(terms.policy == "packed" for terms in look.sliced):
+def _packed(facts: NodeFacts) -> Iterator[PartialFinding]:
+    if any(terms.policy == "packed" for terms in facts.sliced):
         yield (
             Weight.ADVICE,
-            "its device plugin packs (policy packed): the fullest device comes next, so a pod fits "
-            "only while that one has room; with pods of 4-60 GiB and 10 replicas an eighth of the "
-            "memory was used, and four fifths with policy distributed",
-            "set sharedDevicesAllocationPolicy: distributed in the plugin's configuration",
+            "the device plugin has policy packed and chooses the fullest device next, so a pod "
+            "fits only if that device has enough free memory. With pods of 4-60 GiB and 10 "
+            "replicas, 1/8 of the memory was used, and 4/5 with policy distributed",
+            "set sharedDevicesAllocationPolicy: distributed in the device plugin's configuration",
         )
 
 
-def _unknown_policy(look: Look) -> Iterator[Said]:
-    if look.status is not None and any(terms.policy == "unknown" for terms in look.sliced):
+def _unknown_policy(facts: NodeFacts) -> Iterator[PartialFinding]:
+    if facts.status is not None and any(terms.policy == "unknown" for terms in facts.sliced):
         yield (
             Weight.ADVICE,
-            "how its device plugin chooses is not known: a pod must fit on every device with a "
-            "free replica",
-            "let the agent read the plugin's configuration; what it lacks is said by: "
-            "kubectl get gpunode NAME -o yaml, under status.sources",
+            "the device plugin's allocation policy is not known: a pod must fit on every device "
+            "with a free replica",
+            "allow the agent to read the device plugin's configuration; status.sources shows what "
+            "it cannot read: kubectl get gpunode NAME -o yaml",
         )
 
 
-def _aligned(look: Look) -> Iterator[Said]:
-    if look.status is None or len({terms.device.numa_node for terms in look.sliced}) < 2:
+def _topology_manager(facts: NodeFacts) -> Iterator[PartialFinding]:
+    if facts.status is None or len({terms.device.numa_node for terms in facts.sliced}) < 2:
         return
-    policy = look.status.plugin.topology_manager_policy
+    policy = facts.status.plugin.topology_manager_policy
     if policy == "":
         yield (
             Weight.ADVICE,
-            "its topology manager's policy is not known, and its GPUs hang on several NUMA nodes: "
-            "a pod must fit on the next device of each of them",
-            "set hostPID: true in the agent's DaemonSet: it reads it from the kubelet's process",
+            "the topology manager policy is not known, and the GPUs are on several NUMA nodes: a "
+            "pod must fit on the next device of each NUMA node",
+            "set hostPID: true in the agent's DaemonSet: the agent then reads the policy from the "
+            "kubelet's process",
         )
     elif policy != "none":
         yield (
             Weight.ADVICE,
-            f"its topology manager's policy is {policy}, and its GPUs hang on several NUMA nodes: "
-            "a pod must fit on the next device of each of them",
-            "set topologyManagerPolicy: none in the kubelet's configuration where pods of one GPU "
+            f"the topology manager policy is {policy}, and the GPUs are on several NUMA nodes: a "
+            "pod must fit on the next device of each NUMA node",
+            "set topologyManagerPolicy: none in the kubelet's configuration if pods with one GPU "
             "do not need alignment",
         )
 
 
-def _any(look: Look) -> Iterator[Said]:
-    if look.shared and look.annotations.get(DEVICE_CHOICE) == DeviceChoice.ANY.value:
+def _any_device(facts: NodeFacts) -> Iterator[PartialFinding]:
+    if facts.shared and facts.annotations.get(DEVICE_CHOICE) == DeviceChoice.ANY.value:
         yield (
             Weight.ADVICE,
-            f"it is annotated {DEVICE_CHOICE}: any, so a pod must fit on all of its devices; with "
-            "pods of 4-60 GiB two fifths of the memory were used, and four fifths with predicted",
-            "take the annotation away",
+            f"it is annotated {DEVICE_CHOICE}: any, so a pod must fit on all of its devices. With "
+            "pods of 4-60 GiB, 2/5 of the memory was used, and 4/5 with predicted",
+            "remove the annotation",
         )
 
 
-def _several(look: Look) -> Iterator[Said]:
-    """Where not said, time-slicing lets such a container in and MPS refuses it."""
-    if look.status is None or not look.sliced:
+def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
+    """Time-slicing admits containers with several replicas by default, and MPS rejects them."""
+    if facts.status is None or not facts.sliced:
         return
-    if look.status.plugin.fail_requests_greater_than_one is not True:
+    if facts.status.plugin.fail_requests_greater_than_one is not True:
         yield (
             Weight.ADVICE,
-            "a container may ask for several replicas there, which can all be of one device: it is "
-            "charged on every device that it could get, and gets no larger share of any",
-            "set failRequestsGreaterThanOne: true under sharing.timeSlicing in the plugin's "
-            "configuration",
+            "a container may request several replicas, which can all be on one device: memory is "
+            "reserved on every device that it could get, and it gets no larger share of any",
+            "set failRequestsGreaterThanOne: true under sharing.timeSlicing in the device "
+            "plugin's configuration",
         )
 
 
-def _replicas(look: Look) -> Iterator[Said]:
-    """Too many cost no memory under ``distributed``: levels are seldom filled up to them. Under
-    ``packed`` a full device stays next in line until all its replicas are taken."""
+def _replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
+    """Compare the number of replicas with what typical pods need.
+
+    Too many replicas waste no memory under ``distributed``: memory usually runs out first. Under
+    ``packed``, the device plugin prefers a full device until all its replicas are allocated.
+    """
     for resource, replicas, allocatable_bytes, policy in {
         (t.device.resource, t.device.replicas.total, t.allocatable_bytes, t.policy)
-        for t in look.sliced
+        for t in facts.sliced
     }:
-        typical = look.typical.get(resource)
+        typical = facts.typical.get(resource)
         if typical is None:
             continue
-        each = f"each {resource} device of {rounded(allocatable_bytes)} has {replicas} replicas, "
-        asked = f"of {typical.pods} pods half ask for {rounded(typical.median)} or more"
+        found = (
+            f"each {resource} device of {rounded(allocatable_bytes)} has {replicas} replicas, and "
+            f"half of {typical.pods} pods request {rounded(typical.median)} or more"
+        )
         fit = max(FEWEST_REPLICAS, allocatable_bytes // max(1, typical.median))
         slots = allocatable_bytes // max(1, typical.largest)
-        alike = slots * typical.median >= ALIKE_RATIO * allocatable_bytes
+        is_similar = slots * typical.median >= ALIKE_RATIO * allocatable_bytes
         if replicas < TOO_FEW_RATIO * fit:
             yield (
                 Weight.ADVICE,
-                f"{each}and {asked}: replicas run out before memory does",
+                f"{found}: replicas run out before memory does",
                 _set_replicas(fit),
             )
         elif policy == "packed" and replicas > fit:
             yield (
                 Weight.ADVICE,
-                f"{each}and {asked}: a full device stays next in line while it has free replicas",
+                f"{found}: a full device stays the next choice while it has free replicas",
                 _set_replicas(fit),
             )
-        elif alike and FEWEST_REPLICAS <= slots < replicas:
+        elif is_similar and FEWEST_REPLICAS <= slots < replicas:
             yield (
                 Weight.ADVICE,
-                f"{each}and {asked}, none for more than {rounded(typical.largest)}",
-                f"{_set_replicas(slots)}: then nobody asks for more than a replica is worth, and "
-                "nothing that the plugin does can overcommit",
+                f"{found}, none more than {rounded(typical.largest)}",
+                f"{_set_replicas(slots)}: then no pod requests more than a replica's share, and no "
+                "choice of the device plugin can overcommit memory",
             )
 
 
 def _set_replicas(count: int) -> str:
-    return f"set replicas: {count} in the plugin's configuration"
+    return f"set replicas: {count} in the device plugin's configuration"
 
 
-def _unannotated(look: Look) -> Iterator[Said]:
+def _unannotated(facts: NodeFacts) -> Iterator[PartialFinding]:
     for resource, replicas, allocatable_bytes in {
-        (t.device.resource, t.device.replicas.total, t.allocatable_bytes) for t in look.sliced
+        (t.device.resource, t.device.replicas.total, t.allocatable_bytes) for t in facts.sliced
     }:
-        typical, silent = look.typical.get(resource), look.silent.get(resource, 0)
-        worth_bytes = allocatable_bytes // max(1, replicas)
-        if silent and typical is not None and worth_bytes * 2 <= typical.median:
+        typical, count = facts.typical.get(resource), facts.unannotated.get(resource, 0)
+        share_bytes = allocatable_bytes // max(1, replicas)
+        if count and typical is not None and share_bytes * 2 <= typical.median:
+            requests = (
+                "1 GPU container requests" if count == 1 else f"{count} GPU containers request"
+            )
+            reserved = rounded(share_bytes)
             yield (
                 Weight.WARNING,
-                f"{silent} pods that ask for {resource} do not say how much memory and are charged "
-                f"what a replica is worth, {rounded(worth_bytes)}; half of those that say it ask "
-                f"for {rounded(typical.median)} or more",
-                f"annotate them ({VRAM}: {rounded(typical.median)}) or their namespace "
+                f"{requests} {resource} without an amount of memory, so a replica's share of "
+                f"{reserved} is reserved; half of those with an amount request "
+                f"{rounded(typical.median)} or more",
+                f"annotate the pods ({VRAM}: {rounded(typical.median)}) or their namespace "
                 f"({DEFAULT_VRAM}), or set reject_unannotated",
             )
 
 
-def _mps_limit(look: Look) -> Iterator[Said]:
+def _mps_limit(facts: NodeFacts) -> Iterator[PartialFinding]:
     for resource, memory_bytes, replicas in {
         (t.device.resource, t.device.memory_bytes, t.device.replicas.total)
-        for t in look.shared
+        for t in facts.shared
         if t.device.sharing == "mps"
     }:
-        typical = look.typical.get(resource)
+        typical = facts.typical.get(resource)
         cap_bytes = memory_bytes // max(1, replicas)
         if typical is not None and typical.largest > cap_bytes:
             yield (
                 Weight.WARNING,
-                f"MPS gives each process of {resource} {rounded(cap_bytes)} ({replicas} replicas), "
-                f"and pods ask for up to {rounded(typical.largest)}: those never fit",
+                f"MPS limits each process of {resource} to {rounded(cap_bytes)} "
+                f"({replicas} replicas), and pods request up to {rounded(typical.largest)}: larger "
+                "requests never fit",
                 f"set replicas: {max(FEWEST_REPLICAS, memory_bytes // typical.largest)} or fewer, "
-                "or ask for less",
+                "or request less memory",
             )
 
 
-SHARING_RULES: tuple[Callable[[Look], Iterator[Said]], ...] = (
+SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
     _packed,
     _unknown_policy,
-    _aligned,
-    _any,
-    _several,
+    _topology_manager,
+    _any_device,
+    _several_replicas,
     _replicas,
     _unannotated,
     _mps_limit,
@@ -173,7 +184,7 @@ SHARING_RULES: tuple[Callable[[Look], Iterator[Said]], ...] = (
 
 
 def rounded(count_bytes: int) -> str:
-    """For people: one decimal of the largest unit; what is exact is said exactly."""
+    """Return bytes as a quantity for people, with one decimal unless a short exact one exists."""
     if len(exact := format_bytes(count_bytes)) <= 5:
         return exact
     for unit, shift in (("Gi", 30), ("Mi", 20)):

@@ -106,7 +106,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {DEVICE_CHOICE: "pinned"}},
             Weight.WARNING,
             "is to be pinned",
-            "see to what the brackets name",
+            "fix the problem named in parentheses",
             id="pinned where it cannot be",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {DEVICE_CHOICE: "any"}},
             Weight.ADVICE,
             "fit on all of its devices",
-            "take the annotation away",
+            "remove the annotation",
             id="any",
         ),
         pytest.param(
@@ -185,7 +185,7 @@ def test_replicas_for_like_pods_make_every_surprise_harmless() -> None:
     alike = asking("6Gi", *["8Gi"] * 5)
     found = only(findings(sliced(10), pods=alike))
     assert "set replicas: 3" in found.do
-    assert "nothing that the plugin does can overcommit" in found.do
+    assert "no choice of the device plugin can overcommit" in found.do
     assert findings(sliced(3), pods=alike) == []
 
 
@@ -197,7 +197,7 @@ def test_many_replicas_cost_much_where_the_plugin_packs() -> None:
     pods = asking(*["4Gi"] * 5, "20Gi")
     packs, replicas = findings(sliced(10, allocation_policy="packed"), pods=pods)
     assert "policy packed" in packs.found
-    assert "stays next in line" in replicas.found
+    assert "stays the next choice" in replicas.found
     assert "set replicas: 6" in replicas.do
 
 
@@ -210,7 +210,7 @@ def test_pods_that_say_nothing_are_charged_little_where_replicas_are_many() -> N
     pods = asking(*["8Gi"] * 5, "20Gi", None, None)
     found = only(findings(sliced(10), pods=pods))
     assert found.weight is Weight.WARNING
-    assert found.found.startswith("2 pods that ask for nvidia.com/gpu do not say how much memory")
+    assert found.found.startswith("2 GPU containers request nvidia.com/gpu without an amount")
     assert "headroom.gpu/vram: 8Gi" in found.do
     assert findings(sliced(3), pods=pods) == []
 
@@ -218,7 +218,7 @@ def test_pods_that_say_nothing_are_charged_little_where_replicas_are_many() -> N
 def test_what_mps_never_lets_fit() -> None:
     served = shared("a", sharing="mps", replicas=Replicas(free=4))
     found = only(findings(gpunode(served, plugin=SOUND), pods=asking(*["4Gi"] * 5, "8Gi")))
-    assert "each process of nvidia.com/gpu 6Gi (4 replicas)" in found.found
+    assert "each process of nvidia.com/gpu to 6Gi (4 replicas)" in found.found
     assert "set replicas: 3 or fewer" in found.do
     assert findings(gpunode(served, plugin=SOUND), pods=asking(*["6Gi"] * 6)) == []
 

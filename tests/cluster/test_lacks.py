@@ -8,7 +8,7 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Source
 from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.doctor.agent_sources import lacking
+from extender.doctor.agent_sources import source_findings
 from extender.doctor.findings import Finding, Weight
 from extender.doctor.rules import examine
 from extender.state.changes import GPUNodeSeen, NodeSeen
@@ -77,7 +77,7 @@ def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUN
         pytest.param(HIDDEN, Weight.WARNING, "SYS_PTRACE", id="hidden processes"),
         pytest.param(NO_FILE, Weight.ADVICE, "/var/lib/kubelet/device-plugins", id="checkpoint"),
         pytest.param(NO_SOCKET, Weight.ADVICE, "/var/lib/kubelet/pod-resources", id="socket"),
-        pytest.param(NO_PLUGIN, Weight.ADVICE, "plugin's pod runs there", id="no plugin"),
+        pytest.param(NO_PLUGIN, Weight.ADVICE, "plugin's pod runs on the node", id="no plugin"),
         pytest.param(NO_TRACE, Weight.ADVICE, "SYS_PTRACE", id="environment of the plugin"),
         pytest.param(NO_LABELS, Weight.ADVICE, "get its node", id="no right to its node"),
         pytest.param(NO_KUBELET, Weight.ADVICE, "kubelet runs", id="no kubelet"),
@@ -90,14 +90,14 @@ def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUN
     ],
 )
 def test_what_mends_a_source(source: tuple[str, str, str], weight: Weight, mends: str) -> None:
-    ((weighs, found, do),) = lacking(status(source))
+    ((weighs, found, do),) = source_findings(status(source))
     assert weighs is weight
     assert f"source {source[0]} is {source[1]} ({source[2]})" in found
     assert mends in do
 
 
 def test_without_both_ways_to_know_who_holds_what_one_thing_is_said() -> None:
-    ((weighs, found, do),) = lacking(status(NO_FILE, NO_SOCKET))
+    ((weighs, found, do),) = source_findings(status(NO_FILE, NO_SOCKET))
     assert weighs is Weight.WARNING
     assert "neither the kubelet's checkpoint nor its PodResources" in found
     assert "/var/lib/kubelet/device-plugins" in do
@@ -109,7 +109,7 @@ def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
     nameless = "names pods without their uids, and there is no checkpoint to tell them"
     sources = status(NO_FILE, ("podresources", "degraded", nameless)).sources
     said = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
-    file, socket = lacking(said)
+    file, socket = source_findings(said)
     assert "source checkpoint is absent" in file[1]
     assert "source podresources is degraded" in socket[1]
     assert file[2] == socket[2]
@@ -127,13 +127,13 @@ def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
     ],
 )
 def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) -> None:
-    assert list(lacking(status(source, plugin=KNOWN))) == []
+    assert list(source_findings(status(source, plugin=KNOWN))) == []
 
 
 def test_gkes_plugin_is_not_missed_if_labels_tell_how_it_shares() -> None:
     source = ("plugin", "absent", "it is GKE's own: the labels of the node tell how it shares")
-    assert list(lacking(status(source, plugin=Plugin(source="labels")))) == []
-    assert list(lacking(status(source, plugin=Plugin())))
+    assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
+    assert list(source_findings(status(source, plugin=Plugin())))
 
 
 def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:
@@ -144,7 +144,7 @@ def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> N
     told = [found.groups() for cell in cells if (found := fault.match(cell.strip()))]
     assert len(told) > 20
     for source in told:
-        ((_, found, do),) = lacking(status(source))
+        ((_, found, do),) = source_findings(status(source))
         assert f"({source[2]})" in found
         assert do
 
@@ -172,14 +172,14 @@ def test_what_a_report_lacks_is_said_of_its_node() -> None:
 def test_an_agent_of_another_version_is_named() -> None:
     (one,) = findings(whole(agent_version="0.9"), "1.0")
     assert one.weight is Weight.ADVICE
-    assert one.found == "its agent is of version 0.9, and this doctor of 1.0"
+    assert one.found == "the agent has version 0.9, and this doctor has version 1.0"
     assert findings(whole(agent_version="1.0"), "1.0") == []
     assert findings(whole(agent_version="0.9"), "") == []
 
 
 @pytest.mark.parametrize(
     ("ahead_s", "says"),
-    [(4, None), (25, "some 20 s"), (250, "some 4 min"), (10_000, "some 3 h")],
+    [(4, None), (25, "about 20 s"), (250, "about 4 min"), (10_000, "about 3 h")],
 )
 def test_a_report_from_the_future_is_a_matter_of_clocks(ahead_s: int, says: str | None) -> None:
     """Also one that is further ahead than a report may be old: it is not called stale."""

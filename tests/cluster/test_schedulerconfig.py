@@ -174,9 +174,9 @@ def test_a_scheduler_that_asks_somebody_else_does_not_ask_us() -> None:
     config = copy.deepcopy(SHIPPED)
     other = [{"urlPrefix": "http://127.0.0.1:1", "filterVerb": "filter"}]
     (finding,) = found(config | {"extenders": other})
-    assert "does not ask Headroom" in finding.found
+    assert "does not call Headroom" in finding.found
     (finding,) = found(config | {"extenders": None})
-    assert "does not ask Headroom" in finding.found
+    assert "does not call Headroom" in finding.found
 
 
 def test_who_filters_after_headroom_is_told_where_it_names_one_node() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from contract.kube import Node, ObjectMeta
-from extender.doctor.environment import PARTS, Environment, Neighbour, examine_surroundings
+from extender.doctor.environment import PARTS, Environment, Neighbour, examine_environment
 from extender.doctor.findings import Finding, Weight
 from extender.placement.policy import Rules
 
@@ -52,7 +52,7 @@ def node(name: str, **labels: str) -> Node:
 
 def examined(pods: Sequence[Neighbour] = (), **how: Any) -> list[Finding]:
     around = Environment(pods, **{"nodes": [node("n"), node("m")], **how})
-    return examine_surroundings(around, Rules().manages, VERSION)
+    return examine_environment(around, Rules().manages, VERSION)
 
 
 def operator(*nodes: str, but: Sequence[str] = ()) -> list[Neighbour]:
@@ -70,7 +70,7 @@ def test_the_part_that_is_broken_is_named_with_its_nodes(app: str) -> None:
     (one,) = examined([*operator("n", "m", but=[app]), *broken])
     assert one.nodes == ("m", "n")
     assert f"{app} is not ready (CrashLoopBackOff)" in one.found
-    assert one.do == f"see: kubectl -n gpu-operator describe pods -l app={app}"
+    assert one.do == f"run: kubectl -n gpu-operator describe pods -l app={app}"
     assert (one.weight is Weight.ADVICE) == (app == "nvidia-dcgm-exporter")
 
 
@@ -83,14 +83,14 @@ def test_of_parts_that_wait_for_each_other_the_first_is_the_broken_one() -> None
     ]
     (one,) = examined(pods, nodes=[node("n")])
     assert "nvidia-container-toolkit-daemonset is not ready (ImagePullBackOff)" in one.found
-    assert one.found.endswith(f"; after it {', '.join(waiting)}")
+    assert one.found.endswith(f"; these parts may wait for it: {', '.join(waiting)}")
 
 
 def test_a_part_is_missed_where_the_operator_wants_it_and_others_have_it() -> None:
     there = operator("n", "m", but=["gpu-feature-discovery"])
     (one,) = examined([*there, neighbour("gpu-feature-discovery", "m")])
     assert one.nodes == ("n",)
-    assert "gpu-feature-discovery has no pod there" in one.found
+    assert "gpu-feature-discovery has no pod on the node" in one.found
     # Turned off for the whole cluster, or made by hand on this node.
     assert examined(there) == []
     by_hand = node("n", **{"nvidia.com/gpu.deploy.driver": "pre-installed"})
@@ -111,7 +111,9 @@ def test_device_plugins_of_several_versions_are_told_apart() -> None:
     pods = [pods[0], neighbour("nvidia-device-plugin-daemonset", "m")]
     newer, older = examined(pods, nodes=[])
     assert {newer.nodes, older.nodes} == {("n",), ("m",)}
-    assert any("of version v0.19.2, others of v0.20.0" in one.found for one in (newer, older))
+    assert any(
+        "has version v0.19.2, and other nodes have v0.20.0" in one.found for one in (newer, older)
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_karpenter_is_seen_by_its_nodes_where_the_cloud_runs_it() -> None:
 def test_an_extender_of_another_version_is_named() -> None:
     ours = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
     (one,) = examined([neighbour("e", "n", tag="v0.9", labels=ours)])
-    assert "image is of version 0.9, and this doctor of 1.0" in one.found
+    assert "image has version 0.9, and this doctor has version 1.0" in one.found
     assert examined([neighbour("e", "n", tag="v1.0", labels=ours)]) == []
     assert examined([neighbour("e", "n", tag="latest", labels=ours)]) == []
 
@@ -164,11 +166,11 @@ def test_a_scheduler_without_headroom_is_told_of_where_none_has_it() -> None:
     other = {"kind": "KubeSchedulerConfiguration", "extenders": []}
     (one,) = examined(schedulers={"b": other, "a": other})
     assert (one.weight, one.nodes) == (Weight.ADVICE, ("a", "b"))
-    assert "does not ask Headroom" in one.found
+    assert "does not call Headroom" in one.found
     assert examined(schedulers={"a": other, "b": scheduler()}) == []
 
 
 def test_what_could_not_be_looked_at_is_said_and_is_no_warning() -> None:
-    (one,) = examined(untold=["ConfigMaps of kube-system (403)"])
+    (one,) = examined(unreadable=["ConfigMaps of kube-system (403)"])
     assert (one.weight, one.nodes) == (Weight.ADVICE, ())
-    assert one.found == "not looked at: ConfigMaps of kube-system (403)"
+    assert one.found == "not read: ConfigMaps of kube-system (403)"

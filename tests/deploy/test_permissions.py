@@ -135,7 +135,7 @@ OTHERS = {
     "extender.scheduler.server:verbs_app",
     "extender.admission.server:webhook_app",
     "extender.observability.journal_follower:_Stream._read",
-    "extender.doctor.collect:list_surroundings",  # headroom doctor
+    "extender.doctor.collect:list_environment",  # headroom doctor
     "agent.probes.dcgm:Exporter._scrape",
     "agent.gate_client:ask",
     "agent.http_port:HttpPort.respond",

@@ -103,9 +103,9 @@ def test_what_it_may_not_look_at_it_names(
 ) -> None:
     told = doctor("--kubeconfig", str(plane.kubeconfig(few_rights)))
     assert told.returncode == 1
-    lines = [line for line in told.stdout.splitlines() if "not looked at" in line]
+    lines = [line for line in told.stdout.splitlines() if "not read: " in line]
     assert [line.partition(" (GET ")[0] for line in lines] == [
-        f"advice: not looked at: ConfigMaps of {namespace}, for kube-scheduler's"
+        f"advice: not read: kube-scheduler's ConfigMaps in {namespace}"
         for namespace in ("headroom-system", "kube-system")
     ]
     assert all(" 403" in line for line in lines)
@@ -116,7 +116,7 @@ def test_without_the_rights_it_says_which(plane: ControlPlane) -> None:
     told = doctor("--kubeconfig", str(plane.kubeconfig("nobody-of-the-tests")))
     assert told.returncode == 2
     (line,) = told.stderr.splitlines()
-    assert line.startswith("headroom: the cluster cannot be looked at: GET /api/v1/nodes: 401")
+    assert line.startswith("headroom: the cluster cannot be listed: GET /api/v1/nodes: 401")
     assert "a kubeconfig that may list nodes" in line
 
 
