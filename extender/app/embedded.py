@@ -44,7 +44,7 @@ async def serve_embedded(
     limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "", origin=origin)
-    store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)
+    store = EmbeddedStore(extender.deliver, time.monotonic, watch=extender.tell)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])
     await extender.intake.idle()

@@ -17,8 +17,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KubernetesEvictor:
-    """``extender.ledger.eviction.Hands`` over the API server; ``post`` writes an Event, on a
-    thread."""
+    """Implements ``extender.ledger.eviction.Evictor`` and ``preemption_writer.Evictors`` with the
+    API server. ``post`` writes an Event and blocks; it runs on a thread."""
 
     def __init__(self, api: AsyncKubeApi, post: Callable[[Notice], bool]) -> None:
         self._api = api

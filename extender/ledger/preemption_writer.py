@@ -1,16 +1,15 @@
-"""How we make room ourselves for a pod that only GPU memory keeps from a node.
+"""Makes room for a pod that only GPU memory keeps from a node, by evicting pods.
 
-    read the pod -> ask of each victim whether it may be evicted -> write the attempt on the pod
-                 -> evict them, the least important first
+    read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
+                 -> evict the victims, the least important first
 
-The attempt is written by compare-and-swap on the pod, and before anybody is evicted: of any number
-of replicas one alone goes on, and from then on the place is held for the pod on all of them. Nobody
-is evicted while one of the victims may not be: that is asked of the API server, which keeps the
-disruption budgets, without doing anything yet. What goes wrong after that costs at most the hold:
-those who have left already count as gone the next time.
+The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
+continues, and from then on all replicas hold the memory for the pod. If the API server, which
+evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. An error after that
+costs at most the hold: victims that have left count as gone in the next attempt.
 
-Nothing is written into the pod's status: kube-scheduler takes a nomination back that it did not
-make as soon as it tries the pod in vain, and newer ones try a pod again for each such write.
+Nothing is written into the pod's status. kube-scheduler clears a nomination that it did not make
+when its next attempt fails, and newer versions retry a pod after each such write.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,27 +24,27 @@ from extender.ledger.store import Store
 
 
 class Evictors(Protocol):
-    """What is done to victims; both raise store errors where it is refused."""
+    """The calls about victims; both raise store errors if the API server rejects the eviction."""
 
     async def may_evict(self, pod: Pod) -> None:
-        """Have the API server say whether the pod could be evicted now; nothing is done."""
+        """Dry-run the eviction of the pod; nothing is changed."""
 
     async def evict(self, pod: Pod) -> None:
-        """Have the pod ended, if it still is the one that was read."""
+        """Evict the pod if it is still the version that was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What came of an attempt; ``evicted`` are the victims whose eviction was accepted."""
+    """The result of an attempt; ``evicted`` are the victims whose eviction was accepted."""
 
     begun: bool = False
     evicted: tuple[Pod, ...] = ()
-    #: Why not, or not all; empty where all went well or another replica was faster.
+    #: Why it failed, or failed in part; empty if all went well or another replica was faster.
     rejected: str = ""
 
 
 class RoomMaker:
-    """``wall_s`` is the time in Unix seconds."""
+    """Evicts victims for a pod; ``wall_s`` returns the time in Unix seconds."""
 
     def __init__(
         self,
@@ -60,8 +59,11 @@ class RoomMaker:
         self._new_id = new_id
 
     async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> Made:
-        """Evict the victims from the node for the pod, if nothing has changed since ``seen``:
-        neither the pod, but for what kube-scheduler says of it, nor that they are there."""
+        """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
+
+        The victims must still be there, and the pod may differ only in what kube-scheduler writes
+        on it.
+        """
         metadata = seen.metadata
         try:
             pod = await self._store.read_pod(metadata.namespace, metadata.name)
@@ -81,7 +83,7 @@ class RoomMaker:
             )
             await self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
         except (StoreConflict, StoreNotFound):
-            return Made()  # it changed or went, or another replica was faster
+            return Made()  # changed or deleted, or another replica was faster
         except StoreError as err:
             return Made(rejected=str(err))
         evicted: list[Pod] = []
@@ -89,7 +91,7 @@ class RoomMaker:
             try:
                 await self._evictors.evict(victim)
             except (StoreConflict, StoreNotFound):
-                # It changed in a moment: as it is now it may be evicted as well.
+                # It changed since it was read: try again with the newer version.
                 if not await self._again(victim, node):
                     return Made(True, tuple(evicted), f"{_name(victim)} has changed")
             except StoreError as err:
@@ -109,7 +111,7 @@ class RoomMaker:
                 await self._evictors.evict(pod)
         except StoreError:
             return False
-        return True  # it is gone, or going
+        return True  # deleted, or evicted
 
 
 def _still_waits(pod: Pod, seen: Pod) -> bool:

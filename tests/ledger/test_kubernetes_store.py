@@ -304,7 +304,7 @@ class TestBinding:
 
     def test_no_precondition_is_refused_before_it_is_sent(self, store: Blocking) -> None:
         pod = Pod(metadata=ObjectMeta(name="p", namespace=NAMESPACE, uid="u"))
-        with pytest.raises(StoreRejected, match="nothing guards it"):
+        with pytest.raises(StoreRejected, match="the write would be unconditional"):
             store.bind(binding(pod))
 
 
