@@ -1,4 +1,4 @@
-"""One replica's part in sending pods away that have no room where they are."""
+"""Evicts pods that have no room on their GPU."""
 
 import asyncio
 import time
@@ -18,8 +18,8 @@ log = structlog.get_logger()
 
 
 class EvictionController:
-    """Looks at what this replica has seen, and leaves the rest to ``evictions``; whatever fails is
-    found again the next time."""
+    """Finds pods without room in this replica's cache, and has ``evictions`` check and evict them.
+    Whatever fails is found again in the next round."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class EvictionController:
         self._evictions = evictions
         self._telemetry = telemetry
         self._deliver = deliver
-        #: Pods that were told that they are stuck, as long as they are.
+        #: Uids of stuck pods that already have an Event.
         self._told: frozenset[str] = frozenset()
 
     async def once(self) -> None:
@@ -48,7 +48,7 @@ class EvictionController:
             stuck |= found.stuck
             if found.leave or _marked(gpunode):
                 await self._send_away(name)
-            await asyncio.sleep(0)  # kube-scheduler's calls do not wait for a look at all of them
+            await asyncio.sleep(0)  # lets kube-scheduler's calls in
         for uid in stuck - self._told:
             if (pod := self._cluster.pod(uid)) is not None:
                 await self._tell(pod)

@@ -87,10 +87,10 @@ class EmbeddedStore:
         fault: Fault = no_fault,
         watch: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        """Use ``deliver`` to apply this process's own writes at once, and ``watch`` for all other changes.
+        """Apply this process's own writes with ``deliver``, and queue other changes with ``watch``.
 
-        ``watch`` queues reports. It also repeats each write of a GPUNode, so that a report queued
-        earlier cannot undo the write.
+        ``watch`` also repeats each write of a GPUNode, so that a report queued earlier cannot undo
+        the write.
         """
         self._watch = watch or deliver
         self._repeats = watch is not None

@@ -30,6 +30,7 @@ class Binding:
 
 class Store(Protocol):
     """Reads and writes the objects of the ledger."""
+
     async def read_gpunode(self, name: str) -> GPUNode | None:
         """Return the GPUNode, or None if it does not exist."""
 
