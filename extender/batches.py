@@ -1,5 +1,5 @@
-"""How the event loop goes through much: in parts, so that kube-scheduler's calls wait for one of
-them at most."""
+"""Splits long work on the event loop, so that a call of kube-scheduler waits for one part at
+most."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 async def part_by_part(all_there_are: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:
-    """So many at a time; others have their turn before each part, and after the last."""
+    """Yield ``all_there_are`` in parts of ``at_once``; run other tasks before each part and after
+    the last."""
     for start in range(0, len(all_there_are), at_once):
         await asyncio.sleep(0)
         yield all_there_are[start : start + at_once]

@@ -159,7 +159,6 @@ class PreemptionController:
                 # Only the pod's uid, as in kube-scheduler's Event: the reader may not be allowed to
                 # read that pod.
                 message = (
-                    "the memory of its GPU."
                     f"Leaves node {part.node} for pod {uid}, which has a higher priority and needs "
                     "the memory of its GPU."
                 )

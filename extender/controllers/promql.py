@@ -130,7 +130,7 @@ def examine(status: int, body: bytes) -> list[str]:
 
 def _error_text(envelope: _Envelope) -> str:
     quoted = ": ".join(text for text in (envelope.error_type, envelope.error) if text)
-    return f": {quoted[:_MAX_QUOTED]}" if text_of_both else ""
+    return f": {quoted[:_MAX_QUOTED]}" if quoted else ""
 
 
 def read(result: object) -> Answer:
