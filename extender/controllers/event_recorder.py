@@ -28,9 +28,9 @@ def counted(post: Post, telemetry: Telemetry) -> Post:
     """Return ``post`` with its outcomes counted in the metrics."""
 
     def post_and_count(notice: Notice) -> bool:
-        told = post(notice)
-        telemetry.events.labels(notice.reason, "told" if told else "failed").inc()
-        return told
+        written = post(notice)
+        telemetry.events.labels(notice.reason, "written" if written else "failed").inc()
+        return written
 
     return post_and_count
 
@@ -57,12 +57,12 @@ class EventRecorder:
         async def one(key: tuple[str, str, str], notice: Notice) -> None:
             if await loop.run_in_executor(self._pool, self._post, notice):
                 self._told[key] = None
-                log.warning("noticed", **told(notice))
+                log.warning("noticed", **log_fields(notice))
 
         await asyncio.gather(*(one(*each) for each in pending.items()))
 
 
-def told(notice: Notice) -> dict[str, str]:
+def log_fields(notice: Notice) -> dict[str, str]:
     """Return the log fields of a notice."""
     about = notice.about
     return {

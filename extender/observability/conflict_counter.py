@@ -1,4 +1,4 @@
-"""Counts the writes that a store refuses because somebody else was faster."""
+"""Counts writes that the store rejects because another client wrote first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from extender.observability.metrics import Telemetry
 
 
 class ConflictsCounted(Store):
-    """The same store."""
+    """A store that counts the conflicts of another one."""
 
     def __init__(self, store: Store, telemetry: Telemetry) -> None:
         self._store = store
